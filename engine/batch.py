@@ -1,0 +1,83 @@
+"""What crosses between the scheduler and the model runner: plain frozen data, no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from engine.sampling_params import SamplingParams
+
+
+class Phase(StrEnum):
+    """Prefill computes prompts, bound by compute; decode adds one token per sequence, bound by memory bandwidth."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request's share of a step: the tokens at positions [start, start + len(token_ids)) get their KV.
+
+    `block_table` holds every position below start + len(token_ids). `prompt_token_ids` and `output_token_ids` are
+    the request's own growing lists, not copies: read them within the step and never change them.
+    """
+
+    request_id: str
+    token_ids: Sequence[int]
+    start: int
+    block_table: tuple[int, ...]
+    params: SamplingParams
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    samples: bool
+    """Whether the last position's logits choose the next token (false for all but the last prefill chunk)."""
+
+    @property
+    def end(self) -> int:
+        """The context length after this step; also the position of the token that is sampled, if one is."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's work, all of one phase."""
+
+    phase: Phase
+    requests: tuple[ScheduledRequest, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(request.token_ids) for request in self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position under the model's own distribution (before penalties and temperature)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 for the most likely token."""
+    top: tuple[tuple[int, float], ...]
+    """(token id, log-probability) of the most likely tokens, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStepOutput:
+    """What the runner made of one `ScheduledRequest`.
+
+    `token_ids` is empty unless it samples. `prompt_logprobs` has one entry for each computed position whose next
+    token is a prompt token (position p scores token p + 1), when asked for.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """The runner's answer to a Batch, in the batch's order."""
+
+    requests: tuple[RequestStepOutput, ...]

@@ -1,0 +1,87 @@
+"""The asyncio face of an engine, as the server sees it: the interface and the values it exchanges.
+
+`AsyncEngine` implements it over the engine process; tests implement it in-process.
+"""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.config import EngineInfo
+from engine.outputs import RequestOutput
+from engine.request import FinishReason
+from engine.sampling_params import SamplingParams
+from engine.stats import RequestTimings, StepStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One sequence to generate."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_s: float
+    """When the server received the request, on `time.monotonic()`."""
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class EngineClient(Protocol):
+    """What the server may ask of an engine. All methods are for the event loop's thread."""
+
+    @property
+    def is_ready(self) -> bool:
+        """True from the moment the model is loaded until the engine dies or stops."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Raises EngineUnavailableError before the engine is ready."""
+
+    @property
+    def last_stats(self) -> StepStats | None:
+        """The newest step's numbers; None before the first step."""
+
+    @property
+    def num_live(self) -> int:
+        """Requests between `generate` and their end."""
+
+    def check_health(self) -> None:
+        """Raise EngineUnavailableError when the engine is not loaded, dead, or silent although it has work."""
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the request's outputs, the last one finished. Closing the generator aborts the request at once.
+
+        Raises before the first output: ContextLengthError, OverloadedError, EngineUnavailableError.
+        Raises after it: EngineFailedError.
+        """
+
+
+class EngineObserver(Protocol):
+    """Receives numbers as they arise, on the event loop. Must not block or raise."""
+
+    def on_step(self, stats: StepStats) -> None: ...
+
+    def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int, num_cached_tokens: int) -> None: ...
+
+    def on_tokens(self, num_tokens: int, gap_s: float | None) -> None:
+        """Tokens delivered by `generate`; `gap_s` is the time since the request's previous token, None for its first."""
+
+    def on_finish(self, reason: FinishReason, timings: RequestTimings | None) -> None:
+        """Called exactly once per admitted request; timings is None if it never got a token."""
+
+
+class NullObserver:
+    """Observes nothing."""
+
+    def on_step(self, stats: StepStats) -> None:
+        pass
+
+    def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        pass
+
+    def on_tokens(self, num_tokens: int, gap_s: float | None) -> None:
+        pass
+
+    def on_finish(self, reason: FinishReason, timings: RequestTimings | None) -> None:
+        pass

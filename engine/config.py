@@ -1,0 +1,81 @@
+"""The engine's settings, frozen, and what was measured from them at start-up, a second value."""
+
+import msgspec
+
+from engine.errors import ConfigError
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the engine process is told. Nothing is written back: see `EngineInfo` for measured values."""
+
+    model: str
+    """A checkpoint directory or a Hugging Face hub id."""
+    revision: str | None = None
+    trust_remote_code: bool = False
+    device: str = "auto"
+    """auto (cuda where available), cpu or cuda."""
+    dtype: str = "auto"
+    """auto, float32, bfloat16 or float16. auto is bfloat16 where the CPU computes it natively, else float32."""
+    max_model_len: int | None = None
+    """Longest prompt + output; None takes the model's own limit."""
+    block_size: int = 16
+    """Tokens per KV block."""
+    num_blocks: int | None = None
+    """Exact number of KV blocks; None sizes the pool by kv_cache_bytes."""
+    kv_cache_bytes: int | None = None
+    """Memory for the KV cache; None takes a share of what is free after loading."""
+    max_num_seqs: int = 64
+    """Requests running at once."""
+    max_num_batched_tokens: int = 2048
+    """Tokens of one prefill step while nothing decodes."""
+    max_prefill_tokens_per_gap: int = 256
+    """Tokens of the one prefill step allowed between two decode steps: bounds the gap between tokens."""
+    enable_prefix_caching: bool = True
+    num_threads: int | None = None
+    """CPU threads of the model; None leaves torch's default."""
+    trace: str | None = None
+    """File that receives one JSON line per step."""
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens_per_gap"):
+            _check_positive(name, getattr(self, name))
+        for name in ("max_model_len", "num_blocks", "kv_cache_bytes", "num_threads"):
+            if getattr(self, name) is not None:
+                _check_positive(name, getattr(self, name))
+        _check_choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        _check_choice("device", self.device, ("auto", "cpu", "cuda"))
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine found out while loading."""
+
+    model: str
+    architecture: str
+    device: str
+    dtype: str
+    attention: str
+    """Name of the attention backend in use."""
+    linear: str
+    """Name of the matrix-product backend in use."""
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    eos_token_ids: tuple[int, ...]
+    weight_bytes: int
+    kv_cache_bytes: int
+    load_s: float
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+def _check_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{name} must be at least 1, got {value}.")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")

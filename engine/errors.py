@@ -1,0 +1,75 @@
+"""Every error twostep raises on purpose, one tree:
+
+    TwostepError
+    ├── ConfigError                 a setting cannot work as given; the process exits with code 2
+    ├── ModelError                  the checkpoint cannot be served; the process exits with code 2
+    │   └── UnsupportedModelError   the architecture cannot run over a paged cache, and why
+    ├── RequestError                this request can never be served; retrying does not help
+    │   ├── InvalidParameterError   one parameter has a value that cannot be honoured; `.param` names it
+    │   └── ContextLengthError      prompt and max_tokens do not fit the context or the KV cache
+    ├── OverloadedError             no room at the moment; `.retry_after_s` says when to come back
+    ├── RequestTimeoutError         the request's own deadline passed
+    └── EngineUnavailableError      the engine process is loading, dead or shutting down
+        └── EngineFailedError       the engine failed on this request's step; `.detail` is for the log
+
+The server maps each class to an HTTP status in one table (`server/errors.py`).
+"""
+
+
+class TwostepError(Exception):
+    """Base of all errors raised on purpose. The message is one sentence a user can act on."""
+
+
+class ConfigError(TwostepError):
+    """A setting cannot work as given."""
+
+
+class ModelError(TwostepError):
+    """The checkpoint is missing, damaged or not servable."""
+
+
+class UnsupportedModelError(ModelError):
+    """The model's architecture cannot run over a paged KV cache."""
+
+
+class RequestError(TwostepError):
+    """The request can never be served as it is. `param` names the request field at fault, if one is."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidParameterError(RequestError):
+    """A parameter's value cannot be honoured."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message, param)
+
+
+class ContextLengthError(RequestError):
+    """The request needs more tokens than the context or the KV cache holds."""
+
+
+class OverloadedError(TwostepError):
+    """The waiting room is full."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RequestTimeoutError(TwostepError):
+    """The request's queue limit or deadline passed before its first token."""
+
+
+class EngineUnavailableError(TwostepError):
+    """The engine process cannot take work now."""
+
+
+class EngineFailedError(EngineUnavailableError):
+    """The engine failed while it ran this request."""
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail

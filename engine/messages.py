@@ -1,0 +1,84 @@
+"""The typed messages between the server process and the engine process, as msgpack over a local socket.
+
+To the engine:    AddRequest, AbortRequests, Shutdown
+From the engine:  EngineReady, StepUpdate (one per step), Heartbeat (when idle or busy, once a second), EngineFailure
+"""
+
+import msgspec
+
+from engine.batch import TokenLogprobs
+from engine.config import EngineInfo
+from engine.request import FinishReason
+from engine.sampling_params import SamplingParams
+from engine.stats import StepStats
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_s: float
+    priority: int = 0
+    cache_salt: str = ""
+    output_token_ids: list[int] = []
+    """Tokens generated before an engine restart; generation goes on after them."""
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag=True):
+    request_ids: list[str]
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class FirstTokenInfo(msgspec.Struct, frozen=True):
+    """Sent once per request, with its first token (or its end, if it has none)."""
+
+    first_scheduled_s: float | None
+    num_cached_tokens: int
+    num_prefill_chunks: int
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Scores of prompt tokens 1, 2, ... when asked for."""
+
+
+class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request's news from one step."""
+
+    request_id: str
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    first: FirstTokenInfo | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The stop token that ended the request, when it was not EOS."""
+    num_preemptions: int = 0
+    error: str | None = None
+
+
+class StepUpdate(msgspec.Struct, frozen=True, tag=True):
+    """Everything one step made, for all requests; `time_s` is when its tokens came to exist."""
+
+    time_s: float
+    updates: list[RequestUpdate]
+    stats: StepStats
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag=True):
+    info: EngineInfo
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    time_s: float
+
+
+class EngineFailure(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot start or go on; `kind` is the error class's name, `message` one sentence for the user."""
+
+    kind: str
+    message: str
+    detail: str = ""
+
+
+ToEngine = AddRequest | AbortRequests | Shutdown
+FromEngine = EngineReady | StepUpdate | Heartbeat | EngineFailure

@@ -1,0 +1,70 @@
+"""One request inside the engine: its tokens, its one counter of progress, its blocks."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from engine.batch import TokenLogprobs
+from engine.sampling_params import SamplingParams
+
+
+class RequestStatus(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """How a request ended; every request ends in exactly one of these ways."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Mutable, owned by the scheduler. Positions [0, num_computed_tokens) have KV in `block_table`."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_s: float
+    priority: int = 0
+    """Lower runs first; equal priorities run in order of arrival."""
+    cache_salt: str = ""
+    """Requests share prefix-cache blocks only with requests of the same salt."""
+    output_token_ids: list[int] = field(default_factory=list)
+    """Not empty at the start for a request that resumes after an engine restart."""
+
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed_tokens: int = 0
+    block_table: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache when first scheduled."""
+    first_scheduled_s: float | None = None
+    num_prefill_chunks: int = 0
+    num_preemptions: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def needs_prefill(self) -> bool:
+        """A question, not a state: more than one token lacks KV, or nothing was generated yet."""
+        return self.num_uncomputed_tokens > 1 or not self.output_token_ids
+
+    def token_ids(self, start: int, end: int) -> list[int]:
+        """The tokens at positions [start, end) of prompt followed by output, in O(end - start)."""
+        num_prompt = len(self.prompt_token_ids)
+        if start >= num_prompt:
+            return self.output_token_ids[start - num_prompt : end - num_prompt]
+        if end <= num_prompt:
+            return self.prompt_token_ids[start:end]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: end - num_prompt]

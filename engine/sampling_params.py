@@ -1,0 +1,105 @@
+"""How one request wants its tokens chosen, validated once, at the door."""
+
+import math
+
+import msgspec
+
+from engine.errors import InvalidParameterError
+
+MAX_LOGPROBS = 100
+MAX_SEED = 2**63 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Parameters of one generated sequence. Values are refused with `InvalidParameterError`, never adjusted.
+
+    The filters apply in this order: logit_bias, allowed ids and bad words, penalties, temperature, top_k, top_p, min_p.
+    """
+
+    max_tokens: int = 16
+    """Tokens to generate at most. 0 only computes the prompt (for `prompt_logprobs`)."""
+    min_tokens: int = 0
+    """No stop token, EOS or stop string ends the sequence before this many tokens."""
+    temperature: float = 1.0
+    """0 takes the most likely token, the lowest id on ties."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens whose probabilities reach this sum."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this fraction of the most likely one."""
+    seed: int = 0
+    """Together with the position decides every random draw. The server draws one where the client gave none."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these token ids."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """When given, no other token can be generated."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that must not be generated."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the sequence besides EOS."""
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    """Strings that end the sequence; found in the text, by the process that owns the text."""
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    """Log-probabilities of each generated token and of this many most likely ones beside it; None for none."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens. Such a request computes its whole prompt: it takes no prefix-cache hits."""
+
+    def __post_init__(self) -> None:
+        for check in (self._check_lengths, self._check_distribution, self._check_penalties, self._check_logprobs):
+            check()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def needs_history(self) -> bool:
+        """True when the next token's logits depend on the tokens before it (penalties, bad words)."""
+        return bool(
+            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0 or self.bad_words
+        )
+
+    def _check_lengths(self) -> None:
+        _check(self.max_tokens >= 0, "max_tokens", "must be at least 0", self.max_tokens)
+        _check(0 <= self.min_tokens, "min_tokens", "must be at least 0", self.min_tokens)
+        _check(self.min_tokens <= self.max_tokens, "min_tokens", "must not exceed max_tokens", self.min_tokens)
+        _check(0 <= self.seed <= MAX_SEED, "seed", f"must be between 0 and {MAX_SEED}", self.seed)
+        _check(all(self.stop), "stop", "must not contain an empty string", self.stop)
+        _check(all(self.bad_words), "bad_words", "must not contain an empty word", self.bad_words)
+
+    def _check_distribution(self) -> None:
+        _check(_within(self.temperature, 0.0, 100.0), "temperature", "must be between 0 and 100", self.temperature)
+        _check(self.top_k >= 0, "top_k", "must be at least 0 (0 keeps all tokens)", self.top_k)
+        _check(0.0 < self.top_p <= 1.0, "top_p", "must be above 0 and at most 1", self.top_p)
+        _check(_within(self.min_p, 0.0, 1.0), "min_p", "must be between 0 and 1", self.min_p)
+        _check(self.allowed_token_ids != (), "allowed_token_ids", "must not be empty", self.allowed_token_ids)
+        for token_id, bias in self.logit_bias.items():
+            _check(_within(bias, -100.0, 100.0), "logit_bias", f"of token {token_id} must be in [-100, 100]", bias)
+
+    def _check_penalties(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check(_within(getattr(self, name), -2.0, 2.0), name, "must be between -2 and 2", getattr(self, name))
+        ok = math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0
+        _check(ok, "repetition_penalty", "must be a number above 0", self.repetition_penalty)
+
+    def _check_logprobs(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            _check(count is None or 0 <= count <= MAX_LOGPROBS, name, f"must be between 0 and {MAX_LOGPROBS}", count)
+
+
+def _within(value: float, low: float, high: float) -> bool:
+    """False for NaN, too."""
+    return low <= value <= high
+
+
+def _check(ok: bool, param: str, rule: str, value: object) -> None:
+    if not ok:
+        raise InvalidParameterError(param, f"{param} {rule}, got {value!r}.")

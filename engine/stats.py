@@ -1,0 +1,73 @@
+"""Numbers about steps and requests: plain values, times in seconds on the machine-wide monotonic clock."""
+
+import math
+
+import msgspec
+
+from engine.batch import Phase
+
+
+class PoolStats(msgspec.Struct, frozen=True):
+    """Blocks by state; the three always sum to the pool's size."""
+
+    free: int
+    held: int
+    cached: int
+
+
+class StepStats(msgspec.Struct, frozen=True):
+    """One step and the queues after it. Counters are totals since the engine started."""
+
+    phase: Phase | None
+    """None when nothing ran: the queues changed through aborts alone."""
+    num_requests: int
+    num_tokens: int
+    duration_s: float
+    model_s: float
+    """The part of duration_s inside the model and the sampler; the rest is scheduling."""
+    num_running: int
+    num_waiting: int
+    pool: PoolStats
+    num_preemptions: int
+    prefix_queries: int
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int
+    """Prompt tokens found there."""
+
+
+class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one request's time went: queue + prefill + decode = e2e, exactly, by construction."""
+
+    queue_s: float
+    """Arrival to first scheduled."""
+    prefill_s: float
+    """First scheduled to first token."""
+    inter_token_s: tuple[float, ...] = ()
+    """Each gap between consecutive tokens (ITL)."""
+    prefill_chunks: int = 0
+    preemptions: int = 0
+
+    @property
+    def ttft_s(self) -> float:
+        return self.queue_s + self.prefill_s
+
+    @property
+    def decode_s(self) -> float:
+        """First to last token."""
+        return math.fsum(self.inter_token_s)
+
+    @property
+    def e2e_s(self) -> float:
+        return self.ttft_s + self.decode_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean gap between tokens; None with fewer than two tokens."""
+        return self.decode_s / len(self.inter_token_s) if self.inter_token_s else None
+
+    def itl_percentile_s(self, percent: float) -> float | None:
+        """Nearest-rank percentile of the gaps; None with fewer than two tokens."""
+        if not self.inter_token_s:
+            return None
+        ordered = sorted(self.inter_token_s)
+        return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
