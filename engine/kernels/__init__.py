@@ -1,0 +1,82 @@
+"""Finds or compiles the C++ kernels and loads them into torch (`torch.ops.twostep`); importing this imports no torch.
+
+Looked up in this order, for the best ISA level of this CPU: `$TWOSTEP_KERNEL_PATH` (read-only, made beforehand), the
+cache (`$TWOSTEP_CACHE_DIR`), compile now. Where nothing can be compiled, a library for a lower level will do.
+"""
+
+import functools
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.kernels.build import KernelBuildError, build_library, cache_dir, find_library, prebuilt_dir
+from engine.kernels.cpu_features import IsaLevel, level_named, supported_levels
+
+__all__ = ["KernelInfo", "load_kernels"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """The library that is loaded: its ops are under `torch.ops.twostep`."""
+
+    isa: str  # name of the level it was compiled for
+    path: Path
+
+
+@functools.cache
+def load_kernels() -> KernelInfo | None:
+    """Loads the best library, compiling it when needed (once, about 30 s); the first call decides for the process.
+
+    None when there are no kernels: `TWOSTEP_KERNELS=off`, or (with one warning) no library and no way to compile one.
+    Callers then use plain torch. `TWOSTEP_ISA` names a lower level than the CPU's best.
+    """
+    if os.environ.get("TWOSTEP_KERNELS", "on").lower() in ("off", "0"):
+        logger.info("CPU kernels are off (TWOSTEP_KERNELS); plain torch instead, which is much slower")
+        return None
+    try:
+        level, path = _find_or_build(_wanted_levels())
+        _load(path)
+    except KernelBuildError as error:
+        logger.warning("no CPU kernels, plain torch instead, which is much slower: %s", error)
+        return None
+    logger.info("CPU kernels for %s from %s", level.name, path)
+    return KernelInfo(isa=level.name, path=path)
+
+
+def _wanted_levels() -> tuple[IsaLevel, ...]:
+    """The levels to try, best first: those of this CPU, from the one that `TWOSTEP_ISA` names downwards."""
+    levels = supported_levels()
+    name = os.environ.get("TWOSTEP_ISA")
+    if not name:
+        return levels
+    wanted = level_named(name)
+    if wanted not in levels:
+        raise KernelBuildError(f"TWOSTEP_ISA={name}: this CPU supports {', '.join(level.name for level in levels)}")
+    return levels[levels.index(wanted) :]
+
+
+def _find_or_build(levels: Sequence[IsaLevel]) -> tuple[IsaLevel, Path]:
+    prebuilt = prebuilt_dir()
+    if prebuilt and (path := find_library(levels[0], prebuilt)):
+        return levels[0], path
+    try:
+        return levels[0], build_library(levels[0], cache_dir())
+    except KernelBuildError:
+        for level in levels:
+            for directory in filter(None, (prebuilt, cache_dir())):
+                if path := find_library(level, directory):
+                    return level, path
+        raise
+
+
+def _load(path: Path) -> None:
+    import torch
+
+    try:
+        torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+    except OSError as error:
+        raise KernelBuildError(f"cannot load {path} ({error})") from error

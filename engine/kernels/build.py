@@ -1,0 +1,165 @@
+"""Compiles the C++ kernels of this directory for one ISA level into one shared library, and finds it again.
+
+A library's name is `<level>-<source key>-<compiler key>.so`. The source key covers the sources, the flags and torch's
+version; the compiler key covers the compiler. So a change of any of them compiles anew, and a machine without a
+compiler can still use a library that was made elsewhere. Libraries appear under their final name by an atomic rename:
+processes that compile at the same time each succeed, the last one's file stays, and no lock can go stale.
+"""
+
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from engine.kernels.cpu_features import IsaLevel, macros_of
+
+logger = logging.getLogger(__name__)
+
+SOURCE_DIR = Path(__file__).parent
+
+# Kernels promise bit-equal results: products and sums are fused only where the source says so (fma), never by the
+# compiler's choice, and never reordered (no -ffast-math). The two -fno flags change no result, only errno and traps.
+_COMMON_FLAGS = (
+    "-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-DNDEBUG", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas",
+)  # fmt: skip
+
+
+class KernelBuildError(Exception):
+    """The kernels could not be compiled; the message says why and what to do."""
+
+
+def cache_dir() -> Path:
+    """Where compiled libraries are kept: `$TWOSTEP_CACHE_DIR`, else `~/.cache/twostep/kernels`."""
+    configured = os.environ.get("TWOSTEP_CACHE_DIR")
+    return Path(configured) if configured else Path.home() / ".cache" / "twostep" / "kernels"
+
+
+def prebuilt_dir() -> Path | None:
+    """A read-only directory of libraries made beforehand (`$TWOSTEP_KERNEL_PATH`), if one is named."""
+    configured = os.environ.get("TWOSTEP_KERNEL_PATH")
+    return Path(configured) if configured else None
+
+
+def find_compiler() -> str | None:
+    """The C++ compiler to call: `$CXX` if set (and found), else the first of g++, c++, clang++ on the path."""
+    configured = os.environ.get("CXX")
+    names = (configured,) if configured else ("g++", "c++", "clang++")
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def find_library(level: IsaLevel, directory: Path) -> Path | None:
+    """A library in `directory` that was made from these very sources for `level`, by whatever compiler."""
+    return max(directory.glob(f"{level.name}-{source_key(level)}-*.so"), default=None)
+
+
+def build_library(level: IsaLevel, directory: Path) -> Path:
+    """The library for `level` in `directory`, compiled now unless it is there; raises KernelBuildError."""
+    compiler = find_compiler()
+    if compiler is None:
+        raise KernelBuildError("no C++ compiler found; install one: apt-get install g++")
+    version = _compiler_version(compiler)
+    path = directory / f"{level.name}-{source_key(level)}-{_digest([compiler, version])}.so"
+    if path.exists():
+        return path
+    logger.info("compiling CPU kernels for %s, once, about 30 s", level.name)
+    started_s = time.monotonic()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".build-", dir=directory) as scratch:
+            built = _compile(compiler, "clang" in version, level, Path(scratch))
+            os.replace(built, path)
+    except OSError as error:
+        raise KernelBuildError(f"cannot write {directory} ({error}); set TWOSTEP_CACHE_DIR") from error
+    logger.info("compiled CPU kernels for %s in %.1f s: %s", level.name, time.monotonic() - started_s, path)
+    return path
+
+
+def source_key(level: IsaLevel) -> str:
+    """What a library for `level` is made of, the compiler left out: sources, flags, torch's version, architecture."""
+    import torch
+
+    parts = [str(torch.__version__), platform.machine(), *_level_flags(level)]
+    for source in sorted([*SOURCE_DIR.glob("*.cpp"), *SOURCE_DIR.glob("*.h")]):
+        parts += [source.name, source.read_text(encoding="utf-8")]
+    return _digest(parts)
+
+
+def _compile(compiler: str, is_clang: bool, level: IsaLevel, scratch: Path) -> Path:
+    """Compiles every source at once, one process each, and links them; returns the library inside `scratch`."""
+    sources = sorted(SOURCE_DIR.glob("*.cpp"))
+    objects = [scratch / f"{source.stem}.o" for source in sources]
+    openmp_compile, openmp_link = _openmp_flags(is_clang)
+    compile_flags = [*_level_flags(level), *_torch_compile_flags(), *openmp_compile]
+    commands = [
+        [compiler, *compile_flags, "-c", str(source), "-o", str(target)]
+        for source, target in zip(sources, objects, strict=True)
+    ]
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        list(pool.map(_run, commands))
+    library = scratch / "kernels.so"
+    _run([compiler, "-shared", *map(str, objects), *_torch_link_flags(), *openmp_link, "-o", str(library)])
+    return library
+
+
+def _level_flags(level: IsaLevel) -> list[str]:
+    return [*_COMMON_FLAGS, *level.compiler_flags, *(f"-D{macro}" for macro in macros_of(level))]
+
+
+def _torch_compile_flags() -> list[str]:
+    """Torch's headers as system headers (no warnings from them), and the C++ library ABI it was built with."""
+    import torch
+    from torch.utils.cpp_extension import include_paths
+
+    includes = [flag for path in include_paths() for flag in ("-isystem", path)]
+    return [*includes, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+
+
+def _torch_link_flags() -> list[str]:
+    """Torch's libraries by name only, without a run path: the process that loads a kernel has loaded them already."""
+    from torch.utils.cpp_extension import library_paths
+
+    return [*(f"-L{path}" for path in library_paths()), "-lc10", "-ltorch_cpu"]
+
+
+def _openmp_flags(is_clang: bool) -> tuple[list[str], list[str]]:
+    """Flags to compile and to link with, so that at::parallel_for runs on the one thread pool that torch uses.
+
+    at::parallel_for is a template: it is parallel only where it is compiled with OpenMP (`_OPENMP`), and then calls
+    the runtime that this library is linked to. Torch's wheels bring their own libgomp, so that very file is linked:
+    a second runtime would be a second set of threads fighting for the same cores. Clang's OpenMP code needs LLVM's
+    runtime, never libgomp, so with clang the kernels stay on one thread.
+    """
+    import torch
+
+    if is_clang:
+        logger.warning("kernels compiled by clang run on one thread; install g++ for all cores: apt-get install g++")
+        return [], []
+    package = Path(torch.__file__).parent
+    bundled = sorted([*package.glob("lib/libgomp*.so*"), *package.parent.glob("torch.libs/libgomp*.so*")])
+    return ["-fopenmp"], [str(bundled[0])] if bundled else ["-fopenmp"]
+
+
+def _run(command: Sequence[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        lines = result.stderr.strip().splitlines() or ["no message"]
+        reason = next((line for line in lines if "error" in line), lines[-1])
+        logger.debug("%s\n%s", " ".join(command), result.stderr)
+        raise KernelBuildError(f"{Path(command[0]).name} failed: {reason}")
+
+
+def _compiler_version(compiler: str) -> str:
+    result = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    return result.stdout
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

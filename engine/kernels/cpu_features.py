@@ -1,0 +1,95 @@
+"""Which instruction sets this machine's CPU has, as one ordered level; imports no torch and runs no compiler.
+
+A level is what the kernels are compiled for. Levels of x86-64 form a chain, best first: a CPU that supports one
+supports all after it. Every other architecture compiles the portable code (`generic`), which GCC's vector types turn
+into that architecture's own baseline SIMD (NEON on ARM).
+"""
+
+import functools
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class IsaLevel:
+    """One compile target: what it needs of the CPU and what it tells the compiler."""
+
+    name: str
+    cpu_flags: frozenset[str]  # names as in /proc/cpuinfo; all of them, those of the levels below included
+    compiler_flags: tuple[str, ...]
+
+    @property
+    def macro(self) -> str:
+        """The C++ macro that is defined at this level and at every higher one."""
+        return f"TWOSTEP_ISA_{self.name.upper()}"
+
+
+_AVX2_CPU = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"})
+_AVX512_CPU = _AVX2_CPU | {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}
+_AVX512_BF16_CPU = _AVX512_CPU | {"avx512_bf16", "avx512_vnni"}
+_AMX_CPU = _AVX512_BF16_CPU | {"amx_tile", "amx_bf16", "amx_int8"}
+
+_AVX512_ISA = ("-march=x86-64-v4", "-mprefer-vector-width=512")
+_AVX512_BF16_ISA = (*_AVX512_ISA, "-mavx512vnni", "-mavx512bf16")
+_AMX_ISA = (*_AVX512_BF16_ISA, "-mamx-tile", "-mamx-bf16", "-mamx-int8")
+
+GENERIC = IsaLevel("generic", frozenset(), ())
+
+ISA_LEVELS: tuple[IsaLevel, ...] = (  # best first
+    IsaLevel("amx", _AMX_CPU, _AMX_ISA),
+    IsaLevel("avx512_bf16", _AVX512_BF16_CPU, _AVX512_BF16_ISA),
+    IsaLevel("avx512", _AVX512_CPU, _AVX512_ISA),
+    IsaLevel("avx2", _AVX2_CPU, ("-march=x86-64-v3",)),
+    GENERIC,
+)
+
+
+def parse_cpu_flags(cpuinfo: str) -> frozenset[str]:
+    """The feature names of the first processor in the text of /proc/cpuinfo (`flags` on x86, `Features` on ARM)."""
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """The feature names of this machine's CPU; empty where the system does not tell (no /proc/cpuinfo)."""
+    try:
+        return parse_cpu_flags(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return frozenset()
+
+
+def supported_levels(flags: frozenset[str] | None = None, machine: str | None = None) -> tuple[IsaLevel, ...]:
+    """The levels a CPU can run, best first; `flags` and `machine` default to this machine's."""
+    flags = cpu_flags() if flags is None else flags
+    machine = platform.machine() if machine is None else machine
+    if machine not in ("x86_64", "AMD64"):
+        return (GENERIC,)
+    return tuple(level for level in ISA_LEVELS if level.cpu_flags <= flags)
+
+
+def best_level() -> IsaLevel:
+    """The highest level this machine's CPU supports."""
+    return supported_levels()[0]
+
+
+def level_named(name: str) -> IsaLevel:
+    """The level of that name; ValueError lists the known names."""
+    for level in ISA_LEVELS:
+        if level.name == name:
+            return level
+    raise ValueError(f"unknown ISA level {name!r}: one of {', '.join(level.name for level in ISA_LEVELS)}")
+
+
+def macros_of(level: IsaLevel) -> tuple[str, ...]:
+    """The macros defined when compiling for `level`: its own and those of all levels below it."""
+    return tuple(lower.macro for lower in ISA_LEVELS[ISA_LEVELS.index(level) :])
+
+
+def has_native_bf16() -> bool:
+    """Whether the CPU multiplies bfloat16 in hardware (AVX512-BF16, AMX, or ARM's BF16 extension)."""
+    return not cpu_flags().isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
