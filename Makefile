@@ -1,0 +1,66 @@
+# All targets work on a fresh clone: what they need is installed into .venv first. `make help` lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Arguments for the command behind serve, test, bench and loadtest: make test ARGS="-k sampler -x"
+ARGS ?=
+
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+RUN_STAMP := $(VENV)/.installed-run
+DEV_STAMP := $(VENV)/.installed-dev
+CHECKED := engine server loadtest $(wildcard benchmarks)
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve check format test coverage bench loadtest docker clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+install: $(DEV_STAMP) ## install twostep and the development tools into .venv
+
+serve: $(RUN_STAMP) ## serve the embedded model on http://127.0.0.1:8000
+	@exec $(BIN)/twostep serve $(ARGS)
+
+check: $(DEV_STAMP) ## check format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict $(CHECKED)
+
+format: $(DEV_STAMP) ## format the code and mend what ruff can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: $(DEV_STAMP) ## run all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+coverage: $(DEV_STAMP) ## run all tests with coverage of engine/, which has a floor
+	$(BIN)/python -m pytest --cov --cov-report=term-missing $(ARGS)
+
+bench: $(RUN_STAMP) ## run the benchmarks
+	$(BIN)/python -m benchmarks $(ARGS)
+
+loadtest: $(RUN_STAMP) ## put load on a running server
+	$(BIN)/python -m loadtest $(ARGS)
+
+docker: ## build the container image
+	docker build --tag twostep $(ARGS) .
+
+clean: ## remove .venv, caches and build outputs
+	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed: make PYTHON=python3.11" * (sys.version_info < (3, 11)))'
+	$(PYTHON) -m venv $(VENV)
+
+# torch goes first and alone, so that its build is chosen by the constraint and by nothing that depends on it.
+$(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV): a minute or two, once"
+	$(PIP) torch
+	$(PIP) --editable .
+	@touch $@
+
+$(DEV_STAMP): $(RUN_STAMP)
+	$(PIP) --editable '.[dev]'
+	@touch $@
