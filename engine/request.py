@@ -40,11 +40,15 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    """Chained hashes of the first full blocks, as far as anyone asked for them; owned by the prefix cache."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when first scheduled."""
     first_scheduled_s: float | None = None
     num_prefill_chunks: int = 0
     num_preemptions: int = 0
+    is_announced: bool = False
+    """Whether its FirstTokenInfo was sent."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property

@@ -8,6 +8,7 @@ from engine.errors import InvalidParameterError
 
 MAX_LOGPROBS = 100
 MAX_SEED = 2**63 - 1
+GREEDY_BELOW = 1e-5  # temperatures that float32 logits cannot be divided by
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,7 +58,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
     @property
     def needs_history(self) -> bool:

@@ -1,0 +1,39 @@
+"""The door: refuses, once and by name, what this engine can never run. Past it, code trusts its input; torch-free."""
+
+from collections.abc import Iterable, Sequence
+
+from engine.config import EngineInfo
+from engine.errors import ContextLengthError, InvalidParameterError
+from engine.sampling_params import SamplingParams
+
+
+def check_request(info: EngineInfo, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+    """Raise InvalidParameterError or ContextLengthError unless the request can run to its end."""
+    _check_length(info, len(prompt_token_ids), params.max_tokens)
+    _check_ids(info, "prompt", prompt_token_ids)
+    _check_ids(info, "logit_bias", params.logit_bias)
+    _check_ids(info, "stop_token_ids", params.stop_token_ids)
+    _check_ids(info, "allowed_token_ids", params.allowed_token_ids or ())
+    for word in params.bad_words:
+        _check_ids(info, "bad_words", word)
+
+
+def _check_length(info: EngineInfo, num_prompt_tokens: int, max_tokens: int) -> None:
+    if num_prompt_tokens == 0:
+        raise InvalidParameterError("prompt", "The prompt must contain at least one token.")
+    total = num_prompt_tokens + max_tokens
+    if total > info.max_model_len:
+        raise ContextLengthError(
+            f"This model's maximum context length is {info.max_model_len} tokens. However, you requested {total} "
+            f"tokens ({num_prompt_tokens} in the prompt, {max_tokens} in max_tokens). Shorten either."
+        )
+    if total > info.kv_capacity_tokens:
+        raise ContextLengthError(
+            f"The KV cache holds {info.kv_capacity_tokens} tokens, which here is the maximum context length. However, "
+            f"you requested {total} tokens ({num_prompt_tokens} in the prompt, {max_tokens} in max_tokens)."
+        )
+
+
+def _check_ids(info: EngineInfo, param: str, token_ids: Iterable[int]) -> None:
+    if any(not 0 <= token_id < info.vocab_size for token_id in token_ids):
+        raise InvalidParameterError(param, f"{param} has a token id outside the vocabulary [0, {info.vocab_size}).")

@@ -1,0 +1,82 @@
+"""The one attention function registered with transformers: it hands each layer's query, key and value to whoever runs.
+
+The caller is found through a context variable, because some models do not pass extra arguments down to their layers.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+ATTENTION_NAME = "twostep"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One layer's call. `query` [num_tokens, num_heads, head_size], `key` and `value` with num_kv_heads."""
+
+    layer: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scaling: float
+    sliding_window: int | None
+    softcap: float | None
+    sinks: Tensor | None  # [num_heads]
+    has_mask: bool
+    is_causal: bool
+
+
+class AttentionHandler(Protocol):
+    def attend(self, call: AttentionCall) -> Tensor:
+        """-> [num_tokens, num_heads, head_size_v]"""
+
+
+_handler: ContextVar[AttentionHandler] = ContextVar("attention_handler")
+
+
+@contextmanager
+def attention_handler(handler: AttentionHandler) -> Iterator[None]:
+    """Every attention layer that runs inside goes to `handler`."""
+    token = _handler.set(handler)
+    try:
+        yield
+    finally:
+        _handler.reset(token)
+
+
+def register() -> None:
+    """Make `attn_implementation="twostep"` known to transformers. Idempotent."""
+    AttentionInterface.register(ATTENTION_NAME, _attention)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,  # [1, num_heads, num_tokens, head_size]
+    key: Tensor,  # [1, num_kv_heads, num_tokens, head_size]
+    value: Tensor,  # [1, num_kv_heads, num_tokens, head_size_v]
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    call = AttentionCall(
+        layer=int(module.layer_idx),  # type: ignore[arg-type]
+        query=query[0].transpose(0, 1),
+        key=key[0].transpose(0, 1),
+        value=value[0].transpose(0, 1),
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        sliding_window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+        has_mask=attention_mask is not None,
+        is_causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
+    )
+    return _handler.get().attend(call)[None], None

@@ -1,0 +1,75 @@
+"""Ownership of KV blocks by reference count; torch-free.
+
+A block is *held* while a block table counts it, *cached* while no table does but the prefix cache can still find it,
+else *free*. free + held + cached = all blocks, always.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from engine.prefix_cache import BlockCache
+from engine.stats import PoolStats
+
+
+class BlockPool:
+    """Hands out blocks: free ones first, then the least recently used cached one, which the cache then forgets."""
+
+    def __init__(self, num_blocks: int, cache: BlockCache) -> None:
+        self._cache = cache
+        self._ref_counts = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._ref_counts)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be handed out: free and cached."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def stats(self) -> PoolStats:
+        free, cached = len(self._free), len(self._cached)
+        return PoolStats(free=free, held=self.num_blocks - free - cached, cached=cached)
+
+    def ref_count(self, block_id: int) -> int:
+        return self._ref_counts[block_id]
+
+    def try_allocate(self, num_new: int, shared: Sequence[int] = (), spare: int = 0) -> list[int] | None:
+        """Take a reference on each `shared` block and on `num_new` others; return them all in that order.
+
+        None, and nothing changed, if fewer than `spare` available blocks would be left.
+        """
+        num_revived = sum(1 for block_id in shared if self._ref_counts[block_id] == 0)
+        if self.num_available - num_revived < num_new + spare:
+            return None
+        for block_id in shared:
+            if self._ref_counts[block_id] == 0:
+                del self._cached[block_id]
+            self._ref_counts[block_id] += 1
+        return [*shared, *(self._take() for _ in range(num_new))]
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Give back one reference on each block of a block table.
+
+        Later blocks become least recently used before earlier ones: a prefix outlives its continuations.
+        """
+        for block_id in reversed(block_ids):
+            self._ref_counts[block_id] -= 1
+            assert self._ref_counts[block_id] >= 0, f"block {block_id} released more often than taken"
+            if self._ref_counts[block_id] == 0:
+                if self._cache.holds(block_id):
+                    self._cached[block_id] = None
+                else:
+                    self._free.append(block_id)
+
+    def _take(self) -> int:
+        if self._free:
+            block_id = self._free.pop()
+        else:
+            block_id, _ = self._cached.popitem(last=False)
+            self._cache.forget(block_id)
+        self._ref_counts[block_id] = 1
+        return block_id

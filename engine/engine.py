@@ -1,0 +1,133 @@
+"""The engine: schedule, run, update. Synchronous, token ids only; usable in-process or behind `engine.process`."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from engine.admission import check_request
+from engine.batch import Batch, Phase, StepOutput
+from engine.block_pool import BlockPool
+from engine.config import EngineConfig, EngineInfo
+from engine.errors import InvalidParameterError
+from engine.messages import AddRequest, RequestUpdate, StepUpdate
+from engine.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
+from engine.request import Request
+from engine.scheduler import Scheduler
+from engine.stats import StepStats
+from engine.trace import FileTracer, NullTracer, Tracer
+
+logger = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """Computes a batch: the model, or a fake of it."""
+
+    def prefill(self, batch: Batch) -> StepOutput: ...
+
+    def decode(self, batch: Batch) -> StepOutput: ...
+
+
+class Engine:
+    """Runs requests to their end, one step at a time. Not thread-safe: one owner calls every method."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        info: EngineInfo,
+        runner: Runner,
+        tracer: Tracer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.info = info
+        self._runner = runner
+        self._tracer = tracer or NullTracer()
+        self._clock = clock
+        cache: BlockCache = PrefixCache(config.block_size) if config.enable_prefix_caching else NullPrefixCache()
+        self._pool = BlockPool(info.num_blocks, cache)
+        self._scheduler = Scheduler(
+            self._pool,
+            cache,
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_prefill_tokens_per_gap=config.max_prefill_tokens_per_gap,
+            eos_token_ids=frozenset(info.eos_token_ids),
+        )
+        self._has_unreported_aborts = False
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> "Engine":
+        """Load the model and size the KV cache. Raises ConfigError or ModelError."""
+        from engine.model_setup import load_model_runner  # torch enters the process only here
+
+        tracer = FileTracer(config.trace) if config.trace else NullTracer()
+        runner, info = load_model_runner(config)
+        return cls(config, info, runner, tracer)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do or to report."""
+        return self._scheduler.has_unfinished or self._has_unreported_aborts
+
+    def add_request(self, message: AddRequest) -> None:
+        """Queue a request. Raises RequestError, and changes nothing, if it can never run."""
+        check_request(self.info, message.prompt_token_ids, message.params)
+        if self._scheduler.has(message.request_id):
+            raise InvalidParameterError("request_id", f"request_id {message.request_id!r} is in use.")
+        self._scheduler.add(
+            Request(
+                request_id=message.request_id,
+                prompt_token_ids=message.prompt_token_ids,
+                params=message.params,
+                arrival_s=message.arrival_s,
+                priority=message.priority,
+                cache_salt=message.cache_salt,
+                output_token_ids=message.output_token_ids,
+            )
+        )
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests without further news; unknown ids are ignored."""
+        self._has_unreported_aborts |= self._scheduler.abort(request_ids)
+
+    def step(self) -> StepUpdate:
+        """Schedule, run, update. A step that raises ends its own requests with an error, and no others."""
+        started_s = self._clock()
+        batch = self._scheduler.schedule(started_s)
+        model_started_s = self._clock()
+        updates, model_s = self._run(batch, model_started_s) if batch else ([], 0.0)
+        ended_s = self._clock()
+        self._has_unreported_aborts = False
+        stats = self._stats(batch, ended_s - started_s, model_s)
+        self._tracer.record(ended_s, batch, stats)
+        return StepUpdate(ended_s, updates, stats)
+
+    def close(self) -> None:
+        self._tracer.close()
+
+    def _run(self, batch: Batch, started_s: float) -> tuple[list[RequestUpdate], float]:
+        run = self._runner.prefill if batch.phase is Phase.PREFILL else self._runner.decode
+        try:
+            output = run(batch)
+        except Exception as error:
+            logger.exception("a %s step of %d requests failed", batch.phase, len(batch.requests))
+            return self._scheduler.fail(batch, f"The engine failed on this request: {error}"), 0.0
+        model_s = self._clock() - started_s
+        return self._scheduler.update(batch, output), model_s
+
+    def _stats(self, batch: Batch | None, duration_s: float, model_s: float) -> StepStats:
+        scheduler = self._scheduler
+        return StepStats(
+            phase=batch.phase if batch else None,
+            num_requests=len(batch.requests) if batch else 0,
+            num_tokens=batch.num_tokens if batch else 0,
+            duration_s=duration_s,
+            model_s=model_s,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            pool=self._pool.stats,
+            num_preemptions=scheduler.num_preemptions,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+        )

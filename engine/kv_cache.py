@@ -1,0 +1,55 @@
+"""The KV cache tensors of every layer, their size in bytes, and the slots that positions map to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one attention layer keeps per token."""
+
+    num_kv_heads: int
+    head_size: int
+    head_size_v: int
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        return self.num_kv_heads * (self.head_size + self.head_size_v) * dtype.itemsize
+
+
+class KVCache:
+    """`keys[layer]` is [num_blocks, num_kv_heads, block_size, head_size]; `values[layer]` likewise with head_size_v.
+
+    The memory is left to the operating system until a block is first written.
+    """
+
+    def __init__(
+        self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        def allocate(layer: LayerShape, head_size: int) -> Tensor:
+            return torch.empty(num_blocks, layer.num_kv_heads, block_size, head_size, dtype=dtype, device=device)
+
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.keys = [allocate(layer, layer.head_size) for layer in layers]
+        self.values = [allocate(layer, layer.head_size_v) for layer in layers]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+
+def bytes_per_block(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes one block takes over all layers."""
+    return block_size * sum(layer.bytes_per_token(dtype) for layer in layers)
+
+
+def slots(block_table: Sequence[int], start: int, end: int, block_size: int) -> NDArray[np.int64]:
+    """Slot block_id * block_size + offset of each position in [start, end)."""
+    positions = np.arange(start, end)
+    blocks = np.asarray(block_table, dtype=np.int64)
+    return blocks[positions // block_size] * block_size + positions % block_size

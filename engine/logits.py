@@ -1,0 +1,71 @@
+"""What a request's parameters do to its logits before a token is drawn: biases, masks, penalties; one row at a time."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from engine.batch import ScheduledRequest
+from engine.sampling_params import SamplingParams
+
+
+def adjusts_logits(request: ScheduledRequest) -> bool:
+    """Whether `adjust_row` would change anything now."""
+    params = request.params
+    return bool(
+        params.needs_history
+        or params.logit_bias
+        or params.allowed_token_ids
+        or len(request.output_token_ids) < params.min_tokens
+    )
+
+
+def adjust_row(row: Tensor, request: ScheduledRequest, eos_token_ids: tuple[int, ...]) -> None:
+    """Change `row` [vocab] float32 in place: bias, masks, then penalties."""
+    params = request.params
+    if params.logit_bias:
+        row[_ids(params.logit_bias, row)] += torch.tensor(list(params.logit_bias.values()), device=row.device)
+    if params.allowed_token_ids:
+        allowed = _ids(params.allowed_token_ids, row)
+        kept = row[allowed]
+        row.fill_(-torch.inf)
+        row[allowed] = kept
+    banned = list(_banned(request, eos_token_ids))
+    if banned:
+        row[_ids(banned, row)] = -torch.inf
+    _penalize(row, params, request)
+
+
+def _banned(request: ScheduledRequest, eos_token_ids: tuple[int, ...]) -> Iterator[int]:
+    """Tokens that may not come next: stops before min_tokens, and the last token of a bad word just begun."""
+    params = request.params
+    if len(request.output_token_ids) < params.min_tokens:
+        yield from params.stop_token_ids
+        yield from () if params.ignore_eos else eos_token_ids
+    for word in params.bad_words:
+        if _tail(request, len(word) - 1) == word[:-1]:
+            yield word[-1]
+
+
+def _tail(request: ScheduledRequest, count: int) -> tuple[int, ...]:
+    """The last `count` tokens of prompt followed by output."""
+    if count == 0:
+        return ()
+    tail = request.output_token_ids[-count:]
+    missing = count - len(tail)
+    return (*(request.prompt_token_ids[-missing:] if missing else ()), *tail)
+
+
+def _penalize(row: Tensor, params: SamplingParams, request: ScheduledRequest) -> None:
+    """Repetition penalty over prompt and output (Keskar et al., CTRL, 2019); the other two over the output."""
+    if params.repetition_penalty != 1.0:
+        seen = torch.unique(_ids([*request.prompt_token_ids, *request.output_token_ids], row))
+        values = row[seen]
+        row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+    if (params.presence_penalty or params.frequency_penalty) and request.output_token_ids:
+        seen, counts = torch.unique(_ids(request.output_token_ids, row), return_counts=True)
+        row[seen] -= params.presence_penalty + params.frequency_penalty * counts.to(row.dtype)
+
+
+def _ids(token_ids: object, row: Tensor) -> Tensor:
+    return torch.tensor(list(token_ids), dtype=torch.long, device=row.device)  # type: ignore[call-overload]

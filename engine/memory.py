@@ -1,0 +1,35 @@
+"""How much memory is left for the KV cache."""
+
+import os
+from pathlib import Path
+
+import torch
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes(device: torch.device) -> int:
+    """Free bytes of the device; on the CPU what the kernel can give, within the container's limit."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min(_system_available_bytes(), _cgroup_available_bytes())
+
+
+def _system_available_bytes() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cgroup_available_bytes() -> int:
+    """What the cgroup (v2) of this container still allows; unlimited where there is none."""
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        current = int((_CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):
+        return 1 << 62
+    return 1 << 62 if limit == "max" else max(0, int(limit) - current)

@@ -1,0 +1,173 @@
+"""A Hugging Face checkpoint -> a module ready to run over the paged cache, or a clear refusal."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from engine import attention_hook
+from engine.config import EngineConfig
+from engine.errors import ConfigError, ModelError, UnsupportedModelError
+from engine.experts import use_packed_experts
+from engine.kernels import load_kernels
+from engine.kernels.cpu_features import has_native_bf16
+from engine.linear import prepare_linears
+from engine.model_probe import probe_layers
+from engine.kv_cache import LayerShape
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device, its linear layers packed, every layer known to go through paged attention."""
+
+    module: PreTrainedModel
+    layers: tuple[LayerShape, ...]
+    device: torch.device
+    dtype: torch.dtype
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    """The longest context the model itself supports."""
+    eos_token_ids: tuple[int, ...]
+    weight_bytes: int
+    linear: str
+    """Name of the matrix-product backend."""
+    has_kernels: bool
+
+
+def load_model(config: EngineConfig) -> LoadedModel:
+    """Raises ConfigError, ModelError or UnsupportedModelError, each saying what to do."""
+    source = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    hf_config = _read(config.model, lambda: AutoConfig.from_pretrained(config.model, **source))
+    _check_architecture(hf_config, config)
+    device = _device(config.device)
+    dtype = _dtype(config.dtype, device, hf_config)
+    module = _load_weights(config, source, device, dtype)
+    kernels = load_kernels() if device.type == "cpu" else None
+    use_packed_experts(module, kernels is not None)
+    report = prepare_linears(module, kernels is not None)
+    for name in report.unconverted:
+        logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)
+    text_config = hf_config.get_text_config(decoder=True)
+    layers = probe_layers(module, text_config, device)
+    return LoadedModel(
+        module=module,
+        layers=layers,
+        device=device,
+        dtype=dtype,
+        architecture=type(module).__name__,
+        vocab_size=text_config.vocab_size,
+        max_model_len=_context_limit(text_config),
+        eos_token_ids=_eos_token_ids(config, source, hf_config),
+        weight_bytes=report.packed_bytes + sum(p.nbytes for p in module.parameters()),
+        linear=f"twostep {kernels.isa}" if kernels else "torch, fixed tiles",
+        has_kernels=kernels is not None,
+    )
+
+
+def _read(model: str, load: Callable[[], T]) -> T:
+    """Run a transformers loader and turn its many errors into one clear one."""
+    path = Path(model).expanduser()
+    looks_local = path.exists() or model.startswith((".", "/", "~"))
+    if looks_local and not (path / "config.json").is_file():
+        raise ModelError(f"{model} is not a checkpoint directory: it has no config.json.")
+    try:
+        return load()
+    except (SafetensorError, EOFError, RuntimeError) as error:
+        raise ModelError(f"The checkpoint {model} is damaged: {_first_line(error)}") from error
+    except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
+        if attention_hook.ATTENTION_NAME in str(error):  # the model looked for it in a list of its own
+            raise UnsupportedModelError(
+                f"The model {model} does not use transformers' attention registry, so it cannot run over a paged cache."
+            ) from error
+        hint = "" if looks_local else " Give a checkpoint directory, or a hub id this machine can reach."
+        raise ModelError(f"The checkpoint {model} cannot be loaded: {_first_line(error)}{hint}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else 'no details'}"
+
+
+def _check_architecture(hf_config: PreTrainedConfig, config: EngineConfig) -> None:
+    kind = hf_config.model_type
+    if hf_config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{kind} is an encoder-decoder model; only decoder-only models can be served.")
+    remote = config.trust_remote_code and hasattr(hf_config, "auto_map")
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
+        raise UnsupportedModelError(f"{kind} is not a causal language model known to transformers.")
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch sees no CUDA device; use --device cpu or install a CUDA build.")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
+
+
+def _dtype(name: str, device: torch.device, hf_config: PreTrainedConfig) -> torch.dtype:
+    if name != "auto":
+        chosen: torch.dtype = getattr(torch, name)
+        if chosen is torch.float16 and device.type == "cpu":
+            raise ConfigError("dtype float16 is not supported on the CPU; use bfloat16 or float32.")
+        return chosen
+    if device.type == "cpu":
+        return torch.bfloat16 if has_native_bf16() else torch.float32
+    own = hf_config.get_text_config(decoder=True).dtype
+    return own if own in (torch.float16, torch.bfloat16) else torch.bfloat16
+
+
+def _load_weights(
+    config: EngineConfig, source: dict[str, Any], device: torch.device, dtype: torch.dtype
+) -> PreTrainedModel:
+    attention_hook.register()
+
+    def load() -> Any:
+        return AutoModelForCausalLM.from_pretrained(
+            config.model,
+            dtype=dtype,
+            attn_implementation=attention_hook.ATTENTION_NAME,
+            output_loading_info=True,
+            **source,
+        )
+
+    module, info = _read(config.model, load)
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(f"The checkpoint {config.model} is incomplete: {len(missing)} tensors such as {missing[0]} lack.")
+    if mismatched := list(info["mismatched_keys"]):
+        raise ModelError(f"The checkpoint {config.model} does not fit its config.json: see tensor {mismatched[0]}.")
+    module.requires_grad_(False)
+    return module.eval().to(device)  # type: ignore[no-any-return]
+
+
+def _context_limit(text_config: PreTrainedConfig) -> int:
+    """The longest context whose positions mean the same in every batch.
+
+    Rotary frequencies that change with the longest sequence of a batch (dynamic, longrope), and chunked attention,
+    are plain below their threshold: contexts stay there.
+    """
+    limits = [int(text_config.max_position_embeddings)]
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        limits.append(int(rope.get("original_max_position_embeddings") or limits[0]))
+    if "chunked_attention" in (getattr(text_config, "layer_types", None) or ()):
+        limits.append(int(text_config.attention_chunk_size))
+    return min(limits)
+
+
+def _eos_token_ids(config: EngineConfig, source: dict[str, Any], hf_config: PreTrainedConfig) -> tuple[int, ...]:
+    try:
+        eos = GenerationConfig.from_pretrained(config.model, **source).eos_token_id
+    except OSError:  # the checkpoint has no generation_config.json
+        eos = getattr(hf_config.get_text_config(decoder=True), "eos_token_id", None)
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else (int(eos),)

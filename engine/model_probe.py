@@ -1,0 +1,57 @@
+"""One tiny forward pass that finds out what every attention layer is, and refuses models that cannot run paged."""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from engine.attention_hook import AttentionCall, attention_handler
+from engine.errors import UnsupportedModelError
+from engine.kv_cache import LayerShape
+
+
+class _Recorder:
+    """Answers every attention call with zeros and remembers it."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, AttentionCall] = {}
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        self.calls[call.layer] = call
+        num_tokens, num_heads, _ = call.query.shape
+        return call.query.new_zeros(num_tokens, num_heads, call.value.shape[-1])
+
+
+def probe_layers(module: PreTrainedModel, text_config: PreTrainedConfig, device: torch.device) -> tuple[LayerShape, ...]:
+    """The KV shape of each layer. Raises UnsupportedModelError, by name and with the reason."""
+    name = type(module).__name__
+    recorder = _Recorder()
+    token_ids = torch.zeros(1, 2, dtype=torch.long, device=device)
+    positions = torch.arange(2, device=device)[None]
+    try:
+        with torch.inference_mode(), attention_handler(recorder):
+            module(input_ids=token_ids, position_ids=positions, use_cache=False)
+    except Exception as error:
+        raise UnsupportedModelError(f"{name} cannot run over a paged KV cache: {type(error).__name__}: {error}") from error
+    _check_layers(name, text_config, recorder.calls)
+    return tuple(_shape(recorder.calls[layer]) for layer in sorted(recorder.calls))
+
+
+def _check_layers(name: str, text_config: PreTrainedConfig, calls: dict[int, AttentionCall]) -> None:
+    num_layers = text_config.num_hidden_layers
+    if not calls:
+        raise UnsupportedModelError(f"{name} does not use transformers' attention registry, so it cannot run paged.")
+    if sorted(calls) != list(range(num_layers)):
+        raise UnsupportedModelError(
+            f"{name} uses attention in {len(calls)} of its {num_layers} layers; the others keep a recurrent state, "
+            "which cannot be paged."
+        )
+    kinds = getattr(text_config, "layer_types", None) or ()
+    for layer, call in calls.items():
+        if call.has_mask or not call.is_causal:
+            raise UnsupportedModelError(f"{name} needs an attention mask of its own in layer {layer}.")
+        if layer < len(kinds) and "sliding" in kinds[layer] and call.sliding_window is None:
+            raise UnsupportedModelError(f"{name} does not tell its sliding window to its attention (layer {layer}).")
+
+
+def _shape(call: AttentionCall) -> LayerShape:
+    return LayerShape(call.key.shape[1], call.key.shape[2], call.value.shape[2])

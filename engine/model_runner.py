@@ -1,0 +1,144 @@
+"""Runs batches on the model: `prefill` computes prompts, `decode` adds one token to every sequence."""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.attention import AttentionBackend, AttentionMetadata
+from engine.attention_hook import AttentionCall, attention_handler
+from engine.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
+from engine.kv_cache import KVCache
+from engine.model_inputs import ModelInputs, build_inputs
+from engine.model_loader import LoadedModel
+from engine.sampler import SamplingTensors, sample, score
+
+logger = logging.getLogger(__name__)
+
+
+class _PagedAttention:
+    """Writes each layer's keys and values to the cache, then attends over it."""
+
+    def __init__(self, backend: AttentionBackend, cache: KVCache, metadata: AttentionMetadata) -> None:
+        self._backend = backend
+        self._cache = cache
+        self._metadata = metadata
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        keys, values = self._cache.keys[call.layer], self._cache.values[call.layer]
+        self._backend.write_kv(call.key, call.value, keys, values, self._metadata.slot_mapping)
+        return self._backend.paged_attention(
+            call.query,
+            keys,
+            values,
+            self._metadata,
+            scaling=call.scaling,
+            sliding_window=call.sliding_window,
+            softcap=call.softcap,
+            sinks=call.sinks,
+        )
+
+
+class ModelRunner:
+    """Stateless but for the KV cache: a batch carries everything else."""
+
+    def __init__(self, model: LoadedModel, cache: KVCache, backend: AttentionBackend) -> None:
+        self._model = model
+        self._cache = cache
+        self._backend = backend
+
+    @torch.inference_mode()
+    def prefill(self, batch: Batch) -> StepOutput:
+        """Compute a chunk of each prompt; the requests whose last chunk it is get their next token."""
+        kept = _kept_positions(batch.requests)
+        logits = self._forward(batch, [flat for flat, _, _ in kept])
+        sampling = [row for row, (_, request, position) in enumerate(kept) if _samples_at(request, position)]
+        tokens = self._next_tokens(logits[sampling], [kept[row][1] for row in sampling])
+        scored = _score_prompts(logits, kept)
+        return StepOutput(
+            tuple(
+                RequestStepOutput(
+                    request.request_id, *tokens.get(request.request_id, ((), ())), scored.get(request.request_id, ())
+                )
+                for request in batch.requests
+            )
+        )
+
+    @torch.inference_mode()
+    def decode(self, batch: Batch) -> StepOutput:
+        """Compute the newest token of every request and get its next one."""
+        logits = self._forward(batch, None)
+        tokens = self._next_tokens(logits, batch.requests)
+        return StepOutput(tuple(RequestStepOutput(r.request_id, *tokens[r.request_id]) for r in batch.requests))
+
+    def _forward(self, batch: Batch, kept: Sequence[int] | None) -> Tensor:
+        """Logits [num_kept, vocab] at the `kept` flat positions; None keeps all."""
+        inputs = build_inputs(batch.requests, self._cache.block_size, self._model.device)
+        return self._run_model(inputs, kept)
+
+    def _run_model(self, inputs: ModelInputs, kept: Sequence[int] | None) -> Tensor:
+        handler = _PagedAttention(self._backend, self._cache, inputs.attention)
+        # a chunk that samples nothing still needs one row: models read 0 as "all"
+        rows = 0 if kept is None else torch.tensor(kept or [0], device=self._model.device)
+        with attention_handler(handler):
+            output = self._model.module(
+                input_ids=inputs.token_ids, position_ids=inputs.positions, use_cache=False, logits_to_keep=rows
+            )
+        return output.logits[0]  # type: ignore[no-any-return]
+
+    def _next_tokens(
+        self, logits: Tensor, requests: Sequence[ScheduledRequest]
+    ) -> dict[str, tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]]:
+        """Token and, where asked for, its log-probabilities per request; `logits` [len(requests), vocab]."""
+        if not requests:
+            return {}
+        sampling = SamplingTensors.from_requests(requests, self._model.device)
+        token_ids = sample(logits.to(torch.float32, copy=True), sampling, self._model.eos_token_ids)
+        return {
+            request.request_id: ((token_id,), _score_token(logits[row], request, token_id))
+            for row, (request, token_id) in enumerate(zip(requests, token_ids, strict=True))
+        }
+
+
+Kept = tuple[int, ScheduledRequest, int]  # flat position in the batch, its request, its position in the context
+
+
+def _kept_positions(requests: Sequence[ScheduledRequest]) -> list[Kept]:
+    """The positions whose logits are needed: those that sample, and every position that scores a prompt token."""
+    kept: list[Kept] = []
+    flat = 0
+    for request in requests:
+        for position in range(request.start, request.end) if _scores_prompt(request) else (request.end - 1,):
+            if _samples_at(request, position) or _scores_prompt(request):
+                kept.append((flat + position - request.start, request, position))
+        flat += len(request.token_ids)
+    return kept
+
+
+def _samples_at(request: ScheduledRequest, position: int) -> bool:
+    return request.samples and position == request.end - 1
+
+
+def _scores_prompt(request: ScheduledRequest) -> bool:
+    return request.params.prompt_logprobs is not None and not request.output_token_ids
+
+
+def _score_prompts(logits: Tensor, kept: Sequence[Kept]) -> dict[str, tuple[TokenLogprobs, ...]]:
+    """Position p of a prompt scores its token p + 1. Requests that did not ask are left out."""
+    rows: dict[str, tuple[ScheduledRequest, list[int], list[int]]] = {}
+    for row, (_, request, position) in enumerate(kept):
+        if _scores_prompt(request) and position + 1 < len(request.prompt_token_ids):
+            _, logit_rows, targets = rows.setdefault(request.request_id, (request, [], []))
+            logit_rows.append(row)
+            targets.append(request.prompt_token_ids[position + 1])
+    return {
+        request_id: score(logits[logit_rows], targets, request.params.prompt_logprobs or 0)
+        for request_id, (request, logit_rows, targets) in rows.items()
+    }
+
+
+def _score_token(logits: Tensor, request: ScheduledRequest, token_id: int) -> tuple[TokenLogprobs, ...]:
+    if request.params.logprobs is None:
+        return ()
+    return score(logits[None], [token_id], request.params.logprobs)

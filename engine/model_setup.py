@@ -1,0 +1,89 @@
+"""From settings to a runner that is ready: load the model, size the KV cache, choose the attention backend."""
+
+import logging
+import time
+
+import torch
+
+from engine.attention import select_backend
+from engine.config import EngineConfig, EngineInfo
+from engine.errors import ConfigError
+from engine.kernels import load_kernels
+from engine.kv_cache import KVCache, bytes_per_block
+from engine.memory import available_bytes
+from engine.model_loader import LoadedModel, load_model
+from engine.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+MAX_DEFAULT_KV_BYTES = 4 << 30  # on the CPU, where the KV cache shares memory with everything else
+SHARE_OF_AVAILABLE = {"cpu": 0.5, "cuda": 0.9}
+
+
+def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
+    """Raises ConfigError or ModelError."""
+    started_s = time.monotonic()
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    model = load_model(config)
+    max_model_len = _max_model_len(config, model)
+    num_blocks, max_model_len = _size_pool(config, model, max_model_len)
+    cache = KVCache(model.layers, num_blocks, config.block_size, model.dtype, model.device)
+    backend = select_backend(model.device, load_kernels() if model.has_kernels else None)
+    info = EngineInfo(
+        model=config.model,
+        architecture=model.architecture,
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        attention=backend.__name__.rpartition(".")[2],
+        linear=model.linear,
+        vocab_size=model.vocab_size,
+        max_model_len=max_model_len,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        eos_token_ids=model.eos_token_ids,
+        weight_bytes=model.weight_bytes,
+        kv_cache_bytes=cache.num_bytes,
+        load_s=time.monotonic() - started_s,
+    )
+    return ModelRunner(model, cache, backend), info
+
+
+def _max_model_len(config: EngineConfig, model: LoadedModel) -> int:
+    if config.max_model_len is None:
+        return model.max_model_len
+    if config.max_model_len > model.max_model_len:
+        raise ConfigError(
+            f"max_model_len {config.max_model_len} is over the model's own limit of {model.max_model_len} tokens."
+        )
+    return config.max_model_len
+
+
+def _size_pool(config: EngineConfig, model: LoadedModel, max_model_len: int) -> tuple[int, int]:
+    """Number of blocks, and the context length that they allow.
+
+    A length the user asked for must fit; the model's own limit is lowered to what fits.
+    """
+    per_block = bytes_per_block(model.layers, config.block_size, model.dtype)
+    num_blocks = config.num_blocks or _kv_bytes(config, model, max_model_len, per_block) // per_block
+    capacity = num_blocks * config.block_size
+    if capacity >= max_model_len:
+        return num_blocks, max_model_len
+    if config.max_model_len is not None or capacity < 1:
+        raise ConfigError(
+            f"The KV cache has room for {capacity} tokens, less than max_model_len {max_model_len}: raise the KV cache "
+            "memory (kv_cache_bytes) or lower max_model_len."
+        )
+    logger.warning("the KV cache holds %d tokens: contexts are limited to that, not %d", capacity, max_model_len)
+    return num_blocks, capacity
+
+
+def _kv_bytes(config: EngineConfig, model: LoadedModel, max_model_len: int, per_block: int) -> int:
+    """The memory asked for, else a share of what is free, but no more than all sequences together can use."""
+    if config.kv_cache_bytes is not None:
+        return config.kv_cache_bytes
+    share = int(available_bytes(model.device) * SHARE_OF_AVAILABLE[model.device.type])
+    if model.device.type == "cpu":
+        share = min(share, MAX_DEFAULT_KV_BYTES)
+    blocks_per_sequence = -(-max_model_len // config.block_size)
+    return min(share, config.max_num_seqs * blocks_per_sequence * per_block)

@@ -1,0 +1,88 @@
+"""Which KV blocks hold which token prefixes, found by chained hashes; torch-free.
+
+A block's hash covers its tokens and, through its parent's hash, every token before it and the request's salt, so
+equal hashes mean equal contexts. SHA-256 keeps that true against prompts chosen to collide.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.request import Request
+
+
+class BlockCache(Protocol):
+    """What the pool and the scheduler ask of a prefix cache."""
+
+    def match(self, request: Request, max_blocks: int) -> list[int]:
+        """Blocks holding the longest cached prefix of the request's tokens, at most `max_blocks`."""
+
+    def insert(self, request: Request, first: int, last: int) -> None:
+        """Remember the request's blocks [first, last), which are full and computed."""
+
+    def holds(self, block_id: int) -> bool:
+        """Whether a later match may return this block."""
+
+    def forget(self, block_id: int) -> None:
+        """The block is about to be overwritten."""
+
+
+class PrefixCache:
+    """Maps chained block hashes to block ids. Two requests that compute the same block keep the first one's."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._block_of_hash: dict[bytes, int] = {}
+        self._hash_of_block: dict[int, bytes] = {}
+
+    def match(self, request: Request, max_blocks: int) -> list[int]:
+        blocks: list[int] = []
+        for block_hash in self._hashes(request, max_blocks):
+            block_id = self._block_of_hash.get(block_hash)
+            if block_id is None:
+                break
+            blocks.append(block_id)
+        return blocks
+
+    def insert(self, request: Request, first: int, last: int) -> None:
+        if first >= last:
+            return
+        hashes = self._hashes(request, last)
+        for index in range(first, last):
+            block_id = request.block_table[index]
+            if hashes[index] not in self._block_of_hash and block_id not in self._hash_of_block:
+                self._block_of_hash[hashes[index]] = block_id
+                self._hash_of_block[block_id] = hashes[index]
+
+    def holds(self, block_id: int) -> bool:
+        return block_id in self._hash_of_block
+
+    def forget(self, block_id: int) -> None:
+        del self._block_of_hash[self._hash_of_block.pop(block_id)]
+
+    def _hashes(self, request: Request, num_blocks: int) -> Sequence[bytes]:
+        """The hashes of the request's first `num_blocks` full blocks, remembered in the request as it grows."""
+        hashes = request.block_hashes
+        while len(hashes) < num_blocks:
+            start = len(hashes) * self._block_size
+            tokens = request.token_ids(start, start + self._block_size)
+            parent = hashes[-1] if hashes else hashlib.sha256(request.cache_salt.encode()).digest()
+            hashes.append(hashlib.sha256(parent + array("q", tokens).tobytes()).digest())
+        return hashes[:num_blocks]
+
+
+class NullPrefixCache:
+    """Caches nothing: the "off" state."""
+
+    def match(self, request: Request, max_blocks: int) -> list[int]:
+        return []
+
+    def insert(self, request: Request, first: int, last: int) -> None:
+        pass
+
+    def holds(self, block_id: int) -> bool:
+        return False
+
+    def forget(self, block_id: int) -> None:
+        raise KeyError(block_id)

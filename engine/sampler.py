@@ -1,0 +1,121 @@
+"""Chooses the next token of every row: argmax, or the inverse of the filtered distribution at one uniform number.
+
+The number is a function of (seed, position) and every operation works on one row alone, so a sampled token depends
+neither on the batch nor on how often the sequence was interrupted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.batch import ScheduledRequest, TokenLogprobs
+from engine.logits import adjust_row, adjusts_logits
+from engine.philox import uniforms
+from engine.sampling_params import SamplingParams
+
+NUM_CANDIDATES = 1024  # most likely tokens looked at first when only top_p or min_p filters
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTensors:
+    """One step's sampling, prepared on the host. Rows are those of the logits, [num_rows, vocab]."""
+
+    requests: tuple[ScheduledRequest, ...]
+    adjusted_rows: tuple[int, ...]
+    greedy_rows: tuple[int, ...]
+    plain_rows: tuple[int, ...]
+    """Sampled from the whole vocabulary."""
+    filtered_rows: tuple[int, ...]
+    """Sampled with top_k, top_p or min_p."""
+    temperatures: Tensor  # [num_rows] float32, 1 for greedy rows
+    uniforms: Tensor  # [num_rows] float64
+
+    @classmethod
+    def from_requests(cls, requests: Sequence[ScheduledRequest], device: torch.device) -> "SamplingTensors":
+        params = [request.params for request in requests]
+        rows = range(len(params))
+        draws = uniforms([p.seed for p in params], [request.end for request in requests])
+        temperatures = torch.tensor([1.0 if p.is_greedy else p.temperature for p in params], dtype=torch.float32)
+        return cls(
+            requests=tuple(requests),
+            adjusted_rows=tuple(row for row in rows if adjusts_logits(requests[row])),
+            greedy_rows=tuple(row for row in rows if params[row].is_greedy),
+            plain_rows=tuple(row for row in rows if not params[row].is_greedy and not _filters(params[row])),
+            filtered_rows=tuple(row for row in rows if not params[row].is_greedy and _filters(params[row])),
+            temperatures=temperatures.to(device),
+            uniforms=torch.from_numpy(draws).to(device),
+        )
+
+
+def sample(logits: Tensor, sampling: SamplingTensors, eos_token_ids: tuple[int, ...]) -> list[int]:
+    """One token id per row. `logits` [num_rows, vocab] float32 is changed in place."""
+    for row in sampling.adjusted_rows:
+        adjust_row(logits[row], sampling.requests[row], eos_token_ids)
+    if len(sampling.greedy_rows) == logits.shape[0]:
+        return logits.argmax(dim=-1).tolist()  # type: ignore[no-any-return]
+    logits /= sampling.temperatures[:, None]
+    chosen = logits.argmax(dim=-1)
+    if sampling.plain_rows:
+        rows = list(sampling.plain_rows)
+        chosen[rows] = _sample_plain(logits[rows], sampling.uniforms[rows])
+    for row in sampling.filtered_rows:
+        chosen[row] = _sample_filtered(logits[row], sampling.uniforms[row], sampling.requests[row].params)
+    return chosen.tolist()  # type: ignore[no-any-return]
+
+
+def score(logits: Tensor, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
+    """Log-probabilities of `token_ids`, one per row of `logits` [num_rows, vocab], and of the top ones beside it."""
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])  # [num_rows, 1]
+    ranks = (logprobs > chosen).sum(dim=-1) + 1
+    top_values, top_ids = logprobs.topk(min(num_top, logprobs.shape[-1]), dim=-1)  # [num_rows, num_top]
+    top = [tuple(zip(*pair, strict=True)) for pair in zip(top_ids.tolist(), top_values.tolist(), strict=True)]
+    columns = zip(token_ids, chosen[:, 0].tolist(), ranks.tolist(), top, strict=True)
+    return tuple(TokenLogprobs(*column) for column in columns)
+
+
+def _filters(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def _sample_plain(logits: Tensor, draws: Tensor) -> Tensor:
+    """`logits` [n, vocab], `draws` [n] -> token ids [n]."""
+    cdf = torch.softmax(logits, dim=-1).cumsum(dim=-1)
+    return _invert(cdf, draws)
+
+
+def _sample_filtered(logits: Tensor, draw: Tensor, params: SamplingParams) -> Tensor:
+    """`logits` [vocab], `draw` [] -> token id []. All three filters keep a run of the most likely tokens."""
+    vocab_size = logits.shape[0]
+    count = min(params.top_k or NUM_CANDIDATES, vocab_size)
+    probs = torch.softmax(logits, dim=-1)
+    values, ids = probs.topk(count)
+    cdf = values.cumsum(dim=0)
+    num_kept = _num_kept(values, cdf, params)
+    if num_kept == count and params.top_k == 0 and count < vocab_size:
+        values, ids = probs.sort(descending=True, stable=True)
+        cdf = values.cumsum(dim=0)
+        num_kept = _num_kept(values, cdf, params)
+    return ids[_invert(cdf[None, :num_kept], draw[None])[0]]
+
+
+def _num_kept(values: Tensor, cdf: Tensor, params: SamplingParams) -> int:
+    """How many of the candidates `values` (probabilities, best first) survive top_p and min_p; at least one.
+
+    With top_k, top_p counts within the k candidates' own mass.
+    """
+    mass = cdf[-1] if params.top_k else 1.0
+    keep = (cdf - values < params.top_p * mass) if params.top_p < 1.0 else torch.ones_like(values, dtype=torch.bool)
+    keep &= values >= params.min_p * values[0]
+    return max(1, int(keep.sum()))
+
+
+def _invert(cdf: Tensor, draws: Tensor) -> Tensor:
+    """First index of each row of `cdf` [n, m] above the row's draw in [0, 1) times the row's total; [n]."""
+    totals = cdf[:, -1:]
+    targets = (draws[:, None] * totals).to(cdf.dtype)
+    found = torch.searchsorted(cdf, targets, right=True)
+    last = torch.searchsorted(cdf, totals)  # rounding may lift a target to the total
+    return torch.minimum(found, last)[:, 0].clamp(max=cdf.shape[1] - 1)  # a row of NaN must not leave the vocabulary

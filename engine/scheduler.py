@@ -1,0 +1,278 @@
+"""Which request computes which tokens in the next step: two phases, apart; torch-free.
+
+Decode has priority: whenever requests are decoding, a decode step runs, and between two decode steps at most one
+prefill step, of at most `max_prefill_tokens_per_gap` tokens. With nothing decoding, prefill takes its full budget.
+"""
+
+from bisect import insort
+from collections.abc import Iterable
+
+from engine.batch import Batch, Phase, RequestStepOutput, ScheduledRequest, StepOutput
+from engine.block_pool import BlockPool
+from engine.messages import FirstTokenInfo, RequestUpdate
+from engine.prefix_cache import BlockCache
+from engine.request import FinishReason, Request, RequestStatus
+
+
+class Scheduler:
+    """Owns every unfinished request. Requests run first come, first served within equal `priority`."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        cache: BlockCache,
+        *,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_prefill_tokens_per_gap: int,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self._pool = pool
+        self._cache = cache
+        self._block_size = block_size
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_prefill_tokens_per_gap = min(max_prefill_tokens_per_gap, max_num_batched_tokens)
+        self._eos_token_ids = eos_token_ids
+        self._requests: dict[str, Request] = {}
+        self._order: dict[str, tuple[int, int]] = {}  # request id -> (priority, arrival number); lower runs first
+        self._num_added = 0
+        self._waiting: list[Request] = []  # in order of `_order`
+        self._running: list[Request] = []  # in order of `_order`
+        self._last_phase: Phase | None = None
+        self.num_preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Queue a request that can fit: prompt and max_tokens within the context and within the whole pool."""
+        assert request.request_id not in self._requests, f"request id {request.request_id} is in use"
+        self._requests[request.request_id] = request
+        self._order[request.request_id] = (request.priority, self._num_added)
+        self._num_added += 1
+        self._enqueue(self._waiting, request)
+
+    def has(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def abort(self, request_ids: Iterable[str]) -> bool:
+        """End these requests, at any moment between steps; ids that are not here are ignored. True if any was."""
+        found = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
+        for request in found:
+            self._finish(request)
+        return bool(found)
+
+    def schedule(self, now_s: float) -> Batch | None:
+        """The next step's work, or None when there is none. Blocks for its tokens are allocated."""
+        decoding = any(not request.needs_prefill for request in self._running)
+        batch = None
+        if not decoding:
+            batch = self._schedule_prefill(self._max_num_batched_tokens, now_s)
+        elif self._last_phase is Phase.DECODE:
+            batch = self._schedule_prefill(self._max_prefill_tokens_per_gap, now_s)
+        batch = batch or self._schedule_decode()
+        self._last_phase = batch.phase if batch else None
+        return batch
+
+    def update(self, batch: Batch, output: StepOutput) -> list[RequestUpdate]:
+        """Account for a finished step and return each request's news."""
+        updates = []
+        for scheduled, result in zip(batch.requests, output.requests, strict=True):
+            request = self._requests.get(scheduled.request_id)
+            if request is None:
+                continue  # aborted meanwhile
+            self._mark_computed(request, scheduled)
+            request.prompt_logprobs.extend(result.prompt_logprobs)
+            if scheduled.samples:
+                updates.append(self._append(request, result))
+        return updates
+
+    def fail(self, batch: Batch, message: str) -> list[RequestUpdate]:
+        """End a batch's requests because its step raised."""
+        updates = []
+        for scheduled in batch.requests:
+            request = self._requests.get(scheduled.request_id)
+            if request is not None:
+                self._finish(request)
+                updates.append(
+                    RequestUpdate(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=message)
+                )
+        return updates
+
+    # Decode: one token for every running request whose other tokens all have KV.
+
+    def _schedule_decode(self) -> Batch | None:
+        for request in list(self._running):
+            if request.status is RequestStatus.RUNNING and not request.needs_prefill:
+                self._make_room(request)
+        ready = [request for request in self._running if not request.needs_prefill]
+        return self._batch(Phase.DECODE, [(request, 1) for request in ready])
+
+    def _make_room(self, request: Request) -> None:
+        """Give the request the block its next token needs, preempting the newest until there is one."""
+        while request.num_tokens > len(request.block_table) * self._block_size:
+            block = self._pool.try_allocate(1)
+            if block is not None:
+                request.block_table += block
+                continue
+            newest = self._running[-1]
+            self._preempt(newest)
+            if newest is request:
+                return
+
+    # Prefill: chunks in progress first, then new requests while the budget lasts.
+
+    def _schedule_prefill(self, budget: int, now_s: float) -> Batch | None:
+        chunks: list[tuple[Request, int]] = []
+        for request in self._running:
+            if request.needs_prefill and budget > 0:
+                chunks.append((request, min(budget, request.num_uncomputed_tokens)))
+                budget -= chunks[-1][1]
+        while budget > 0 and self._waiting and len(self._running) < self._max_num_seqs:
+            request = self._waiting[0]
+            if not self._try_admit(request, now_s):
+                break
+            if request.needs_prefill:  # else all its KV but one token's was cached: it decodes
+                chunks.append((request, min(budget, request.num_uncomputed_tokens)))
+                budget -= chunks[-1][1]
+        return self._batch(Phase.PREFILL, chunks)
+
+    def _try_admit(self, request: Request, now_s: float) -> bool:
+        """Move the first waiting request to running with blocks for all its tokens, if they can be had.
+
+        One available block is spared per running request, so that admission does not force the next preemption.
+        """
+        matched = self._match_prefix(request)
+        num_blocks = -(-request.num_tokens // self._block_size)
+        blocks = self._pool.try_allocate(num_blocks - len(matched), matched, spare=len(self._running))
+        if blocks is None:
+            return False
+        self._waiting.pop(0)
+        request.block_table = blocks
+        request.num_computed_tokens = len(matched) * self._block_size
+        request.status = RequestStatus.RUNNING
+        self._enqueue(self._running, request)
+        if request.first_scheduled_s is None:
+            request.first_scheduled_s = now_s
+            request.num_cached_tokens = request.num_computed_tokens
+            self.prefix_queries += request.num_tokens
+            self.prefix_hits += request.num_computed_tokens
+        return True
+
+    def _match_prefix(self, request: Request) -> list[int]:
+        """Cached blocks of the request's prefix; at least one token is always left to compute."""
+        if request.params.prompt_logprobs is not None:
+            return []
+        return self._cache.match(request, (request.num_tokens - 1) // self._block_size)
+
+    # Transitions.
+
+    def _batch(self, phase: Phase, chunks: list[tuple[Request, int]]) -> Batch | None:
+        if not chunks:
+            return None
+        return Batch(phase, tuple(_scheduled(request, count) for request, count in chunks))
+
+    def _mark_computed(self, request: Request, scheduled: ScheduledRequest) -> None:
+        request.num_computed_tokens = scheduled.end
+        self._cache.insert(request, scheduled.start // self._block_size, scheduled.end // self._block_size)
+        if not request.is_announced:
+            request.num_prefill_chunks += 1
+
+    def _append(self, request: Request, result: RequestStepOutput) -> RequestUpdate:
+        """Add the sampled tokens up to the first that ends the request."""
+        accepted: list[int] = []
+        reason, stop_token_id = self._end_before_sampling(request), None
+        for token_id in result.token_ids:
+            if reason is not None:
+                break
+            request.output_token_ids.append(token_id)
+            accepted.append(token_id)
+            reason, stop_token_id = self._end_after(request, token_id)
+        if reason is not None:
+            self._finish(request)
+        return RequestUpdate(
+            request_id=request.request_id,
+            token_ids=accepted,
+            logprobs=list(result.logprobs[: len(accepted)]),
+            first=self._announce(request),
+            finish_reason=reason,
+            stop_token_id=stop_token_id,
+            num_preemptions=request.num_preemptions,
+        )
+
+    def _end_before_sampling(self, request: Request) -> FinishReason | None:
+        return FinishReason.LENGTH if len(request.output_token_ids) >= request.params.max_tokens else None
+
+    def _end_after(self, request: Request, token_id: int) -> tuple[FinishReason | None, int | None]:
+        params = request.params
+        if len(request.output_token_ids) >= params.min_tokens:
+            if token_id in params.stop_token_ids:
+                return FinishReason.STOP, token_id
+            if token_id in self._eos_token_ids and not params.ignore_eos:
+                return FinishReason.STOP, None
+        return self._end_before_sampling(request), None
+
+    def _announce(self, request: Request) -> FirstTokenInfo | None:
+        if request.is_announced:
+            return None
+        request.is_announced = True
+        scored, request.prompt_logprobs = request.prompt_logprobs, []
+        return FirstTokenInfo(
+            first_scheduled_s=request.first_scheduled_s,
+            num_cached_tokens=request.num_cached_tokens,
+            num_prefill_chunks=request.num_prefill_chunks,
+            prompt_logprobs=scored if request.params.prompt_logprobs is not None else None,
+        )
+
+    def _preempt(self, request: Request) -> None:
+        """Back to waiting, at its old place in the order; its tokens are computed again."""
+        self._running.remove(request)
+        self._release_blocks(request)
+        request.status = RequestStatus.WAITING
+        request.num_computed_tokens = 0
+        request.prompt_logprobs.clear()
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self._enqueue(self._waiting, request)
+
+    def _finish(self, request: Request) -> None:
+        """The one way out: every ended request passes here once and leaves nothing behind."""
+        (self._running if request.status is RequestStatus.RUNNING else self._waiting).remove(request)
+        self._release_blocks(request)
+        request.status = RequestStatus.FINISHED
+        del self._requests[request.request_id], self._order[request.request_id]
+
+    def _release_blocks(self, request: Request) -> None:
+        self._pool.release(request.block_table)
+        request.block_table = []
+
+    def _enqueue(self, queue: list[Request], request: Request) -> None:
+        insort(queue, request, key=lambda queued: self._order[queued.request_id])
+
+
+def _scheduled(request: Request, num_tokens: int) -> ScheduledRequest:
+    start = request.num_computed_tokens
+    end = start + num_tokens
+    return ScheduledRequest(
+        request_id=request.request_id,
+        token_ids=request.token_ids(start, end),
+        start=start,
+        block_table=tuple(request.block_table),
+        params=request.params,
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=request.output_token_ids,
+        samples=end == request.num_tokens,
+    )

@@ -1,0 +1,55 @@
+"""A step trace: one JSON line per step, off by default."""
+
+from pathlib import Path
+from typing import IO, Protocol
+
+import msgspec
+
+from engine.batch import Batch
+from engine.errors import ConfigError
+from engine.stats import StepStats
+
+
+class Tracer(Protocol):
+    def record(self, time_s: float, batch: Batch | None, stats: StepStats) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class FileTracer:
+    """Appends a line per step to a file. A write that fails ends the trace, never the engine."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._file: IO[bytes] | None = Path(path).open("ab")
+        except OSError as error:
+            raise ConfigError(f"The trace file {path} cannot be written: {error.strerror}.") from error
+        self._encoder = msgspec.json.Encoder()
+
+    def record(self, time_s: float, batch: Batch | None, stats: StepStats) -> None:
+        if self._file is None:
+            return
+        requests = [(r.request_id, r.start, r.end, r.samples) for r in batch.requests] if batch else []
+        line = {"end_s": time_s, "requests": requests, **msgspec.structs.asdict(stats)}
+        try:
+            self._file.write(self._encoder.encode(line) + b"\n")
+        except OSError:
+            self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            try:
+                file.close()
+            except OSError:
+                pass
+
+
+class NullTracer:
+    """Traces nothing: the "off" state."""
+
+    def record(self, time_s: float, batch: Batch | None, stats: StepStats) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
