@@ -1,0 +1,106 @@
+"""A model that checks its reader: KV is a dict keyed by (block, offset), and every step reads the whole context back."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from engine.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput
+from engine.config import EngineConfig, EngineInfo
+from engine.engine import Engine
+from engine.messages import AddRequest, RequestUpdate
+from engine.sampling_params import SamplingParams
+
+EOS = 0
+VOCAB_SIZE = 50
+
+
+def next_token(context: Sequence[int], seed: int = 0) -> int:
+    """A pure function of the whole context; EOS about once in 50 tokens."""
+    digest = hashlib.sha256(repr((seed, list(context))).encode()).digest()
+    return int.from_bytes(digest[:4]) % VOCAB_SIZE
+
+
+class FakeRunner:
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.kv: dict[tuple[int, int], int] = {}
+        self.batches: list[Batch] = []
+
+    def prefill(self, batch: Batch) -> StepOutput:
+        return self._run(batch)
+
+    def decode(self, batch: Batch) -> StepOutput:
+        assert all(len(request.token_ids) == 1 and request.samples for request in batch.requests)
+        return self._run(batch)
+
+    def _run(self, batch: Batch) -> StepOutput:
+        self.batches.append(batch)
+        for request in batch.requests:
+            for position, token_id in zip(range(request.start, request.end), request.token_ids, strict=True):
+                self.kv[self._slot(request, position)] = token_id
+        return StepOutput(tuple(self._answer(request) for request in batch.requests))
+
+    def _answer(self, request: ScheduledRequest) -> RequestStepOutput:
+        context = [self.kv[self._slot(request, position)] for position in range(request.end)]
+        own = [*request.prompt_token_ids, *request.output_token_ids][: request.end]
+        assert context == own, f"{request.request_id} reads KV that is not its own"
+        token_ids = (next_token(context, request.params.seed),) if request.samples else ()
+        return RequestStepOutput(request.request_id, token_ids)
+
+    def _slot(self, request: ScheduledRequest, position: int) -> tuple[int, int]:
+        return request.block_table[position // self.block_size], position % self.block_size
+
+
+def fake_info(num_blocks: int, block_size: int, max_model_len: int = 10_000) -> EngineInfo:
+    return EngineInfo(
+        model="fake",
+        architecture="Fake",
+        device="cpu",
+        dtype="float32",
+        attention="fake",
+        linear="fake",
+        vocab_size=VOCAB_SIZE,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        eos_token_ids=(EOS,),
+        weight_bytes=0,
+        kv_cache_bytes=0,
+        load_s=0.0,
+    )
+
+
+def fake_engine(num_blocks: int = 64, block_size: int = 4, **settings: Any) -> Engine:
+    """The real engine and scheduler over a FakeRunner."""
+    config = EngineConfig(model="fake", block_size=block_size, **settings)
+    return Engine(config, fake_info(num_blocks, block_size), FakeRunner(block_size))
+
+
+def add(engine: Engine, request_id: str, prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> None:
+    message = {name: fields.pop(name) for name in ("priority", "cache_salt", "output_token_ids") if name in fields}
+    params = SamplingParams(**{"max_tokens": 5, "ignore_eos": True, **fields})
+    engine.add_request(
+        AddRequest(request_id=request_id, prompt_token_ids=list(prompt), params=params, arrival_s=0.0, **message)
+    )
+
+
+def expected_tokens(prompt: Sequence[int], max_tokens: int, seed: int = 0) -> list[int]:
+    context = list(prompt)
+    for _ in range(max_tokens):
+        context.append(next_token(context, seed))
+    return context[len(prompt) :]
+
+
+def run_to_end(engine: Engine, max_steps: int = 10_000) -> dict[str, list[RequestUpdate]]:
+    """Every request's updates; fails if the engine does not come to rest."""
+    updates: dict[str, list[RequestUpdate]] = {}
+    for _ in range(max_steps):
+        if not engine.has_work:
+            return updates
+        for update in engine.step().updates:
+            updates.setdefault(update.request_id, []).append(update)
+    raise AssertionError("the engine still has work")
+
+
+def tokens_of(updates: Sequence[RequestUpdate]) -> list[int]:
+    return [token_id for update in updates for token_id in update.token_ids]

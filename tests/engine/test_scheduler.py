@@ -1,0 +1,319 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.batch import Batch, Phase
+from engine.engine import Engine
+from engine.request import FinishReason
+from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_engine, run_to_end, tokens_of
+
+
+def phases(engine: Engine) -> list[Phase]:
+    return [batch.phase for batch in batches(engine)]
+
+
+def batches(engine: Engine) -> list[Batch]:
+    runner = engine._runner
+    assert isinstance(runner, FakeRunner)
+    return runner.batches
+
+
+def test_a_request_gets_the_tokens_of_its_own_context() -> None:
+    engine = fake_engine()
+    add(engine, "a", [3, 1, 4, 1, 5], max_tokens=9)
+    updates = run_to_end(engine)["a"]
+    assert tokens_of(updates) == expected_tokens([3, 1, 4, 1, 5], 9)
+    assert [update.finish_reason for update in updates] == [None] * 8 + [FinishReason.LENGTH]
+
+
+def test_between_two_decode_steps_at_most_one_prefill_step_runs_and_within_its_budget() -> None:
+    engine = fake_engine(max_prefill_tokens_per_gap=6, max_num_batched_tokens=100)
+    add(engine, "decoder", max_tokens=30)
+    engine.step()
+    for name in "bcd":
+        add(engine, name, range(1, 20), max_tokens=2)
+    run_to_end(engine)
+    while_decoding = batches(engine)[1:25]
+    assert any(batch.phase is Phase.PREFILL for batch in while_decoding)
+    for batch, following in zip(while_decoding, while_decoding[1:], strict=False):
+        if batch.phase is Phase.PREFILL:
+            assert batch.num_tokens <= 6 and following.phase is Phase.DECODE
+
+
+def test_with_nothing_decoding_prefill_takes_its_full_budget() -> None:
+    engine = fake_engine(max_prefill_tokens_per_gap=2, max_num_batched_tokens=10)
+    add(engine, "a", range(1, 9))
+    add(engine, "b", range(1, 9))
+    engine.step()
+    assert [len(request.token_ids) for request in batches(engine)[0].requests] == [8, 2]
+
+
+def test_a_chunk_in_progress_goes_on_before_new_requests_are_admitted() -> None:
+    engine = fake_engine(max_num_batched_tokens=5)
+    add(engine, "long", range(1, 13), max_tokens=1)
+    engine.step()
+    add(engine, "urgent", [1], max_tokens=1, priority=-5)
+    engine.step()
+    engine.step()
+    ids = [[request.request_id for request in batch.requests] for batch in batches(engine)]
+    assert ids == [["long"], ["long"], ["long", "urgent"]]
+
+
+def test_waiting_requests_run_by_priority_then_arrival() -> None:
+    engine = fake_engine(max_num_seqs=1)
+    for name, priority in (("a", 1), ("b", 0), ("c", 1), ("d", -1)):
+        add(engine, name, priority=priority, max_tokens=1)
+    run_to_end(engine)
+    assert [batch.requests[0].request_id for batch in batches(engine)] == ["d", "b", "a", "c"]
+
+
+def test_no_more_than_max_num_seqs_run_at_once() -> None:
+    engine = fake_engine(max_num_seqs=3)
+    for index in range(10):
+        add(engine, str(index))
+    run_to_end(engine)
+    assert max(len(batch.requests) for batch in batches(engine)) == 3
+
+
+def test_the_newest_is_preempted_and_still_gets_its_own_tokens() -> None:
+    engine = fake_engine(num_blocks=6, block_size=2, enable_prefix_caching=False)
+    for name in "ab":
+        add(engine, name, [ord(name) % 50] * 3, max_tokens=8)
+    updates = run_to_end(engine)
+    for name in "ab":
+        assert tokens_of(updates[name]) == expected_tokens([ord(name) % 50] * 3, 8)
+    assert updates["a"][-1].num_preemptions == 0
+    assert updates["b"][-1].num_preemptions > 0
+
+
+def test_a_full_prefix_hit_still_computes_one_token() -> None:
+    engine = fake_engine(block_size=4)
+    for name in "ab":
+        add(engine, name, range(1, 9), max_tokens=1)
+        updates = run_to_end(engine)
+    first = updates["b"][0].first
+    assert first is not None and first.num_cached_tokens == 4
+    assert [len(batch.requests[0].token_ids) for batch in batches(engine)] == [8, 4]
+
+
+def test_only_equal_salts_share_a_prefix() -> None:
+    engine = fake_engine(block_size=4)
+    hits = []
+    for name, salt in (("a", "x"), ("b", "y"), ("c", "x")):
+        add(engine, name, range(1, 9), max_tokens=1, cache_salt=salt)
+        first = run_to_end(engine)[name][0].first
+        assert first is not None
+        hits.append(first.num_cached_tokens)
+    assert hits == [0, 0, 4]
+
+
+def test_a_request_that_scores_its_prompt_takes_no_prefix_hits() -> None:
+    engine = fake_engine(block_size=4)
+    add(engine, "a", range(1, 9), max_tokens=1)
+    run_to_end(engine)
+    add(engine, "b", range(1, 9), max_tokens=1, prompt_logprobs=0)
+    first = run_to_end(engine)["b"][0].first
+    assert first is not None and first.num_cached_tokens == 0
+
+
+def test_max_tokens_zero_ends_after_the_prompt_without_a_token() -> None:
+    engine = fake_engine(max_num_batched_tokens=2)
+    add(engine, "a", [1, 2, 3], max_tokens=0)
+    (update,) = run_to_end(engine)["a"]
+    assert update.token_ids == [] and update.finish_reason is FinishReason.LENGTH
+    assert update.first is not None and update.first.num_prefill_chunks == 2
+
+
+def test_a_stop_token_ends_the_request_and_is_reported() -> None:
+    tokens = expected_tokens([7, 7], 10)
+    engine = fake_engine()
+    add(engine, "a", [7, 7], max_tokens=10, stop_token_ids=(tokens[4],))
+    updates = run_to_end(engine)["a"]
+    assert tokens_of(updates) == tokens[: tokens.index(tokens[4]) + 1]
+    assert (updates[-1].finish_reason, updates[-1].stop_token_id) == (FinishReason.STOP, tokens[4])
+
+
+def find_prompt_with_eos(limit: int) -> tuple[list[int], int]:
+    for start in range(1, 50):
+        tokens = expected_tokens([start], limit)
+        if 0 in tokens[:-1]:
+            return [start], tokens.index(0)
+    raise AssertionError("no prompt leads to EOS")
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_eos_ends_the_request_unless_ignored(ignore_eos: bool) -> None:
+    prompt, index = find_prompt_with_eos(40)
+    engine = fake_engine()
+    add(engine, "a", prompt, max_tokens=40, ignore_eos=ignore_eos)
+    updates = run_to_end(engine)["a"]
+    assert len(tokens_of(updates)) == (40 if ignore_eos else index + 1)
+    assert updates[-1].stop_token_id is None
+
+
+def test_no_stop_before_min_tokens() -> None:
+    prompt, index = find_prompt_with_eos(40)
+    engine = fake_engine()
+    add(engine, "a", prompt, max_tokens=40, ignore_eos=False, min_tokens=index + 2)
+    assert len(tokens_of(run_to_end(engine)["a"])) >= index + 2
+
+
+def test_a_resumed_request_goes_on_where_it_stopped() -> None:
+    tokens = expected_tokens([5, 6, 7], 12)
+    engine = fake_engine()
+    add(engine, "a", [5, 6, 7], max_tokens=12, output_token_ids=tokens[:5])
+    updates = run_to_end(engine)["a"]
+    assert tokens_of(updates) == tokens[5:]
+    assert updates[0].first is not None and updates[0].first.first_scheduled_s is not None
+
+
+def test_a_resumed_request_whose_kv_is_cached_decodes_at_once() -> None:
+    engine = fake_engine(block_size=2)
+    add(engine, "a", [5, 6, 7], max_tokens=2)
+    tokens = tokens_of(run_to_end(engine)["a"])
+    add(engine, "b", [5, 6, 7], max_tokens=3, output_token_ids=tokens)
+    assert tokens_of(run_to_end(engine)["b"]) == expected_tokens([5, 6, 7], 3)[2:]
+    assert phases(engine)[-1] is Phase.DECODE
+
+
+def test_the_first_token_is_announced_once() -> None:
+    engine = fake_engine(max_num_batched_tokens=2)
+    add(engine, "a", [1, 2, 3, 4, 5])
+    updates = run_to_end(engine)["a"]
+    assert updates[0].first is not None and updates[0].first.num_prefill_chunks == 3
+    assert all(update.first is None for update in updates[1:])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompts=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=12), min_size=1, max_size=6),
+    block_size=st.sampled_from([1, 2, 4, 16]),
+    chunk=st.integers(1, 20),
+    gap=st.integers(1, 20),
+    caching=st.booleans(),
+    spare=st.integers(0, 8),
+)
+def test_tokens_do_not_depend_on_how_the_work_was_scheduled(
+    prompts: list[list[int]], block_size: int, chunk: int, gap: int, caching: bool, spare: int
+) -> None:
+    num_blocks = -(-max(len(prompt) + 6 for prompt in prompts) // block_size) + spare
+    engine = fake_engine(
+        num_blocks,
+        block_size,
+        max_num_batched_tokens=chunk,
+        max_prefill_tokens_per_gap=gap,
+        enable_prefix_caching=caching,
+        max_num_seqs=4,
+    )
+    for index, prompt in enumerate(prompts):
+        add(engine, str(index), prompt, max_tokens=6)
+    updates = run_to_end(engine)
+    for index, prompt in enumerate(prompts):
+        assert tokens_of(updates[str(index)]) == expected_tokens(prompt, 6)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Random arrivals, aborts and steps. The runner checks every read; the invariants check the blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = fake_engine(
+            num_blocks=9, block_size=2, max_num_seqs=4, max_num_batched_tokens=7, max_prefill_tokens_per_gap=3
+        )
+        self.scheduler = self.engine._scheduler
+        self.prompts: dict[str, tuple[list[int], int]] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.ended: dict[str, FinishReason] = {}
+
+    @rule(
+        prompt=st.lists(st.integers(1, 2), min_size=1, max_size=8),
+        max_tokens=st.integers(0, 8),
+        priority=st.integers(0, 1),
+        salt=st.sampled_from(["", "x"]),
+    )
+    def arrive(self, prompt: list[int], max_tokens: int, priority: int, salt: str) -> None:
+        name = str(len(self.prompts))
+        add(self.engine, name, prompt, max_tokens=max_tokens, priority=priority, cache_salt=salt)
+        self.prompts[name] = (prompt, max_tokens)
+        self.outputs[name] = []
+
+    @precondition(lambda self: len(self.ended) < len(self.prompts))
+    @rule(pick=st.integers(0, 100))
+    def abort(self, pick: int) -> None:
+        self._end(self._pick(pick), FinishReason.ABORT)
+
+    @rule()
+    def step(self) -> None:
+        if self.engine.has_work:
+            had_unfinished = self.scheduler.has_unfinished
+            update = self.engine.step()
+            assert (update.stats.phase is not None) == had_unfinished, "work waits, but nothing was scheduled"
+            self._account(update.updates)
+
+    @precondition(lambda self: len(self.ended) < len(self.prompts))
+    @rule(pick=st.integers(0, 100))
+    def abort_between_schedule_and_update(self, pick: int) -> None:
+        batch = self.scheduler.schedule(0.0)
+        assert batch is not None
+        output = self.engine._runner.prefill(batch)
+        self._end(self._pick(pick), FinishReason.ABORT)
+        self._account(self.scheduler.update(batch, output))
+
+    @precondition(lambda self: len(self.ended) < len(self.prompts))
+    @rule()
+    def fail(self) -> None:
+        batch = self.scheduler.schedule(0.0)
+        assert batch is not None
+        self._account(self.scheduler.fail(batch, "broken"))
+
+    def _pick(self, pick: int) -> str:
+        alive = [name for name in self.prompts if name not in self.ended]
+        return alive[pick % len(alive)]
+
+    def _end(self, name: str, reason: FinishReason) -> None:
+        self.engine.abort_requests([name, "unknown"])
+        self.ended[name] = reason
+
+    def _account(self, updates: list) -> None:  # type: ignore[type-arg]
+        for update in updates:
+            name = update.request_id
+            assert name not in self.ended, "news after the end"
+            self.outputs[name] += update.token_ids
+            if update.finish_reason is not None:
+                self.ended[name] = update.finish_reason
+            if update.finish_reason is FinishReason.LENGTH:
+                assert len(self.outputs[name]) == self.prompts[name][1]
+
+    @invariant()
+    def outputs_are_those_of_the_request_alone(self) -> None:
+        for name, output in self.outputs.items():
+            assert output == expected_tokens(self.prompts[name][0], len(output))
+
+    @invariant()
+    def blocks_are_held_by_exactly_the_running_requests(self) -> None:
+        requests = self.scheduler._requests.values()
+        tables = [request.block_table for request in requests]
+        pool = self.engine._pool
+        for block in range(9):
+            assert pool.ref_count(block) == sum(table.count(block) for table in tables)
+        stats = pool.stats
+        assert stats.free + stats.held + stats.cached == 9
+        for request in requests:
+            assert len(request.block_table) * 2 >= request.num_computed_tokens
+            assert bool(request.block_table) == (request.status == "running")
+
+    @invariant()
+    def the_unfinished_are_exactly_those_not_ended(self) -> None:
+        assert set(self.scheduler._requests) == set(self.prompts) - set(self.ended)
+        assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.scheduler._requests)
+        assert self.scheduler.num_running <= 4
+
+    def teardown(self) -> None:
+        self._account([update for updates in run_to_end(self.engine).values() for update in updates])
+        assert set(self.ended) == set(self.prompts)
+        assert self.engine._pool.stats.held == 0
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
