@@ -65,7 +65,7 @@ class EngineObserver(Protocol):
     def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int, num_cached_tokens: int) -> None: ...
 
     def on_tokens(self, num_tokens: int, gap_s: float | None) -> None:
-        """Tokens delivered by `generate`; `gap_s` is the time since the request's previous token, None for its first."""
+        """Tokens delivered by `generate`; `gap_s` is the time since the previous token, None for the first."""
 
     def on_finish(self, reason: FinishReason, timings: RequestTimings | None) -> None:
         """Called exactly once per admitted request; timings is None if it never got a token."""

@@ -17,9 +17,9 @@ from engine.errors import ConfigError, ModelError, UnsupportedModelError
 from engine.experts import use_packed_experts
 from engine.kernels import load_kernels
 from engine.kernels.cpu_features import has_native_bf16
+from engine.kv_cache import LayerShape
 from engine.linear import prepare_linears
 from engine.model_probe import probe_layers
-from engine.kv_cache import LayerShape
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -141,11 +141,13 @@ def _load_weights(
 
     module, info = _read(config.model, load)
     if missing := sorted(info["missing_keys"]):
-        raise ModelError(f"The checkpoint {config.model} is incomplete: {len(missing)} tensors such as {missing[0]} lack.")
+        raise ModelError(
+            f"The checkpoint {config.model} is incomplete: {len(missing)} tensors such as {missing[0]} lack."
+        )
     if mismatched := list(info["mismatched_keys"]):
         raise ModelError(f"The checkpoint {config.model} does not fit its config.json: see tensor {mismatched[0]}.")
     module.requires_grad_(False)
-    return module.eval().to(device)  # type: ignore[no-any-return]
+    return module.eval().to(device)
 
 
 def _context_limit(text_config: PreTrainedConfig) -> int:

@@ -21,7 +21,9 @@ class _Recorder:
         return call.query.new_zeros(num_tokens, num_heads, call.value.shape[-1])
 
 
-def probe_layers(module: PreTrainedModel, text_config: PreTrainedConfig, device: torch.device) -> tuple[LayerShape, ...]:
+def probe_layers(
+    module: PreTrainedModel, text_config: PreTrainedConfig, device: torch.device
+) -> tuple[LayerShape, ...]:
     """The KV shape of each layer. Raises UnsupportedModelError, by name and with the reason."""
     name = type(module).__name__
     recorder = _Recorder()
@@ -31,7 +33,9 @@ def probe_layers(module: PreTrainedModel, text_config: PreTrainedConfig, device:
         with torch.inference_mode(), attention_handler(recorder):
             module(input_ids=token_ids, position_ids=positions, use_cache=False)
     except Exception as error:
-        raise UnsupportedModelError(f"{name} cannot run over a paged KV cache: {type(error).__name__}: {error}") from error
+        raise UnsupportedModelError(
+            f"{name} cannot run over a paged KV cache: {type(error).__name__}: {error}"
+        ) from error
     _check_layers(name, text_config, recorder.calls)
     return tuple(_shape(recorder.calls[layer]) for layer in sorted(recorder.calls))
 

@@ -54,7 +54,7 @@ def sample(logits: Tensor, sampling: SamplingTensors, eos_token_ids: tuple[int, 
     for row in sampling.adjusted_rows:
         adjust_row(logits[row], sampling.requests[row], eos_token_ids)
     if len(sampling.greedy_rows) == logits.shape[0]:
-        return logits.argmax(dim=-1).tolist()  # type: ignore[no-any-return]
+        return logits.argmax(dim=-1).tolist()
     logits /= sampling.temperatures[:, None]
     chosen = logits.argmax(dim=-1)
     if sampling.plain_rows:
@@ -62,7 +62,7 @@ def sample(logits: Tensor, sampling: SamplingTensors, eos_token_ids: tuple[int, 
         chosen[rows] = _sample_plain(logits[rows], sampling.uniforms[rows])
     for row in sampling.filtered_rows:
         chosen[row] = _sample_filtered(logits[row], sampling.uniforms[row], sampling.requests[row].params)
-    return chosen.tolist()  # type: ignore[no-any-return]
+    return chosen.tolist()
 
 
 def score(logits: Tensor, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:

@@ -63,13 +63,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def needs_history(self) -> bool:
         """True when the next token's logits depend on the tokens before it (penalties, bad words)."""
-        return bool(
-            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0 or self.bad_words
-        )
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0 or self.bad_words)
 
     def _check_lengths(self) -> None:
         _check(self.max_tokens >= 0, "max_tokens", "must be at least 0", self.max_tokens)
-        _check(0 <= self.min_tokens, "min_tokens", "must be at least 0", self.min_tokens)
+        _check(self.min_tokens >= 0, "min_tokens", "must be at least 0", self.min_tokens)
         _check(self.min_tokens <= self.max_tokens, "min_tokens", "must not exceed max_tokens", self.min_tokens)
         _check(0 <= self.seed <= MAX_SEED, "seed", f"must be between 0 and {MAX_SEED}", self.seed)
         _check(all(self.stop), "stop", "must not contain an empty string", self.stop)

@@ -1,5 +1,6 @@
 """A step trace: one JSON line per step, off by default."""
 
+import contextlib
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -21,7 +22,7 @@ class FileTracer:
 
     def __init__(self, path: str) -> None:
         try:
-            self._file: IO[bytes] | None = Path(path).open("ab")
+            self._file: IO[bytes] | None = Path(path).open("ab")  # noqa: SIM115 - held for the life of the engine
         except OSError as error:
             raise ConfigError(f"The trace file {path} cannot be written: {error.strerror}.") from error
         self._encoder = msgspec.json.Encoder()
@@ -39,10 +40,8 @@ class FileTracer:
     def close(self) -> None:
         if self._file is not None:
             file, self._file = self._file, None
-            try:
+            with contextlib.suppress(OSError):
                 file.close()
-            except OSError:
-                pass
 
 
 class NullTracer:

@@ -1,4 +1,4 @@
-"""A model that checks its reader: KV is a dict keyed by (block, offset), and every step reads the whole context back."""
+"""A model that checks its reader: KV is a dict by (block, offset), and every step reads its whole context back."""
 
 import hashlib
 from collections.abc import Sequence

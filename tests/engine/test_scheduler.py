@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,7 +38,7 @@ def test_between_two_decode_steps_at_most_one_prefill_step_runs_and_within_its_b
     run_to_end(engine)
     while_decoding = batches(engine)[1:25]
     assert any(batch.phase is Phase.PREFILL for batch in while_decoding)
-    for batch, following in zip(while_decoding, while_decoding[1:], strict=False):
+    for batch, following in pairwise(while_decoding):
         if batch.phase is Phase.PREFILL:
             assert batch.num_tokens <= 6 and following.phase is Phase.DECODE
 
