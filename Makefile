@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Arguments for the command behind serve, test, bench and loadtest: make test ARGS="-k sampler -x"
 ARGS ?=
 
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 CHECKED := engine server loadtest $(wildcard benchmarks)
@@ -51,7 +51,7 @@ clean: ## remove .venv, caches and build outputs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed: make PYTHON=python3.11" * (sys.version_info < (3, 11)))'
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or later: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 
 # torch goes first and alone, so that its build is chosen by the constraint and by nothing that depends on it.
