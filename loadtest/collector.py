@@ -1,0 +1,107 @@
+"""From the data of a stream's events to what the stream told: arrivals, usage, the server's timings, errors."""
+
+import json
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from loadtest.record import Outcome, Usage
+
+# The server's own phases, as named in its `timings` object; other servers' objects of that name have other keys.
+SERVER_TIMINGS = (
+    "queue_ms",
+    "prefill_ms",
+    "ttft_ms",
+    "decode_ms",
+    "itl_ms",
+    "itl_p99_ms",
+    "e2e_ms",
+    "generated_tokens",
+)
+
+
+class StreamCollector:
+    """Collects one stream. `on_event` is the hot path: it runs once per token, inside the socket's callback."""
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self.server_ms: dict[str, float] = {}
+        self._arrivals_s = array("d")
+        self._is_done = False
+        self._ends_without_token = False
+        self._failure: tuple[Outcome, str] | None = None
+
+    def on_event(self, data: bytes, now_s: float) -> None:
+        """One event whose last byte was read at `now_s`. Nothing after a failure is looked at."""
+        if self._failure is not None:
+            return
+        if data == b"[DONE]":
+            self._is_done = True
+            return
+        try:
+            chunk = json.loads(data.decode())  # decoded here: loads would guess the encoding first
+        except ValueError:
+            self._failure = (Outcome.BROKEN, f"an event is not JSON: {data[:80]!r}")
+            return
+        if not isinstance(chunk, dict):
+            self._failure = (Outcome.BROKEN, f"an event is not a JSON object: {data[:80]!r}")
+        elif chunk.get("error"):
+            self._failure = (Outcome.STREAM_ERROR, error_message(chunk))
+        else:
+            try:
+                self._on_chunk(chunk, now_s)
+            except (AttributeError, TypeError, ValueError, LookupError):
+                self._failure = (Outcome.BROKEN, f"an event has a shape of its own: {data[:200]!r}")
+
+    def _on_chunk(self, chunk: dict[str, Any], now_s: float) -> None:
+        if choices := chunk.get("choices"):
+            self._arrivals_s.append(now_s)
+            choice = choices[0]
+            self._ends_without_token = bool(choice.get("finish_reason")) and not choice.get("text")
+        if usage := chunk.get("usage"):
+            self.usage = _parse_usage(usage)
+        if timings := chunk.get("timings"):
+            self.server_ms.update(_numbers(timings))
+
+    @property
+    def arrivals_s(self) -> Sequence[float]:
+        """Arrivals of tokens. Some servers close with an empty chunk that carries only the finish reason: by `usage`
+        there is then one chunk more than tokens, and it is no arrival."""
+        if self.usage and self._ends_without_token and len(self._arrivals_s) > self.usage.completion_tokens:
+            return self._arrivals_s[:-1]
+        return self._arrivals_s
+
+    @property
+    def has_failed(self) -> bool:
+        """An event said so, whatever the rest of the response looks like."""
+        return self._failure is not None
+
+    def verdict(self) -> tuple[Outcome, str]:
+        """How the stream ended, and why where that is not OK. Asked once, after the body's end."""
+        if self._failure is not None:
+            return self._failure
+        if not self._is_done:
+            return Outcome.BROKEN, "the stream ended without [DONE]"
+        if not self._arrivals_s and not (self.usage and self.usage.completion_tokens == 0):
+            return Outcome.BROKEN, "the stream carried no token"
+        return Outcome.OK, ""
+
+
+def error_message(body: Any) -> str:
+    """The message inside an OpenAI error body, or as much of whatever came instead as helps."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return str(message)[:300]
+
+
+def _parse_usage(usage: dict[str, Any]) -> Usage:
+    details = usage.get("prompt_tokens_details") or {}
+    return Usage(
+        prompt_tokens=int(usage.get("prompt_tokens") or 0),
+        completion_tokens=int(usage.get("completion_tokens") or 0),
+        cached_prompt_tokens=int(details.get("cached_tokens") or 0),
+    )
+
+
+def _numbers(timings: dict[str, Any]) -> dict[str, float]:
+    return {name: float(timings[name]) for name in SERVER_TIMINGS if isinstance(timings.get(name), int | float)}

@@ -1,0 +1,186 @@
+"""From records to numbers, in bounded memory. A latency is in milliseconds, a span of time in seconds."""
+
+import random
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadtest.record import Outcome, Record
+
+_MAX_EXAMPLES = 5  # distinct error messages kept
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What is told of a sample."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    min: float
+    max: float
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Linear interpolation between the closest ranks of a non-empty ascending sequence."""
+    rank = (len(ordered) - 1) * percent / 100
+    below = int(rank)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
+
+
+class Sample:
+    """Values of which count, mean and extremes are exact, and the percentiles too up to `capacity` values.
+
+    Beyond that an evenly drawn reservoir stands for all (Vitter's algorithm R), so memory stays bounded.
+    """
+
+    def __init__(self, capacity: int = 200_000) -> None:
+        self.values = array("d")
+        self._capacity = capacity
+        self._random = random.Random(0)
+        self._count = 0
+        self._sum = 0.0
+        self._min = float("inf")
+        self._max = float("-inf")
+
+    def add(self, value: float | None) -> None:
+        """None is no value."""
+        if value is None:
+            return
+        self._count += 1
+        self._sum += value
+        self._min = min(self._min, value)
+        self._max = max(self._max, value)
+        if len(self.values) < self._capacity:
+            self.values.append(value)
+        elif (slot := self._random.randrange(self._count)) < self._capacity:
+            self.values[slot] = value
+
+    def distribution(self) -> Distribution | None:
+        """None of an empty sample."""
+        if not self._count:
+            return None
+        ordered = sorted(self.values)
+        p50, p90, p95, p99 = (percentile(ordered, percent) for percent in (50, 90, 95, 99))
+        return Distribution(self._count, self._sum / self._count, p50, p90, p95, p99, self._min, self._max)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What a request must meet to count as good; None means any."""
+
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self.ttft_ms is not None or self.itl_ms is not None
+
+    def are_met_by(self, record: Record) -> bool:
+        """An OK request whose TTFT, and the 99th percentile of whose own gaps, are within the targets."""
+        reply = record.reply
+        if reply.outcome is not Outcome.OK:
+            return False
+        gaps = sorted(reply.itl_s)
+        ttft_ms = (reply.ttft_s or 0.0) * 1000
+        itl_p99_ms = percentile(gaps, 99) * 1000 if gaps else 0.0
+        return (self.ttft_ms is None or ttft_ms <= self.ttft_ms) and (self.itl_ms is None or itl_p99_ms <= self.itl_ms)
+
+
+class Summary:
+    """What the records of one group add up to. Latencies are of OK requests only."""
+
+    def __init__(self, targets: Targets) -> None:
+        self.targets = targets
+        self.outcomes: Counter[Outcome] = Counter()
+        self.statuses: Counter[int] = Counter()  # of the requests refused with an HTTP status, 429 included
+        self.examples: Counter[str] = Counter()  # of what went wrong
+        self.ttft_ms, self.itl_ms, self.tpot_ms, self.e2e_ms = Sample(), Sample(), Sample(), Sample()
+        self.connect_ms, self.send_lag_ms = Sample(), Sample()
+        self.prompt_tokens = self.completion_tokens = self.cached_prompt_tokens = 0
+        self.num_without_usage = 0  # OK requests of which the server told no usage
+        self.num_other_length = 0  # OK requests with more or fewer tokens than asked for
+        self.num_coalesced = 0  # chunks that came in the same read as the one before, so with a gap of zero
+        self.num_good = 0
+        self.num_retries = 0
+        self.retry_wait_s = 0.0
+        self.busy_s = 0.0  # sum over the runs of the span from the first request's start to the last one's end
+        self._run_began_s: float | None = None
+        self._run_ended_s = 0.0
+
+    @property
+    def num_requests(self) -> int:
+        return self.outcomes.total()
+
+    @property
+    def num_ok(self) -> int:
+        return self.outcomes[Outcome.OK]
+
+    @property
+    def good_fraction(self) -> float | None:
+        """Of all requests, failed and rejected ones included."""
+        return self.num_good / self.num_requests if self.num_requests else None
+
+    def add(self, record: Record) -> None:
+        reply = record.reply
+        self.outcomes[reply.outcome] += 1
+        self.num_retries += record.num_retries
+        self.retry_wait_s += record.retry_wait_s
+        if record.send_lag_s is not None:
+            self.send_lag_ms.add(record.send_lag_s * 1000)
+        began_s = reply.sent_s - reply.connect_s
+        self._run_began_s = began_s if self._run_began_s is None else min(self._run_began_s, began_s)
+        self._run_ended_s = max(self._run_ended_s, reply.ended_s)
+        if self.targets.is_set:
+            self.num_good += self.targets.are_met_by(record)
+        if reply.outcome is Outcome.OK:
+            self._add_ok(record)
+        else:
+            self._add_failure(record)
+
+    def end_run(self) -> None:
+        """Closes the span of a run; the records of the next one begin another."""
+        if self._run_began_s is not None:
+            self.busy_s += self._run_ended_s - self._run_began_s
+        self._run_began_s, self._run_ended_s = None, 0.0
+
+    def _add_ok(self, record: Record) -> None:
+        reply = record.reply
+        self.ttft_ms.add(_ms(reply.ttft_s))
+        self.tpot_ms.add(_ms(reply.tpot_s))
+        self.e2e_ms.add(_ms(reply.e2e_s))
+        self.connect_ms.add(_ms(reply.connect_s))
+        for gap_s in reply.itl_s:
+            self.itl_ms.add(gap_s * 1000)
+            self.num_coalesced += gap_s == 0.0
+        if reply.usage is None:
+            self.num_without_usage += 1
+            return
+        self.prompt_tokens += reply.usage.prompt_tokens
+        self.completion_tokens += reply.usage.completion_tokens
+        self.cached_prompt_tokens += reply.usage.cached_prompt_tokens
+        self.num_other_length += reply.usage.completion_tokens != record.max_tokens
+
+    def _add_failure(self, record: Record) -> None:
+        reply = record.reply
+        if reply.outcome in (Outcome.HTTP_ERROR, Outcome.REJECTED) and reply.status is not None:
+            self.statuses[reply.status] += 1
+        if reply.message in self.examples or len(self.examples) < _MAX_EXAMPLES:
+            self.examples[reply.message] += 1
+
+    def per_second(self, total: float) -> float | None:
+        """A total as a rate over the time in which requests were under way."""
+        return total / self.busy_s if self.busy_s > 0 else None
+
+    def token_rate(self, num_tokens: int) -> float | None:
+        """None also where some answers did not say how many tokens they had."""
+        return None if self.num_without_usage else self.per_second(num_tokens)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1000
