@@ -1,0 +1,135 @@
+"""Token ids -> text, one token at a time: characters are held back until complete, stop strings are found and cut.
+
+Works on bytes, not by decoding windows of tokens again: every token has its own bytes, so a delta costs the same
+whatever came before, and the concatenated deltas are the full decode by construction.
+"""
+
+import codecs
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class TokenTable(Protocol):
+    """What the detokenizer needs of a tokenizer."""
+
+    @property
+    def special_ids(self) -> Set[int]: ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes this token adds in the middle of a text: perhaps only a part of a character."""
+
+
+class IncrementalDetokenizer:
+    """The text of one growing sequence. Each `append` returns the text that became certain with that token.
+
+    A stop string is looked for in the text that ends with token number `min_tokens` or a later one. The first to be
+    completed ends the text (of several completed by the same character, the longest); then `stop_string` names it,
+    and nothing may be appended any more.
+    """
+
+    def __init__(
+        self,
+        table: TokenTable,
+        *,
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        min_tokens: int = 0,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._token_bytes = table.token_bytes
+        self._skipped_ids: Set[int] = table.special_ids if skip_special_tokens else frozenset()
+        self._finder = _StopFinder(stop) if stop else None
+        self._includes_stop = include_stop_str_in_output
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self._incomplete = b""  # the beginning of a character, at most 3 bytes
+        self._held = ""  # may yet turn out to be the beginning of a stop string
+        self.stop_string: str | None = None
+
+    def append(self, token_id: int) -> str:
+        """The text that this token makes certain, often all of its own, perhaps none."""
+        self._num_tokens += 1
+        if token_id in self._skipped_ids:
+            return ""
+        data = self._incomplete + self._token_bytes(token_id)
+        text, num_used = codecs.utf_8_decode(data, "replace", False)
+        self._incomplete = data[num_used:]
+        return self._release(text)
+
+    def flush(self) -> str:
+        """The text still held back, at the sequence's end. Bytes that never became a character are U+FFFD."""
+        text = self._release(codecs.utf_8_decode(self._incomplete, "replace", True)[0])
+        if self.stop_string is None:
+            text += self._held
+        self._incomplete, self._held = b"", ""
+        return text
+
+    def _release(self, text: str) -> str:
+        if self._finder is None or not text:
+            return text
+        held = self._held + text
+        found = self._finder.feed(text, may_stop=self._num_tokens >= self._min_tokens)
+        if found is None:
+            num_certain = len(held) - self._finder.num_held
+            self._held = held[num_certain:]
+            return held[:num_certain]
+        self.stop_string, self._held = found.string, ""
+        end = len(held) - len(text) + found.end
+        return held[: end if self._includes_stop else end - len(found.string)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    string: str
+    end: int
+    """Index in the text fed last, just behind the stop string's last character."""
+
+
+class _StopFinder:
+    """Looks for several strings in a text that arrives in pieces (Knuth, Morris and Pratt 1977, one automaton each)."""
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        # Longest first: of several that end at the same character, the first in this order is taken.
+        self._automata = [(string, _borders(string)) for string in sorted(strings, key=len, reverse=True)]
+        self._matched = [0] * len(strings)  # characters of each string that the text so far ends with
+
+    @property
+    def num_held(self) -> int:
+        """Characters at the end of the text that may be the beginning of a match."""
+        return max(self._matched)
+
+    def feed(self, text: str, may_stop: bool) -> _Found | None:
+        """The first match that ends in `text`; unless `may_stop`, matches that end in it count for nothing."""
+        for position, character in enumerate(text):
+            string = self._advance(character)
+            if string is not None and may_stop:
+                return _Found(string, position + 1)
+        return None
+
+    def _advance(self, character: str) -> str | None:
+        """The longest string that ends with this character."""
+        found = None
+        for index, (string, borders) in enumerate(self._automata):
+            length = self._matched[index]
+            while length and string[length] != character:
+                length = borders[length - 1]
+            if string[length] == character:
+                length += 1
+            if length == len(string):
+                found = found or string
+                length = borders[length - 1]
+            self._matched[index] = length
+        return found
+
+
+def _borders(string: str) -> list[int]:
+    """For each prefix, the length of its longest proper prefix that is also its suffix."""
+    borders = [0] * len(string)
+    length = 0
+    for index in range(1, len(string)):
+        while length and string[index] != string[length]:
+            length = borders[length - 1]
+        length += string[index] == string[length]
+        borders[index] = length
+    return borders

@@ -1,0 +1,156 @@
+"""Text <-> token ids: the only module that knows the tokenizer library. Imports neither torch nor transformers.
+
+Encoding and decoding may run in several threads at once: nothing changes the library's object after loading.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from engine.errors import InvalidParameterError
+from engine.tokenizer_files import TokenizerFiles, load_tokenizer_files
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_MAX_IDS = 2**32
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer. Text never raises: lone surrogates count as U+FFFD."""
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        self._backend: tokenizers.Tokenizer = files.backend
+        self._named_tokens = files.named_tokens
+        self._chat_templates = files.chat_templates
+        self._bytes: dict[int, bytes] = {}  # filled as tokens are used
+        self._byte_of_character = _byte_level_alphabet()
+        added = self._backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        """Ids that `skip_special_tokens` leaves out of the text."""
+        self.vocab_size = self._backend.get_vocab_size(with_added_tokens=True)
+        self._anchor = self.encode("a", add_special_tokens=False)[-1:]
+        self._anchor_text = self.decode(self._anchor, skip_special_tokens=False)
+
+    @classmethod
+    def from_pretrained(
+        cls, model: str, *, revision: str | None = None, trust_remote_code: bool = False
+    ) -> "Tokenizer":
+        """`model` is a checkpoint directory or a hub id. Raises ModelError."""
+        return cls(load_tokenizer_files(model, revision=revision, trust_remote_code=trust_remote_code))
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._named_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._named_id("eos_token")
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Special tokens written out in `text` become their ids, as in transformers."""
+        try:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        except TypeError:  # what the library makes of text that UTF-8 cannot express
+            encoding = self._backend.encode(_without_surrogates(text), add_special_tokens=add_special_tokens)
+        return encoding.ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence. Ids outside the vocabulary add nothing; spaces are never "cleaned up"."""
+        known = [token_id for token_id in token_ids if 0 <= token_id < _MAX_IDS]  # the library raises beyond
+        return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """What the token adds in the middle of a text, special tokens shown; U+FFFD for parts of characters."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes the token adds in the middle of a text: perhaps only a part of a character."""
+        data = self._bytes.get(token_id)
+        if data is None:
+            data = self._bytes[token_id] = self._find_bytes(token_id)
+        return data
+
+    def bad_word_ids(self, word: str) -> list[tuple[int, ...]]:
+        """The id sequences that write `word`: as a new word after a space, and right behind other characters."""
+        bare = word.lstrip(" ")
+        spellings = (self._ids_after("a", " " + bare), self._ids_after("\n", bare)) if bare else (self._plain(word),)
+        return [tuple(ids) for ids in dict.fromkeys(map(tuple, spellings)) if ids]
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._chat_templates)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt text of a conversation. Raises InvalidParameterError with the template's own complaint.
+
+        `variables` reach the template (add_generation_prompt, ...). The first call imports transformers' renderer
+        (torch-free, 25 MB, a second).
+        """
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        template = chat_template or self._chat_template(has_tools=tools is not None)
+        if template is None:
+            raise InvalidParameterError("messages", "This model has no chat template; give one, or use completions.")
+        try:
+            rendered, _ = render_jinja_template(
+                [list(messages)], tools=tools, chat_template=template, **{**self._named_tokens, **variables}
+            )
+        except (TemplateError, ValueError, TypeError) as error:
+            raise InvalidParameterError("messages", f"The chat template refuses the messages: {error}") from error
+        return str(rendered[0])
+
+    def _chat_template(self, has_tools: bool) -> str | None:
+        default = self._chat_templates.get("default")
+        return self._chat_templates.get("tool_use", default) if has_tools else default
+
+    def _named_id(self, name: str) -> int | None:
+        token = self._named_tokens.get(name)
+        return None if token is None else self._backend.token_to_id(token)
+
+    def _plain(self, text: str) -> list[int]:
+        return self.encode(text, add_special_tokens=False)
+
+    def _ids_after(self, context: str, text: str) -> list[int]:
+        before, whole = self._plain(context), self._plain(context + text)
+        return whole[len(before) :] if whole[: len(before)] == before else self._plain(text)
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        """Decoding behind another token keeps the leading space that decoders strip from the start of a text.
+
+        Where that gives U+FFFD the token is a part of a character, and its name says which bytes it stands for.
+        """
+        text = self.decode([*self._anchor, token_id], skip_special_tokens=False)
+        if not text.startswith(self._anchor_text):
+            text = self._anchor_text + self.decode([token_id], skip_special_tokens=False)
+        text = text[len(self._anchor_text) :]
+        return text.encode() if _REPLACEMENT not in text else self._bytes_by_name(token_id, text)
+
+    def _bytes_by_name(self, token_id: int, text: str) -> bytes:
+        name = self._backend.id_to_token(token_id) or ""
+        if byte := _BYTE_TOKEN.fullmatch(name):
+            return bytes([int(byte[1], 16)])
+        data = [self._byte_of_character.get(character) for character in name]
+        return text.encode() if None in data else bytes(byte for byte in data if byte is not None)
+
+
+def _without_surrogates(text: str) -> str:
+    """Joins surrogate pairs; U+FFFD for lone ones."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Character -> byte of the byte-level alphabet (GPT-2): printable Latin-1 bytes stand for themselves, the others,
+    in order, for the characters from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

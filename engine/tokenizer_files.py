@@ -1,0 +1,136 @@
+"""A checkpoint's tokenizer files -> the library's object and what else they say.
+
+`tokenizer.json` is read directly: transformers' AutoTokenizer would bring torch into the process (about 200 MB). Only
+a checkpoint without that file, or with a tokenizer class of its own, is loaded through AutoTokenizer. As there, what
+the file says about tokens at the ends of a text stands, and add_bos_token in the configuration changes nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tokenizers
+
+from engine.errors import ModelError
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_HUB_FILES = (
+    *("tokenizer*", "special_tokens_map.json", "chat_template*", "additional_chat_templates/*", "config.json"),
+    *("vocab*", "merges.txt", "added_tokens.json", "*.model", "*.tiktoken", "tokenization_*.py"),  # for AutoTokenizer
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What a checkpoint says about its tokenizer."""
+
+    backend: tokenizers.Tokenizer
+    named_tokens: Mapping[str, str]
+    """bos_token, eos_token, ... as far as they are set."""
+    chat_templates: Mapping[str, str]
+    """By name; the usual one is called default."""
+
+
+def load_tokenizer_files(model: str, *, revision: str | None, trust_remote_code: bool) -> TokenizerFiles:
+    """`model` is a checkpoint directory or a hub id. Raises ModelError."""
+    folder = _folder_of(model, revision)
+    config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+    has_own_class = "AutoTokenizer" in (config.get("auto_map") or {})
+    if not (folder / "tokenizer.json").is_file() or (has_own_class and trust_remote_code):
+        return _from_transformers(folder, trust_remote_code)
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises plain Exception
+        raise ModelError(f"The tokenizer of {model} is damaged: {error}.") from error
+    named = {name: content for name in _NAMED_TOKENS if (content := _content(config.get(name)))}
+    _add_missing_tokens(backend, config, named)
+    return TokenizerFiles(_plain(backend), named, _chat_templates(folder, config))
+
+
+def _folder_of(model: str, revision: str | None) -> Path:
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or model.startswith((".", "~")):
+        raise ModelError(f"The model directory {model} does not exist.")
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(model, revision=revision, allow_patterns=list(_HUB_FILES)))
+    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"{model} is neither a directory nor a model that the hub can give: {reason}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ModelError(f"{path} is damaged: {error}.") from error
+
+
+def _from_transformers(folder: Path, trust_remote_code: bool) -> TokenizerFiles:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+    except Exception as error:  # many kinds: missing files, damaged files, remote code not trusted
+        raise ModelError(f"The tokenizer in {folder} cannot be loaded: {error}") from error
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ModelError(f"The tokenizer in {folder} is pure Python code; only those with a fast form can be served.")
+    named = {name: str(token) for name in _NAMED_TOKENS if (token := getattr(tokenizer, name, None))}
+    template = getattr(tokenizer, "chat_template", None) or {}
+    return TokenizerFiles(_plain(backend), named, template if isinstance(template, dict) else {"default": template})
+
+
+def _plain(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Without truncation and padding, which some files ask for: prompts are never cut silently.
+
+    With neither set, and nobody setting them, concurrent use is safe.
+    """
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _add_missing_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
+    """The configuration may know added tokens that tokenizer.json does not."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for token in _configured_tokens(config, named):
+        if token.content not in known:
+            known.add(token.content)
+            backend.add_tokens([token])
+
+
+def _configured_tokens(config: Mapping[str, Any], named: Mapping[str, str]) -> Iterator[tokenizers.AddedToken]:
+    by_id = config.get("added_tokens_decoder") or {}
+    for _, fields in sorted(by_id.items(), key=lambda item: int(item[0])):
+        flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
+        yield tokenizers.AddedToken(fields["content"], **{name: fields[name] for name in flags if name in fields})
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    for token in [*named.values(), *(extra.values() if isinstance(extra, dict) else extra)]:
+        if content := _content(token):
+            yield tokenizers.AddedToken(content, special=True, normalized=False)
+
+
+def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Files take precedence over the configuration's entry, which is one template or a list of named ones."""
+    entry = config.get("chat_template") or []
+    listed = [{"name": "default", "template": entry}] if isinstance(entry, str) else entry
+    templates = {item["name"]: item["template"] for item in listed}
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = path.read_text(encoding="utf-8")
+    if (path := folder / "chat_template.jinja").is_file():
+        templates["default"] = path.read_text(encoding="utf-8")
+    return templates
+
+
+def _content(token: object) -> str | None:
+    """A token is written as a string or as an object with its content."""
+    value = token.get("content") if isinstance(token, dict) else token
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,209 @@
+"""The tokenizer against transformers, and the texts and files that break others."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import processors
+
+from engine.errors import InvalidParameterError, ModelError
+from engine.tokenizer import Tokenizer
+from tests.engine import sample_tokenizers
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("byte_level")
+    return sample_tokenizers.load(
+        folder,
+        sample_tokenizers.byte_level(),
+        bos_token="<|bos|>",
+        eos_token="<|eos|>",
+        chat_template=sample_tokenizers.CHAT_TEMPLATE,
+    )
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_like(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("sp")
+    backend = sample_tokenizers.sentencepiece_like()
+    return sample_tokenizers.load(folder, backend, bos_token="<s>", eos_token="</s>")
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_every_text_comes_back(byte_level: Tokenizer, text: str) -> None:
+    assert byte_level.decode(byte_level.encode(text), skip_special_tokens=False) == text
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_no_text_raises(byte_level: Tokenizer, sentencepiece_like: Tokenizer, text: str) -> None:
+    byte_level.encode(text)
+    sentencepiece_like.encode(text)
+
+
+def test_lone_surrogates_and_null_bytes_are_characters(byte_level: Tokenizer) -> None:
+    assert byte_level.decode(byte_level.encode("a\ud800\0\ud83d\ude00")) == "a\ufffd\0😀"
+
+
+@given(st.lists(st.integers(-5, 2**40), max_size=10))
+def test_no_id_raises(byte_level: Tokenizer, token_ids: list[int]) -> None:
+    byte_level.decode(token_ids)
+    assert all(isinstance(byte_level.token_text(token_id), str) for token_id in token_ids)
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=40))
+def test_bytes_of_the_tokens_are_the_bytes_of_the_text(
+    byte_level: Tokenizer, sentencepiece_like: Tokenizer, text: str
+) -> None:
+    joined = b"".join(map(byte_level.token_bytes, byte_level.encode(text)))
+    assert joined == text.encode()
+    joined = b"".join(map(sentencepiece_like.token_bytes, sentencepiece_like.encode(text, add_special_tokens=False)))
+    assert joined == (" " + text if text else "").replace("▁", " ").encode()
+
+
+def test_token_texts_keep_spaces_and_show_special_tokens(byte_level: Tokenizer, sentencepiece_like: Tokenizer) -> None:
+    assert [byte_level.token_text(i) for i in byte_level.encode(" the<|eos|>")] == [" the", "<|eos|>"]
+    assert sentencepiece_like.token_text(sentencepiece_like.encode("the")[0]).startswith(" ")
+
+
+def test_special_tokens_are_known(byte_level: Tokenizer) -> None:
+    assert byte_level.special_ids == set(byte_level.encode("<|bos|><|eos|><|im_start|>"))
+    assert byte_level.eos_token_id == byte_level.encode("<|eos|>")[0]
+    assert byte_level.bos_token_id == byte_level.encode("<|bos|>")[0]
+
+
+def test_bytes_of_a_sentencepiece_vocabulary_are_not_special(sentencepiece_like: Tokenizer) -> None:
+    assert len(sentencepiece_like.special_ids) == 3
+    assert sentencepiece_like.decode(sentencepiece_like.encode("日")) == "日"
+
+
+@pytest.mark.parametrize("config", [{"add_bos_token": True}, {"tokenizer_class": "PreTrainedTokenizerFast"}, {}])
+def test_encoding_equals_transformers(tmp_path: Path, config: dict[str, Any]) -> None:
+    from transformers import AutoTokenizer
+
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    backend = sample_tokenizers.sentencepiece_like()
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    mine = sample_tokenizers.load(tmp_path, backend, **tokens, **config)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("the fox", "  été\n日本 <pad></s>x", sample_tokenizers.TEXT):
+        for special in (True, False):
+            assert mine.encode(text, special) == theirs.encode(text, add_special_tokens=special)
+            assert mine.decode(mine.encode(text), special) == theirs.decode(mine.encode(text), special)
+    assert mine.vocab_size == len(theirs)
+    assert mine.special_ids == set(theirs.all_special_ids)
+
+
+def test_added_tokens_of_the_configuration_are_added(tmp_path: Path) -> None:
+    backend = sample_tokenizers.byte_level()
+    tool = backend.get_vocab_size()
+    entries = {str(tool): {"content": "<tool>", "special": False, "normalized": False}}
+    pad = {"content": "<pad>"}
+    tokenizer = sample_tokenizers.load(tmp_path, backend, added_tokens_decoder=entries, pad_token=pad)
+    assert tokenizer.encode("<tool><pad>") == [tool, tool + 1]
+    assert tool + 1 in tokenizer.special_ids and tool not in tokenizer.special_ids
+
+
+def test_prompts_are_never_truncated_or_padded(tmp_path: Path) -> None:
+    backend = sample_tokenizers.byte_level()
+    plain = backend.encode(sample_tokenizers.TEXT).ids
+    backend.enable_truncation(4)
+    backend.enable_padding(length=2000)
+    assert sample_tokenizers.load(tmp_path, backend).encode(sample_tokenizers.TEXT) == plain
+
+
+def test_threads_encode_and_decode_at_once(byte_level: Tokenizer) -> None:
+    def round_trip(number: int) -> bool:
+        text = f"{number} {sample_tokenizers.TEXT}"
+        return byte_level.decode(byte_level.encode(text, add_special_tokens=number % 2 == 0)) == text
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(round_trip, range(400)))
+
+
+@pytest.mark.parametrize("word", ["fox", " fox", "the lazy"])
+def test_bad_words_are_found_as_new_words_and_inside_words(byte_level: Tokenizer, word: str) -> None:
+    texts = {byte_level.decode(ids) for ids in byte_level.bad_word_ids(word)}
+    assert texts == {" " + word.strip(), word.strip()}
+
+
+def test_bad_words_of_a_stripping_tokenizer_are_found_inside_words(sentencepiece_like: Tokenizer) -> None:
+    after_quote = sentencepiece_like.encode("x\nfox", add_special_tokens=False)
+    inside = [ids for ids in sentencepiece_like.bad_word_ids("fox") if tuple(after_quote[-len(ids) :]) == ids]
+    assert inside
+
+
+def test_chat_template_is_rendered_with_the_named_tokens(byte_level: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    assert byte_level.has_chat_template
+    assert byte_level.render_chat(messages) == "<|im_start|>user: hi<|eos|>"
+    assert byte_level.render_chat(messages, chat_template="{{ x }}{{ bos_token }}", x=1) == "1<|bos|>"
+
+
+def test_chat_template_file_comes_before_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("file")
+    tokenizer = sample_tokenizers.load(tmp_path, sample_tokenizers.byte_level(), chat_template="config")
+    assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "file"
+
+
+def test_conversations_with_tools_take_the_template_made_for_them(tmp_path: Path) -> None:
+    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0].name }}"}]
+    tokenizer = sample_tokenizers.load(tmp_path, sample_tokenizers.byte_level(), chat_template=templates)
+    assert tokenizer.render_chat([{"role": "user"}], tools=[{"name": "f"}]) == "f"
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% if %}", "{{ ''.__class__.mro() }}"])
+def test_what_a_chat_template_refuses_is_a_clear_error(byte_level: Tokenizer, template: str) -> None:
+    with pytest.raises(InvalidParameterError, match="chat template"):
+        byte_level.render_chat([{"role": "user", "content": "hi"}], chat_template=template)
+
+
+def test_a_missing_chat_template_is_a_clear_error(sentencepiece_like: Tokenizer) -> None:
+    assert not sentencepiece_like.has_chat_template
+    with pytest.raises(InvalidParameterError, match="no chat template"):
+        sentencepiece_like.render_chat([{"role": "user", "content": "hi"}])
+
+
+def test_a_missing_directory_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        Tokenizer.from_pretrained(str(tmp_path / "nowhere"))
+
+
+def test_a_directory_without_tokenizer_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        Tokenizer.from_pretrained(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+def test_a_damaged_file_is_a_clear_error(tmp_path: Path, name: str) -> None:
+    sample_tokenizers.write_checkpoint(tmp_path, sample_tokenizers.byte_level())
+    (tmp_path / name).write_text('{"half')
+    with pytest.raises(ModelError, match="damaged"):
+        Tokenizer.from_pretrained(str(tmp_path))
+
+
+def test_a_checkpoint_without_tokenizer_json_goes_through_transformers(tmp_path: Path) -> None:
+    backend = sample_tokenizers.byte_level()
+    backend.model.save(str(tmp_path))  # vocab.json and merges.txt, as old GPT-2 checkpoints have
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    text = "The quick brown fox"
+    assert Tokenizer.from_pretrained(str(tmp_path)).encode(text) == backend.encode(text).ids
+
+
+def test_tokenizing_and_chat_templates_import_no_torch(tmp_path: Path) -> None:
+    backend = sample_tokenizers.byte_level()
+    sample_tokenizers.write_checkpoint(tmp_path, backend, chat_template=sample_tokenizers.CHAT_TEMPLATE)
+    script = (
+        "import sys; from engine.tokenizer import Tokenizer\n"
+        "tokenizer = Tokenizer.from_pretrained(sys.argv[1])\n"
+        "tokenizer.decode(tokenizer.encode(tokenizer.render_chat([{'role': 'user', 'content': 'hi'}])))\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, timeout=120).returncode == 0
