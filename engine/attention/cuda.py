@@ -1,0 +1,164 @@
+"""Paged attention on CUDA devices by torch's own FlashAttention (`torch.nn.attention.varlen`).
+
+Torch's built-in FlashAttention 2 takes no block table, so the context is gathered out of its blocks first. Where
+FlashAttention 3 is installed (package `flash_attn_interface`, Hopper GPUs) it reads the blocks in place. What neither
+does (softcap, sinks, float32, head sizes that are not multiples of 8 or above 256, a value size other than the key's)
+goes to the reference, said once in the log.
+"""
+
+import functools
+import importlib.util
+import logging
+
+import torch
+from torch import Tensor
+from torch.nn.attention import activate_flash_attention_impl
+from torch.nn.attention.varlen import varlen_attn
+
+from engine.attention import reference
+from engine.attention.metadata import AttentionMetadata
+
+logger = logging.getLogger(__name__)
+
+write_kv = reference.write_kv
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    *,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """As `reference.paged_attention`."""
+    reason = why_not_flash(query, key_cache, value_cache, softcap, sinks)
+    if reason is not None:
+        _say_once(reason)
+        return reference.paged_attention(
+            query,
+            key_cache,
+            value_cache,
+            metadata,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sinks=sinks,
+        )
+    run = _attend_blocks if _has_flash3(query.device) else _attend_gathered
+    return run(query, key_cache, value_cache, metadata, scaling, _window(sliding_window))
+
+
+def why_not_flash(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, softcap: float | None, sinks: Tensor | None
+) -> str | None:
+    """What FlashAttention cannot do of such a call; None when it can do all of it."""
+    head_size = query.shape[2]
+    refusals = {
+        "softcap": softcap is not None,
+        "attention sinks": sinks is not None,
+        f"{query.dtype} queries on a {key_cache.dtype} cache": (
+            query.dtype not in (torch.float16, torch.bfloat16) or query.dtype != key_cache.dtype
+        ),
+        f"head size {head_size}": head_size % 8 != 0 or head_size > 256,
+        f"value size {value_cache.shape[3]} with head size {head_size}": value_cache.shape[3] != head_size,
+        "compute capability below 8.0": query.is_cuda and torch.cuda.get_device_capability(query.device) < (8, 0),
+    }
+    return next((what for what, refused in refusals.items() if refused), None)
+
+
+def _window(sliding_window: int | None) -> tuple[int, int]:
+    """Keys seen to the left and right of a token's own; FlashAttention aligns the last query with the last key."""
+    return (-1 if sliding_window is None else sliding_window - 1, 0)
+
+
+def _attend_gathered(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    scaling: float,
+    window: tuple[int, int],
+) -> Tensor:
+    """Contexts one after another, without padding.
+
+    With max_q 1 and grouped heads FlashAttention 2 would take another kernel, which splits the context by what else is
+    in the batch. Saying at least 2 keeps decode on the kernel of prefill, with one order of summation for both.
+    """
+    blocks, offsets, cu_seqlens_k = _positions(metadata, key_cache.shape[2])
+    output = varlen_attn(
+        query,
+        key_cache[blocks, :, offsets],
+        value_cache[blocks, :, offsets],
+        metadata.cu_seqlens_q,
+        cu_seqlens_k,
+        max(metadata.max_seqlen_q, 2),
+        metadata.max_context_len,
+        scale=scaling,
+        window_size=window,
+        enable_gqa=query.shape[1] != key_cache.shape[1],
+    )
+    assert isinstance(output, Tensor)
+    return output
+
+
+def _attend_blocks(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    scaling: float,
+    window: tuple[int, int],
+) -> Tensor:
+    """Through the block table; one split, so that the order of summation does not depend on the batch."""
+    output = varlen_attn(
+        query,
+        key_cache.transpose(1, 2),
+        value_cache.transpose(1, 2),
+        metadata.cu_seqlens_q,
+        None,
+        metadata.max_seqlen_q,
+        metadata.max_context_len,
+        scale=scaling,
+        window_size=window,
+        enable_gqa=query.shape[1] != key_cache.shape[1],
+        seqused_k=metadata.context_lens,
+        block_table=metadata.block_tables,
+        num_splits=1,
+    )
+    assert isinstance(output, Tensor)
+    return output
+
+
+@functools.lru_cache(maxsize=1)
+def _positions(metadata: AttentionMetadata, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the entries of all contexts lie, in order: block ids and offsets [sum of contexts], starts [num_seqs + 1].
+
+    The last step's answer is kept, because all its layers ask for the same.
+    """
+    lengths = metadata.context_lens.long()
+    ends = lengths.cumsum(0)
+    sequence = torch.repeat_interleave(torch.arange(lengths.numel(), device=lengths.device), lengths)
+    position = torch.arange(sequence.numel(), device=lengths.device) - (ends - lengths)[sequence]
+    blocks = metadata.block_tables[sequence, position // block_size].long()
+    starts = torch.zeros(lengths.numel() + 1, dtype=torch.int32, device=lengths.device)
+    starts[1:] = ends
+    return blocks, position % block_size, starts
+
+
+@functools.cache
+def _has_flash3(device: torch.device) -> bool:
+    """Whether FlashAttention 3 is there for `device`; if so it takes over from torch's built-in one."""
+    if torch.cuda.get_device_capability(device)[0] != 9 or importlib.util.find_spec("flash_attn_interface") is None:
+        return False
+    activate_flash_attention_impl("FA3")
+    logger.info("attention by FlashAttention 3")
+    return True
+
+
+@functools.cache
+def _say_once(reason: str) -> None:
+    logger.warning("FlashAttention does not do %s: plain torch attention instead, which is much slower", reason)

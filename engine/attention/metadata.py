@@ -1,0 +1,21 @@
+"""What one step's attention needs to know about its batch; built once per step and the same for all layers."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMetadata:
+    """Where each sequence's query tokens lie in the flat batch, and where its keys and values lie in the cache.
+
+    The tokens of sequence i are the half-open range [cu_seqlens_q[i], cu_seqlens_q[i + 1]) of the batch. They are the
+    last ones of its context, so token j of them has position `context_lens[i] - num_tokens_of_i + j`.
+    """
+
+    block_tables: Tensor  # [num_seqs, max_blocks] int32, padded with 0
+    cu_seqlens_q: Tensor  # [num_seqs + 1] int32
+    context_lens: Tensor  # [num_seqs] int32: entries in the cache once this step's tokens are written
+    slot_mapping: Tensor  # [num_tokens] int64: block_id * block_size + offset of each token's key and value
+    max_seqlen_q: int
+    max_context_len: int

@@ -1,0 +1,148 @@
+"""Paged attention in plain torch, for any device: the oracle of the kernels, and what runs where they do not.
+
+The result of a query row is bit for bit a function of its query, its keys and values in position order, and the
+parameters; the rest of the batch, the block size and the number of threads do not reach it. Torch's reductions and
+matrix products choose their order of summation by shape and its `exp` by lane, so neither is used: everything below is
+elementwise arithmetic that IEEE 754 defines exactly, and each sum is a tree of halves over a padded tile of fixed size.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.attention.metadata import AttentionMetadata
+
+_TILE = 64  # keys summed as one tree; tiles are cut at multiples of it, counted from position 0
+_ROWS_AT_ONCE = 16  # query tokens handled together, for the size of intermediate tensors only
+_EXP_TERMS = 14  # of the Taylor series on [-ln(2) / 2, ln(2) / 2], for double precision
+_LN2_HIGH = 0.693147180369123816490  # the leading 33 bits of ln(2): a product with a small integer is exact
+_LN2_LOW = 1.90821492927058770002e-10  # the rest of ln(2)
+
+
+def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Stores each token's key and value in its slot of the caches, which change in place.
+
+    key: [num_tokens, num_kv_heads, head_size], value: [num_tokens, num_kv_heads, head_size_v], of any strides;
+    caches: [num_blocks, num_kv_heads, block_size, head size]; slot_mapping: [num_tokens], no slot twice.
+    """
+    block_size = key_cache.shape[2]
+    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+    key_cache[blocks, :, offsets] = key.to(key_cache.dtype)
+    value_cache[blocks, :, offsets] = value.to(value_cache.dtype)
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    *,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of each query token over the cached context of its sequence.
+
+    query: [num_tokens, num_heads, head_size]; caches as in `write_kv`; query head h reads kv head
+    h // (num_heads / num_kv_heads). A token at position p sees positions <= p, and > p - sliding_window if given.
+    Scores are `scaling * q.k`, then `softcap * tanh(score / softcap)`; sinks [num_heads] is one more logit per head
+    that joins the softmax and has no value. Returns [num_tokens, num_heads, head_size_v] in query's dtype.
+    """
+    num_tokens, num_heads, _ = query.shape
+    output = query.new_empty(num_tokens, num_heads, value_cache.shape[3])
+    starts = metadata.cu_seqlens_q.tolist()
+    for i, context_len in enumerate(metadata.context_lens.tolist()):
+        keys, values = (
+            _gather(cache, metadata.block_tables[i], context_len, num_heads) for cache in (key_cache, value_cache)
+        )
+        # Sequence i owns the tokens [starts[i], starts[i + 1]); token t has position t + to_position.
+        to_position = context_len - starts[i + 1]
+        for begin in range(starts[i], starts[i + 1], _ROWS_AT_ONCE):
+            end = min(begin + _ROWS_AT_ONCE, starts[i + 1])
+            positions = torch.arange(begin + to_position, end + to_position, device=query.device)
+            scores = _scores(query[begin:end].float(), keys, scaling, softcap)
+            visible = _visible(positions, keys.shape[1], sliding_window)
+            scores = scores.masked_fill(~visible[:, None, :], -torch.inf)
+            output[begin:end] = _softmax_times_values(scores, values, sinks).to(query.dtype)
+    return output
+
+
+def _gather(cache: Tensor, block_table: Tensor, context_len: int, num_heads: int) -> Tensor:
+    """One sequence's entries in position order, per query head, zero from the context's end to the tile's.
+
+    Returns [num_heads, context_len rounded up to whole tiles, head size] in float32.
+    """
+    _, num_kv_heads, block_size, head_size = cache.shape
+    blocks = cache[block_table[: math.ceil(context_len / block_size)].long()]  # [blocks, kv heads, block size, size]
+    entries = blocks.transpose(0, 1).reshape(num_kv_heads, -1, head_size)[:, :context_len].float()
+    entries = functional.pad(entries, (0, 0, 0, -context_len % _TILE))
+    return entries.repeat_interleave(num_heads // num_kv_heads, dim=0)
+
+
+def _scores(query: Tensor, keys: Tensor, scaling: float, softcap: float | None) -> Tensor:
+    """query [rows, num_heads, size], keys [num_heads, context, size] -> [rows, num_heads, context] float32."""
+    tiles = [_sum_last(query[:, :, None, :] * tile) for tile in _tiles(keys, 1)]
+    scores = torch.cat(tiles, dim=-1) * scaling
+    return scores if softcap is None else softcap * _tanh(scores / softcap)
+
+
+def _visible(positions: Tensor, num_keys: int, sliding_window: int | None) -> Tensor:
+    """Which keys each row may see, [rows, num_keys] bool."""
+    key_positions = torch.arange(num_keys, device=positions.device)
+    visible = key_positions <= positions[:, None]
+    if sliding_window is not None:
+        visible &= key_positions > positions[:, None] - sliding_window
+    return visible
+
+
+def _softmax_times_values(scores: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
+    """scores [rows, num_heads, context], values [num_heads, context, size] -> [rows, num_heads, size] float32."""
+    maximum = scores.amax(dim=-1, keepdim=True)
+    if sinks is not None:
+        maximum = torch.maximum(maximum, sinks.float()[:, None])
+    weights = _exp((scores - maximum).double()).float()
+    total = torch.zeros_like(maximum)
+    if sinks is not None:
+        total = _exp((sinks.float()[:, None] - maximum).double()).float()
+    weighted = scores.new_zeros(*scores.shape[:2], values.shape[2])
+    for weight, value in zip(_tiles(weights, 2), _tiles(values, 1), strict=True):
+        total = total + _sum_last(weight)[..., None]
+        weighted = weighted + _sum_last((weight[..., None] * value).transpose(-1, -2))
+    return weighted / total + 0.0  # a masked key adds a zero of either sign: -0 becomes +0
+
+
+def _tiles(x: Tensor, dim: int) -> Iterator[Tensor]:
+    """The tiles of _TILE keys, in position order; `dim` is whole tiles long."""
+    return (x.narrow(dim, begin, _TILE) for begin in range(0, x.shape[dim], _TILE))
+
+
+def _sum_last(terms: Tensor) -> Tensor:
+    """The sum over the last dimension, as a tree of halves whose shape only that dimension's size decides."""
+    size = 1 << max(terms.shape[-1] - 1, 0).bit_length()
+    terms = functional.pad(terms, (0, size - terms.shape[-1]))
+    while size > 1:
+        size //= 2
+        terms = terms[..., :size] + terms[..., size:]
+    return terms[..., 0]
+
+
+def _exp(x: Tensor) -> Tensor:
+    """e**x of float64 x <= 0, from exactly defined elementwise steps: e**x = 2**n * e**r with |r| <= ln(2) / 2."""
+    clamped = x.clamp(min=-700.0)
+    n = (clamped * (1.0 / math.log(2.0))).round()
+    r = (clamped - n * _LN2_HIGH) - n * _LN2_LOW
+    series = torch.full_like(r, 1.0 / math.factorial(_EXP_TERMS - 1))
+    for k in reversed(range(_EXP_TERMS - 1)):
+        series = series * r + 1.0 / math.factorial(k)
+    power_of_two = ((n.long() + 1023) << 52).view(torch.float64)
+    return torch.where(x < -700.0, 0.0, series * power_of_two)
+
+
+def _tanh(x: Tensor) -> Tensor:
+    """The hyperbolic tangent of float32 x, through float64 so that nothing is lost near zero."""
+    decay = _exp(-2.0 * x.double().abs())
+    return ((1.0 - decay) / (1.0 + decay)).float().copysign(x)
