@@ -63,5 +63,5 @@ WORKDIR /cache
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --start-interval=2s --retries=3 \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen(f\"http://127.0.0.1:{os.environ.get('TWOSTEP_PORT', 8000)}/health\", timeout=4)"]
 ENTRYPOINT ["twostep", "serve", "--host", "0.0.0.0"]

@@ -1,0 +1,1 @@
+"""Measurements of this machine and of what twostep makes of it; `python -m benchmarks` runs them."""
