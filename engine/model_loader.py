@@ -14,7 +14,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from engine import attention_hook
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelError, UnsupportedModelError
-from engine.experts import use_packed_experts
 from engine.kernels import load_kernels
 from engine.kernels.cpu_features import has_native_bf16
 from engine.kv_cache import LayerShape
@@ -53,7 +52,6 @@ def load_model(config: EngineConfig) -> LoadedModel:
     dtype = _dtype(config.dtype, device, hf_config)
     module = _load_weights(config, source, device, dtype)
     kernels = load_kernels() if device.type == "cpu" else None
-    use_packed_experts(module, kernels is not None)
     report = prepare_linears(module, kernels is not None)
     for name in report.unconverted:
         logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)

@@ -114,7 +114,7 @@ def _num_kept(values: Tensor, cdf: Tensor, params: SamplingParams) -> int:
 
 def _invert(cdf: Tensor, draws: Tensor) -> Tensor:
     """First index of each row of `cdf` [n, m] above the row's draw in [0, 1) times the row's total; [n]."""
-    totals = cdf[:, -1:]
+    totals = cdf[:, -1:].contiguous()
     targets = (draws[:, None] * totals).to(cdf.dtype)
     found = torch.searchsorted(cdf, targets, right=True)
     last = torch.searchsorted(cdf, totals)  # rounding may lift a target to the total

@@ -1,0 +1,27 @@
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from engine.model_loader import LoadedModel
+from tests.engine.tiny_models import ReferenceModel, load_reference, load_tiny, make_checkpoint
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LoadedModel]:
+    """tiny_model(architecture, dtype="float32"): a loaded tiny checkpoint, made once."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+
+    @cache
+    def load(architecture: str, dtype: str = "float32") -> LoadedModel:
+        path = directory / architecture
+        return load_tiny(path if path.exists() else make_checkpoint(architecture, directory), dtype)
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def reference_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ReferenceModel]:
+    """reference_model(architecture): the same checkpoint, untouched, for `generate`."""
+    directory = tmp_path_factory.mktemp("references")
+    return cache(lambda architecture: load_reference(make_checkpoint(architecture, directory)))

@@ -1,0 +1,103 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.batch import Batch, StepOutput
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import ConfigError
+from engine.request import FinishReason
+from engine.stats import RequestTimings
+from engine.trace import FileTracer
+from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_engine, fake_info, run_to_end, tokens_of
+
+
+class BreaksOnce(FakeRunner):
+    def decode(self, batch: Batch) -> StepOutput:
+        if not any(batch.phase == "decode" for batch in self.batches):
+            self.batches.append(batch)
+            raise RuntimeError("no more memory")
+        return super().decode(batch)
+
+
+def engine_with(runner: FakeRunner, **fields: Any) -> Engine:
+    return Engine(EngineConfig(model="fake", block_size=4), fake_info(64, 4), runner, **fields)
+
+
+def test_a_step_that_raises_ends_its_own_requests_and_no_others() -> None:
+    engine = engine_with(BreaksOnce(4))
+    add(engine, "victim")
+    engine.step()
+    engine.step()
+    add(engine, "later")
+    updates = run_to_end(engine)
+    assert tokens_of(updates["later"]) == expected_tokens([1, 2, 3], 5)
+    assert engine._pool.stats.held == 0
+
+
+def test_a_failed_request_says_why() -> None:
+    engine = engine_with(BreaksOnce(4))
+    add(engine, "victim")
+    engine.step()
+    (update,) = engine.step().updates
+    assert update.finish_reason is FinishReason.ERROR and "no more memory" in (update.error or "")
+
+
+def test_an_abort_is_reported_in_the_next_stats() -> None:
+    engine = fake_engine()
+    add(engine, "a")
+    engine.step()
+    engine.abort_requests(["a"])
+    assert engine.has_work
+    stats = engine.step().stats
+    assert (stats.phase, stats.num_running, stats.pool.held) == (None, 0, 0)
+    assert not engine.has_work
+
+
+def test_aborting_the_unknown_makes_no_work() -> None:
+    engine = fake_engine()
+    engine.abort_requests(["nobody"])
+    assert not engine.has_work
+
+
+def test_a_trace_has_one_line_per_step(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    engine = engine_with(FakeRunner(4), tracer=FileTracer(str(path)))
+    add(engine, "a", max_tokens=3)
+    run_to_end(engine)
+    engine.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["phase"] for line in lines] == ["prefill", "decode", "decode"]
+    assert lines[0]["requests"] == [["a", 0, 3, True]]
+
+
+def test_a_trace_that_cannot_be_opened_is_a_setting_that_cannot_work(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="trace"):
+        FileTracer(str(tmp_path / "missing" / "trace.jsonl"))
+
+
+def test_a_full_disk_ends_the_trace_and_not_the_engine() -> None:
+    engine = engine_with(FakeRunner(4), tracer=FileTracer("/dev/full"))
+    for index in range(200):
+        add(engine, str(index), max_tokens=2)
+    assert len(run_to_end(engine)) == 200
+    engine.close()
+
+
+def test_phases_add_up_to_the_whole() -> None:
+    timings = RequestTimings(queue_s=0.1, prefill_s=0.2, inter_token_s=(0.01, 0.03, 0.02))
+    assert timings.ttft_s == pytest.approx(0.3) and timings.decode_s == pytest.approx(0.06)
+    assert timings.e2e_s == timings.ttft_s + timings.decode_s
+    assert timings.tpot_s == pytest.approx(0.02)
+    assert (timings.itl_percentile_s(50), timings.itl_percentile_s(99), timings.itl_percentile_s(0)) == (
+        0.02,
+        0.03,
+        0.01,
+    )
+
+
+def test_one_token_has_no_gaps() -> None:
+    timings = RequestTimings(queue_s=0.1, prefill_s=0.2)
+    assert (timings.tpot_s, timings.itl_percentile_s(99), timings.decode_s) == (None, None, 0.0)

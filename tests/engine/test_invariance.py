@@ -1,0 +1,105 @@
+"""Same request, same answer, bit for bit: alone, among others, in chunks, after a prefix hit, after preemption."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.engine import Engine
+from engine.messages import RequestUpdate
+from engine.model_loader import LoadedModel
+from tests.engine.fakes import add, run_to_end
+from tests.engine.tiny_models import VOCAB_SIZE, tiny_engine
+
+DTYPES = ("float32", "bfloat16")
+ARCHITECTURES = ("llama", "gemma3", "gpt2", "mixtral", "gpt_oss", "deepseek_v3")
+SAMPLED: dict[str, Any] = {"temperature": 1.3, "seed": 11}
+PARAMS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": SAMPLED,
+    "filtered": {**SAMPLED, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    "penalized": {**SAMPLED, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+}
+MAX_TOKENS = 12
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB_SIZE) for _ in range(length)]
+
+
+MINE = prompt(1, 37)
+
+
+def answer(updates: list[RequestUpdate]) -> list[tuple[int, float, tuple[tuple[int, float], ...]]]:
+    """Token ids, log-probabilities and the top ones: everything a client could see."""
+    return [(item.token_id, item.logprob, item.top) for update in updates for item in update.logprobs]
+
+
+def add_mine(engine: Engine, params: dict[str, Any]) -> None:
+    add(engine, "mine", MINE, max_tokens=MAX_TOKENS, logprobs=5, **params)
+
+
+def alone(model: LoadedModel, params: dict[str, Any], **settings: Any) -> Any:
+    engine = tiny_engine(model, **settings)
+    add_mine(engine, params)
+    return answer(run_to_end(engine)["mine"])
+
+
+def among_others(model: LoadedModel, params: dict[str, Any]) -> Any:
+    engine = tiny_engine(model, max_prefill_tokens_per_gap=64)
+    for index in range(32):
+        if index == 20:
+            engine.step()  # some decode already when mine arrives
+            add_mine(engine, params)
+        add(engine, str(index), prompt(100 + index, 1 + 3 * index), max_tokens=15, temperature=1.0, seed=index)
+    return answer(run_to_end(engine)["mine"])
+
+
+def after_a_prefix_hit(model: LoadedModel, params: dict[str, Any]) -> Any:
+    engine = tiny_engine(model, block_size=4)
+    add(engine, "before", MINE, max_tokens=1)
+    run_to_end(engine)
+    add_mine(engine, params)
+    updates = run_to_end(engine)["mine"]
+    assert updates[0].first is not None and updates[0].first.num_cached_tokens == 36
+    return answer(updates)
+
+
+def after_preemption(model: LoadedModel, params: dict[str, Any]) -> Any:
+    engine = tiny_engine(model, num_blocks=24, block_size=4, enable_prefix_caching=False)
+    add(engine, "older", prompt(5, 37), max_tokens=50)
+    add_mine(engine, params)
+    updates = run_to_end(engine)["mine"]
+    assert updates[-1].num_preemptions > 0
+    return answer(updates)
+
+
+def resumed(model: LoadedModel, params: dict[str, Any], tokens: list[int]) -> Any:
+    engine = tiny_engine(model)
+    add_mine(engine, {**params, "output_token_ids": tokens})
+    return answer(run_to_end(engine)["mine"])
+
+
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_request_gets_the_same_answer_bit_for_bit(
+    architecture: str, dtype: str, params: dict[str, Any], tiny_model: Callable[..., LoadedModel]
+) -> None:
+    model = tiny_model(architecture, dtype)
+    mine = alone(model, params)
+    assert len(mine) == MAX_TOKENS
+    assert among_others(model, params) == mine
+    assert alone(model, params, max_num_batched_tokens=5) == mine
+    assert alone(model, params, block_size=1) == mine
+    assert after_a_prefix_hit(model, params) == mine
+    assert after_preemption(model, params) == mine
+    assert resumed(model, params, [token_id for token_id, _, _ in mine[:7]]) == mine[7:]
+
+
+def test_other_seeds_give_other_answers(tiny_model: Callable[..., LoadedModel]) -> None:
+    model = tiny_model("llama")
+    answers = [[token_id for token_id, _, _ in alone(model, {**SAMPLED, "seed": seed})] for seed in range(5)]
+    assert len({tuple(tokens) for tokens in answers}) == 5

@@ -1,0 +1,191 @@
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch import ScheduledRequest
+from engine.logits import adjust_row, adjusts_logits
+from engine.philox import philox4x32, uniforms
+from engine.sampler import NUM_CANDIDATES, SamplingTensors, sample, score
+from engine.sampling_params import SamplingParams
+
+EOS = (0,)
+CPU = torch.device("cpu")
+
+
+def scheduled(position: int = 5, prompt: tuple[int, ...] = (), output: tuple[int, ...] = (), **params: Any) -> Any:
+    return ScheduledRequest(
+        request_id="r",
+        token_ids=(1,),
+        start=position - 1,
+        block_table=(),
+        params=SamplingParams(**params),
+        prompt_token_ids=prompt,
+        output_token_ids=output,
+        samples=True,
+    )
+
+
+def draw(logits: torch.Tensor, requests: list[ScheduledRequest]) -> list[int]:
+    return sample(logits.clone(), SamplingTensors.from_requests(requests, CPU), EOS)
+
+
+def draw_many(row: list[float], count: int = 4000, **params: Any) -> Counter[int]:
+    requests = [scheduled(position=position + 1, **params) for position in range(count)]
+    return Counter(draw(torch.tensor(row).expand(count, -1), requests))
+
+
+def adjusted(row: list[float], **fields: Any) -> list[float]:
+    logits = torch.tensor(row)
+    adjust_row(logits, scheduled(**fields), EOS)
+    return logits.tolist()
+
+
+def words(value: int) -> Any:
+    return np.full(1, value, dtype=np.uint64)
+
+
+def test_philox_gives_the_published_numbers() -> None:
+    """Known answers of Random123's kat_vectors."""
+    zero, ones = words(0), words(0xFFFFFFFF)
+    assert [int(w[0]) for w in philox4x32((zero,) * 4, (zero,) * 2)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert [int(w[0]) for w in philox4x32((ones,) * 4, (ones,) * 2)] == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**40)), min_size=1, max_size=8))
+def test_a_draw_is_a_function_of_its_seed_and_position_alone(pairs: list[tuple[int, int]]) -> None:
+    together = uniforms([seed for seed, _ in pairs], [position for _, position in pairs])
+    assert all(0.0 <= number < 1.0 for number in together)
+    assert together.tolist() == [uniforms([seed], [position])[0] for seed, position in pairs]
+
+
+def test_draws_are_uniform() -> None:
+    numbers = uniforms([1] * 20_000, list(range(20_000)))
+    counts, _ = np.histogram(numbers, bins=20, range=(0, 1))
+    assert counts.min() > 800 and counts.max() < 1200
+
+
+def test_greedy_takes_the_lowest_id_on_ties() -> None:
+    assert draw(torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), [scheduled(temperature=0.0)] * 2) == [1, 0]
+
+
+def test_frequencies_follow_the_softmax() -> None:
+    row = [0.0, 1.0, 2.0, -torch.inf]
+    counts = draw_many(row)
+    probs = torch.softmax(torch.tensor(row), 0).tolist()
+    assert all(abs(counts[token] / 4000 - probs[token]) < 0.03 for token in range(4))
+    assert counts[3] == 0
+
+
+def test_temperature_sharpens_and_flattens() -> None:
+    row = [0.0, 1.0]
+    cold, warm = (draw_many(row, temperature=t)[1] / 4000 for t in (0.25, 4.0))
+    assert abs(cold - 1 / (1 + math.exp(-4))) < 0.02 and abs(warm - 1 / (1 + math.exp(-0.25))) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("filters", "kept"),
+    [
+        ({"top_k": 1}, {3}),
+        ({"top_k": 2}, {2, 3}),
+        ({"top_k": 99}, {0, 1, 2, 3}),
+        ({"top_p": 0.5}, {3}),
+        ({"top_p": 0.7}, {2, 3}),
+        ({"top_p": 0.89}, {1, 2, 3}),
+        ({"min_p": 0.3}, {2, 3}),
+        ({"min_p": 1.0}, {3}),
+        ({"top_k": 2, "top_p": 0.7}, {2, 3}),
+        ({"top_k": 2, "top_p": 0.6}, {3}),
+        ({"top_k": 3, "min_p": 0.3}, {2, 3}),
+    ],
+)
+def test_filters_keep_exactly_their_tokens(filters: dict[str, Any], kept: set[int]) -> None:
+    """Probabilities 0.1, 0.1, 0.24, 0.56 (about); within the top two they are 0.3 and 0.7."""
+    row = [math.log(p) for p in (0.0999, 0.1001, 0.24, 0.56)]
+    assert set(draw_many(row, **filters)) == kept
+
+
+def test_filtered_frequencies_are_renormalised() -> None:
+    counts = draw_many([math.log(p) for p in (0.2, 0.2, 0.6)], top_k=0, top_p=0.75)
+    assert set(counts) == {0, 2} or set(counts) == {1, 2}
+    assert abs(counts[2] / 4000 - 0.75) < 0.03
+
+
+def test_a_wide_nucleus_looks_beyond_the_first_candidates() -> None:
+    vocab_size = 3 * NUM_CANDIDATES
+    counts = draw_many([0.0] * vocab_size, count=300, top_p=0.999)
+    assert len(counts) > 200 and max(counts) > NUM_CANDIDATES
+
+
+@given(seed=st.integers(0, 1000), neighbours=st.integers(0, 5), row=st.integers(0, 5))
+def test_a_row_is_sampled_the_same_among_any_others(seed: int, neighbours: int, row: int) -> None:
+    logits = torch.randn(7, 321, generator=torch.Generator().manual_seed(seed)) * 3
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"top_p": 0.8},
+        {"top_k": 9},
+        {"min_p": 0.1},
+        {"temperature": 0.0},
+        {"top_k": 300},
+    ]
+    requests = [scheduled(position=7 + index, **{"seed": seed, **kinds[index]}) for index in range(6)]
+    alone = draw(logits[row : row + 1], [requests[row]])
+    rows = [*range(neighbours), row]
+    assert draw(logits[rows], [requests[index] for index in rows])[-1:] == alone
+
+
+def test_rows_of_nan_or_all_banned_stay_within_the_vocabulary() -> None:
+    logits = torch.stack([torch.full((5,), torch.nan), torch.full((5,), -torch.inf)])
+    for filters in ({}, {"top_p": 0.5}, {"temperature": 0.0}):
+        assert all(0 <= token < 5 for token in draw(logits, [scheduled(**filters)] * 2))
+
+
+def test_logit_bias_is_added() -> None:
+    assert adjusted([1.0, 2.0, 3.0], logit_bias={0: 5.0, 2: -1.0}) == [6.0, 2.0, 2.0]
+
+
+def test_only_allowed_tokens_can_come() -> None:
+    assert adjusted([1.0, 2.0, 3.0], allowed_token_ids=(1,)) == [-torch.inf, 2.0, -torch.inf]
+
+
+@pytest.mark.parametrize(("num_outputs", "banned"), [(0, True), (1, True), (2, False)])
+def test_stops_are_banned_until_min_tokens(num_outputs: int, banned: bool) -> None:
+    row = adjusted([1.0, 2.0, 3.0], min_tokens=2, stop_token_ids=(2,), output=(1,) * num_outputs)
+    assert (row[0] == -torch.inf, row[2] == -torch.inf) == (banned, banned)
+    assert row[1] == 2.0
+
+
+def test_a_bad_word_cannot_be_finished_even_across_the_prompt() -> None:
+    words_ = {"bad_words": ((1, 2), (0,), (2, 1, 1))}
+    assert adjusted([1.0, 1.0, 1.0], **words_, prompt=(2, 1)) == [-torch.inf, -torch.inf, -torch.inf]
+    assert adjusted([1.0, 1.0, 1.0], **words_, prompt=(2,), output=(2,)) == [-torch.inf, 1.0, 1.0]
+
+
+def test_repetition_penalty_counts_prompt_and_output_once() -> None:
+    row = adjusted([2.0, -2.0, 2.0, 2.0], repetition_penalty=2.0, prompt=(0, 0), output=(1, 0))
+    assert row == [1.0, -4.0, 2.0, 2.0]
+
+
+def test_presence_and_frequency_penalties_count_the_output_only() -> None:
+    row = adjusted([0.0, 0.0, 0.0], presence_penalty=0.5, frequency_penalty=0.25, prompt=(2,), output=(0, 0, 1))
+    assert row == [-1.0, -0.75, 0.0]
+
+
+def test_plain_requests_are_not_adjusted() -> None:
+    assert not adjusts_logits(scheduled(temperature=0.7, top_p=0.9))
+    assert adjusts_logits(scheduled(min_tokens=1)) and not adjusts_logits(scheduled(min_tokens=1, output=(4,)))
+
+
+def test_scores_are_the_log_softmax_with_rank_and_top() -> None:
+    logits = torch.tensor([[0.0, 1.0, 3.0], [5.0, 5.0, 0.0]])
+    first, second = score(logits, [1, 0], 2)
+    expected = torch.log_softmax(logits, -1)
+    assert (first.token_id, first.rank, second.rank) == (1, 2, 1)
+    assert first.logprob == expected[0, 1].item()
+    assert [token for token, _ in first.top] == [2, 1] and first.top[0][1] == expected[0, 2].item()
+    assert score(logits, [1, 0], 0)[0].top == ()

@@ -1,0 +1,160 @@
+"""Tiny random checkpoints of every architecture, and engines over them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from engine.attention import AttentionBackend, select_backend
+from engine.batch import Batch, StepOutput
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.kernels import load_kernels
+from engine.kv_cache import KVCache
+from engine.model_loader import LoadedModel, load_model
+from engine.model_runner import ModelRunner
+from tests.engine.fakes import fake_info
+
+VOCAB_SIZE = 199
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_WINDOW = {"sliding_window": 12}
+_MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_GPT = {"num_key_value_heads": 4}
+
+# name -> (config class, its own settings)
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "qwen2": ("Qwen2Config", {"use_sliding_window": True, "max_window_layers": 1, **_WINDOW}),
+    "qwen3": ("Qwen3Config", {"head_dim": 16}),
+    "mistral": ("MistralConfig", {"head_dim": 12, **_WINDOW}),
+    "gemma2": ("Gemma2Config", {"head_dim": 16, "query_pre_attn_scalar": 16, **_WINDOW}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window_pattern": 2, **_WINDOW},
+    ),
+    "phi3": ("Phi3Config", dict(_WINDOW)),
+    "gpt2": ("GPT2Config", {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256}),
+    "gpt_neox": ("GPTNeoXConfig", {"rotary_pct": 0.5}),
+    "starcoder2": ("Starcoder2Config", dict(_WINDOW)),
+    "starcoder2_mqa": ("Starcoder2Config", {"num_key_value_heads": 1}),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3_moe": ("Qwen3MoeConfig", {"num_experts": 4, "head_dim": 16, **_MOE}),
+    "gpt_oss": ("GptOssConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, **_WINDOW}),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        {
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 10,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "num_key_value_heads": 4,
+            **_MOE,
+        },
+    ),
+    "opt": ("OPTConfig", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "olmo2": ("Olmo2Config", {}),
+    "granite": ("GraniteConfig", {}),
+    "cohere": ("CohereConfig", {}),
+    "stablelm": ("StableLmConfig", {}),
+    "smollm3": ("SmolLM3Config", {}),
+}
+
+
+def make_config(name: str) -> PreTrainedConfig:
+    class_name, own = ARCHITECTURES[name]
+    settings = {**_COMMON, **own}
+    if class_name == "GPT2Config":
+        settings = {
+            key: settings[key] for key in (*own, "vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id")
+        }
+    config: PreTrainedConfig = getattr(transformers, class_name)(**settings)
+    if name == "gpt_oss":
+        config.rope_parameters = {"rope_type": "default", "rope_theta": 10_000.0}
+    return config
+
+
+def make_checkpoint(name: str, directory: Path) -> Path:
+    """Weights large enough that attention, experts and windows all matter to the chosen tokens."""
+    torch.manual_seed(7)
+    model = transformers.AutoModelForCausalLM.from_config(make_config(name))
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if parameter.dim() > 1 or "sinks" in key or "bias" in key:
+                parameter.normal_(std=0.3)
+    path = directory / name
+    model.save_pretrained(path)
+    return path
+
+
+class ReferenceModel:
+    """Hugging Face's own greedy continuation in float32."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def generate(self, prompt: list[int], max_tokens: int) -> list[int]:
+        ids = torch.tensor([prompt])
+        settings = {"max_new_tokens": max_tokens, "do_sample": False, "pad_token_id": 0}
+        generated = self.model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+        return generated[0, len(prompt) :].tolist()
+
+
+def load_reference(path: Path) -> ReferenceModel:
+    settings = {"dtype": torch.float32, "attn_implementation": "eager"}
+    return ReferenceModel(transformers.AutoModelForCausalLM.from_pretrained(path, **settings).eval())
+
+
+def load_tiny(path: Path, dtype: str = "float32") -> LoadedModel:
+    return load_model(EngineConfig(model=str(path), device="cpu", dtype=dtype))
+
+
+class RecordingRunner:
+    """A runner that remembers its batches, to show that a test exercised what it claims."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.batches: list[Batch] = []
+
+    def prefill(self, batch: Batch) -> StepOutput:
+        self.batches.append(batch)
+        return self._runner.prefill(batch)
+
+    def decode(self, batch: Batch) -> StepOutput:
+        self.batches.append(batch)
+        return self._runner.decode(batch)
+
+
+def tiny_engine(
+    model: LoadedModel,
+    num_blocks: int = 256,
+    block_size: int = 16,
+    backend: AttentionBackend | None = None,
+    **settings: Any,
+) -> Engine:
+    """An engine with a pool of its own over an already loaded model."""
+    config = EngineConfig(model="tiny", block_size=block_size, **settings)
+    cache = KVCache(model.layers, num_blocks, block_size, model.dtype, model.device)
+    backend = backend or select_backend(model.device, load_kernels())
+    info = fake_info(num_blocks, block_size, max_model_len=model.max_model_len)
+    fields = {name: getattr(info, name) for name in info.__struct_fields__}
+    info = type(info)(**{**fields, "vocab_size": model.vocab_size, "eos_token_ids": model.eos_token_ids})
+    return Engine(config, info, RecordingRunner(ModelRunner(model, cache, backend)))
