@@ -1,0 +1,68 @@
+"""The loaded model as the server uses it: engine, tokenizer, sampling defaults."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from engine.client import EngineClient, EngineObserver
+from server.generation_defaults import GenerationDefaults, load_generation_defaults
+from server.settings import Settings
+from server.text import Tokenizer
+from server.version import VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    engine: EngineClient
+    tokenizer: Tokenizer
+    defaults: GenerationDefaults
+    max_live: int
+    """Sequences that may run or wait at once; one request for more could never be admitted."""
+    loaded_at: int = field(default_factory=lambda: int(time.time()))
+    """Unix time; the models' `created`."""
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's `system_fingerprint`: equal for equal backends, so that equal seeds promise equal answers."""
+        info = self.engine.info
+        model = Path(info.model).name
+        parts = (VERSION, model, info.architecture, info.device, info.dtype, info.attention, info.linear)
+        return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
+
+
+OpenBackend = Callable[[EngineObserver], AbstractAsyncContextManager[Backend]]
+"""Loads on entering, raising ConfigError or ModelError; ends the engine, and with it all its requests, on leaving."""
+
+
+def backend_opener(settings: Settings) -> OpenBackend:
+    """The real one: an engine process for the model of the settings."""
+    return partial(_open_backend, settings)
+
+
+@asynccontextmanager
+async def _open_backend(settings: Settings, observer: EngineObserver) -> AsyncGenerator[Backend, None]:
+    # Importing these costs seconds: the port is open, and --help has answered, long before.
+    from engine.async_engine import AsyncEngine
+    from engine.tokenizer import Tokenizer as EngineTokenizer
+
+    config = settings.engine_config()
+    defaults = await asyncio.to_thread(
+        load_generation_defaults, settings.generation_config, config.model, config.revision
+    )
+    tokenizer = await asyncio.to_thread(
+        EngineTokenizer.from_pretrained,
+        config.model,
+        revision=config.revision,
+        trust_remote_code=config.trust_remote_code,
+    )
+    engine = AsyncEngine(config, tokenizer, max_waiting=settings.max_waiting, observer=observer)
+    try:
+        await engine.start()
+        yield Backend(engine, tokenizer, defaults, settings.max_num_seqs + settings.max_waiting)
+    finally:
+        await engine.stop()

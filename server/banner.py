@@ -1,0 +1,45 @@
+"""What a person reads when the server starts."""
+
+import json
+
+from engine.config import EngineInfo
+from server.settings import Settings
+from server.version import VERSION
+
+_TOY = (
+    "No model was named: serving the embedded model, a toy that makes up short texts.\n"
+    "For a real one name a checkpoint directory or a hub id: twostep serve Qwen/Qwen2.5-0.5B-Instruct"
+)
+
+
+def loading_banner(settings: Settings, url: str) -> str:
+    lines = [f"twostep {VERSION}: loading {settings.model}; {url} answers 503 until it is loaded."]
+    if settings.is_embedded_model:
+        lines.insert(0, _TOY)
+    return "\n".join(lines)
+
+
+def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
+    kv_mib = info.kv_cache_bytes / 2**20
+    rows = {
+        "model": f"{', '.join(settings.model_names)} ({info.architecture}, {info.weight_bytes / 2**20:,.0f} MiB)",
+        "engine": f"{info.dtype} on {info.device}; attention: {info.attention}; linear: {info.linear}",
+        "memory": f"{info.num_blocks:,} KV blocks of {info.block_size} tokens = {info.kv_capacity_tokens:,} tokens "
+        f"({kv_mib:,.0f} MiB); context {info.max_model_len:,}",
+        "listens": f"{url} (routes: {url}/docs, metrics: {url}/metrics)",
+    }
+    table = "\n".join(f"  {name:8}{text}" for name, text in rows.items())
+    return f"Ready after {info.load_s:.1f} s. Ctrl-C ends it.\n{table}\nTry it:\n{_curl(settings, url)}"
+
+
+def url_of(host: str, port: int) -> str:
+    """Where a browser on this machine finds the server."""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"
+
+
+def _curl(settings: Settings, url: str) -> str:
+    body = {"model": settings.model_names[0], "prompt": "Once upon a time", "max_tokens": 32, "stream": True}
+    key = ' -H "Authorization: Bearer $TWOSTEP_API_KEY"' if settings.api_key else ""
+    data = json.dumps(body).replace("'", "'\\''")
+    return f"  curl -N {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{data}'"

@@ -1,0 +1,146 @@
+"""The command line: `twostep serve [MODEL]`. Errors are one sentence on stderr and exit code 2."""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import SettingsError
+
+from engine.errors import ConfigError, TwostepError
+from server.logs import configure_logging
+from server.settings import Names, Settings
+from server.version import VERSION
+
+EXIT_ERROR = 2
+
+_DESCRIPTION = "An OpenAI-compatible inference server that schedules, measures and explains prefill and decode apart."
+_SERVE_DESCRIPTION = """\
+Serve a model over HTTP. MODEL is a checkpoint directory or a Hugging Face hub id; without it a small embedded toy
+model is served, which needs no download.
+
+Every flag can also be set in the environment (--max-num-seqs is TWOSTEP_MAX_NUM_SEQS) and in a YAML file given with
+--config (max-num-seqs: 32). A flag wins over the environment, the environment over the file."""
+_EXAMPLES = """\
+examples:
+  twostep serve                                        try it with the embedded toy model
+  twostep serve Qwen/Qwen2.5-0.5B-Instruct             from the hub
+  twostep serve ./my-model --served-model-name mine    from a directory, under a name of your choice
+  twostep serve ./my-model --host 0.0.0.0 --port 80    for other machines, too
+  TWOSTEP_API_KEY=secret twostep serve ./my-model      only for clients that send the key
+  twostep serve --config server.yaml                   settings from a file
+
+then:
+  curl -N http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+    -d '{"prompt": "Once upon a time", "max_tokens": 32, "stream": true}'"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_ERROR, f"{self.prog}: {message}; {self.prog} --help lists what there is.\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The process's exit code."""
+    parser, serve_parser = _parsers()
+    namespace = vars(parser.parse_args(arguments))
+    if namespace.pop("command") is None:
+        parser.print_help(sys.stderr)
+        return EXIT_ERROR
+    try:
+        settings = read_settings(namespace, os.environ)
+        configure_logging(settings.log_level)
+        from server.serve import serve  # imports the web framework: --help and wrong settings do not wait for it
+
+        return serve(settings)
+    except TwostepError as error:
+        print(f"{serve_parser.prog}: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        return 0
+
+
+def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
+    """Flags over environment over YAML file over defaults. Raises ConfigError that names the setting at fault."""
+    try:
+        return Settings(**flags)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = str(problem["loc"][0])
+        message = problem["msg"].removeprefix("Value error, ")
+        source = _source_of(name, flags, environment)
+        raise ConfigError(f"{source}: {message}, got {problem['input']!r}.") from None
+    except SettingsError as error:
+        raise ConfigError(f"{error}.") from None
+
+
+def _source_of(name: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> str:
+    """Where the wrong value was written."""
+    variable = f"TWOSTEP_{name.upper()}"
+    if name in flags:
+        return "MODEL" if name == "model" else _flag(name)
+    if any(key.upper() == variable for key in environment):
+        return variable
+    return f"{name.replace('_', '-')} in the --config file"
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    parser = _Parser(prog="twostep", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=_Formatter)
+    parser.add_argument("--version", action="version", version=f"twostep {VERSION}")
+    commands = parser.add_subparsers(dest="command", metavar="serve", title="commands")
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP; twostep serve --help lists the settings",
+        description=_SERVE_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=_Formatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    groups: dict[str, Any] = {}
+    for name, field in Settings.model_fields.items():
+        extra = field.json_schema_extra
+        assert isinstance(extra, dict)
+        title = str(extra["group"])
+        if title not in groups:
+            groups[title] = serve.add_argument_group(title)
+        _add_argument(groups[title], name, field, extra["metavar"])
+    return parser, serve
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=38, width=120)
+
+
+def _add_argument(group: Any, name: str, field: FieldInfo, metavar: object) -> None:
+    """Values stay text here: `Settings` checks flags, environment and file alike."""
+    text = _help(field)
+    choices = [choice for part in (field.annotation, *get_args(field.annotation)) for choice in _literals(part)]
+    if name == "model":
+        group.add_argument(name, nargs="?", metavar="MODEL", help=text)
+    elif field.annotation is bool:
+        group.add_argument(_flag(name), action=argparse.BooleanOptionalAction, help=text)
+    elif field.annotation == get_args(Names)[0]:
+        group.add_argument(_flag(name), action="append", metavar=metavar, help=text)
+    else:
+        is_number = int in (field.annotation, *get_args(field.annotation))
+        shown = metavar or ("{" + ",".join(choices) + "}" if choices else "N" if is_number else name.upper())
+        group.add_argument(_flag(name), metavar=shown, help=text)
+
+
+def _literals(annotation: Any) -> tuple[str, ...]:
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _help(field: FieldInfo) -> str:
+    default = field.default
+    text = (field.description or "").replace("%", "%%")
+    return text if default in (None, (), False) else f"{text} Default: {'on' if default is True else default}."

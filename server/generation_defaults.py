@@ -1,0 +1,72 @@
+"""What the model's authors say about sampling: `generation_config.json` beside the weights."""
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from engine.errors import InvalidParameterError, ModelError
+from engine.sampling_params import SamplingParams
+
+FILE_NAME = "generation_config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """Used where a request leaves the parameter out."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+def load_generation_defaults(source: str, model: str, revision: str | None) -> GenerationDefaults:
+    """`source` is --generation-config: auto (the model's own), none, or a directory. Raises ModelError."""
+    if source == "none":
+        return GenerationDefaults()
+    path = _find(model, revision) if source == "auto" else _given(source)
+    return GenerationDefaults() if path is None else _read(path)
+
+
+def _given(directory: str) -> Path:
+    path = Path(directory).expanduser() / FILE_NAME
+    if not path.is_file():
+        raise ModelError(f"--generation-config: there is no {path}; give auto, none or a directory that has one.")
+    return path
+
+
+def _find(model: str, revision: str | None) -> Path | None:
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        path = folder / FILE_NAME
+        return path if path.is_file() else None
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.hf_hub_download(model, FILE_NAME, revision=revision))
+    except huggingface_hub.errors.EntryNotFoundError:
+        return None
+    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+        raise ModelError(f"{FILE_NAME} of {model} cannot be fetched; --generation-config none does without.") from error
+
+
+def _read(path: Path) -> GenerationDefaults:
+    hint = "mend it, or start with --generation-config none"
+    try:
+        values = json.loads(path.read_bytes())
+        known = {field.name: values[field.name] for field in fields(GenerationDefaults) if _is_set(values, field.name)}
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"{path} is damaged: {error}; {hint}.") from error
+    if known.get("top_k") == -1:
+        known["top_k"] = 0
+    try:
+        SamplingParams(**known)
+    except (InvalidParameterError, TypeError) as error:
+        raise ModelError(f"{path} has a value that cannot be used: {error} Please {hint}.") from error
+    return GenerationDefaults(**known)
+
+
+def _is_set(values: dict[str, Any], name: str) -> bool:
+    return values.get(name) is not None

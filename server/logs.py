@@ -1,0 +1,17 @@
+"""Log lines go to stderr: this program's own from the chosen level up, its libraries' from warning up."""
+
+import logging
+
+_LIBRARIES = ("asyncio", "filelock", "httpcore", "httpx", "huggingface_hub", "sse_starlette", "urllib3", "uvicorn")
+
+
+def configure_logging(level: str) -> None:
+    """Called once, by the program's entry; an app that is embedded elsewhere leaves logging to its host.
+
+    The root's level is also the engine process's.
+    """
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", datefmt="%H:%M:%S"
+    )
+    for name in _LIBRARIES:
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -1,0 +1,130 @@
+"""Runs the app in uvicorn: opens the port, announces, drains on the first signal, ends at once on the second."""
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import uvicorn
+
+from engine.errors import ConfigError, TwostepError
+from server.app import create_app
+from server.backend import backend_opener
+from server.banner import loading_banner, ready_banner, url_of
+from server.context import AppContext
+from server.lifecycle import State
+from server.settings import Settings
+
+logger = logging.getLogger("twostep.server")
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 75
+# For connections whose client does not read what is left for it; running streams have --shutdown-timeout.
+CLOSE_TIMEOUT_S = 3
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def serve(settings: Settings) -> int:
+    """Serve until told to stop; the process's exit code. Raises ConfigError when it cannot listen."""
+    app = create_app(settings, backend_opener(settings))
+    context: AppContext = app.state.context
+    listener = _listen(settings.host, settings.port)
+    url = url_of(settings.host, listener.getsockname()[1])
+    print(loading_banner(settings, url), flush=True)
+    config = uvicorn.Config(
+        app,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+    )
+    DrainingServer(config, context, url).run(sockets=[listener])
+    return _exit_code(context)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"--host: cannot listen on {host}: {error.strerror}.") from error
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"--port: cannot listen on {host}, port {port}: {error.strerror}. Choose another port, or 0 for a free one."
+        ) from error
+    return listener
+
+
+def _exit_code(context: AppContext) -> int:
+    failure = context.lifecycle.failure
+    if isinstance(failure, TwostepError):
+        raise failure
+    return 0 if failure is None else 1
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn with this program's way to announce itself and to end."""
+
+    def __init__(self, config: uvicorn.Config, context: AppContext, url: str) -> None:
+        super().__init__(config)
+        self._context = context
+        self._url = url
+        self._drain: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        announcement = asyncio.create_task(self._announce())
+        try:
+            await super().serve(sockets)
+        finally:
+            announcement.cancel()
+            await self._context.lifecycle.stop()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """uvicorn's own would raise the signal again at the end, and the exit code would not be 0."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        if self._drain is None:
+            self._drain = asyncio.create_task(self._drain_and_exit())
+        else:
+            self.force_exit = self.should_exit = True
+
+    async def _drain_and_exit(self) -> None:
+        """The port stays open while streams end, so that new requests are told 503 and not refused a connection."""
+        lifecycle, timeout_s = self._context.lifecycle, self._context.settings.shutdown_timeout
+        if num_left := lifecycle.num_under_way:
+            logger.info("ending: %d requests may go on for %g s; a second signal ends at once", num_left, timeout_s)
+        await lifecycle.drain(timeout_s)
+        await lifecycle.stop()
+        self.should_exit = True
+
+    async def _announce(self) -> None:
+        context = self._context
+        state = await context.lifecycle.settled()
+        if state is State.READY:
+            print(ready_banner(context.settings, context.backend.engine.info, self._url), flush=True)
+        elif state is State.FAILED:
+            self.should_exit = True

@@ -1,0 +1,114 @@
+"""Every setting of the server, in one typed definition: a flag, an environment variable and a YAML key each.
+
+Precedence: flag, then TWOSTEP_* variable, then YAML file, then default.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ByteSize, Field, PositiveFloat, PositiveInt, field_validator
+from pydantic.config import JsonDict
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from engine import config
+from engine.config import EngineConfig
+from server.settings_file import SettingsFile
+
+EMBEDDED_MODEL = "embedded"
+EMBEDDED_MODEL_DIR = Path(config.__file__).parent / "embedded_model"
+
+
+def _split(value: Any) -> Any:
+    """In the environment a list is written with commas."""
+    return [item for item in value.split(",") if item] if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+
+
+def setting(group: str, default: Any, description: str, metavar: str | None = None, **constraints: Any) -> Any:
+    """A field with what --help needs: its group, its text and the name of its value."""
+    extra: JsonDict = {"group": group, "metavar": metavar}
+    return Field(default, description=description, json_schema_extra=extra, **constraints)
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="TWOSTEP_", env_ignore_empty=True, extra="forbid", frozen=True)
+
+    config: Path | None = setting("Server", None, "YAML file with any of these settings.", "FILE")
+    host: str = setting("Server", "127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
+    port: int = setting("Server", 8000, "Port to listen on; 0 for a free one.", ge=0, le=65535)
+    api_key: Names = setting("Server", (), "Key that clients must send. May be given several times.", "KEY")
+    allowed_origins: Names = setting("Server", (), "Origin whose scripts may call (CORS); * for all.", "ORIGIN")
+    max_waiting: PositiveInt = setting("Server", 256, "Requests that may wait; more are refused with 429.")
+    max_body_bytes: ByteSize = setting("Server", ByteSize(32 * 2**20), "Largest request body.", "BYTES", gt=0)
+    stall_timeout: PositiveFloat = setting("Server", 60.0, "Seconds a client may stop reading its stream.", "SECONDS")
+    shutdown_timeout: float = setting("Server", 30.0, "Seconds running streams may go on at shutdown.", "SECONDS", ge=0)
+    log_level: Literal["debug", "info", "warning", "error"] = setting("Server", "info", "What to log.")
+    metrics_alias: Literal["vllm", "none"] = setting("Server", "vllm", "Also export metrics under vLLM's names.")
+
+    model: str = setting("Model", EMBEDDED_MODEL, "Checkpoint directory or Hugging Face hub id.")
+    served_model_name: Names = setting("Model", (), "Name clients use. May be given several times.", "NAME")
+    revision: str | None = setting("Model", None, "Branch, tag or commit on the hub.")
+    trust_remote_code: bool = setting("Model", False, "Run Python code that the checkpoint brings.")
+    generation_config: str = setting("Model", "auto", "Sampling defaults: auto (the model's), none, or a directory.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("Model", "auto", "Number format of the weights.")
+    max_model_len: PositiveInt | None = setting("Model", None, "Longest prompt + output; default: the model's limit.")
+
+    device: Literal["auto", "cpu", "cuda"] = setting("Engine", "auto", "Where to run.")
+    num_threads: PositiveInt | None = setting("Engine", None, "CPU threads; default: torch's choice.")
+    max_num_seqs: PositiveInt = setting("Engine", 64, "Requests running at once.")
+    max_num_batched_tokens: PositiveInt = setting("Engine", 2048, "Tokens of a prefill step while nothing decodes.")
+    max_prefill_tokens_per_gap: PositiveInt = setting("Engine", 256, "Prefill tokens allowed between two decode steps.")
+    block_size: PositiveInt = setting("Engine", 16, "Tokens per KV block.")
+    kv_cache_memory_bytes: ByteSize | None = setting("Engine", None, "Memory for KV, such as 2GiB.", "BYTES", gt=0)
+    num_gpu_blocks_override: PositiveInt | None = setting("Engine", None, "Exact number of KV blocks, on any device.")
+    enable_prefix_caching: bool = setting("Engine", True, "Share KV blocks of equal prompt beginnings.")
+    trace: str | None = setting("Engine", None, "File that receives one JSON line per step.", "FILE")
+
+    @field_validator("model", "host", "generation_config")
+    @classmethod
+    def _not_empty(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("must not be empty")
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        path = init_settings().get("config") or env_settings().get("config")
+        return init_settings, env_settings, SettingsFile(settings_cls, path)
+
+    @property
+    def is_embedded_model(self) -> bool:
+        return self.model == EMBEDDED_MODEL
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What clients may call the model; the first is how the server calls it."""
+        return self.served_model_name or (self.model,)
+
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(
+            model=str(EMBEDDED_MODEL_DIR) if self.is_embedded_model else self.model,
+            revision=self.revision,
+            trust_remote_code=self.trust_remote_code,
+            device=self.device,
+            dtype=self.dtype,
+            max_model_len=self.max_model_len,
+            block_size=self.block_size,
+            num_blocks=self.num_gpu_blocks_override,
+            kv_cache_bytes=None if self.kv_cache_memory_bytes is None else int(self.kv_cache_memory_bytes),
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_prefill_tokens_per_gap=self.max_prefill_tokens_per_gap,
+            enable_prefix_caching=self.enable_prefix_caching,
+            num_threads=self.num_threads,
+            trace=self.trace,
+        )

@@ -1,0 +1,45 @@
+"""The YAML file of --config as a source of settings."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+
+from engine.errors import ConfigError
+
+
+class SettingsFile(PydanticBaseSettingsSource):
+    """Keys are the flags' names, with - or _. Raises ConfigError when the file is not readable or has other keys."""
+
+    def __init__(self, settings_cls: type[BaseSettings], path: str | Path | None) -> None:
+        super().__init__(settings_cls)
+        self._values = {} if path is None else self._read(Path(path).expanduser())
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return self._values.get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        return self._values
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"--config: {path} cannot be read: {error.strerror}.") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--config: {path} is not YAML: {' '.join(str(error).split())}.") from error
+        if not isinstance(content, dict | None):
+            raise ConfigError(f"--config: {path} must hold lines such as 'port: 8000'.")
+        return dict(self._known(path, key, value) for key, value in (content or {}).items())
+
+    def _known(self, path: Path, key: object, value: Any) -> tuple[str, Any]:
+        name = str(key).replace("-", "_")
+        names = self.settings_cls.model_fields.keys() - {"config"}
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"; did you mean {close[0].replace('_', '-')}?" if close else "; twostep serve --help lists all."
+            raise ConfigError(f"--config: {path} has the unknown key {key}{hint}")
+        return name, value
