@@ -1,0 +1,78 @@
+"""The app factory: everything an app is made of hangs on it, nothing on modules."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from sse_starlette.sse import AppStatus
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from server.backend import OpenBackend
+from server.context import AppContext
+from server.handlers import add_exception_handlers
+from server.lifecycle import Lifecycle
+from server.metrics import Metrics
+from server.middleware.access import AccessMiddleware
+from server.middleware.auth import AuthMiddleware
+from server.middleware.body_limit import BodyLimitMiddleware
+from server.middleware.failures import FailureMiddleware
+from server.middleware.gate import GateMiddleware
+from server.middleware.record import RecordMiddleware
+from server.routes import completions, health, info, models, tokenization
+from server.settings import Settings
+from server.timings import EXPOSED_HEADERS
+from server.version import VERSION
+
+
+def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
+    """The server for one model. Loading begins with the app's lifespan and does not hold it up."""
+    # Importing sse-starlette makes uvicorn cut every open stream at SIGTERM; `lifecycle` drains instead.
+    AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
+    metrics = Metrics(settings.model_names[0], with_vllm_names=settings.metrics_alias == "vllm")
+    context = AppContext(settings, metrics, Lifecycle(open_backend, metrics))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
+        context.lifecycle.start()
+        yield
+        await context.lifecycle.stop()
+
+    app = FastAPI(
+        title="twostep",
+        version=VERSION,
+        summary="OpenAI-compatible inference, with prefill and decode apart",
+        lifespan=lifespan,
+        middleware=_middlewares(context),
+        redoc_url=None,
+    )
+    app.state.context = context
+    add_exception_handlers(app)
+    for module in (completions, models, tokenization, health, info):
+        app.include_router(module.router)
+    return app
+
+
+def _middlewares(context: AppContext) -> list[Middleware]:
+    """Outermost first."""
+    settings, lifecycle = context.settings, context.lifecycle
+    stack = [
+        Middleware(RecordMiddleware),
+        Middleware(AccessMiddleware, context.metrics, lifecycle),
+        Middleware(FailureMiddleware),
+    ]
+    if settings.allowed_origins:
+        stack.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=settings.allowed_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=EXPOSED_HEADERS,
+            )
+        )
+    if settings.api_key:
+        stack.append(Middleware(AuthMiddleware, settings.api_key))
+    stack.append(Middleware(GateMiddleware, lifecycle))
+    stack.append(Middleware(BodyLimitMiddleware, int(settings.max_body_bytes)))
+    return stack

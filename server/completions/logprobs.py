@@ -1,0 +1,86 @@
+"""Log-probabilities in the two shapes of the completions API: OpenAI's four lists, and `prompt_logprobs`."""
+
+import codecs
+from collections.abc import Sequence
+from typing import Any
+
+from engine.batch import TokenLogprobs
+from server.text import Tokenizer, token_name
+
+# JSON has no -Infinity.
+_LOWEST = -9999.0
+
+
+class LogprobsFormatter:
+    """OpenAI's lists for one choice, piece by piece. Keeps count of the text, for `text_offset`."""
+
+    def __init__(self, tokenizer: Tokenizer, num_top: int, names_as_ids: bool, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._num_top = num_top
+        self._names_as_ids = names_as_ids
+        self._skipped_ids = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def prompt(self, token_ids: Sequence[int], scores: Sequence[TokenLogprobs | None], text: str) -> dict[str, Any]:
+        """The echoed prompt. `text` is what is echoed: tokens' texts may have one leading space more than it."""
+        offsets = [self._advance(token_id) for token_id in token_ids]
+        surplus = self._offset - len(text)
+        self._offset = len(text)
+        self._decoder.reset()
+        return {
+            "tokens": [self._name(token_id) for token_id in token_ids],
+            "token_logprobs": [None if score is None else _finite(score.logprob) for score in scores],
+            "top_logprobs": [None if score is None else self._top(score) for score in scores],
+            "text_offset": [min(max(0, offset - surplus), len(text)) for offset in offsets],
+        }
+
+    def generated(self, scores: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        return {
+            "tokens": [self._name(score.token_id) for score in scores],
+            "token_logprobs": [_finite(score.logprob) for score in scores],
+            "top_logprobs": [self._top(score) for score in scores],
+            "text_offset": [self._advance(score.token_id) for score in scores],
+        }
+
+    def _top(self, score: TokenLogprobs) -> dict[str, float]:
+        """The most likely tokens, and the token itself. Of tokens of the same name the most likely one is told."""
+        top: dict[str, float] = {}
+        for token_id, logprob in (*score.top[: self._num_top], (score.token_id, score.logprob)):
+            top.setdefault(self._name(token_id), _finite(logprob))
+        return top
+
+    def _name(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self._names_as_ids else token_name(self._tokenizer, token_id)
+
+    def _advance(self, token_id: int) -> int:
+        """Where in the text the token begins; a part of a character begins where the character does."""
+        offset = self._offset
+        if token_id not in self._skipped_ids:
+            self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+        return offset
+
+
+def join_logprobs(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    return {name: first[name] + second[name] for name in first}
+
+
+def prompt_logprobs(
+    scores: Sequence[TokenLogprobs | None], num_top: int, tokenizer: Tokenizer
+) -> list[dict[str, Any] | None]:
+    """One object per prompt token, keyed by token id; the first token has no score."""
+    return [None if score is None else _by_id(score, num_top, tokenizer) for score in scores]
+
+
+def _by_id(score: TokenLogprobs, num_top: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    ranked = [(rank, *entry) for rank, entry in enumerate(score.top[:num_top], start=1)]
+    entries = {
+        str(token_id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": token_name(tokenizer, token_id)}
+        for rank, token_id, logprob in [*ranked, (score.rank, score.token_id, score.logprob)]
+    }
+    return entries
+
+
+def _finite(logprob: float) -> float:
+    """Also turns NaN into the lowest value: the comparison with NaN is false."""
+    return max(_LOWEST, logprob)

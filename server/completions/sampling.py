@@ -1,0 +1,78 @@
+"""The request's parameters and the model's own defaults -> `SamplingParams`."""
+
+import secrets
+
+from engine.errors import InvalidParameterError
+from engine.sampling_params import MAX_SEED, SamplingParams
+from server.generation_defaults import GenerationDefaults
+from server.protocol.completions import CompletionRequest
+from server.text import Tokenizer
+
+
+def sampling_params(
+    request: CompletionRequest, defaults: GenerationDefaults, tokenizer: Tokenizer, seed: int
+) -> SamplingParams:
+    """Raises InvalidParameterError for values out of range."""
+    top_k = request.top_k if request.top_k is not None else defaults.top_k
+    return SamplingParams(
+        max_tokens=request.max_tokens,
+        min_tokens=request.min_tokens,
+        temperature=_given(request.temperature, defaults.temperature),
+        top_k=0 if top_k == -1 else top_k,
+        top_p=_given(request.top_p, defaults.top_p),
+        min_p=_given(request.min_p, defaults.min_p),
+        seed=seed,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=_given(request.repetition_penalty, defaults.repetition_penalty),
+        logit_bias={_token_id(key): bias for key, bias in request.logit_bias.items()},
+        allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
+        bad_words=tuple(ids for word in request.bad_words for ids in _bad_word_ids(word, tokenizer)),
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        stop=tuple(request.stop),
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        skip_special_tokens=request.skip_special_tokens,
+        logprobs=_num_logprobs(request),
+        prompt_logprobs=_num_prompt_logprobs(request),
+    )
+
+
+def draw_seed() -> int:
+    """Small enough for clients whose numbers are floats."""
+    return secrets.randbits(48)
+
+
+def seed_of(base: int, index: int) -> int:
+    """The seed of the choice with this index. OpenAI's seeds may be negative; the engine's may not."""
+    return (base + index) % (MAX_SEED + 1)
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _token_id(key: str) -> int:
+    if not (key.isascii() and key.isdecimal() and len(key) <= 10):
+        raise InvalidParameterError("logit_bias", f"logit_bias has the key {key[:20]!r}; keys are token ids.")
+    return int(key)
+
+
+def _bad_word_ids(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    ids = tokenizer.bad_word_ids(word)
+    if not ids:
+        raise InvalidParameterError("bad_words", "bad_words must not contain a word without tokens.")
+    return ids
+
+
+def _num_logprobs(request: CompletionRequest) -> int | None:
+    """Candidates are ranked by their log-probabilities, also when nobody asked to see them."""
+    if request.logprobs is None and request.num_candidates > request.n:
+        return 0
+    return request.logprobs
+
+
+def _num_prompt_logprobs(request: CompletionRequest) -> int | None:
+    """Echo scores the prompt like the completion; `prompt_logprobs` may ask for more."""
+    wanted = [request.logprobs if request.echo else None, request.prompt_logprobs]
+    return max((count for count in wanted if count is not None), default=None)

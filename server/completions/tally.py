@@ -1,0 +1,64 @@
+"""Token counts and times over all generations of one completion request, as they go on."""
+
+from typing import Any
+
+from engine.outputs import RequestOutput
+from engine.stats import RequestTimings
+from server.completions.plan import CompletionPlan
+from server.record import RequestRecord
+from server.timings import PhaseReport, TokenCounts
+
+
+class Tally:
+    """Fed every output; keeps the newest of each generation. Notes in the request's record what the first token told,
+    and what the end tells."""
+
+    def __init__(self, plan: CompletionPlan, record: RequestRecord) -> None:
+        self._plan = plan
+        self._record = record
+        self._num_live = len(plan.generations)
+        self._num_output_tokens = [0] * len(plan.generations)
+        self._num_cached_tokens = [0] * len(plan.generations)
+        self._timings: dict[int, RequestTimings] = {}
+
+    def add(self, generation: int, output: RequestOutput) -> None:
+        self._num_output_tokens[generation] = output.num_output_tokens
+        self._num_cached_tokens[generation] = output.num_cached_tokens
+        self._num_live -= output.is_finished
+        if output.timings is not None:
+            self._timings[generation] = output.timings
+            if self._record.report is None or not self._num_live:
+                self._record.report = self._report()
+
+    def usage(self) -> dict[str, Any]:
+        counts = self._counts()
+        return {
+            "prompt_tokens": counts.prompt,
+            "completion_tokens": counts.output,
+            "total_tokens": counts.prompt + counts.output,
+            "prompt_tokens_details": {"cached_tokens": counts.cached},
+        }
+
+    def timings(self) -> dict[str, float | int | None]:
+        """The `timings` object of the whole request."""
+        return self._report().body()
+
+    def timings_of(self, generation: int) -> dict[str, float | int | None]:
+        """The `timings` object of one generation."""
+        counts = TokenCounts(
+            prompt=len(self._plan.prompt_of(generation).token_ids),
+            cached=self._num_cached_tokens[generation],
+            output=self._num_output_tokens[generation],
+        )
+        return PhaseReport.of([self._timings[generation]], counts).body()
+
+    def _report(self) -> PhaseReport:
+        return PhaseReport.of(list(self._timings.values()), self._counts())
+
+    def _counts(self) -> TokenCounts:
+        """A prompt's cached tokens are those its first candidate found: the others find the first one's blocks."""
+        return TokenCounts(
+            prompt=self._plan.num_prompt_tokens,
+            cached=sum(self._num_cached_tokens[:: self._plan.request.num_candidates]),
+            output=sum(self._num_output_tokens),
+        )

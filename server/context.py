@@ -1,0 +1,37 @@
+"""What the routes share: made by `create_app`, found through the request."""
+
+from dataclasses import dataclass
+from typing import cast
+
+from starlette.requests import Request
+
+from server.backend import Backend
+from server.errors import ModelNotFoundError
+from server.lifecycle import Lifecycle
+from server.metrics import Metrics
+from server.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class AppContext:
+    settings: Settings
+    metrics: Metrics
+    lifecycle: Lifecycle
+
+    @property
+    def backend(self) -> Backend:
+        """Raises NotReadyError unless the model is loaded."""
+        return self.lifecycle.backend
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with; the model's own where the client gave none. Raises ModelNotFoundError."""
+        names = self.settings.model_names
+        if name is None:
+            return names[0]
+        if name not in names:
+            raise ModelNotFoundError(f"The model {name!r} is not served here; this server has {names[0]!r}.", "model")
+        return name
+
+
+def context_of(request: Request) -> AppContext:
+    return cast(AppContext, request.app.state.context)

@@ -1,0 +1,36 @@
+"""Waiting for the engine while watching whether the client is still there: before a response nobody else does."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from starlette.types import Receive
+
+T = TypeVar("T")
+
+
+class ClientLeftError(Exception):
+    """The client closed the connection before its response began. Nobody is left to answer."""
+
+
+async def unless_client_leaves(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of `work`; when the client leaves first, `work` is cancelled, ended, and ClientLeftError raised.
+
+    The request's body must have been read, so that what arrives next can only be the disconnect.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeftError
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,67 @@
+"""One log line and one observation per HTTP request, when it has ended."""
+
+import logging
+import time
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.lifecycle import Lifecycle
+from server.metrics import Metrics
+from server.record import RequestRecord, record_of
+
+logger = logging.getLogger("twostep.access")
+
+PROBES = frozenset({"/health", "/ready", "/metrics", "/load"})
+_NOTED = ("prompt_tokens", "cached_tokens", "generated_tokens", "queue_ms", "prefill_ms", "ttft_ms", "itl_ms", "e2e_ms")
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class AccessMiddleware:
+    """Also counts the requests under way, which a drain waits for."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, lifecycle: Lifecycle) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._lifecycle = lifecycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        with self._lifecycle.request_under_way():
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                self._report(scope)
+
+    def _report(self, scope: Scope) -> None:
+        record = record_of(scope)
+        elapsed_s = time.monotonic() - record.arrival_s
+        method = scope["method"] if scope["method"] in METHODS else "OTHER"
+        self._metrics.on_http_request(_handler(scope), method, record.status, elapsed_s)
+        if record.error_code is not None and method == "POST":
+            self._metrics.on_rejection(record.error_code)
+        level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
+        if logger.isEnabledFor(level):
+            elapsed_ms = elapsed_s * 1e3
+            logger.log(level, "%s %s %d %.1fms %s", method, _path(scope), record.status, elapsed_ms, _notes(record))
+
+
+def _handler(scope: Scope) -> str:
+    """The route's template, so that the label has as many values as there are routes; "none" where no route matched."""
+    return str(getattr(scope.get("route"), "path", "none"))
+
+
+def _path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path if path.isprintable() else repr(path)
+
+
+def _notes(record: RequestRecord) -> str:
+    notes = [f"id={record.request_id}"]
+    if record.error_code is not None:
+        notes.append(f"error={record.error_code}")
+    if record.report is not None:
+        body = record.report.body()
+        notes += [f"{name}={body[name]}" for name in _NOTED if body[name] is not None]
+    return " ".join(notes)

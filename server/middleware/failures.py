@@ -1,0 +1,29 @@
+"""The last resort: an exception that nothing else handled is our bug, told as 500 and logged with the request's id."""
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import error_response, log_failure
+from server.record import record_of
+
+
+class FailureMiddleware:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except Exception as error:
+            log_failure(error, record_of(scope).request_id)
+            if not has_started:
+                await error_response(scope, error)(scope, receive, send)

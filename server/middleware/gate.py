@@ -1,0 +1,36 @@
+"""Answers 503 for the model while it loads, after it failed, and for new work while the server drains."""
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.errors import NotReadyError, error_response
+from server.lifecycle import Lifecycle, State
+
+OPEN_PATHS = frozenset({"/metrics", "/version"})
+
+
+class GateMiddleware:
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
+        self._app = app
+        self._lifecycle = lifecycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+            return
+        await error_response(scope, NotReadyError(refusal))(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> str | None:
+        if scope["path"] in OPEN_PATHS:
+            return None
+        match self._lifecycle.state:
+            case State.READY:
+                return None
+            case State.DRAINING if scope["method"] != "POST":
+                return None
+            case State.LOADING:
+                return "The model is loading; try again in a moment."
+            case State.FAILED:
+                return f"The model could not be loaded: {self._lifecycle.failure}"
+            case _:
+                return "The server is shutting down; send the request to another one."

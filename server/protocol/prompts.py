@@ -1,0 +1,56 @@
+"""The four forms of `prompt`: a text, token ids, a list of texts, a list of lists of token ids."""
+
+from typing import Annotated, Any
+
+from pydantic import PlainValidator
+from pydantic_core import PydanticCustomError
+
+from server.protocol.wire import MAX_INT32, MAX_STRINGS, MAX_TOKEN_IDS, check_text
+
+Prompt = str | list[int]
+
+
+def parse_prompts(value: Any) -> list[Prompt]:
+    """One entry per prompt. Checked by hand: errors of a four-way union would name every way it did not match."""
+    match value:
+        case str():
+            return [check_text(value)]
+        case [int(), *_]:
+            return [_token_ids(value)]
+        case [str(), *_]:
+            return [_text(item) for item in _bounded(value, MAX_STRINGS)]
+        case [list(), *_]:
+            return [_token_ids(item) for item in _bounded(value, MAX_STRINGS)]
+        case _:
+            raise _mismatch()
+
+
+def _text(item: Any) -> str:
+    if not isinstance(item, str):
+        raise _mismatch()
+    return check_text(item)
+
+
+def _token_ids(item: Any) -> list[int]:
+    if not isinstance(item, list) or any(type(token_id) is not int for token_id in _bounded(item, MAX_TOKEN_IDS)):
+        raise _mismatch()
+    if any(not 0 <= token_id <= MAX_INT32 for token_id in item):
+        raise PydanticCustomError("token_id", "Token ids must not be negative nor outside the vocabulary")
+    return item
+
+
+def _bounded(items: list[Any], limit: int) -> list[Any]:
+    if len(items) > limit:
+        raise PydanticCustomError("too_long", "A list must not have more than {limit} items", {"limit": limit})
+    return items
+
+
+def _mismatch() -> PydanticCustomError:
+    return PydanticCustomError(
+        "prompt", "Input should be a text, a list of texts, a list of token ids, or a list of lists of token ids"
+    )
+
+
+Prompts = Annotated[
+    list[Prompt], PlainValidator(parse_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]])
+]

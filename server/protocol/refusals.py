@@ -1,0 +1,58 @@
+"""Fields that a request may carry beside those it defines: some mean nothing to generation, some must be refused."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+# OpenAI's bookkeeping: no effect on the tokens.
+WITHOUT_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
+
+# These would change the answer, so ignoring them would be a lie.
+_NOT_SUPPORTED = "is not supported by this server"
+_CHAT_ONLY = "belongs to chat completions, not to /v1/completions"
+COMPLETION_REFUSALS: Mapping[str, str] = {
+    "suffix": "is not supported: the model completes to the right only",
+    "max_completion_tokens": "belongs to chat completions; use max_tokens",
+    "top_logprobs": "belongs to chat completions; use logprobs",
+    "messages": _CHAT_ONLY,
+    "tools": _CHAT_ONLY,
+    "tool_choice": _CHAT_ONLY,
+    "parallel_tool_calls": _CHAT_ONLY,
+    "chat_template": _CHAT_ONLY,
+    "chat_template_kwargs": _CHAT_ONLY,
+    "add_generation_prompt": _CHAT_ONLY,
+    "continue_final_message": _CHAT_ONLY,
+    "response_format": _NOT_SUPPORTED,
+    "structured_outputs": _NOT_SUPPORTED,
+    "guided_json": _NOT_SUPPORTED,
+    "guided_regex": _NOT_SUPPORTED,
+    "guided_choice": _NOT_SUPPORTED,
+    "guided_grammar": _NOT_SUPPORTED,
+    "grammar": _NOT_SUPPORTED,
+    "use_beam_search": _NOT_SUPPORTED,
+    "length_penalty": _NOT_SUPPORTED,
+    "typical_p": _NOT_SUPPORTED,
+    "max_queue_ms": _NOT_SUPPORTED,
+    "deadline_ms": _NOT_SUPPORTED,
+}
+
+# Values that ask for nothing, which some clients send always.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "response_format": ({"type": "text"},),
+    "use_beam_search": (False,),
+}
+
+
+def find_refused(extra: Mapping[str, Any], refusals: Mapping[str, str]) -> tuple[str, str] | None:
+    """The first field that must be refused, with the reason."""
+    for name in extra:
+        if name in refusals and extra[name] not in _NEUTRAL.get(name, ()):
+            return name, f"{name} {refusals[name]}."
+    return None
+
+
+def find_unknown(extra: Collection[str], refusals: Mapping[str, str]) -> list[str]:
+    """Fields that nobody defines."""
+    return [name for name in extra if name not in refusals and name not in WITHOUT_EFFECT]

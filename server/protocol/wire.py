@@ -1,0 +1,48 @@
+"""What all request bodies share: strict types, no NaN, nulls count as absent, text that a tokenizer can take."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+MAX_INT32 = 2**31 - 1
+MAX_INT64 = 2**63 - 1
+MAX_STRINGS = 1024
+MAX_TOKEN_IDS = 2**20
+
+
+class WireModel(BaseModel):
+    """Strict: no "3" for 3, no true for 1. Explicit nulls count as absent, as in OpenAI's API."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None}
+
+
+def check_text(text: str) -> str:
+    """Refuse what no tokenizer can be trusted with: null characters and lone surrogates (JSON can spell both)."""
+    if "\0" in text:
+        raise PydanticCustomError("null_character", "Text must not contain null characters")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("lone_surrogate", "Text must not contain lone surrogates") from None
+    return text
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Int32 = Annotated[int, Field(ge=-(2**31), le=MAX_INT32)]
+Int64 = Annotated[int, Field(ge=-(2**63), le=MAX_INT64)]
+Text = Annotated[str, AfterValidator(check_text)]
+Texts = Annotated[list[Text], Field(max_length=MAX_STRINGS, fail_fast=True)]
+OneOrMoreTexts = Annotated[Texts, BeforeValidator(_as_list, json_schema_input_type=str | list[str])]
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
+TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]

@@ -1,0 +1,21 @@
+"""The error shape, for /openapi.json."""
+
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import BaseModel
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorResponse(BaseModel):
+    error: ErrorDetail
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorResponse, "description": HTTPStatus(status).phrase} for status in statuses}

@@ -1,0 +1,56 @@
+"""Whether the server lives, whether it takes work, and how much it has."""
+
+from typing import Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from server.context import context_of
+from server.errors import NotReadyError
+from server.lifecycle import State
+from server.routes.documented import error_responses
+
+router = APIRouter(tags=["Operations"])
+
+
+class Status(BaseModel):
+    status: Literal["ok"] = "ok"
+
+
+class Load(BaseModel):
+    server_load: int
+    """Sequences between their arrival and their end."""
+    requests_running: int
+    requests_waiting: int
+    kv_cache_usage_ratio: float
+
+
+@router.get("/health", responses=error_responses(503))
+async def health(request: Request) -> Status:
+    """Liveness: 503 when the engine is dead, or silent although it has work. Stays 200 while draining."""
+    context_of(request).backend.engine.check_health()
+    return Status()
+
+
+@router.get("/ready", responses=error_responses(503))
+async def ready(request: Request) -> Status:
+    """Readiness: 503 unless new work is taken."""
+    context = context_of(request)
+    if context.lifecycle.state is not State.READY:
+        raise NotReadyError("The server is shutting down.")
+    context.backend.engine.check_health()
+    return Status()
+
+
+@router.get("/load", responses=error_responses(401, 503))
+async def load(request: Request) -> Load:
+    """For load balancers."""
+    engine = context_of(request).backend.engine
+    stats = engine.last_stats
+    return Load(
+        server_load=engine.num_live,
+        requests_running=stats.num_running if stats else 0,
+        requests_waiting=stats.num_waiting if stats else 0,
+        kv_cache_usage_ratio=stats.pool.held / engine.info.num_blocks if stats else 0.0,
+    )

@@ -1,0 +1,42 @@
+"""POST /tokenize and POST /detokenize."""
+
+import asyncio
+
+from fastapi import APIRouter
+from starlette.requests import Request
+
+from engine.errors import InvalidParameterError
+from server.context import context_of
+from server.protocol.tokenization import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from server.routes.documented import error_responses
+from server.routes.json_route import JsonRoute
+from server.text import token_name
+
+router = APIRouter(route_class=JsonRoute, tags=["Tokenizer"])
+
+
+@router.post("/tokenize", response_model_exclude_none=True, responses=error_responses(400, 401, 404, 413, 415, 503))
+async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
+    """Text to token ids."""
+    context = context_of(request)
+    context.check_model(body.model)
+    tokenizer = context.backend.tokenizer
+    tokens = await asyncio.to_thread(tokenizer.encode, body.prompt, body.add_special_tokens)
+    return TokenizeResponse(
+        count=len(tokens),
+        max_model_len=context.backend.engine.info.max_model_len,
+        tokens=tokens,
+        token_strs=[token_name(tokenizer, token) for token in tokens] if body.return_token_strs else None,
+    )
+
+
+@router.post("/detokenize", responses=error_responses(400, 401, 404, 413, 415, 503))
+async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
+    """Token ids to text."""
+    context = context_of(request)
+    context.check_model(body.model)
+    vocab_size = context.backend.engine.info.vocab_size
+    if any(token >= vocab_size for token in body.tokens):
+        raise InvalidParameterError("tokens", f"tokens has an id outside the vocabulary [0, {vocab_size}).")
+    text = await asyncio.to_thread(context.backend.tokenizer.decode, body.tokens, body.skip_special_tokens)
+    return DetokenizeResponse(prompt=text)

@@ -1,0 +1,88 @@
+"""Server-sent events: their bytes, and the response that carries them and always ends what feeds it."""
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping
+from json import JSONEncoder
+from typing import Any
+
+import anyio
+from sse_starlette.event import ServerSentEvent
+from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+from starlette.types import Message, Receive, Scope, Send
+
+from server.record import record_of
+
+logger = logging.getLogger("twostep.server")
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+IDLE_S = 15.0
+PING_S = 16.0  # more than IDLE_S: a keep-alive counts as traffic, and must not silence the next one
+
+# ASCII only: some clients split lines at U+0085 and U+2028.
+_dumps = JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    return f"data: {_dumps(data)}\n\n".encode("ascii")
+
+
+class EventHead:
+    """The fields that all events of a stream begin with, encoded once."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._start = f'data: {_dumps(fields)[:-1]},"choices":'
+
+    def event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
+        end = f",{_dumps(extra)[1:]}" if extra else "}"
+        return f"{self._start}{_dumps(choices)}{end}\n\n".encode("ascii")
+
+
+class EventStream(EventSourceResponse):
+    """Sends events until they end, the client leaves, or the client stops reading for `stall_timeout_s`.
+
+    Whatever happens, `source`, which `events` reads from, is closed: it holds the engine's generations.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        source: AsyncGenerator[Any, None],
+        headers: Mapping[str, str],
+        stall_timeout_s: float,
+    ) -> None:
+        self._source = source
+        self._last_sent_s = time.monotonic()
+        super().__init__(
+            events,
+            headers={"Cache-Control": "no-cache", **headers},
+            sep="\n",
+            ping=PING_S,
+            ping_message_factory=lambda: _IdlePing(self._last_sent_s),
+            send_timeout=stall_timeout_s,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def noting_send(message: Message) -> None:
+            self._last_sent_s = time.monotonic()
+            await send(message)
+
+        try:
+            await super().__call__(scope, receive, noting_send)
+        except SendTimeoutError:
+            logger.warning("request %s: the client stopped reading; its stream is ended", record_of(scope).request_id)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._source.aclose()
+
+
+class _IdlePing(ServerSentEvent):
+    """sse-starlette asks for one now and then; between tokens it is empty."""
+
+    def __init__(self, last_sent_s: float) -> None:
+        super().__init__()
+        self._is_idle = time.monotonic() - last_sent_s >= IDLE_S
+
+    def encode(self) -> bytes:
+        return KEEP_ALIVE if self._is_idle else b""

@@ -1,0 +1,30 @@
+"""What the server needs of a tokenizer; `engine.tokenizer.Tokenizer` is one."""
+
+from collections.abc import Sequence, Set
+from typing import Protocol
+
+
+class Tokenizer(Protocol):
+    """All methods may be called from several threads at once."""
+
+    @property
+    def special_ids(self) -> Set[int]: ...
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes the token adds in the middle of a text: perhaps only a part of a character."""
+
+    def bad_word_ids(self, word: str) -> list[tuple[int, ...]]:
+        """The id sequences that write `word`."""
+
+
+def token_name(tokenizer: Tokenizer, token_id: int) -> str:
+    r"""The token as OpenAI's log-probabilities spell it: its text, or `bytes:\xe2\x82` for a part of a character."""
+    data = tokenizer.token_bytes(token_id)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

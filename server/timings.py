@@ -1,0 +1,134 @@
+"""The phases of a request in the three forms they are told: headers, the `timings` object, the usage chunk's `metrics`.
+
+|-- queue --|-- prefill --|-- decode --|
+arrival     scheduled     first token  last token
+|-------- ttft -----------|
+|---------------- e2e -----------------|
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.outputs import RequestOutput
+from engine.stats import RequestTimings
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """A prompt counts once, however many sequences were generated from it; outputs count all."""
+
+    prompt: int
+    cached: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseReport:
+    """Times of all sequences of one HTTP request: from its arrival to its first token, then to its last."""
+
+    timings: RequestTimings
+    """Queue and prefill of the sequence whose token came first; the gaps, chunks and preemptions of all."""
+    decode_s: float
+    """First token of the first sequence to last token of the last one."""
+    counts: TokenCounts
+
+    @classmethod
+    def of(cls, timings: Sequence[RequestTimings], counts: TokenCounts) -> "PhaseReport":
+        first = min(timings, key=lambda each: each.ttft_s)
+        together = RequestTimings(
+            queue_s=first.queue_s,
+            prefill_s=first.prefill_s,
+            inter_token_s=tuple(itertools.chain.from_iterable(each.inter_token_s for each in timings)),
+            prefill_chunks=sum(each.prefill_chunks for each in timings),
+            preemptions=sum(each.preemptions for each in timings),
+        )
+        return cls(together, max(each.e2e_s for each in timings) - first.ttft_s, counts)
+
+    def body(self) -> dict[str, float | int | None]:
+        """The `timings` object. Sums hold to the last digit shown: they are made of the rounded parts."""
+        timings, counts = self.timings, self.counts
+        queue_ms, prefill_ms, decode_ms = _ms(timings.queue_s), _ms(timings.prefill_s), _ms(self.decode_s)
+        return {
+            "queue_ms": queue_ms,
+            "prefill_ms": prefill_ms,
+            "ttft_ms": round(queue_ms + prefill_ms, 3),
+            "decode_ms": decode_ms,
+            "itl_ms": _ms_or_none(timings.tpot_s),
+            "itl_p50_ms": _ms_or_none(timings.itl_percentile_s(50)),
+            "itl_p99_ms": _ms_or_none(timings.itl_percentile_s(99)),
+            "e2e_ms": round(queue_ms + prefill_ms + decode_ms, 3),
+            "prompt_tokens": counts.prompt,
+            "cached_tokens": counts.cached,
+            "generated_tokens": counts.output,
+            "prefill_chunks": timings.prefill_chunks,
+            "preemptions": timings.preemptions,
+        }
+
+
+def first_token_headers(output: RequestOutput, num_prompt_tokens: int) -> dict[str, str]:
+    """What is known when a stream starts."""
+    headers = {"X-Prompt-Tokens": str(num_prompt_tokens), "X-Cached-Tokens": str(output.num_cached_tokens)}
+    if output.timings is None:
+        return headers
+    body = PhaseReport.of([output.timings], TokenCounts(num_prompt_tokens, output.num_cached_tokens, 0)).body()
+    phases = ("queue", "prefill", "ttft")
+    return headers | _duration_headers(body, *phases) | _server_timing(body, *phases)
+
+
+def complete_headers(body: Mapping[str, float | int | None]) -> dict[str, str]:
+    """What is known when all is over, from the `timings` object."""
+    return {
+        "X-Prompt-Tokens": str(body["prompt_tokens"]),
+        "X-Cached-Tokens": str(body["cached_tokens"]),
+        "X-Generated-Tokens": str(body["generated_tokens"]),
+        **_duration_headers(body, "queue", "prefill", "ttft", "itl", "itl_p99", "decode", "e2e"),
+        **_server_timing(body, "queue", "prefill", "ttft", "decode", "e2e"),
+    }
+
+
+def usage_metrics(body: Mapping[str, float | int | None]) -> dict[str, float | int | None]:
+    """The `metrics` object of the usage chunk, from the `timings` object."""
+    return {
+        "queue_time_ms": body["queue_ms"],
+        "time_to_first_token_ms": body["ttft_ms"],
+        "mean_itl_ms": body["itl_ms"],
+    }
+
+
+_HEADER_NAMES = {
+    "queue": "X-Queue-Ms",
+    "prefill": "X-Prefill-Ms",
+    "ttft": "X-TTFT-Ms",
+    "itl": "X-ITL-Ms",
+    "itl_p99": "X-ITL-P99-Ms",
+    "decode": "X-Decode-Ms",
+    "e2e": "X-E2E-Ms",
+}
+EXPOSED_HEADERS = (
+    *_HEADER_NAMES.values(),
+    "X-Prompt-Tokens",
+    "X-Cached-Tokens",
+    "X-Generated-Tokens",
+    "X-Request-Id",
+    "Server-Timing",
+)
+"""What scripts of another origin may read."""
+
+
+def _duration_headers(body: Mapping[str, float | int | None], *phases: str) -> dict[str, str]:
+    """A phase that did not happen (gaps between fewer than two tokens) has no header."""
+    return {_HEADER_NAMES[phase]: str(value) for phase in phases if (value := body[f"{phase}_ms"]) is not None}
+
+
+def _server_timing(body: Mapping[str, float | int | None], *phases: str) -> dict[str, str]:
+    """W3C Server Timing: browsers draw it."""
+    return {"Server-Timing": ", ".join(f"{phase};dur={body[f'{phase}_ms']}" for phase in phases)}
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
+
+
+def _ms_or_none(seconds: float | None) -> float | None:
+    return None if seconds is None else _ms(seconds)
