@@ -1,0 +1,114 @@
+"""The app's Prometheus metrics: one registry, fed by the engine as its observer, and by the HTTP side."""
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from engine.batch import Phase
+from engine.config import EngineInfo
+from engine.request import FinishReason
+from engine.stats import RequestTimings, StepStats
+from server.metrics_engine import EngineCollector
+from server.metrics_names import Exposition
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+# Fine at both ends: small models answer within milliseconds, queues last for minutes.
+_LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
+_GAP_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
+          0.5, 1, 2, 5, 10, 30, 60, 120)  # fmt: skip
+_HTTP_S = (0.005, 0.025, 0.1, 0.5, 1, 2.5, 10, 30, 60, 300)  # few: there is one series per route and method
+_TOKENS = tuple(2**power for power in range(15))
+
+
+class Metrics:
+    """An `EngineObserver`. Names and labels are those of the published table; every label has a bounded set of values.
+
+    Counters of tokens and histograms per token advance with what the engine's outputs deliver; gauges, and counters
+    that the engine keeps itself, are read from its newest step when Prometheus asks.
+    """
+
+    def __init__(self, model_name: str, with_vllm_names: bool) -> None:
+        self._registry = CollectorRegistry()
+        self._engine = EngineCollector()
+        self._registry.register(self._engine)
+        self._exposition = Exposition(self._registry, model_name if with_vllm_names else None)
+        self._make_request_metrics()
+        self._make_step_metrics()
+        self._make_http_metrics()
+
+    def render(self) -> bytes:
+        """The text exposition format."""
+        return generate_latest(self._exposition)
+
+    def on_engine_info(self, info: EngineInfo) -> None:
+        """Called when the model is loaded."""
+        self._engine.info = info
+
+    def on_step(self, stats: StepStats) -> None:
+        self._engine.stats = stats
+        if stats.phase is not None:
+            self._step_duration[stats.phase].observe(stats.duration_s)
+            self._step_tokens[stats.phase].observe(stats.num_tokens)
+
+    def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        self._ttft.observe(timings.ttft_s)
+        self._queue_time.observe(timings.queue_s)
+        self._prefill_time.observe(timings.prefill_s)
+        self._prompt_tokens.inc(num_prompt_tokens)
+
+    def on_tokens(self, num_tokens: int, gap_s: float | None) -> None:
+        self._generation_tokens.inc(num_tokens)
+        if gap_s is not None:
+            self._inter_token.observe(gap_s)
+
+    def on_finish(self, reason: FinishReason, timings: RequestTimings | None) -> None:
+        self._requests.labels(reason.value).inc()
+        if timings is None:
+            return
+        self._e2e.observe(timings.e2e_s)
+        self._decode_time.observe(timings.decode_s)
+        if timings.tpot_s is not None:
+            self._per_token.observe(timings.tpot_s)
+
+    def on_rejection(self, reason: str) -> None:
+        """`reason` is the error's code."""
+        self._rejections.labels(reason).inc()
+
+    def on_http_request(self, handler: str, method: str, status: int, duration_s: float) -> None:
+        self._http_requests.labels(handler, method, str(status)).inc()
+        self._http_duration.labels(handler, method).observe(duration_s)
+
+    def _make_request_metrics(self) -> None:
+        self._ttft = self._histogram("time_to_first_token", "Arrival to first token, queue included.", _LATENCY_S)
+        self._inter_token = self._histogram("inter_token_latency", "Gaps between consecutive tokens.", _GAP_S)
+        self._per_token = self._histogram("time_per_output_token", "Mean gap between a request's tokens.", _GAP_S)
+        self._e2e = self._histogram("e2e_request_latency", "Arrival to last token.", _LATENCY_S)
+        self._queue_time = self._histogram("request_queue_time", "Arrival to first scheduled.", _LATENCY_S)
+        self._prefill_time = self._histogram("request_prefill_time", "First scheduled to first token.", _LATENCY_S)
+        self._decode_time = self._histogram("request_decode_time", "First to last token.", _LATENCY_S)
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got a first token.")
+        self._generation_tokens = self._counter("generation_tokens", "Tokens generated and delivered.")
+        self._requests = self._counter("requests", "Requests that ended, by how.", "finish_reason")
+        self._rejections = self._counter("rejections", "Requests that were refused, by error code.", "reason")
+        for reason in FinishReason:
+            self._requests.labels(reason.value)
+
+    def _make_step_metrics(self) -> None:
+        duration = self._histogram("step_duration", "Duration of an engine step.", _GAP_S, "phase")
+        tokens = Histogram(
+            "twostep_step_tokens", "Tokens of an engine step.", ("phase",), buckets=_TOKENS, registry=self._registry
+        )
+        self._step_duration = {phase: duration.labels(phase.value) for phase in Phase}
+        self._step_tokens = {phase: tokens.labels(phase.value) for phase in Phase}
+
+    def _make_http_metrics(self) -> None:
+        self._http_requests = self._counter("http_requests", "HTTP requests.", "handler", "method", "status")
+        self._http_duration = self._histogram(
+            "http_request_duration", "HTTP request to the end of its response.", _HTTP_S, "handler", "method"
+        )
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"twostep_{name}_seconds", text, labels, buckets=buckets, registry=self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"twostep_{name}_total", text, labels, registry=self._registry)

@@ -1,0 +1,51 @@
+"""What the engine's newest step says, read when Prometheus asks: costs nothing while tokens flow."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from engine.config import EngineInfo
+from engine.stats import PoolStats, StepStats
+
+
+class EngineCollector(Collector):
+    """`info` is set when the model is loaded, `stats` by each step."""
+
+    def __init__(self) -> None:
+        self.info: EngineInfo | None = None
+        self.stats: StepStats | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        stats, info = self.stats, self.info
+        pool = stats.pool if stats else PoolStats(info.num_blocks if info else 0, 0, 0)
+        total = pool.free + pool.held + pool.cached
+        yield self._gauge("requests_running", "Requests being computed.", stats.num_running if stats else 0)
+        yield self._gauge("requests_waiting", "Requests waiting to be scheduled.", stats.num_waiting if stats else 0)
+        yield self._gauge("kv_cache_usage_ratio", "Share of KV blocks held.", pool.held / total if total else 0.0)
+        yield self._blocks(pool)
+        yield self._config(info)
+        yield self._total("preemptions", "Requests put back to make room.", stats.num_preemptions if stats else 0)
+        yield self._total("prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_queries if stats else 0)
+        yield self._total("prefix_cache_hits", "Prompt tokens found.", stats.prefix_hits if stats else 0)
+        yield self._total("engine_restarts", "Restarts of the engine process.", 0)
+
+    def _blocks(self, pool: PoolStats) -> Metric:
+        family = GaugeMetricFamily("twostep_kv_blocks", "KV blocks by state.", labels=["state"])
+        for state in ("free", "held", "cached"):
+            family.add_metric([state], getattr(pool, state))
+        return family
+
+    def _config(self, info: EngineInfo | None) -> Metric:
+        labels = ["block_size", "num_gpu_blocks"]
+        family = GaugeMetricFamily("twostep_cache_config_info", "Shape of the KV cache.", labels=labels)
+        if info is not None:
+            family.add_metric([str(info.block_size), str(info.num_blocks)], 1)
+        return family
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        return GaugeMetricFamily(f"twostep_{name}", text, value)
+
+    def _total(self, name: str, text: str, value: int) -> Metric:
+        return CounterMetricFamily(f"twostep_{name}", text, value)

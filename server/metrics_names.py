@@ -1,0 +1,71 @@
+"""The names that dashboards, autoscalers and gateways already read, for the same values under our own names."""
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+_OWN_PREFIX = "twostep_"
+
+# Our family, without prefix -> vLLM's families. Counters are named without _total.
+_VLLM: Mapping[str, tuple[str, ...]] = {
+    "requests_running": ("num_requests_running",),
+    "requests_waiting": ("num_requests_waiting",),
+    "kv_cache_usage_ratio": ("kv_cache_usage_perc",),
+    "cache_config_info": ("cache_config_info",),
+    "time_to_first_token_seconds": ("time_to_first_token_seconds",),
+    "inter_token_latency_seconds": ("inter_token_latency_seconds",),
+    "time_per_output_token_seconds": ("request_time_per_output_token_seconds", "time_per_output_token_seconds"),
+    "e2e_request_latency_seconds": ("e2e_request_latency_seconds",),
+    "request_queue_time_seconds": ("request_queue_time_seconds",),
+    "request_prefill_time_seconds": ("request_prefill_time_seconds",),
+    "request_decode_time_seconds": ("request_decode_time_seconds",),
+    "prompt_tokens": ("prompt_tokens",),
+    "generation_tokens": ("generation_tokens",),
+    "prefix_cache_queries": ("prefix_cache_queries",),
+    "prefix_cache_hits": ("prefix_cache_hits",),
+    "requests": ("request_success",),
+    "preemptions": ("num_preemptions",),
+    "step_tokens": ("iteration_tokens_total",),
+}
+_RENAMED_LABELS = {"finish_reason": "finished_reason"}
+_DROPPED_LABELS = frozenset({"phase"})
+# Named without any prefix, as prometheus-fastapi-instrumentator does.
+_PLAIN = frozenset({"http_requests", "http_request_duration_seconds"})
+
+
+class Exposition(Collector):
+    """Our metrics without the client library's `_created` series; with vLLM's names too, if a model name is given."""
+
+    def __init__(self, own: Collector, model_name: str | None) -> None:
+        self._own = own
+        self._vllm_labels = None if model_name is None else {"model_name": model_name, "engine": "0"}
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._own.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+            if self._vllm_labels is not None:
+                yield from _aliases(metric, self._vllm_labels)
+
+
+def _aliases(metric: Metric, vllm_labels: Mapping[str, str]) -> Iterator[Metric]:
+    name = metric.name.removeprefix(_OWN_PREFIX)
+    for alias in _VLLM.get(name, ()):
+        yield _renamed(metric, f"vllm:{alias}", vllm_labels)
+    if name in _PLAIN:
+        yield _renamed(metric, name, {})
+
+
+def _renamed(metric: Metric, name: str, labels: Mapping[str, str]) -> Metric:
+    """Samples that differ in a dropped label only are added up."""
+    values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for sample in metric.samples:
+        kept = {label: value for label, value in sample.labels.items() if label not in _DROPPED_LABELS}
+        own = {_RENAMED_LABELS.get(label, label): value for label, value in kept.items()}
+        key = (name + sample.name.removeprefix(metric.name), tuple({**own, **labels}.items()))
+        values[key] = values.get(key, 0.0) + sample.value
+    alias = Metric(name, metric.documentation, metric.type)
+    alias.samples = [Sample(sample_name, dict(pairs), value) for (sample_name, pairs), value in values.items()]
+    return alias
