@@ -1,0 +1,28 @@
+"""Reading event streams in tests."""
+
+import json
+from typing import Any
+
+import httpx
+
+
+def chunks_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a complete stream, which must end with [DONE]."""
+    assert response.status_code == 200, response.text
+    *events, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def text_of(chunks: list[dict[str, Any]], index: int = 0) -> str:
+    """The concatenated text of one choice."""
+    return "".join(each["text"] for chunk in chunks for each in chunk.get("choices", ()) if each["index"] == index)
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error, whose shape must be complete."""
+    body = response.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    assert isinstance(body["error"]["code"], str)
+    error: dict[str, Any] = body["error"]
+    return error

@@ -1,0 +1,201 @@
+"""An engine without a model: tokens by rule, at a pace and with failures that a test chooses."""
+
+import asyncio
+import zlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+from engine.admission import check_request
+from engine.batch import Phase, TokenLogprobs
+from engine.client import EngineObserver, GenerationRequest, NullObserver
+from engine.config import EngineInfo
+from engine.detokenizer import IncrementalDetokenizer
+from engine.errors import EngineFailedError, EngineUnavailableError, TwostepError
+from engine.outputs import RequestOutput
+from engine.request import FinishReason
+from engine.stats import PoolStats, RequestTimings, StepStats
+from tests.server.byte_tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
+
+NUM_BLOCKS = 64
+INFO = EngineInfo(
+    model="fake/model",
+    architecture="FakeForCausalLM",
+    device="cpu",
+    dtype="float32",
+    attention="none",
+    linear="none",
+    vocab_size=VOCAB_SIZE,
+    max_model_len=512,
+    block_size=16,
+    num_blocks=NUM_BLOCKS,
+    eos_token_ids=(EOS,),
+    weight_bytes=2**20,
+    kv_cache_bytes=2**20,
+    load_s=0.1,
+)
+
+
+def letters(request: GenerationRequest, position: int) -> int:
+    """A letter that depends on the prompt, the seed (unless greedy) and the position, and on nothing else."""
+    seed = 0 if request.params.is_greedy else request.params.seed
+    prompt = ",".join(map(str, request.prompt_token_ids))
+    return ord("a") + zlib.crc32(f"{prompt}/{seed}/{position}".encode()) % 26
+
+
+def saying(text: str, then: int = EOS) -> Callable[[GenerationRequest, int], int]:
+    """A rule that says the text and ends."""
+    data = text.encode()
+    return lambda _, position: data[position] if position < len(data) else then
+
+
+@dataclass
+class FakeEngine:
+    """Implements `EngineClient`. Times are invented: 1 ms of queue, 2 ms of prefill, 0.5 ms between tokens."""
+
+    observer: EngineObserver = field(default_factory=NullObserver)
+    rule: Callable[[GenerationRequest, int], int] = letters
+    delay_s: float = 0.0
+    """Real time before each token."""
+    hold_at: int | None = None
+    """Each sequence waits before this token until a test sets another value."""
+    refusal: TwostepError | None = None
+    """Raised by `generate` before its first output."""
+    fail_at: int | None = None
+    """Each sequence fails before this token."""
+    end_early: FinishReason | None = None
+    """Each sequence ends at EOS with this reason."""
+    health: TwostepError | None = None
+    num_cached_tokens: int = 0
+    requests: list[GenerationRequest] = field(default_factory=list)
+    """All that were admitted."""
+    finished: list[FinishReason] = field(default_factory=list)
+    is_ready: bool = True
+    info: EngineInfo = INFO
+    last_stats: StepStats | None = None
+    num_live: int = 0
+
+    def reset(self) -> None:
+        """As new, but for the observer."""
+        self.__dict__.update(FakeEngine(self.observer).__dict__)
+
+    def check_health(self) -> None:
+        if self.health is not None:
+            raise self.health
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
+        if self.refusal is not None:
+            raise self.refusal
+        check_request(self.info, request.prompt_token_ids, request.params)
+        self.requests.append(request)
+        self._count(1)
+        sequence = _Sequence(request, self)
+        reason = FinishReason.ABORT
+        try:
+            while sequence.finish_reason is None:
+                await self._wait_for(len(sequence.token_ids))
+                output = sequence.step()
+                reason = output.finish_reason or reason
+                self._observe(output)
+                yield output
+        except TwostepError:
+            reason = FinishReason.ERROR
+            raise
+        finally:
+            self._count(-1)
+            self.finished.append(reason)
+            self.observer.on_finish(reason, sequence.timings() if sequence.token_ids else None)
+
+    def stop(self) -> None:
+        self.health = EngineUnavailableError("The engine was stopped.")
+
+    async def _wait_for(self, position: int) -> None:
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        while self.hold_at == position and self.health is None:
+            await asyncio.sleep(0.002)
+        if self.health is not None:
+            raise self.health
+        if self.fail_at == position:
+            raise EngineFailedError("The engine failed on this request.", "secret detail")
+
+    def _observe(self, output: RequestOutput) -> None:
+        is_first = output.num_output_tokens == len(output.token_ids)
+        if output.token_ids and is_first and output.timings is not None:
+            self.observer.on_first_token(output.timings, output.num_prompt_tokens, output.num_cached_tokens)
+        if output.token_ids:
+            self.observer.on_tokens(len(output.token_ids), None if is_first else 0.0005)
+
+    def _count(self, change: int) -> None:
+        self.num_live += change
+        pool = PoolStats(NUM_BLOCKS - self.num_live, self.num_live, 0)
+        self.last_stats = StepStats(Phase.DECODE, self.num_live, 1, 0.001, 0.001, self.num_live, 0, pool, 0, 0, 0)
+        self.observer.on_step(self.last_stats)
+
+
+class _Sequence:
+    def __init__(self, request: GenerationRequest, engine: FakeEngine) -> None:
+        self._request = request
+        self._engine = engine
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        params = request.params
+        self._detokenizer = IncrementalDetokenizer(
+            ByteTokenizer(),
+            stop=params.stop,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+
+    def timings(self) -> RequestTimings:
+        gaps = (0.0005,) * (len(self.token_ids) - 1)
+        return RequestTimings(queue_s=0.001, prefill_s=0.002, inter_token_s=gaps, prefill_chunks=1)
+
+    def step(self) -> RequestOutput:
+        params = self._request.params
+        is_first = not self.token_ids
+        new_ids = (self._engine.rule(self._request, len(self.token_ids)),) if params.max_tokens else ()
+        self.token_ids += new_ids
+        text, stop_reason = self._advance(new_ids)
+        if self.finish_reason is None and len(self.token_ids) == params.max_tokens:
+            self.finish_reason = FinishReason.LENGTH
+            text += self._detokenizer.flush()
+        return RequestOutput(
+            request_id=self._request.request_id,
+            text=text,
+            token_ids=new_ids,
+            logprobs=() if params.logprobs is None else tuple(score(each, params.logprobs) for each in new_ids),
+            prompt_logprobs=self._prompt_logprobs() if is_first else None,
+            num_prompt_tokens=len(self._request.prompt_token_ids),
+            num_cached_tokens=self._engine.num_cached_tokens,
+            num_output_tokens=len(self.token_ids),
+            timings=self.timings() if is_first or self.finish_reason else None,
+            finish_reason=self.finish_reason,
+            stop_reason=stop_reason,
+        )
+
+    def _advance(self, new_ids: tuple[int, ...]) -> tuple[str, int | str | None]:
+        """The text of the new tokens, and what stopped the sequence."""
+        params, text = self._request.params, ""
+        for token_id in new_ids:
+            is_eos = token_id == EOS and not params.ignore_eos
+            if (is_eos or token_id in params.stop_token_ids) and len(self.token_ids) > params.min_tokens:
+                self.finish_reason = self._engine.end_early or FinishReason.STOP
+                return self._detokenizer.flush(), None if is_eos else token_id
+            text += self._detokenizer.append(token_id)
+            if self._detokenizer.stop_string is not None:
+                self.finish_reason = FinishReason.STOP
+                return text, self._detokenizer.stop_string
+        return text, None
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
+        count = self._request.params.prompt_logprobs
+        if count is None:
+            return None
+        return (None, *(score(token_id, count) for token_id in self._request.prompt_token_ids[1:]))
+
+
+def score(token_id: int, count: int) -> TokenLogprobs:
+    """Ids nearer to "a" are likelier; the token itself need not be among the top ones."""
+    top = tuple((ord("a") + rank, -0.5 * (rank + 1)) for rank in range(count))
+    return TokenLogprobs(token_id, -0.5 * (abs(token_id - ord("a")) + 1), abs(token_id - ord("a")) + 1, top)

@@ -1,0 +1,119 @@
+"""The app behind a real socket, in a thread: streaming and leaving early cannot be seen without one."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import uvicorn
+
+from engine.client import EngineObserver
+from server.app import create_app
+from server.backend import Backend, OpenBackend
+from server.context import AppContext
+from server.generation_defaults import GenerationDefaults
+from server.serve import DrainingServer
+from server.settings import Settings
+from tests.server.byte_tokenizer import ByteTokenizer
+from tests.server.fake_engine import FakeEngine
+
+TIMEOUT_S = 20.0
+
+
+@dataclass
+class FakeBackend:
+    """What `create_app` opens in tests. Loading can be held up or made to fail."""
+
+    engine: FakeEngine = field(default_factory=FakeEngine)
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+    is_loading: bool = False
+    failure: Exception | None = None
+
+    def opener(self, settings: Settings) -> OpenBackend:
+        @asynccontextmanager
+        async def open_backend(observer: EngineObserver) -> AsyncGenerator[Backend, None]:
+            self.engine.observer = observer
+            while self.is_loading:
+                await asyncio.sleep(0.002)
+            if self.failure is not None:
+                raise self.failure
+            max_live = settings.max_num_seqs + settings.max_waiting
+            yield Backend(self.engine, ByteTokenizer(), self.defaults, max_live, loaded_at=1_700_000_000)
+            self.engine.stop()
+
+        return open_backend
+
+
+@dataclass
+class LiveServer:
+    client: httpx.Client
+    engine: FakeEngine
+    backend: FakeBackend
+    server: DrainingServer
+    context: AppContext
+    port: int
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def complete(self, prompt: Any = "Hi", headers: dict[str, str] | None = None, **parameters: Any) -> httpx.Response:
+        return self.client.post("/v1/completions", json={"prompt": prompt, **parameters}, headers=headers)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S)
+
+    def call(self, function: Callable[[], Any]) -> None:
+        """Run on the server's event loop."""
+        self.loop.call_soon_threadsafe(function)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        wait_until(condition)
+
+    def wait_until_idle(self) -> None:
+        wait_until(lambda: self.engine.num_live == 0 and self.context.lifecycle.num_under_way == 0)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.002)
+
+
+@contextmanager
+def live_server(backend: FakeBackend | None = None, **settings: Any) -> Generator[LiveServer, None, None]:
+    """A server with these settings over this backend, ready unless the backend is still loading or failed."""
+    backend = backend or FakeBackend()
+    parsed = Settings(**{"served_model_name": ["fake"], **settings})
+    app = create_app(parsed, backend.opener(parsed))
+    context: AppContext = app.state.context
+    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+    port = listener.getsockname()[1]
+    config = uvicorn.Config(app, lifespan="on", log_config=None, access_log=False, timeout_graceful_shutdown=3)
+    server = DrainingServer(config, context, f"http://127.0.0.1:{port}")
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve([listener])
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    wait_until(lambda: server.started or not thread.is_alive())
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
+        if not backend.is_loading and backend.failure is None:
+            wait_until(lambda: context.lifecycle.state != "loading")
+        try:
+            yield LiveServer(client, backend.engine, backend, server, context, port, loops[0])
+        finally:
+            backend.is_loading = False
+            server.should_exit = True
+            thread.join(TIMEOUT_S)
+            assert not thread.is_alive()
