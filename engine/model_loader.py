@@ -51,12 +51,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
     device = _device(config.device)
     dtype = _dtype(config.dtype, device, hf_config)
     module = _load_weights(config, source, device, dtype)
+    text_config = hf_config.get_text_config(decoder=True)
+    layers = probe_layers(module, text_config, device)
     kernels = load_kernels() if device.type == "cpu" else None
     report = prepare_linears(module, kernels is not None)
     for name in report.unconverted:
         logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)
-    text_config = hf_config.get_text_config(decoder=True)
-    layers = probe_layers(module, text_config, device)
+    probe_layers(module, text_config, device)  # packed, it must still run
     return LoadedModel(
         module=module,
         layers=layers,

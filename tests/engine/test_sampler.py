@@ -99,7 +99,7 @@ def test_temperature_sharpens_and_flattens() -> None:
         ({"top_p": 0.89}, {1, 2, 3}),
         ({"min_p": 0.3}, {2, 3}),
         ({"min_p": 1.0}, {3}),
-        ({"top_k": 2, "top_p": 0.7}, {2, 3}),
+        ({"top_k": 2, "top_p": 0.72}, {2, 3}),
         ({"top_k": 2, "top_p": 0.6}, {3}),
         ({"top_k": 3, "min_p": 0.3}, {2, 3}),
     ],

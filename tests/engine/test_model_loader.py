@@ -1,0 +1,182 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import ConfigError, ModelError, UnsupportedModelError
+from engine.model_loader import LoadedModel, load_model
+from tests.engine.fakes import add, run_to_end, tokens_of
+from tests.engine.tiny_models import make_checkpoint
+
+SMALL: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "falcon": ("FalconConfig", SMALL, "attention registry"),
+    "bloom": ("BloomConfig", {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "attention registry"),
+    "mamba": ("MambaConfig", {**SMALL, "state_size": 4}, "attention registry"),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {
+            **SMALL,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 48,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+        },
+        "recurrent state",
+    ),
+    "t5": (
+        "T5Config",
+        {"vocab_size": 64, "d_model": 32, "d_ff": 32, "num_layers": 1, "num_heads": 2},
+        "encoder-decoder",
+    ),
+    "bert_encoder": (
+        "ViTConfig",
+        {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "not a causal",
+    ),
+}
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return make_checkpoint("llama", tmp_path)
+
+
+def load(path: Path | str, **settings: Any) -> LoadedModel:
+    return load_model(EngineConfig(model=str(path), device="cpu", **settings))
+
+
+def edit_config(path: Path, **fields: Any) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_cannot_run_paged_are_refused_with_the_reason(name: str, tmp_path: Path) -> None:
+    class_name, fields, reason = REFUSED[name]
+    config = getattr(transformers, class_name)(**fields)
+    auto = transformers.AutoModelForSeq2SeqLM if name == "t5" else transformers.AutoModelForCausalLM
+    if name == "bert_encoder":
+        auto = transformers.AutoModel
+    auto.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=reason):
+        load(tmp_path)
+
+
+def test_a_missing_directory_is_named() -> None:
+    with pytest.raises(ModelError, match=r"/no/such/place .*config\.json"):
+        load("/no/such/place")
+
+
+def test_truncated_weights_are_damage(llama: Path) -> None:
+    weights = llama / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="damaged"):
+        load(llama)
+
+
+def test_missing_weights_are_not_made_up(llama: Path) -> None:
+    edit_config(llama, num_hidden_layers=4)
+    with pytest.raises(ModelError, match="incomplete"):
+        load(llama)
+
+
+def test_weights_of_another_shape_are_refused(llama: Path) -> None:
+    edit_config(llama, intermediate_size=64)
+    with pytest.raises(ModelError):
+        load(llama)
+
+
+def test_a_directory_without_weights_is_refused(llama: Path) -> None:
+    (llama / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load(llama)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "nothing"}'])
+def test_a_config_that_says_nothing_sensible_is_refused(llama: Path, text: str) -> None:
+    (llama / "config.json").write_text(text)
+    with pytest.raises(ModelError):
+        load(llama)
+
+
+def test_code_in_a_checkpoint_does_not_run_unless_trusted(llama: Path) -> None:
+    marker = llama / "ran"
+    (llama / "custom.py").write_text(f"open({str(marker)!r}, 'w')\nclass Custom: pass\n")
+    edit_config(
+        llama, model_type="custom", auto_map={"AutoConfig": "custom.Custom", "AutoModelForCausalLM": "custom.C"}
+    )
+    with pytest.raises(ModelError):
+        load(llama)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_dtype_asked_for_is_used(llama: Path, dtype: str) -> None:
+    assert load(llama, dtype=dtype).dtype == getattr(torch, dtype)
+
+
+def test_eos_ids_come_from_the_generation_config_first(llama: Path) -> None:
+    edit_config(llama, eos_token_id=3)
+    (llama / "generation_config.json").unlink(missing_ok=True)
+    assert load(llama).eos_token_ids == (3,)
+    (llama / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    assert load(llama).eos_token_ids == (5, 6)
+
+
+def test_contexts_stay_where_rotary_frequencies_do_not_depend_on_the_batch(llama: Path) -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
+    edit_config(llama, rope_parameters=rope)
+    assert load(llama).max_model_len == 64
+
+
+def engine_over(path: Path, **settings: Any) -> Engine:
+    return Engine.from_config(EngineConfig(model=str(path), device="cpu", dtype="float32", **settings))
+
+
+def test_an_engine_from_a_checkpoint_generates(llama: Path) -> None:
+    engine = engine_over(llama)
+    add(engine, "a", [1, 2, 3], temperature=0.0)
+    assert len(tokens_of(run_to_end(engine)["a"])) == 5
+    assert engine.info.max_model_len == 256 and engine.info.kv_cache_bytes > 0
+
+
+def test_a_context_the_user_asked_for_must_fit_the_kv_cache(llama: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_cache_bytes"):
+        engine_over(llama, max_model_len=200, num_blocks=4)
+
+
+def test_the_models_own_context_is_lowered_to_what_fits(llama: Path) -> None:
+    assert engine_over(llama, num_blocks=4).info.max_model_len == 64
+
+
+def test_no_room_for_a_single_block_is_refused(llama: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_cache_bytes"):
+        engine_over(llama, kv_cache_bytes=100)
+
+
+def test_a_context_beyond_the_models_limit_is_refused(llama: Path) -> None:
+    with pytest.raises(ConfigError, match="limit of 256"):
+        engine_over(llama, max_model_len=257)
+
+
+def test_prompt_scores_equal_the_log_softmax_of_hugging_face(llama: Path, reference_model: Callable[..., Any]) -> None:
+    prompt = list(range(1, 30))
+    engine = engine_over(llama, max_num_batched_tokens=7)
+    add(engine, "a", prompt, max_tokens=1, prompt_logprobs=3)
+    first = run_to_end(engine)["a"][0].first
+    assert first is not None and first.prompt_logprobs is not None
+    logits = reference_model("llama").model(torch.tensor([prompt])).logits[0].detach()
+    expected = torch.log_softmax(logits, -1)[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+    scores = torch.tensor([item.logprob for item in first.prompt_logprobs])
+    torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-4)
+    assert all(len(item.top) == 3 for item in first.prompt_logprobs)
