@@ -62,7 +62,7 @@ def test_an_informational_response_precedes_the_real_one() -> None:
     assert "link" not in parser.headers
 
 
-@pytest.mark.parametrize("step", [1, 1000])
+@pytest.mark.parametrize("num_pieces", [1, 100])
 @pytest.mark.parametrize(
     "data",
     [
@@ -77,9 +77,9 @@ def test_an_informational_response_precedes_the_real_one() -> None:
         b"HTTP/1.1 200 OK\r\nX: " + b"a" * 70_000,
     ],
 )
-def test_what_is_not_http_is_refused(data: bytes, step: int) -> None:
+def test_what_is_not_http_is_refused(data: bytes, num_pieces: int) -> None:
     with pytest.raises(ProtocolError):
-        fed(data, step)
+        fed(data, step=-(-len(data) // num_pieces))
 
 
 @pytest.mark.parametrize("length", [0, 10, len(HEAD), len(chunked([b"abc"])) - 1])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from loadtest.sse import SSEParser
 
 line_ends = st.sampled_from(["\n", "\r\n", "\r"])
-payloads = st.text(st.characters(blacklist_characters="\r\n", blacklist_categories=("Cs",)), max_size=20)
+payloads = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=20)
 comments = st.lists(payloads.map(lambda text: f":{text}"), max_size=2)
 events = st.lists(st.tuples(comments, st.lists(payloads, min_size=1, max_size=3)), max_size=5)
 

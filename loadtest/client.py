@@ -1,0 +1,142 @@
+"""One request to /v1/completions, from its bytes to a Record.
+
+Every request has a connection of its own: no request inherits another's, so none is lost to a server that closes an
+idle connection in the same moment. The handshake is over before the clock of the TTFT starts.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from loadtest.reader import ResponseReader
+from loadtest.record import Outcome, Record, Reply
+from loadtest.target import CONNECT_TIMEOUT_S, Target, connect_failure
+from loadtest.workload import RequestSpec
+
+_DEFAULT_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True)
+class WireOptions:
+    """What every request of a run has in common."""
+
+    model: str = ""
+    api_key: str = field(default="", repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    include_usage: bool = True
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    timeout_s: float = 600.0
+    retry_429: bool = False
+
+    def request_headers(self) -> dict[str, str]:
+        """Authorization and the user's own headers, names in lower case."""
+        authorization = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return {**authorization, **self.headers}
+
+
+class Sender(Protocol):
+    """Sends one request and returns when it has ended, whatever the end. `due_s` is when it was to be sent."""
+
+    async def __call__(self, spec: RequestSpec, due_s: float | None = None) -> Record: ...
+
+
+class CompletionsClient:
+    """A Sender for one target."""
+
+    def __init__(self, target: Target, options: WireOptions) -> None:
+        self._target = target
+        self._options = options
+        self._head = self._request_head()
+
+    async def __call__(self, spec: RequestSpec, due_s: float | None = None) -> Record:
+        """Sends the request, again after each 429 when that is asked for, and never longer than the time limit."""
+        called_s = time.perf_counter()
+        message = self._message(spec)
+        num_retries, retry_wait_s = 0, 0.0
+        while True:
+            reply = await self._attempt(message)
+            wait_s = reply.retry_after_s if reply.retry_after_s is not None else _DEFAULT_RETRY_AFTER_S
+            is_late = reply.ended_s + wait_s - called_s > self._options.timeout_s
+            if reply.outcome is not Outcome.REJECTED or not self._options.retry_429 or is_late:
+                break
+            await asyncio.sleep(wait_s)
+            num_retries, retry_wait_s = num_retries + 1, time.perf_counter() - reply.ended_s + retry_wait_s
+        send_lag_s = None if due_s is None else called_s - due_s
+        return Record(spec.group, spec.max_tokens, reply, send_lag_s, num_retries, retry_wait_s)
+
+    async def _attempt(self, message: bytes) -> Reply:
+        began_s = time.perf_counter()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                transport, reader = await self._connect()
+        except OSError as error:
+            return Reply(Outcome.CONNECT_ERROR, began_s, time.perf_counter(), message=connect_failure(error))
+        sent_s = time.perf_counter()
+        outcome, why = None, ""
+        try:
+            transport.write(message)
+            async with asyncio.timeout(self._options.timeout_s):
+                await reader.ended
+        except TimeoutError:
+            outcome, why = Outcome.TIMEOUT, f"no end within {self._options.timeout_s:g} s"
+        finally:
+            transport.abort()  # at the end of a response nothing is left to flush
+        if outcome is None:
+            outcome, why = reader.verdict()
+        return Reply(
+            outcome=outcome,
+            sent_s=sent_s,
+            ended_s=time.perf_counter(),
+            status=reader.response.status,
+            message=why,
+            retry_after_s=reader.retry_after_s,
+            connect_s=sent_s - began_s,
+            arrivals_s=reader.collector.arrivals_s,
+            usage=reader.collector.usage,
+            server_ms=reader.server_ms,
+        )
+
+    async def _connect(self) -> tuple[asyncio.Transport, ResponseReader]:
+        target = self._target
+        transport, reader = await asyncio.get_running_loop().create_connection(
+            ResponseReader,
+            target.address,
+            target.port,
+            ssl=target.tls,
+            server_hostname=target.host if target.tls else None,
+        )
+        return transport, reader
+
+    def _request_head(self) -> str:
+        headers = {
+            "host": self._target.host_header,
+            "user-agent": "twostep-loadtest",
+            "accept": "text/event-stream",
+            "accept-encoding": "identity",
+            "content-type": "application/json",
+            "connection": "close",
+            **self._options.request_headers(),
+        }
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return f"POST {self._target.path}/v1/completions HTTP/1.1\r\n{lines}"
+
+    def _message(self, spec: RequestSpec) -> bytes:
+        options = self._options
+        body: dict[str, Any] = {
+            "model": options.model,
+            "prompt": spec.prompt,
+            "max_tokens": spec.max_tokens,
+            "temperature": options.temperature,
+            "stream": True,
+        }
+        if options.ignore_eos:
+            body["ignore_eos"] = True
+        if options.include_usage:
+            body["stream_options"] = {"include_usage": True}
+        content = json.dumps({**body, **options.extra_body}, separators=(",", ":")).encode()
+        return f"{self._head}content-length: {len(content)}\r\n\r\n".encode("latin-1") + content

@@ -1,0 +1,76 @@
+"""What is asked of a server before the load: whether it is ready, and which model it serves."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+import httpx
+
+from loadtest.collector import error_message
+from loadtest.errors import Unreachable
+from loadtest.target import Target, resolve
+
+_POLL_S = 0.25
+_PROBES = ("/ready", "/health", "/v1/models")  # the first that the server knows decides
+
+
+def http_client(target: Target, headers: Mapping[str, str]) -> httpx.AsyncClient:
+    """For everything outside the measured window. Environment proxies are left out, as they are on the hot path."""
+    verify = target.tls or False  # without TLS no certificates are loaded, which takes 0.1 s
+    return httpx.AsyncClient(base_url=target.url, headers=dict(headers), timeout=10.0, trust_env=False, verify=verify)
+
+
+async def find(target: Target, headers: Mapping[str, str], wait_s: float) -> Target:
+    """The target, resolved and ready; Unreachable when it is not within `wait_s`. Without a wait, only resolved."""
+    give_up_s = time.perf_counter() + wait_s
+    while True:
+        try:
+            found = await resolve(target)
+            if not wait_s:
+                return found
+            async with http_client(found, headers) as client:
+                reason = await _why_not_ready(client)
+            if not reason:
+                return found
+        except Unreachable as error:
+            if not wait_s:
+                raise Unreachable(f"{error}. Is the server running? (--wait 60 waits for it)") from None
+            reason = str(error)
+        if time.perf_counter() >= give_up_s:
+            raise Unreachable(f"{target.url} is not ready after {wait_s:g} s: {reason}")
+        await asyncio.sleep(_POLL_S)
+
+
+async def _why_not_ready(client: httpx.AsyncClient) -> str:
+    """Empty when the server is ready."""
+    for path in _PROBES:
+        try:
+            response = await client.get(path)
+        except httpx.HTTPError as error:
+            return f"{path}: {_in_words(error)}"
+        if response.status_code not in (404, 405, 501):
+            return "" if response.is_success else f"{path} answers {response.status_code}"
+    return f"none of {', '.join(_PROBES)} exists"
+
+
+async def first_model(client: httpx.AsyncClient) -> str:
+    """The id of the first model that the server lists; Unreachable when it lists none."""
+    where = f"{client.base_url}".rstrip("/") + "/v1/models"
+    try:
+        response = await client.get("/v1/models")
+    except httpx.HTTPError as error:
+        raise Unreachable(f"GET {where} failed: {_in_words(error)}") from None
+    try:
+        body = response.json()
+    except ValueError:
+        body = response.text
+    if not response.is_success:
+        raise Unreachable(f"GET {where} answers {response.status_code}: {error_message(body)} (--model skips this)")
+    try:
+        return str(body["data"][0]["id"])
+    except (LookupError, TypeError):
+        raise Unreachable(f"GET {where} lists no model (--model names one)") from None
+
+
+def _in_words(error: httpx.HTTPError) -> str:
+    return str(error) or type(error).__name__

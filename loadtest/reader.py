@@ -1,0 +1,100 @@
+"""Reads one response inside the socket's callbacks: the hot path of the client, one short call per read."""
+
+import asyncio
+import json
+import time
+
+from loadtest.collector import SERVER_TIMINGS, StreamCollector, error_message
+from loadtest.errors import ProtocolError
+from loadtest.http1 import ResponseParser
+from loadtest.record import Outcome
+from loadtest.sse import SSEParser
+
+_MAX_ERROR_BODY_BYTES = 65_536
+
+
+class ResponseReader(asyncio.Protocol):
+    """`ended` is done when nothing more is to come; only then ask for the verdict."""
+
+    def __init__(self) -> None:
+        self.response = ResponseParser()
+        self.collector = StreamCollector()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.problem = ""  # how the response broke HTTP/1.1
+        self._error_body = bytearray()
+        self._events = SSEParser()
+
+    def data_received(self, data: bytes) -> None:
+        now_s = time.perf_counter()
+        if self.ended.done():
+            return
+        try:
+            pieces = self.response.feed(data)
+        except ProtocolError as error:
+            self._end(str(error))
+            return
+        for piece in pieces:
+            if self.is_stream:
+                for event in self._events.feed(piece):
+                    self.collector.on_event(event, now_s)
+            elif len(self._error_body) < _MAX_ERROR_BODY_BYTES:
+                self._error_body += piece
+        if self.response.is_complete:
+            self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.ended.done():
+            return
+        try:
+            self.response.feed_eof()
+        except ProtocolError as error:
+            self._end(f"{error} ({exc})" if exc else str(error))
+            return
+        self._end()
+
+    def _end(self, problem: str = "") -> None:
+        self.problem = problem
+        self.ended.set_result(None)
+
+    @property
+    def is_stream(self) -> bool:
+        return self.response.status == 200 and "text/event-stream" in self.response.headers.get("content-type", "")
+
+    def verdict(self) -> tuple[Outcome, str]:
+        """How the response ended, and why where that is not OK."""
+        status = self.response.status
+        if status is not None and status != 200:
+            return (Outcome.REJECTED if status == 429 else Outcome.HTTP_ERROR), self._error_message()
+        if self.is_stream and self.collector.has_failed:
+            return self.collector.verdict()  # an error event says more than the broken end that may follow it
+        if self.problem:
+            return Outcome.BROKEN, self.problem
+        if not self.is_stream:
+            content_type = self.response.headers.get("content-type", "none")
+            return Outcome.BROKEN, f"200, but not an event stream (Content-Type: {content_type})"
+        return self.collector.verdict()
+
+    def _error_message(self) -> str:
+        try:
+            return error_message(json.loads(self._error_body))
+        except ValueError:
+            return self._error_body.decode(errors="replace")[:300] or self.problem
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return _number(self.response.headers.get("retry-after"))
+
+    @property
+    def server_ms(self) -> dict[str, float]:
+        """The server's own timings: from the X-...-Ms headers, and over them from the stream."""
+        headers = {name: _number(self.response.headers.get(f"x-{name.replace('_', '-')}")) for name in SERVER_TIMINGS}
+        return {name: value for name, value in headers.items() if value is not None} | self.collector.server_ms
+
+
+def _number(text: str | None) -> float | None:
+    """The value of a header that holds a number >= 0; Retry-After may hold a date instead, which is no number."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if 0 <= value < float("inf") else None
