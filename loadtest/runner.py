@@ -1,0 +1,94 @@
+"""When requests are sent: closed loop, open loop, and long prompts among steady streams. Sends nothing itself."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+from loadtest.workload import RequestSpec
+
+Send = Callable[[RequestSpec, float | None], Coroutine[Any, Any, None]]
+
+_NUM_READY = 256
+
+
+def limited(specs: Iterator[RequestSpec], num_requests: int | None, duration_s: float | None) -> Iterator[RequestSpec]:
+    """At most so many requests, none begun later than `duration_s` after the first one is asked for.
+
+    The first requests are drawn at once, so that drawing a long prompt delays no stream while it is measured.
+    """
+    specs = islice(specs, num_requests)
+    return _until(duration_s, chain(list(islice(specs, _NUM_READY)), specs))
+
+
+def _until(duration_s: float | None, specs: Iterator[RequestSpec]) -> Iterator[RequestSpec]:
+    began_s = time.perf_counter()
+    for spec in specs:
+        if duration_s is not None and time.perf_counter() - began_s >= duration_s:
+            return
+        yield spec
+
+
+async def closed_loop(send: Send, specs: Iterator[RequestSpec], concurrency: int) -> None:
+    """Keeps `concurrency` requests under way: the next one starts when one ends."""
+
+    async def stream() -> None:
+        for spec in specs:
+            await send(spec, None)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(stream())
+
+
+async def open_loop(
+    send: Send, specs: Iterator[RequestSpec], offsets_s: Iterable[float], max_in_flight: int | None = None
+) -> None:
+    """Sends each request when it is due, whatever the others do.
+
+    With `max_in_flight` a request that is due waits for a place; its send lag tells how long.
+    """
+    places = asyncio.Semaphore(max_in_flight) if max_in_flight else None
+
+    async def one(spec: RequestSpec, due_s: float) -> None:
+        try:
+            await send(spec, due_s)
+        finally:
+            if places:
+                places.release()
+
+    began_s = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for offset_s, spec in zip(offsets_s, specs, strict=False):
+            await _sleep_until(began_s + offset_s)
+            if places:
+                await places.acquire()
+            group.create_task(one(spec, began_s + offset_s))
+
+
+async def long_among_decoders(
+    send: Send, decoders: Iterator[RequestSpec], longs: Iterator[RequestSpec], num_streams: int, every_s: float
+) -> None:
+    """Keeps `num_streams` decoding; every `every_s` a long request arrives, until the decoding streams have ended.
+
+    Long requests still under way then are waited for.
+    """
+    began_s = time.perf_counter()
+
+    async with asyncio.TaskGroup() as group:
+
+        async def arrive() -> None:
+            for number, spec in enumerate(longs, start=1):
+                due_s = began_s + number * every_s
+                await _sleep_until(due_s)
+                group.create_task(send(spec, due_s))
+
+        arrivals = group.create_task(arrive())
+        await closed_loop(send, decoders, num_streams)
+        arrivals.cancel()
+
+
+async def _sleep_until(due_s: float) -> None:
+    while (left_s := due_s - time.perf_counter()) > 0:
+        await asyncio.sleep(left_s)
