@@ -1,0 +1,64 @@
+"""Several servers side by side: ratios of what was measured in the same round, and their spread over the rounds."""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from loadtest.results import TargetResult
+from loadtest.stats import Distribution, Sample, Summary
+
+Metric = Callable[[Summary], float | None]
+
+
+def _latency(sample_of: Callable[[Summary], Sample], pick: Callable[[Distribution], float]) -> Metric:
+    def value(summary: Summary) -> float | None:
+        distribution = sample_of(summary).distribution()
+        return None if distribution is None else pick(distribution)
+
+    return value
+
+
+SAMPLES: Mapping[str, Callable[[Summary], Sample]] = {
+    "TTFT": lambda summary: summary.ttft_ms,
+    "ITL": lambda summary: summary.itl_ms,
+    "TPOT": lambda summary: summary.tpot_ms,
+    "E2E": lambda summary: summary.e2e_ms,
+}
+_PICKS: Mapping[str, Callable[[Distribution], float]] = {
+    "mean": lambda distribution: distribution.mean,
+    "p50": lambda distribution: distribution.p50,
+    "p90": lambda distribution: distribution.p90,
+    "p99": lambda distribution: distribution.p99,
+}
+THROUGHPUT: Mapping[str, Metric] = {
+    "requests/s": lambda summary: summary.per_second(summary.num_ok),
+    "output tok/s": lambda summary: summary.token_rate(summary.completion_tokens),
+    "prompt tok/s": lambda summary: summary.token_rate(summary.prompt_tokens),
+}
+METRICS: Mapping[str, Metric] = {
+    f"{name} {statistic} ms": _latency(sample_of, pick)
+    for name, sample_of in SAMPLES.items()
+    for statistic, pick in _PICKS.items()
+} | dict(THROUGHPUT)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One metric of one server over that of the first: one ratio per round in which both have it."""
+
+    per_round: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.per_round)
+
+
+def ratio(metric: Metric, group: str, base: TargetResult, other: TargetResult) -> Ratio | None:
+    """None where no round has both values."""
+    pairs = [
+        (metric(of_base.groups[group]), metric(of_other.groups[group]))
+        for of_base, of_other in zip(base.rounds, other.rounds, strict=False)  # the last round may be incomplete
+        if group in of_base.groups and group in of_other.groups
+    ]
+    ratios = tuple(value / base_value for base_value, value in pairs if base_value and value is not None)
+    return Ratio(ratios) if ratios else None

@@ -1,0 +1,79 @@
+"""What a run is to do: frozen, complete, made by the command line. The named scenarios are here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from loadtest.client import WireOptions
+from loadtest.errors import UsageError
+from loadtest.stats import Targets
+from loadtest.workload import Shape, WorkloadKind
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When requests are sent. A closed loop where `rate_per_s` is None."""
+
+    concurrency: int | None = None  # closed loop: streams; open loop: most requests under way at once
+    rate_per_s: float | None = None
+    num_requests: int | None = None
+    duration_s: float | None = None
+    num_warmup: int = 2
+    long_every_s: float = 2.0
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that is told on the command line."""
+
+    urls: tuple[str, ...]
+    seed: int
+    scenario: str | None = None
+    rounds: int = 1
+    shape: Shape = field(default_factory=Shape)
+    schedule: Schedule = field(default_factory=Schedule)
+    wire: WireOptions = field(default_factory=WireOptions)
+    targets: Targets = field(default_factory=Targets)
+    wait_s: float = 0.0
+    is_quiet: bool = False
+    is_strict: bool = False
+    json_file: str | None = None
+
+    def __post_init__(self) -> None:
+        shape, schedule = self.shape, self.schedule
+        if shape.kind is WorkloadKind.SHARED_PREFIX and not 0 < shape.prefix_len < shape.prompt_len:
+            raise UsageError("shared-prefix needs 0 < --prefix-len < --prompt-len (the whole prompt's length)")
+        if shape.kind is not WorkloadKind.SHARED_PREFIX and shape.prefix_len:
+            raise UsageError("--prefix-len belongs to --workload shared-prefix")
+        if shape.kind is WorkloadKind.LONG_AMONG_DECODERS and schedule.rate_per_s is not None:
+            raise UsageError("long-among-decoders is a closed loop: --rate does not go with it (--long-every does)")
+
+
+# Flags by their names in the parsed command line. What is given explicitly wins over a scenario, that over these.
+DEFAULT_NUM_REQUESTS = 32
+DEFAULTS: Mapping[str, Any] = {
+    "workload": WorkloadKind.RANDOM,
+    "prompt_len": 128,
+    "output_len": 128,
+    "prefix_len": 0,
+    "long_prompt_len": 2048,
+    "long_output_len": 16,
+    "long_every": 2.0,
+}
+DECODER_DEFAULTS: Mapping[str, Any] = {**DEFAULTS, "prompt_len": 32, "output_len": 256, "concurrency": 8}
+SCENARIOS: Mapping[str, Mapping[str, Any]] = {
+    "S1": {"concurrency": 1, "prompt_len": 128, "output_len": 128, "requests": 8},
+    "S2": {"concurrency": 8, "prompt_len": 256, "output_len": 128, "requests": 32},
+    "S3": {"concurrency": 32, "prompt_len": 256, "output_len": 128, "requests": 96},
+    "S4": {"concurrency": 4, "prompt_len": 2048, "output_len": 64, "requests": 8},
+    "S5": {
+        "workload": WorkloadKind.LONG_AMONG_DECODERS,
+        "concurrency": 8,
+        "prompt_len": 32,
+        "output_len": 256,
+        "requests": 8,
+        "long_prompt_len": 2048,
+        "long_output_len": 16,
+        "long_every": 2.0,
+    },
+}

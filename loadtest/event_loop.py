@@ -1,0 +1,20 @@
+"""The event loop of the client: uvloop where it is installed.
+
+The client shares its cores with the server it measures: with 32 streams and one chunk per token, the whole client cost
+57 to 85 microseconds of CPU per token on asyncio's own loop and 34 to 35 on uvloop (same machine, alternating runs).
+"""
+
+import asyncio
+from collections.abc import Callable
+from importlib.util import find_spec
+
+EVENT_LOOP_NAME = "uvloop" if find_spec("uvloop") else "asyncio"
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """What `asyncio.Runner` makes its loop with."""
+    if EVENT_LOOP_NAME == "uvloop":
+        import uvloop
+
+        return uvloop.new_event_loop
+    return asyncio.new_event_loop

@@ -1,0 +1,49 @@
+"""What a reader of the numbers must know before trusting them, in sentences."""
+
+from loadtest.benchmark import Benchmark
+from loadtest.record import Outcome
+from loadtest.results import TargetResult
+from loadtest.stats import Summary
+from loadtest.workload import WorkloadKind
+
+_MAX_SEND_LAG_MS = 50.0
+_FAILURES = tuple(outcome for outcome in Outcome if outcome not in (Outcome.OK, Outcome.REJECTED))
+
+
+def warnings_of(benchmark: Benchmark) -> list[str]:
+    """One sentence each, with the target it is about. Rejections are no warning: a server may say no."""
+    return [
+        f"{result.target.label}: {sentence}"
+        for result in benchmark.results
+        for sentence in (*_of_target(benchmark, result), *result.server_view.problems)
+    ]
+
+
+def _of_target(benchmark: Benchmark, result: TargetResult) -> list[str]:
+    config = benchmark.config
+    found = [
+        sentence
+        for name, summary in result.groups.items()
+        for sentence in _of_group(summary, config.wire.ignore_eos, f" of {name}" if len(result.groups) > 1 else "")
+    ]
+    if result.warmup_failures:
+        found.insert(
+            0, f"{len(result.warmup_failures)} warm-up requests failed; the first: {result.warmup_failures[0]}"
+        )
+    if config.shape.kind is WorkloadKind.LONG_AMONG_DECODERS and result.rounds and "long" not in result.groups:
+        found.append("the decoding streams ended before a long prompt arrived (--requests, --long-every)")
+    return found
+
+
+def _of_group(summary: Summary, is_length_fixed: bool, of_group: str) -> list[str]:
+    found = []
+    if failures := ", ".join(f"{summary.outcomes[end]} {end}" for end in _FAILURES if summary.outcomes[end]):
+        found.append(f"of {summary.num_requests} requests{of_group} failed: {failures}")
+    if summary.num_without_usage:
+        found.append(f"{summary.num_without_usage} answers{of_group} came without usage: token counts are unknown")
+    if is_length_fixed and summary.num_other_length:
+        found.append(f"{summary.num_other_length} answers{of_group} are not of the length asked for")
+    lag = summary.send_lag_ms.distribution()
+    if lag is not None and lag.p99 > _MAX_SEND_LAG_MS:
+        found.append(f"requests{of_group} left late: send lag p50 {lag.p50:.0f} ms, p99 {lag.p99:.0f} ms")
+    return found

@@ -1,0 +1,79 @@
+"""Where the records of a run end up: per run, per target over all runs, per group of requests."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from loadtest.client import Sender
+from loadtest.errors import ServerGone
+from loadtest.metrics import Snapshot
+from loadtest.progress import Progress
+from loadtest.record import Outcome, Record
+from loadtest.server_view import ServerView
+from loadtest.stats import Summary, Targets
+from loadtest.target import Target
+from loadtest.workload import RequestSpec
+
+_MAX_REFUSALS = 10  # connections in a row that failed before the run is given up
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One target in one round."""
+
+    groups: Mapping[str, Summary]
+    client_cpu_s: float  # of this process, inside the measured window
+    wall_s: float
+    num_interrupted: int  # requests cut by Ctrl-C or by a server that went away: in no other number
+
+
+class TargetResult:
+    """One target over all rounds so far."""
+
+    def __init__(self, target: Target, model: str) -> None:
+        self.target = target
+        self.model = model
+        self.rounds: list[RunResult] = []
+        self.groups: dict[str, Summary] = {}  # of all rounds together
+        self.server_view = ServerView()
+        self.warmup_failures: list[str] = []
+
+    def end_run(self, run: RunResult, before: Snapshot | None, after: Snapshot | None) -> None:
+        """Takes a run in; the snapshots are of the server's metrics around it."""
+        self.rounds.append(run)
+        for summary in (*run.groups.values(), *self.groups.values()):
+            summary.end_run()
+        self.server_view.end_run(before, after, run.num_interrupted)
+
+
+class RunSink:
+    """Takes the records of one run: counts them in the round's summaries and in those of all rounds."""
+
+    def __init__(self, targets: Targets, result: TargetResult, send: Sender, progress: Progress) -> None:
+        self.groups: dict[str, Summary] = {}
+        self.num_in_flight = 0
+        self.gone: ServerGone | None = None
+        self._targets = targets
+        self._result = result
+        self._send = send
+        self._progress = progress
+        self._num_refusals = 0
+
+    async def send(self, spec: RequestSpec, due_s: float | None) -> None:
+        """One request, counted. Raises ServerGone when the server has refused too many in a row."""
+        self.num_in_flight += 1
+        record = await self._send(spec, due_s)
+        self.num_in_flight -= 1
+        self._add(record)
+        self._num_refusals = self._num_refusals + 1 if record.reply.outcome is Outcome.CONNECT_ERROR else 0
+        if self._num_refusals >= _MAX_REFUSALS:
+            why = f"{record.reply.message}, {_MAX_REFUSALS} times in a row"
+            self.gone = ServerGone(f"{self._result.target.url} went away: {why}")
+            raise self.gone
+
+    def _add(self, record: Record) -> None:
+        for groups in (self.groups, self._result.groups):
+            if record.group not in groups:
+                groups[record.group] = Summary(self._targets)
+            groups[record.group].add(record)
+        self._result.server_view.add(record)
+        self._progress.on_record(record)
