@@ -1,16 +1,22 @@
 """The typed messages between the server process and the engine process, as msgpack over a local socket.
 
-To the engine:    AddRequest, AbortRequests, Shutdown
-From the engine:  EngineReady, StepUpdate (one per step), Heartbeat (when idle or busy, once a second), EngineFailure
+To the engine:    Start (once, first), AddRequest, AbortRequests, Shutdown
+From the engine:  EngineReady, StepUpdate (one per step), Heartbeat (once a second when idle), RequestRefused,
+                  EngineFailure (last)
 """
 
 import msgspec
 
 from engine.batch import TokenLogprobs
-from engine.config import EngineInfo
+from engine.config import EngineConfig, EngineInfo
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
 from engine.stats import StepStats
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    config: EngineConfig
+    log_level: int
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -72,6 +78,14 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     time_s: float
 
 
+class RequestRefused(msgspec.Struct, frozen=True, tag=True):
+    """The request never ran because it never can; `param` names the request field at fault, if one is."""
+
+    request_id: str
+    message: str
+    param: str | None = None
+
+
 class EngineFailure(msgspec.Struct, frozen=True, tag=True):
     """The engine cannot start or go on; `kind` is the error class's name, `message` one sentence for the user."""
 
@@ -80,5 +94,5 @@ class EngineFailure(msgspec.Struct, frozen=True, tag=True):
     detail: str = ""
 
 
-ToEngine = AddRequest | AbortRequests | Shutdown
-FromEngine = EngineReady | StepUpdate | Heartbeat | EngineFailure
+ToEngine = Start | AddRequest | AbortRequests | Shutdown
+FromEngine = EngineReady | StepUpdate | Heartbeat | RequestRefused | EngineFailure

@@ -1,0 +1,137 @@
+"""The engine process: `python -m engine.process ADDRESS`, started by `AsyncEngine`, talks in `engine.messages` only.
+
+Its standard input is a pipe that ends when the server process does, however that dies; then this process ends, too.
+"""
+
+import gc
+import logging
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from engine.config import EngineConfig, EngineInfo
+from engine.errors import ConfigError, ModelError, RequestError
+from engine.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineFailure,
+    EngineReady,
+    FromEngine,
+    Heartbeat,
+    RequestRefused,
+    Shutdown,
+    Start,
+    StepUpdate,
+    ToEngine,
+)
+from engine.transport import EngineLink, ServerGoneError
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+EXIT_FAILED = 1
+EXIT_CANNOT_START = 2
+
+
+class Link(Protocol):
+    """Messages from and to the server process."""
+
+    def receive(self, timeout_s: float) -> list[ToEngine]: ...
+
+    def send(self, message: FromEngine) -> None: ...
+
+
+class SteppingEngine(Protocol):
+    """`engine.engine.Engine`, or a fake of it."""
+
+    info: EngineInfo
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def add_request(self, message: AddRequest) -> None: ...
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None: ...
+
+    def step(self) -> StepUpdate: ...
+
+    def close(self) -> None: ...
+
+
+def main(arguments: list[str], load: Callable[[EngineConfig], SteppingEngine]) -> int:
+    """The exit code: 0 after Shutdown or the server's end, 2 if the engine cannot start as configured, else 1."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server decides what it means
+    link = EngineLink(arguments[0], parent_fd=sys.stdin.fileno())
+    try:
+        return run(link, load)
+    except ServerGoneError:
+        logger.warning("the server process has ended; so does the engine")
+        return 0
+    finally:
+        link.close()
+
+
+def run(link: Link, load: Callable[[EngineConfig], SteppingEngine]) -> int:
+    """Load, then serve until told to stop. Never raises but for ServerGoneError: failures are sent, then returned."""
+    try:
+        start = _wait_for_start(link)
+        if start is None:
+            return 0
+        logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        engine = load(start.config)
+        gc.collect()
+        gc.freeze()  # the model lives as long as the process: collections between steps need not look at it
+        link.send(EngineReady(engine.info))
+        try:
+            _serve(engine, link)
+        finally:
+            engine.close()
+        return 0
+    except (ConfigError, ModelError) as error:
+        link.send(EngineFailure(type(error).__name__, str(error)))
+        return EXIT_CANNOT_START
+    except ServerGoneError:
+        raise
+    except Exception as error:
+        logger.exception("the engine failed")
+        message = f"The engine failed: {type(error).__name__}: {error}"
+        link.send(EngineFailure(type(error).__name__, message, traceback.format_exc()))
+        return EXIT_FAILED
+
+
+def _wait_for_start(link: Link) -> Start | None:
+    while True:
+        for message in link.receive(HEARTBEAT_S):
+            if isinstance(message, Start):
+                return message
+            if isinstance(message, Shutdown):
+                return None
+
+
+def _serve(engine: SteppingEngine, link: Link) -> None:
+    """Messages are handled between steps only. Waiting for one takes no CPU time but for the heart-beat."""
+    while True:
+        for message in link.receive(0.0 if engine.has_work else HEARTBEAT_S):
+            if isinstance(message, Shutdown):
+                return
+            _handle(message, engine, link)
+        link.send(engine.step() if engine.has_work else Heartbeat(time.monotonic()))
+
+
+def _handle(message: ToEngine, engine: SteppingEngine, link: Link) -> None:
+    if isinstance(message, AddRequest):
+        try:
+            engine.add_request(message)
+        except RequestError as error:
+            link.send(RequestRefused(message.request_id, str(error), error.param))
+    elif isinstance(message, AbortRequests):
+        engine.abort_requests(message.request_ids)
+
+
+if __name__ == "__main__":
+    from engine.engine import Engine  # torch enters the process only here
+
+    sys.exit(main(sys.argv[1:], Engine.from_config))

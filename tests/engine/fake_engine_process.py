@@ -1,0 +1,141 @@
+"""An engine process without a model: `python fake_engine_process.py ADDRESS`. What it does is told by the request.
+
+Token i of a request is `prompt[0] + i`. The last prompt token is one of the commands below, and `config.model` may be
+one of the ways to fail to start.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from engine import process
+from engine.batch import Phase
+from engine.config import EngineConfig, EngineInfo
+from engine.errors import InvalidParameterError, ModelError
+from engine.messages import AddRequest, FirstTokenInfo, RequestUpdate, StepUpdate
+from engine.request import FinishReason
+from engine.stats import PoolStats, StepStats
+
+PLAIN, SLOW, WAIT, RAISE, DIE, HANG, REFUSE, FAIL, BURST = range(9)
+"""Tokens at once; every 20 ms; never; a step raises; the process is killed; hangs; the request is refused; fails in its
+second step; comes three tokens a step."""
+
+
+def info_of(config: EngineConfig) -> EngineInfo:
+    return EngineInfo(
+        model=config.model,
+        architecture="Fake",
+        device="cpu",
+        dtype="float32",
+        attention="none",
+        linear="none",
+        vocab_size=1000,
+        max_model_len=config.max_model_len or 4096,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks or 1000,
+        eos_token_ids=(0,),
+        weight_bytes=0,
+        kv_cache_bytes=0,
+        load_s=0.0,
+    )
+
+
+class FakeEngine:
+    """`num_requests` of its statistics counts the aborts it was told of, `prefix_queries` the messages with them."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.info = info_of(config)
+        self._requests: dict[str, AddRequest] = {}
+        self._num_done: dict[str, int] = {}
+        self._num_aborts = self._num_abort_messages = 0
+        self._has_news = False
+
+    @property
+    def has_work(self) -> bool:
+        return self._has_news or any(request.prompt_token_ids[-1] != WAIT for request in self._requests.values())
+
+    def add_request(self, message: AddRequest) -> None:
+        if message.prompt_token_ids[-1] == REFUSE:
+            raise InvalidParameterError("prompt", "The fake refuses this prompt.")
+        self._requests[message.request_id] = message
+        self._num_done[message.request_id] = 0
+        self._has_news = True
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        self._num_abort_messages += 1
+        for request_id in request_ids:
+            self._num_aborts += self._requests.pop(request_id, None) is not None
+        self._has_news = True
+
+    def step(self) -> StepUpdate:
+        self._has_news = False
+        commands = {request.prompt_token_ids[-1] for request in self._requests.values()}
+        if SLOW in commands:
+            time.sleep(0.02)
+        if RAISE in commands:
+            raise RuntimeError("a broken kernel")
+        if DIE in commands:
+            print("dying now", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if HANG in commands:
+            time.sleep(1000)
+        updates = [update for request in list(self._requests.values()) for update in self._updates_of(request)]
+        return StepUpdate(time.monotonic(), updates, self._stats())
+
+    def close(self) -> None:
+        pass
+
+    def _updates_of(self, request: AddRequest) -> list[RequestUpdate]:
+        command, num_done = request.prompt_token_ids[-1], self._num_done[request.request_id]
+        if command == WAIT:
+            return []
+        if command == FAIL and num_done == 1:
+            del self._requests[request.request_id]
+            return [RequestUpdate(request.request_id, finish_reason=FinishReason.ERROR, error="a bad step")]
+        num_new = min(3 if command == BURST else 1, request.params.max_tokens - num_done)
+        self._num_done[request.request_id] = num_done + num_new
+        tokens = [request.prompt_token_ids[0] + num_done + i for i in range(num_new)]
+        return [self._update(request, tokens, is_first=num_done == 0)]
+
+    def _update(self, request: AddRequest, tokens: list[int], is_first: bool) -> RequestUpdate:
+        reason = None
+        if tokens and tokens[-1] in request.params.stop_token_ids:
+            reason = FinishReason.STOP
+        elif self._num_done[request.request_id] == request.params.max_tokens:
+            reason = FinishReason.LENGTH
+        if reason:
+            del self._requests[request.request_id]
+        return RequestUpdate(
+            request.request_id,
+            tokens,
+            first=FirstTokenInfo(time.monotonic(), 2, 1) if is_first else None,
+            finish_reason=reason,
+            stop_token_id=tokens[-1] if reason is FinishReason.STOP else None,
+        )
+
+    def _stats(self) -> StepStats:
+        pool = PoolStats(free=10 - len(self._requests), held=len(self._requests), cached=0)
+        running = len(self._requests)
+        return StepStats(Phase.DECODE, self._num_aborts, 0, 0.0, 0.0, running, 0, pool, 0, self._num_abort_messages, 0)
+
+
+def load(config: EngineConfig) -> FakeEngine:
+    if config.model == "missing":
+        raise ModelError("The model is missing.")
+    if config.model == "broken":
+        raise RuntimeError("a broken loader")
+    if config.model == "dies":
+        print("last words", file=sys.stderr, flush=True)
+        os._exit(7)
+    if config.model == "slow":
+        time.sleep(1000)
+    return FakeEngine(config)
+
+
+if __name__ == "__main__":
+    sys.exit(process.main(sys.argv[1:], load))

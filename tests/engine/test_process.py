@@ -1,0 +1,148 @@
+"""The engine process's main loop, run in this process over a scripted link."""
+
+from collections.abc import Callable
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, UnsupportedModelError
+from engine.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineFailure,
+    EngineReady,
+    FromEngine,
+    Heartbeat,
+    RequestRefused,
+    Shutdown,
+    Start,
+    StepUpdate,
+    ToEngine,
+)
+from engine.process import run
+from engine.sampling_params import SamplingParams
+from engine.transport import ServerGoneError
+from tests.engine import fake_engine_process as fake
+
+START = Start(EngineConfig(model="fake"), 20)
+
+
+class ScriptedLink:
+    """Gives one list of messages at each receive; then the server is gone."""
+
+    def __init__(self, *script: list[ToEngine]) -> None:
+        self.sent: list[FromEngine] = []
+        self.waits: list[float] = []
+        self._script = iter(script)
+
+    def receive(self, timeout_s: float) -> list[ToEngine]:
+        self.waits.append(timeout_s)
+        messages = next(self._script, None)
+        if messages is None:
+            raise ServerGoneError
+        return messages
+
+    def send(self, message: FromEngine) -> None:
+        self.sent.append(message)
+
+    def tokens(self) -> list[tuple[str, list[int]]]:
+        steps = [message for message in self.sent if isinstance(message, StepUpdate)]
+        return [(update.request_id, update.token_ids) for step in steps for update in step.updates]
+
+
+class ClosingEngine(fake.FakeEngine):
+    """Knows whether it was closed."""
+
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def add(name: str, command: int = fake.PLAIN, max_tokens: int = 2) -> AddRequest:
+    return AddRequest(
+        request_id=name, prompt_token_ids=[10, command], params=SamplingParams(max_tokens=max_tokens), arrival_s=0.0
+    )
+
+
+def loader_of(engine: fake.FakeEngine) -> Callable[[EngineConfig], fake.FakeEngine]:
+    return lambda config: engine
+
+
+def raising(error: Exception) -> Callable[[EngineConfig], fake.FakeEngine]:
+    def load(config: EngineConfig) -> fake.FakeEngine:
+        raise error
+
+    return load
+
+
+def test_one_message_per_step_carries_all_requests() -> None:
+    link = ScriptedLink([START], [add("a"), add("b")], [], [Shutdown()])
+    assert run(link, fake.load) == 0
+    ready, *steps = link.sent
+    assert isinstance(ready, EngineReady) and len(steps) == 2
+    assert link.tokens() == [("a", [10]), ("b", [10]), ("a", [11]), ("b", [11])]
+
+
+def test_all_waiting_messages_are_handled_before_the_next_step() -> None:
+    link = ScriptedLink([START], [add("a", max_tokens=9)], [AbortRequests(["a"]), add("b")], [Shutdown()])
+    run(link, fake.load)
+    assert link.tokens() == [("a", [10]), ("b", [10])]
+
+
+def test_the_loop_waits_only_when_idle_and_then_sends_heartbeats() -> None:
+    link = ScriptedLink([START], [], [add("a")], [], [], [Shutdown()])
+    run(link, fake.load)
+    assert [type(message).__name__ for message in link.sent[1:]] == "Heartbeat StepUpdate StepUpdate Heartbeat".split()
+    assert [wait > 0 for wait in link.waits] == [True, True, True, False, True, True]
+    assert isinstance(link.sent[1], Heartbeat) and link.sent[1].time_s > 0
+
+
+def test_an_abort_is_reported_in_the_next_step_even_if_nothing_is_left_to_do() -> None:
+    link = ScriptedLink([START], [add("a", fake.WAIT)], [AbortRequests(["a"])], [Shutdown()])
+    run(link, fake.load)
+    last = link.sent[-1]
+    assert isinstance(last, StepUpdate) and last.stats.pool.held == 0
+
+
+def test_a_refused_request_is_named() -> None:
+    link = ScriptedLink([START], [add("a", fake.REFUSE), add("b")], [Shutdown()])
+    assert run(link, fake.load) == 0
+    assert RequestRefused("a", "The fake refuses this prompt.", "prompt") in link.sent
+    assert link.tokens() == [("b", [10])]
+
+
+@pytest.mark.parametrize("error", [ConfigError("no"), UnsupportedModelError("no")])
+def test_what_cannot_start_is_said_by_kind(error: Exception) -> None:
+    link = ScriptedLink([START])
+    assert run(link, raising(error)) == 2
+    assert link.sent == [EngineFailure(type(error).__name__, "no")]
+
+
+def test_an_unforeseen_failure_to_start_carries_its_traceback() -> None:
+    link = ScriptedLink([START])
+    assert run(link, raising(ZeroDivisionError("x"))) == 1
+    (failure,) = link.sent
+    assert isinstance(failure, EngineFailure) and failure.kind == "ZeroDivisionError"
+    assert "Traceback" in failure.detail and "Traceback" not in failure.message
+
+
+def test_a_step_that_raises_is_the_last() -> None:
+    engine = ClosingEngine(START.config)
+    link = ScriptedLink([START], [add("a", fake.RAISE)], [add("b")])
+    assert run(link, loader_of(engine)) == 1
+    assert isinstance(link.sent[-1], EngineFailure) and link.tokens() == []
+    assert engine.is_closed
+
+
+def test_without_a_server_the_loop_ends() -> None:
+    engine = ClosingEngine(START.config)
+    with pytest.raises(ServerGoneError):
+        run(ScriptedLink([START], [add("a")]), loader_of(engine))
+    assert engine.is_closed
+
+
+def test_nothing_is_loaded_before_start() -> None:
+    link = ScriptedLink([add("a")], [Shutdown()])
+    assert run(link, raising(AssertionError())) == 0
+    assert link.sent == []
