@@ -1,0 +1,277 @@
+"""The asyncio face of the engine process. Text, stop strings, admission and timings are made here, on the event loop;
+scheduling and the model run in the other process.
+"""
+
+import asyncio
+import itertools
+import logging
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+from engine.admission import check_request
+from engine.child_process import ChildProcess
+from engine.client import EngineObserver, GenerationRequest, NullObserver
+from engine.config import EngineConfig, EngineInfo
+from engine.detokenizer import TokenTable
+from engine.errors import (
+    ConfigError,
+    EngineFailedError,
+    EngineUnavailableError,
+    ModelError,
+    RequestError,
+    TwostepError,
+    UnsupportedModelError,
+)
+from engine.live_request import LiveRequest, News
+from engine.messages import (
+    AbortRequests,
+    EngineFailure,
+    EngineReady,
+    FromEngine,
+    RequestRefused,
+    Shutdown,
+    Start,
+    StepUpdate,
+    ToEngine,
+)
+from engine.outputs import RequestOutput
+from engine.request import FinishReason
+from engine.stats import StepStats
+from engine.transport import ServerLink
+from engine.waiting_room import WaitingRoom
+
+logger = logging.getLogger(__name__)
+
+ENGINE_COMMAND = (sys.executable, "-m", "engine.process")
+_STOP_GRACE_S = 3.0
+_LAST_WORDS_S = 0.1  # how long the last message of a process may arrive after its end was noticed
+_START_ERRORS = {error.__name__: error for error in (ConfigError, ModelError, UnsupportedModelError)}
+
+
+class AsyncEngine:
+    """Implements `EngineClient` over one engine process. All methods are for the event loop's thread."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        table: TokenTable,
+        *,
+        max_waiting: int = 256,
+        observer: EngineObserver | None = None,
+        command: Sequence[str] = ENGINE_COMMAND,
+        max_silence_s: float = 30.0,
+    ) -> None:
+        """`command` starts the engine process, given the socket's address as last argument. An engine that has work
+        and says nothing for `max_silence_s` counts as hung: it is killed."""
+        self._config = config
+        self._table = table
+        self._observer = observer or NullObserver()
+        self._command = command
+        self._max_silence_s = max_silence_s
+        self._room = WaitingRoom(config.max_num_seqs + max_waiting)
+        self._live: dict[str, LiveRequest] = {}  # by the engine's id
+        self._numbers = itertools.count()
+        self._unsent_aborts: list[str] = []
+        self._info: EngineInfo | None = None
+        self._last_stats: StepStats | None = None
+        self._failure: TwostepError | None = None
+        self._last_heard_s = 0.0
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._link: ServerLink | None = None
+        self._child: ChildProcess | None = None
+        self._ready: asyncio.Future[EngineInfo] | None = None
+
+    async def start(self) -> EngineInfo:
+        """Start the process and wait until the model is loaded, once.
+
+        Raises ConfigError or ModelError as the process reports them, EngineUnavailableError if it dies.
+        """
+        self._ready = asyncio.get_running_loop().create_future()
+        self._link = ServerLink(self._on_message)
+        try:
+            self._child = await ChildProcess.start([*self._command, self._link.address], self._on_exit)
+            self._send(Start(self._config, logging.getLogger().getEffectiveLevel()))
+            return await self._ready
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End the process, whatever it does, and what is still live with it. Idempotent."""
+        self._fail(EngineUnavailableError("The engine was stopped."))
+        self._send(Shutdown())
+        try:
+            if self._child is not None:
+                if self._info is None:
+                    self._child.terminate()  # while it loads the model it reads no message
+                await self._child.stop(_STOP_GRACE_S)
+        finally:
+            if self._link is not None:
+                self._link.close()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._info is not None and self._failure is None
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._info is None:
+            raise self._unavailable()
+        return self._info
+
+    @property
+    def last_stats(self) -> StepStats | None:
+        return self._last_stats
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def check_health(self) -> None:
+        if self._failure is not None or self._info is None:
+            raise self._unavailable()
+        if self._silence_s > self._max_silence_s:
+            raise self._silence_error()
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
+        live = self._admit(request)
+        reason = FinishReason.ABORT  # unless one of the ways below is reached, the caller left
+        try:
+            while True:
+                output = await live.next_output()
+                self._observe(live, output)
+                if output.finish_reason is not None:
+                    reason = output.finish_reason
+                    self._end(live, reason)
+                yield output
+                if output.finish_reason is not None:
+                    return
+        except TwostepError:
+            reason = FinishReason.ERROR
+            raise
+        finally:
+            self._end(live, reason)
+
+    def _admit(self, request: GenerationRequest) -> LiveRequest:
+        if self._failure is not None:
+            raise self._unavailable()
+        check_request(self.info, request.prompt_token_ids, request.params)
+        self._room.enter()
+        live = LiveRequest(request, f"{request.request_id}/{next(self._numbers)}", self._table)
+        if not self._live:
+            self._last_heard_s = time.monotonic()
+        self._live[live.engine_id] = live
+        self._watch()
+        self._send(live.add_message)
+        return live
+
+    def _observe(self, live: LiveRequest, output: RequestOutput) -> None:
+        if not output.token_ids:
+            return
+        if len(output.token_ids) == output.num_output_tokens and output.timings is not None:
+            self._observer.on_first_token(output.timings, output.num_prompt_tokens, output.num_cached_tokens)
+        self._observer.on_tokens(len(output.token_ids), live.last_gap_s)
+
+    def _end(self, live: LiveRequest, reason: FinishReason) -> None:
+        """The one door out, for every request, whatever ended it. Idempotent; never waits."""
+        if self._live.pop(live.engine_id, None) is None:
+            return
+        self._room.leave()
+        if live.is_known_to_engine:
+            if not self._unsent_aborts:
+                asyncio.get_running_loop().call_soon(self._send_aborts)
+            self._unsent_aborts.append(live.engine_id)
+        self._observer.on_finish(reason, live.timings)
+
+    def _send_aborts(self) -> None:
+        """One message for all that ended in this turn of the event loop."""
+        request_ids, self._unsent_aborts = self._unsent_aborts, []
+        self._send(AbortRequests(request_ids))
+
+    def _send(self, message: ToEngine) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+    def _on_message(self, message: FromEngine) -> None:
+        self._last_heard_s = time.monotonic()
+        if isinstance(message, StepUpdate):
+            self._on_step(message)
+        elif isinstance(message, EngineReady):
+            self._info = message.info
+            if self._ready is not None:
+                self._ready.set_result(message.info)
+        elif isinstance(message, RequestRefused):
+            self._put(message.request_id, RequestError(message.message, message.param))
+        elif isinstance(message, EngineFailure):
+            error = _START_ERRORS.get(message.kind)
+            self._fail(error(message.message) if error else EngineFailedError(message.message, message.detail))
+
+    def _on_step(self, step: StepUpdate) -> None:
+        self._last_stats = step.stats
+        self._observer.on_step(step.stats)
+        for update in step.updates:
+            if update.finish_reason is FinishReason.ERROR:
+                self._put(update.request_id, EngineFailedError(update.error or "The engine failed on this request."))
+            else:
+                self._put(update.request_id, News(update, step.time_s))
+
+    def _put(self, engine_id: str, news: News | TwostepError) -> None:
+        live = self._live.get(engine_id)
+        if live is not None:  # else it ended here, and the engine does not know yet
+            live.put(news)
+
+    def _on_exit(self) -> None:
+        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._fail_after_exit)
+
+    def _fail_after_exit(self) -> None:
+        if self._child is None:
+            return
+        tail = self._child.output_tail
+        last_line = f" Its last words: {tail.splitlines()[-1]}" if tail and self._info is None else ""
+        doing = "while loading the model" if self._info is None else "unexpectedly"
+        self._fail(
+            EngineFailedError(f"The engine process ended {doing} ({self._child.how_it_ended}).{last_line}", tail)
+        )
+
+    def _fail(self, error: TwostepError) -> None:
+        """From now on the engine is not ready. The first failure stands."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # also when nobody waits any more
+        detail = error.detail if isinstance(error, EngineFailedError) else ""
+        for live in self._live.values():
+            live.put(EngineFailedError(str(error), detail))
+
+    def _unavailable(self) -> EngineUnavailableError:
+        return EngineUnavailableError(str(self._failure or "The engine is still loading the model."))
+
+    @property
+    def _silence_s(self) -> float:
+        """How long the engine has said nothing although it has work."""
+        return time.monotonic() - self._last_heard_s if self._live else 0.0
+
+    def _silence_error(self) -> EngineFailedError:
+        return EngineFailedError(f"The engine has work but was silent for {self._silence_s:.0f} seconds.")
+
+    def _watch(self) -> None:
+        """Look at the engine's silence from time to time, while there is work."""
+        if self._watchdog is None:
+            self._watchdog = asyncio.get_running_loop().call_later(self._max_silence_s / 4, self._look)
+
+    def _look(self) -> None:
+        self._watchdog = None
+        if self._link is not None:
+            self._link.receive()  # what waits here unread, because this process was stopped, is no silence
+        if self._failure is not None or not self._live:
+            return
+        if self._silence_s > self._max_silence_s:
+            logger.error("%s It is killed.", self._silence_error())
+            self._fail(self._silence_error())
+            if self._child is not None:
+                self._child.kill()
+            return
+        self._watch()

@@ -1,0 +1,114 @@
+"""A child process that cannot outlive this one unnoticed: its output is passed on, its end is reported."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+_TAIL_BYTES = 4096
+
+
+class ChildProcess:
+    """A running child. Its standard input is a pipe that ends when this process ends, by whatever cause."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, output_fd: int, life_fd: int, on_exit: Callable[[], None]
+    ) -> None:
+        self._process = process
+        self._output_fd: int | None = output_fd
+        self._life_fd: int | None = life_fd
+        self._tail = b""
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(output_fd, False)
+        self._loop.add_reader(output_fd, self._pass_output_on)
+        self._exited = asyncio.create_task(self._wait(on_exit))
+
+    @classmethod
+    async def start(cls, command: Sequence[str], on_exit: Callable[[], None]) -> "ChildProcess":
+        """Both output streams go, as they come, to this process's standard error."""
+        life_read_fd, life_fd = os.pipe()
+        output_fd, output_write_fd = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=life_read_fd, stdout=output_write_fd, stderr=output_write_fd
+            )
+        except BaseException:
+            os.close(life_fd)
+            os.close(output_fd)
+            raise
+        finally:
+            os.close(life_read_fd)
+            os.close(output_write_fd)
+        return cls(process, output_fd, life_fd, on_exit)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.returncode is None
+
+    @property
+    def how_it_ended(self) -> str:
+        """`exit code 1`, `signal 11, Segmentation fault`, ..."""
+        code = self._process.returncode
+        if code is None:
+            return "still running"
+        if code >= 0:
+            return f"exit code {code}"
+        hint = "; out of memory?" if code == -signal.SIGKILL else ""
+        return f"signal {-code}, {signal.strsignal(-code)}{hint}"
+
+    @property
+    def output_tail(self) -> str:
+        """The end of what it wrote."""
+        return self._tail.decode(errors="replace").strip()
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    async def stop(self, grace_s: float) -> None:
+        """Wait for the child to end by itself, then terminate it, then kill it. Nothing of it is left. Idempotent."""
+        try:
+            for act in (self.terminate, self.kill):
+                await asyncio.wait((self._exited,), timeout=grace_s)
+                act()
+            await asyncio.wait((self._exited,))
+        finally:
+            self.kill()  # when this was cancelled
+            if self._life_fd is not None:
+                os.close(self._life_fd)
+                self._life_fd = None
+            self._close_output()
+
+    def _signal(self, signal_number: int) -> None:
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal_number)
+
+    async def _wait(self, on_exit: Callable[[], None]) -> None:
+        await self._process.wait()
+        self._pass_output_on()
+        on_exit()
+
+    def _pass_output_on(self) -> None:
+        while self._output_fd is not None:
+            try:
+                data = os.read(self._output_fd, 65536)
+            except BlockingIOError:
+                return
+            if not data:
+                self._close_output()
+                return
+            self._tail = (self._tail + data)[-_TAIL_BYTES:]
+            with contextlib.suppress(OSError, ValueError):  # nobody listens any more
+                sys.stderr.write(data.decode(errors="replace"))
+                sys.stderr.flush()
+
+    def _close_output(self) -> None:
+        if self._output_fd is not None:
+            self._loop.remove_reader(self._output_fd)
+            os.close(self._output_fd)
+            self._output_fd = None

@@ -1,0 +1,172 @@
+"""One request on the server's side, from admission to its end: turns news into outputs with text and timings."""
+
+import asyncio
+from dataclasses import dataclass
+
+from engine.batch import TokenLogprobs
+from engine.client import GenerationRequest
+from engine.detokenizer import IncrementalDetokenizer, TokenTable
+from engine.errors import TwostepError
+from engine.messages import AddRequest, FirstTokenInfo, RequestUpdate
+from engine.outputs import RequestOutput
+from engine.request import FinishReason
+from engine.stats import RequestTimings
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """A request's share of one step; `time_s` is when its tokens came to exist."""
+
+    update: RequestUpdate
+    time_s: float
+
+
+class LiveRequest:
+    """Between the receive loop, which puts news in, and the request's own task, which makes outputs of them.
+
+    Knows all that is needed to give the request to another engine process: what was asked, and the tokens so far.
+    """
+
+    def __init__(self, request: GenerationRequest, engine_id: str, table: TokenTable) -> None:
+        params = request.params
+        self.request = request
+        self.engine_id = engine_id
+        """The id that the engine knows: never used twice, unlike ids that clients choose."""
+        self.output_token_ids: list[int] = []
+        self.is_known_to_engine = True
+        """Until the engine's last word on it: then there is nothing to abort."""
+        self.last_gap_s: float | None = None
+        """From the newest output's token to the one before; None for the first."""
+        self._news: asyncio.Queue[News | TwostepError] = asyncio.Queue()
+        self._clock = TokenClock(request.arrival_s)
+        self._num_cached_tokens = 0
+        self._detokenizer = IncrementalDetokenizer(
+            table,
+            stop=params.stop,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+
+    @property
+    def add_message(self) -> AddRequest:
+        """What the engine must be told for the request to start, or to go on."""
+        request = self.request
+        return AddRequest(
+            request_id=self.engine_id,
+            prompt_token_ids=request.prompt_token_ids,
+            params=request.params,
+            arrival_s=request.arrival_s,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            output_token_ids=self.output_token_ids,
+        )
+
+    @property
+    def timings(self) -> RequestTimings | None:
+        """So far; None before the first token."""
+        return self._clock.timings() if self.output_token_ids else None
+
+    def put(self, news: News | TwostepError) -> None:
+        """An error ends the request once the news before it are used up."""
+        if isinstance(news, TwostepError) or news.update.finish_reason is not None:
+            self.is_known_to_engine = False
+        self._news.put_nowait(news)
+
+    async def next_output(self) -> RequestOutput:
+        """Waits for news. Raises the error that was put."""
+        news = await self._news.get()
+        if isinstance(news, TwostepError):
+            raise news
+        return self._output(news.update, news.time_s)
+
+    def _output(self, update: RequestUpdate, time_s: float) -> RequestOutput:
+        is_first = update.first is not None
+        if update.first is not None:
+            self._num_cached_tokens = update.first.num_cached_tokens
+            self._clock.start(update.first, time_s)
+        text, num_kept = self._text_of(update)
+        self.output_token_ids += update.token_ids[:num_kept]
+        self.last_gap_s = self._clock.add_tokens(num_kept, time_s)
+        self._clock.num_preemptions = update.num_preemptions
+        finish_reason, stop_reason = self._end_of(update)
+        timings = self._clock.timings(with_gaps=finish_reason is not None) if is_first or finish_reason else None
+        return RequestOutput(
+            request_id=self.request.request_id,
+            text=text,
+            token_ids=tuple(update.token_ids[:num_kept]),
+            logprobs=tuple(update.logprobs[:num_kept]),
+            prompt_logprobs=_prompt_logprobs(update.first),
+            num_prompt_tokens=len(self.request.prompt_token_ids),
+            num_cached_tokens=self._num_cached_tokens,
+            num_output_tokens=len(self.output_token_ids),
+            timings=timings,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+        )
+
+    def _text_of(self, update: RequestUpdate) -> tuple[str, int]:
+        """The text, and how many of the tokens came before a stop string was complete, the completing one included.
+
+        A token that ends the sequence (EOS, a stop token) has no text unless the stop is to be shown.
+        """
+        token_ids = update.token_ids
+        hides_last = update.finish_reason is FinishReason.STOP and not self.request.params.include_stop_str_in_output
+        texts = []
+        for index, token_id in enumerate(token_ids[:-1] if hides_last else token_ids):
+            texts.append(self._detokenizer.append(token_id))
+            if self._detokenizer.stop_string is not None:
+                return "".join(texts), index + 1
+        if update.finish_reason is not None:
+            texts.append(self._detokenizer.flush())
+        return "".join(texts), len(token_ids)
+
+    def _end_of(self, update: RequestUpdate) -> tuple[FinishReason | None, int | str | None]:
+        if self._detokenizer.stop_string is not None:
+            return FinishReason.STOP, self._detokenizer.stop_string
+        return update.finish_reason, update.stop_token_id
+
+
+class TokenClock:
+    """When a request's tokens came to exist, all on the monotonic clock that both processes share."""
+
+    def __init__(self, arrival_s: float) -> None:
+        self._arrival_s = arrival_s
+        self._first_scheduled_s: float | None = None
+        self._first_token_s = 0.0
+        self._last_token_s: float | None = None
+        self._num_prefill_chunks = 0
+        self._gaps_s: list[float] = []
+        self.num_preemptions = 0
+
+    def start(self, first: FirstTokenInfo, time_s: float) -> None:
+        self._first_scheduled_s = first.first_scheduled_s
+        self._first_token_s = time_s
+        self._num_prefill_chunks = first.num_prefill_chunks
+
+    def add_tokens(self, num_tokens: int, time_s: float) -> float | None:
+        """The gap before them. Tokens of one step have no gap between each other."""
+        if num_tokens == 0:
+            return None
+        gap_s = None if self._last_token_s is None else time_s - self._last_token_s
+        self._gaps_s += [0.0] * (num_tokens - 1) if gap_s is None else [gap_s, *[0.0] * (num_tokens - 1)]
+        self._last_token_s = time_s
+        return gap_s
+
+    def timings(self, with_gaps: bool = True) -> RequestTimings | None:
+        """None for a request that was never scheduled."""
+        if self._first_scheduled_s is None:
+            return None
+        return RequestTimings(
+            queue_s=self._first_scheduled_s - self._arrival_s,
+            prefill_s=self._first_token_s - self._first_scheduled_s,
+            inter_token_s=tuple(self._gaps_s) if with_gaps else (),
+            prefill_chunks=self._num_prefill_chunks,
+            preemptions=self.num_preemptions,
+        )
+
+
+def _prompt_logprobs(first: FirstTokenInfo | None) -> tuple[TokenLogprobs | None, ...] | None:
+    if first is None or first.prompt_logprobs is None:
+        return None
+    return (None, *first.prompt_logprobs)

@@ -1,0 +1,124 @@
+"""What becomes of the engine's news about one request: outputs, timings, and all that a new engine must be told."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch import TokenLogprobs
+from engine.client import GenerationRequest
+from engine.errors import EngineFailedError
+from engine.live_request import LiveRequest, News, TokenClock
+from engine.messages import FirstTokenInfo, RequestUpdate
+from engine.outputs import RequestOutput
+from engine.request import FinishReason
+from engine.sampling_params import SamplingParams
+
+
+class Letters:
+    """Token 0 is `a`, token 1 is `b`, ..."""
+
+    special_ids: frozenset[int] = frozenset()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([ord("a") + token_id])
+
+
+FIRST = FirstTokenInfo(first_scheduled_s=11.0, num_cached_tokens=2, num_prefill_chunks=3)
+
+
+def live_request(**params: Any) -> LiveRequest:
+    request = GenerationRequest(
+        request_id="r", prompt_token_ids=[5, 6, 7], params=SamplingParams(**params), arrival_s=10.0, cache_salt="salt"
+    )
+    return LiveRequest(request, "r/0", Letters())
+
+
+def outputs_of(live: LiveRequest, *news: News) -> list[RequestOutput]:
+    for one in news:
+        live.put(one)
+
+    async def read() -> list[RequestOutput]:
+        return [await live.next_output() for _ in news]
+
+    return asyncio.run(read())
+
+
+def logprob(token_id: int) -> TokenLogprobs:
+    return TokenLogprobs(token_id, -1.0, 1, ())
+
+
+def test_prompt_scores_start_with_none_and_come_once() -> None:
+    first = FirstTokenInfo(11.0, 0, 1, [logprob(6), logprob(7)])
+    one, two = outputs_of(
+        live_request(), News(RequestUpdate("r/0", [0], first=first), 12.0), News(RequestUpdate("r/0", [1]), 13.0)
+    )
+    assert one.prompt_logprobs == (None, logprob(6), logprob(7))
+    assert two.prompt_logprobs is None
+
+
+def test_every_token_before_the_stop_keeps_its_score() -> None:
+    update = RequestUpdate("r/0", [0, 1, 2], [logprob(0), logprob(1), logprob(2)], FIRST)
+    (output,) = outputs_of(live_request(stop=("b",)), News(update, 12.0))
+    assert (output.token_ids, output.logprobs, output.text) == ((0, 1), (logprob(0), logprob(1)), "a")
+
+
+def test_eos_is_no_stop_reason_and_has_no_text() -> None:
+    update = RequestUpdate("r/0", [0, 1], first=FIRST, finish_reason=FinishReason.STOP)
+    (output,) = outputs_of(live_request(), News(update, 12.0))
+    assert (output.text, output.token_ids, output.stop_reason) == ("a", (0, 1), None)
+
+
+def test_timings_tell_chunks_and_preemptions() -> None:
+    end = RequestUpdate("r/0", [1], finish_reason=FinishReason.LENGTH, num_preemptions=4)
+    outputs = outputs_of(live_request(), News(RequestUpdate("r/0", [0], first=FIRST), 12.5), News(end, 14.5))
+    timings = outputs[-1].timings
+    assert timings is not None
+    assert (timings.queue_s, timings.prefill_s, timings.inter_token_s) == (1.0, 1.5, (2.0,))
+    assert (timings.prefill_chunks, timings.preemptions) == (3, 4)
+
+
+def test_a_request_that_never_ran_has_no_timings() -> None:
+    never = RequestUpdate("r/0", first=FirstTokenInfo(None, 0, 0), finish_reason=FinishReason.ABORT)
+    live = live_request()
+    (output,) = outputs_of(live, News(never, 12.0))
+    assert output.timings is None and live.timings is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.floats(0, 10)), min_size=1))
+def test_there_is_one_gap_fewer_than_tokens(steps: list[tuple[int, float]]) -> None:
+    clock, now_s = TokenClock(10.0), 12.0
+    clock.start(FIRST, now_s)
+    for num_tokens, pause_s in steps:
+        now_s += pause_s
+        clock.add_tokens(num_tokens, now_s)
+    timings = clock.timings()
+    assert timings is not None
+    assert len(timings.inter_token_s) == max(sum(num_tokens for num_tokens, _ in steps) - 1, 0)
+    assert timings.queue_s + timings.prefill_s + timings.decode_s == timings.e2e_s
+
+
+def test_a_new_engine_is_told_what_was_asked_and_what_was_delivered() -> None:
+    live = live_request(max_tokens=9)
+    assert live.add_message.output_token_ids == []
+    outputs_of(live, News(RequestUpdate("r/0", [0, 1], first=FIRST), 12.0), News(RequestUpdate("r/0", [2]), 13.0))
+    message = live.add_message
+    assert (message.request_id, message.output_token_ids) == ("r/0", [0, 1, 2])
+    assert (message.prompt_token_ids, message.arrival_s, message.cache_salt) == ([5, 6, 7], 10.0, "salt")
+
+
+def test_what_came_before_a_failure_is_delivered_first() -> None:
+    live = live_request()
+    live.put(News(RequestUpdate("r/0", [0], first=FIRST), 12.0))
+    live.put(EngineFailedError("gone"))
+    assert not live.is_known_to_engine
+
+    async def read() -> str:
+        text = (await live.next_output()).text
+        with pytest.raises(EngineFailedError, match="gone"):
+            await live.next_output()
+        return text
+
+    assert asyncio.run(read()) == "a"
