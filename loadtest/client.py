@@ -55,19 +55,19 @@ class CompletionsClient:
 
     async def __call__(self, spec: RequestSpec, due_s: float | None = None) -> Record:
         """Sends the request, again after each 429 when that is asked for, and never longer than the time limit."""
-        called_s = time.perf_counter()
+        began_s = time.perf_counter()
         message = self._message(spec)
         num_retries, retry_wait_s = 0, 0.0
         while True:
             reply = await self._attempt(message)
             wait_s = reply.retry_after_s if reply.retry_after_s is not None else _DEFAULT_RETRY_AFTER_S
-            is_late = reply.ended_s + wait_s - called_s > self._options.timeout_s
+            is_late = reply.ended_s + wait_s - began_s > self._options.timeout_s
             if reply.outcome is not Outcome.REJECTED or not self._options.retry_429 or is_late:
                 break
             await asyncio.sleep(wait_s)
             num_retries, retry_wait_s = num_retries + 1, time.perf_counter() - reply.ended_s + retry_wait_s
-        send_lag_s = None if due_s is None else called_s - due_s
-        return Record(spec.group, spec.max_tokens, reply, send_lag_s, num_retries, retry_wait_s)
+        send_lag_s = None if due_s is None else began_s - due_s
+        return Record(spec.group, spec.max_tokens, began_s, reply, send_lag_s, num_retries, retry_wait_s)
 
     async def _attempt(self, message: bytes) -> Reply:
         began_s = time.perf_counter()

@@ -76,6 +76,7 @@ class Record:
 
     group: str
     max_tokens: int
+    began_s: float  # before the first attempt's handshake
     reply: Reply
     send_lag_s: float | None = None  # how late the client itself was; None where nothing was due at a given time
     num_retries: int = 0

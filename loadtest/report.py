@@ -76,7 +76,8 @@ def _print_latencies(console: Console, group: str, summary: Summary) -> None:
         table.add_column(column, justify="right")
     for name, sample_of in SAMPLES.items():
         _add_row(table, name, sample_of(summary))
-    console.print(table)
+    if table.row_count:
+        console.print(table)
     rates = (f"{_number(METRICS[name](summary))} {name}" for name in ("requests/s", "output tok/s", "prompt tok/s"))
     _line(console, f"throughput  {', '.join(rates)} over {summary.busy_s:.1f} s")
     _line(console, f"requests    {_counts(summary)}")

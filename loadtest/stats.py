@@ -133,8 +133,7 @@ class Summary:
         self.retry_wait_s += record.retry_wait_s
         if record.send_lag_s is not None:
             self.send_lag_ms.add(record.send_lag_s * 1000)
-        began_s = reply.sent_s - reply.connect_s
-        self._run_began_s = began_s if self._run_began_s is None else min(self._run_began_s, began_s)
+        self._run_began_s = min(record.began_s, record.began_s if self._run_began_s is None else self._run_began_s)
         self._run_ended_s = max(self._run_ended_s, reply.ended_s)
         if self.targets.is_set:
             self.num_good += self.targets.are_met_by(record)

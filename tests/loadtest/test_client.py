@@ -56,6 +56,7 @@ def test_latencies_are_at_least_the_servers_delays() -> None:
     assert reply.ttft_s >= 0.05
     assert reply.tpot_s >= 0.015
     assert reply.e2e_s >= 0.13
+    assert reply.connect_s > 0
     assert reply.sent_s < reply.arrivals_s[0] <= reply.arrivals_s[-1] <= reply.ended_s
 
 
@@ -110,7 +111,7 @@ def test_every_way_to_fail_has_its_outcome(fake: FakeServer, outcome: Outcome, w
 
 def test_a_request_that_takes_too_long_is_cut() -> None:
     fake = FakeServer(gap_s=60)
-    reply = sent(fake, WireOptions(timeout_s=0.2)).reply
+    reply = sent(fake, WireOptions(timeout_s=0.5)).reply
     assert reply.outcome is Outcome.TIMEOUT
     assert len(reply.arrivals_s) == 1
     assert fake.num_in_flight == 0
@@ -141,9 +142,9 @@ def test_retries_end_with_the_time_limit() -> None:
 
 
 def test_the_latencies_of_a_retried_request_are_those_of_its_last_attempt() -> None:
-    reply = sent(FakeServer(num_rejections=1, retry_after_s=0.4), WireOptions(retry_429=True)).reply
-    assert reply.ttft_s is not None
-    assert reply.ttft_s < 0.4
+    record = sent(FakeServer(num_rejections=1, retry_after_s=0.2), WireOptions(retry_429=True))
+    assert record.reply.sent_s - record.began_s >= 0.2
+    assert record.retry_wait_s >= 0.2
 
 
 def test_how_late_the_client_was_is_told_only_where_something_was_due() -> None:

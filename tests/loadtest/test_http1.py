@@ -73,6 +73,7 @@ def test_an_informational_response_precedes_the_real_one() -> None:
         HEAD + b"Content-Length: 1\r\n\r\nab",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n+5\r\nabcde\r\n",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabcde\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabcXX0\r\n\r\n",
         chunked([b"a"]) + b"more",
         b"HTTP/1.1 200 OK\r\nX: " + b"a" * 70_000,
     ],

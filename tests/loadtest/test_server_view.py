@@ -30,7 +30,7 @@ def record(
     outcome: Outcome = Outcome.OK, usage: Usage | None = None, said: Mapping[str, float] | None = None
 ) -> Record:
     reply = Reply(outcome, 0.0, 1.0, arrivals_s=[0.1, 0.3], usage=usage, server_ms=said or {})
-    return Record("all", 2, reply)
+    return Record("all", 2, 0.0, reply)
 
 
 def view_of(*records: Record, prompt: int, generation: int, num_interrupted: int = 0) -> ServerView:

@@ -24,7 +24,7 @@ def record(
         arrivals_s=arrivals_s,
         usage=Usage(10, count) if tokens != -1 else None,
     )
-    return Record("all", count, reply)
+    return Record("all", count, sent_s, reply)
 
 
 def summary(*records: Record, targets: Targets | None = None) -> Summary:
@@ -88,7 +88,7 @@ def test_every_request_is_counted_under_one_outcome() -> None:
 
 def test_examples_of_failures_are_bounded_but_counted() -> None:
     replies = [Reply(Outcome.BROKEN, 0, 0, message=f"m{number % 7}") for number in range(70)]
-    seen = summary(*(Record("all", 1, reply) for reply in replies))
+    seen = summary(*(Record("all", 1, 0.0, reply) for reply in replies))
     assert dict(seen.examples) == {f"m{number}": 10 for number in range(5)}
 
 
@@ -122,7 +122,7 @@ def test_token_rates_are_unknown_when_one_answer_lacks_usage() -> None:
 
 def test_an_answer_of_another_length_is_noticed() -> None:
     reply = Reply(Outcome.OK, 0, 1, arrivals_s=[1.0], usage=Usage(1, 1))
-    assert summary(Record("all", 2, reply)).num_other_length == 1
+    assert summary(Record("all", 2, 0.0, reply)).num_other_length == 1
 
 
 def test_chunks_of_one_read_are_counted_as_coalesced() -> None:
