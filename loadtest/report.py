@@ -39,7 +39,8 @@ def print_report(console: Console, benchmark: Benchmark, warnings: list[str]) ->
     for result in results:
         _print_server_view(console, result)
     if benchmark.is_interrupted:
-        _line(console, "Interrupted: these are the results so far.", "yellow")
+        num_cut = sum(run.num_interrupted for result in results for run in result.rounds)
+        _line(console, f"Interrupted: these are the results so far. {num_cut} requests were cut.", "yellow")
     for warning in warnings:
         _line(console, f"WARNING  {warning}", "bold red")
 

@@ -113,6 +113,21 @@ def test_rejections_are_counted_apart_and_are_no_warning(capsys: Capture) -> Non
     assert run.group["http_statuses"] == {"429": 2}
 
 
+def test_failed_warm_up_requests_are_warned_of(capsys: Capture) -> None:
+    with running(FakeServer(num_rejections=2)) as fake:
+        run = Run(capsys, fake.url, *QUICK, "--warmup", "2")
+    assert run.document["warnings"] == ["A: 2 warm-up requests failed; the first: rejected: slow down"]
+    assert run.group["requests"]["ok"] == run.group["requests"]["total"] == 6
+
+
+def test_a_rate_that_the_client_did_not_offer_is_warned_of(capsys: Capture) -> None:
+    with running(FakeServer(first_token_s=0.1)) as fake:
+        run = Run(capsys, fake.url, *QUICK, "--rate", "1000")
+    assert fake.peak_in_flight == 2
+    assert run.group["send_lag_ms"]["max"] >= 100
+    assert any("left late" in warning for warning in run.document["warnings"])
+
+
 def test_retried_rejections_end_well(capsys: Capture) -> None:
     with running(FakeServer(num_rejections=2)) as fake:
         run = Run(capsys, fake.url, *QUICK, "--warmup", "0", "--retry-429")
@@ -218,6 +233,7 @@ def test_an_interrupt_keeps_what_was_measured(capsys: Capture) -> None:
     assert run.document["is_interrupted"]
     assert run.group["requests"]["ok"] >= 1
     assert "Interrupted" in run.out
+    assert run.document["urls"][0]["num_interrupted"] == 2
 
 
 def test_a_server_that_goes_away_ends_the_run_with_what_was_measured(capsys: Capture) -> None:

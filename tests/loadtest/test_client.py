@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from loadtest.client import CompletionsClient, WireOptions
+from loadtest.reader import ResponseReader
 from loadtest.record import Outcome, Record, Usage
 from loadtest.target import parse_target, resolve
 from loadtest.workload import RequestSpec
@@ -107,6 +108,17 @@ def test_every_way_to_fail_has_its_outcome(fake: FakeServer, outcome: Outcome, w
     assert reply.outcome is outcome
     assert why in reply.message
     assert reply.status == (fake.failing_status or (429 if outcome is Outcome.REJECTED else 200))
+
+
+def test_an_error_event_says_more_than_the_broken_end_after_it() -> None:
+    async def read() -> tuple[Outcome, str]:
+        reader = ResponseReader()
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 999\r\n\r\n"
+        reader.data_received(head + b'data: {"error": {"message": "out of memory"}}\n\n')
+        reader.connection_lost(ConnectionResetError("reset"))
+        return reader.verdict()
+
+    assert asyncio.run(read()) == (Outcome.STREAM_ERROR, "out of memory")
 
 
 def test_a_request_that_takes_too_long_is_cut() -> None:
