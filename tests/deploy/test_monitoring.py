@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
@@ -31,6 +34,21 @@ def queries() -> Iterator[str]:
     yield from (annotation["expr"] for annotation in DASHBOARD["annotations"]["list"])
     yield from (variable["definition"] for variable in VARIABLES if variable["type"] == "query")
     yield from (rule["expr"] for rule in alert_rules())
+
+
+def exposed() -> dict[str, set[str]]:
+    """Every sample name of the server's /metrics -> its labels."""
+    metrics = Metrics("model", with_vllm_names=False)
+    metrics.on_rejection("slow_down")
+    metrics.on_http_request("/v1/completions", "POST", 200, 0.1)
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {sample.name: set(sample.labels) for family in families for sample in family.samples}
+
+
+def labels_in(query: str) -> set[str]:
+    """Labels that a query selects or groups by, without those that Prometheus adds itself."""
+    grouped = {name.strip() for names in re.findall(r"\bby \(([^)]*)\)", query) for name in names.split(",")}
+    return (grouped | set(re.findall(r"(\w+)(?:=~|!~|!=|=)\"", query))) - {"instance", "job"}
 
 
 def cells(panel: dict[str, Any]) -> set[tuple[int, int]]:
@@ -54,6 +72,14 @@ def test_prometheus_accepts_its_configuration() -> None:
 
 def test_alerts_fire_when_they_should_and_only_then() -> None:
     run_promtool("test", "rules", "tests/deploy/alerts_test.yml")
+
+
+@pytest.mark.parametrize("query", sorted(set(queries())))
+def test_queries_use_what_the_server_exposes(query: str) -> None:
+    known = exposed()
+    names = set(re.findall(r"\btwostep_\w+", query))
+    assert names - known.keys() == set()
+    assert labels_in(query) <= set().union(*(known[name] for name in names))
 
 
 def test_panels_do_not_overlap_and_fit_the_grid() -> None:

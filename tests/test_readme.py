@@ -1,0 +1,129 @@
+"""README.md says what is true: its commands run against a real server, its tables are those of the code."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ByteSize
+from pydantic.fields import FieldInfo
+
+from server.metrics import Metrics
+from server.settings import Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+START_TIMEOUT_S = 240  # the first start of all compiles the kernels
+
+
+def blocks(language: str) -> list[str]:
+    """The contents of the fenced blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def names_in(text: str) -> set[str]:
+    """The names of HTTP headers and JSON fields."""
+    return set(re.findall(r"^([\w-]+): ", text, re.MULTILINE)) | set(re.findall(r'"(\w+)":', text))
+
+
+def flag_table() -> list[str]:
+    """The lines of the settings table: when a test says it differs, this is what it should be."""
+    rows = [row(name, field) for name, field in Settings.model_fields.items()]
+    return ["| flag | default | |", "|---|---|---|", *rows]
+
+
+def row(name: str, field: FieldInfo) -> str:
+    flag = name.replace("_", "-")
+    shown = "MODEL" if name == "model" else f"--[no-]{flag}" if field.default is True else f"--{flag}"
+    choices = [str(choice) for choice in get_args(field.annotation) if get_origin(field.annotation) is Literal]
+    text = f"{field.description} One of {', '.join(choices)}." if choices else field.description
+    return f"| `{shown}` | {default_of(field.default)} | {text} |"
+
+
+def default_of(value: Any) -> str:
+    if value in (None, ()):
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"`{value.human_readable().replace('.0', '') if isinstance(value, ByteSize) else value}`"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server as a reader starts it, with the embedded model, on a port of its own."""
+    own = {f"TWOSTEP_{name.upper()}" for name in Settings.model_fields}
+    environment = {name: value for name, value in os.environ.items() if name not in own}
+    command = [sys.executable, "-m", "server", "serve", "--port", "0"]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        banner = "".join(takewhile(lambda line: line != "Try it:\n", process.stdout))
+        address = re.search(r"http://127\.0\.0\.1:\d+", banner)
+        assert address is not None
+        yield address[0]
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+
+
+def run(command: list[str], block: str, url: str) -> str:
+    script = block.replace("http://127.0.0.1:8000", url)
+    result = subprocess.run([*command, script], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(START_TIMEOUT_S)
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_prints_what_is_shown(url: str) -> None:
+    outputs = [run(["bash", "-euc"], block, url) for block in blocks("bash")]
+    assert len(outputs) == len(blocks("http")) > 0
+    for output, shown in zip(outputs, blocks("http"), strict=True):
+        assert names_in(shown) <= names_in(output)
+        assert shown.splitlines()[0] == output.splitlines()[0]
+        assert shown.count("data: ") == output.count("data: ")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(START_TIMEOUT_S)
+def test_the_python_example_prints_the_same_text_twice(url: str) -> None:
+    (example,) = blocks("python")
+    output = run([sys.executable, "-c"], example, url)
+    half = len(output) // 2
+    assert output[:half] == output[half + 1 :] != ""  # between the two: the first one's end of line
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(START_TIMEOUT_S)
+def test_endpoints_are_those_that_exist(url: str) -> None:
+    table = README.partition("## Endpoints")[2].partition("\n\nParameters")[0]
+    listed = set(re.findall(r"[` ](/[\w/{}]+)", table))
+    assert listed == httpx.get(f"{url}/openapi.json").json()["paths"].keys() | {"/docs"}
+
+
+def test_settings_are_those_that_exist() -> None:
+    table = README.partition("## Settings")[2].partition("## Models")[0]
+    assert [line for line in table.splitlines() if line.startswith("|")] == flag_table()
+
+
+def test_metrics_are_those_that_exist() -> None:
+    families = text_string_to_metric_families(Metrics("model", with_vllm_names=False).render().decode())
+    exposed = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
+    assert set(re.findall(r"`(twostep_\w+)`", README)) - exposed == set()
+
+
+def test_make_targets_are_those_that_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    texts = [README, (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")]
+    named = {name for text in texts for name in re.findall(r"(?:^ *|`)make (\w+)", text, re.MULTILINE)}
+    assert named - targets == set()
