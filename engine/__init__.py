@@ -1,0 +1,56 @@
+"""The inference engine: token ids in, token ids out; continuous batching over a paged KV cache, two phases apart.
+
+Importing this imports no torch. `engine.engine.Engine` runs in-process and does.
+"""
+
+from engine.async_engine import AsyncEngine
+from engine.batch import Phase, TokenLogprobs
+from engine.client import EngineClient, EngineObserver, GenerationRequest
+from engine.config import EngineConfig, EngineInfo
+from engine.errors import (
+    ConfigError,
+    ContextLengthError,
+    EngineFailedError,
+    EngineUnavailableError,
+    InvalidParameterError,
+    ModelError,
+    OverloadedError,
+    RequestError,
+    RequestTimeoutError,
+    TwostepError,
+    UnsupportedModelError,
+)
+from engine.outputs import RequestOutput
+from engine.request import FinishReason
+from engine.sampling_params import SamplingParams
+from engine.stats import PoolStats, RequestTimings, StepStats
+from engine.tokenizer import Tokenizer
+
+__all__ = [
+    "AsyncEngine",
+    "ConfigError",
+    "ContextLengthError",
+    "EngineClient",
+    "EngineConfig",
+    "EngineFailedError",
+    "EngineInfo",
+    "EngineObserver",
+    "EngineUnavailableError",
+    "FinishReason",
+    "GenerationRequest",
+    "InvalidParameterError",
+    "ModelError",
+    "OverloadedError",
+    "Phase",
+    "PoolStats",
+    "RequestError",
+    "RequestOutput",
+    "RequestTimeoutError",
+    "RequestTimings",
+    "SamplingParams",
+    "StepStats",
+    "TokenLogprobs",
+    "Tokenizer",
+    "TwostepError",
+    "UnsupportedModelError",
+]

@@ -18,11 +18,11 @@ class Tracer(Protocol):
 
 
 class FileTracer:
-    """Appends a line per step to a file. A write that fails ends the trace, never the engine."""
+    """Appends a line per step to a file, at once, so that a killed engine's last step is there. A write that fails ends the trace, never the engine."""
 
     def __init__(self, path: str) -> None:
         try:
-            self._file: IO[bytes] | None = Path(path).open("ab")  # noqa: SIM115 - held for the life of the engine
+            self._file: IO[bytes] | None = Path(path).open("ab", buffering=0)  # noqa: SIM115 - held for the life of the engine
         except OSError as error:
             raise ConfigError(f"The trace file {path} cannot be written: {error.strerror}.") from error
         self._encoder = msgspec.json.Encoder()
