@@ -39,8 +39,8 @@ coverage: $(DEV_STAMP) ## run all tests with coverage of engine/, which has a fl
 bench: $(RUN_STAMP) ## run the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
 
-loadtest: $(RUN_STAMP) ## put load on a running server
-	$(BIN)/python -m loadtest $(ARGS)
+loadtest: $(RUN_STAMP) ## put load on a server, by default on http://127.0.0.1:8000
+	$(BIN)/python -m loadtest $(or $(ARGS),http://127.0.0.1:8000)
 
 docker: ## build the container image
 	docker build --tag twostep $(ARGS) .
