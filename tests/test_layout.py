@@ -116,9 +116,14 @@ def test_policy_imports_no_tensors() -> None:
     assert offenders([path for path in paths if path.exists()], ("torch", "numpy", "transformers")) == []
 
 
-def test_importing_the_policy_does_not_load_torch() -> None:
-    """Also what these files import in turn, the package's own `__init__` included, keeps torch out."""
-    script = f"import sys, {', '.join(SCHEDULER_SIDE)}; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize(
+    "modules",
+    [SCHEDULER_SIDE, ("server.cli", "server.serve", "engine.async_engine", "engine.tokenizer"), ("loadtest.cli",)],
+    ids=["policy", "server", "loadtest"],
+)
+def test_without_tensors_also_means_whatever_is_imported_in_turn(modules: tuple[str, ...]) -> None:
+    """Torch costs seconds and hundreds of megabytes: only the engine process has it."""
+    script = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60).returncode == 0
 
 
