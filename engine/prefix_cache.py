@@ -51,7 +51,7 @@ class PrefixCache:
         hashes = self._hashes(request, last)
         for index in range(first, last):
             block_id = request.block_table[index]
-            if hashes[index] not in self._block_of_hash and block_id not in self._hash_of_block:
+            if hashes[index] not in self._block_of_hash:
                 self._block_of_hash[hashes[index]] = block_id
                 self._hash_of_block[block_id] = hashes[index]
 

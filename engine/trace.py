@@ -18,7 +18,10 @@ class Tracer(Protocol):
 
 
 class FileTracer:
-    """Appends a line per step to a file, at once, so that a killed engine's last step is there. A write that fails ends the trace, never the engine."""
+    """Appends a line per step to a file, unbuffered: a killed engine's last step is there.
+
+    A write that fails ends the trace, never the engine.
+    """
 
     def __init__(self, path: str) -> None:
         try:

@@ -1,4 +1,7 @@
-"""A model that checks its reader: KV is a dict by (block, offset), and every step reads its whole context back."""
+"""A model that checks its reader: KV is a dict by (block, offset), and every step reads its whole context back.
+
+What is stored for a token names the token and everything before it, as real keys and values depend on it.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -23,7 +26,7 @@ def next_token(context: Sequence[int], seed: int = 0) -> int:
 class FakeRunner:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self.kv: dict[tuple[int, int], int] = {}
+        self.kv: dict[tuple[int, int], tuple[int, ...]] = {}
         self.batches: list[Batch] = []
 
     def prefill(self, batch: Batch) -> StepOutput:
@@ -36,19 +39,27 @@ class FakeRunner:
     def _run(self, batch: Batch) -> StepOutput:
         self.batches.append(batch)
         for request in batch.requests:
-            for position, token_id in zip(range(request.start, request.end), request.token_ids, strict=True):
-                self.kv[self._slot(request, position)] = token_id
+            tokens = own_tokens(request)
+            assert tokens[request.start :] == tuple(request.token_ids)
+            for position in range(request.start, request.end):
+                self.kv[self._slot(request, position)] = tokens[: position + 1]
         return StepOutput(tuple(self._answer(request) for request in batch.requests))
 
     def _answer(self, request: ScheduledRequest) -> RequestStepOutput:
-        context = [self.kv[self._slot(request, position)] for position in range(request.end)]
-        own = [*request.prompt_token_ids, *request.output_token_ids][: request.end]
-        assert context == own, f"{request.request_id} reads KV that is not its own"
-        token_ids = (next_token(context, request.params.seed),) if request.samples else ()
+        own = own_tokens(request)
+        for position in range(request.end):
+            stored = self.kv[self._slot(request, position)]
+            assert stored == own[: position + 1], f"{request.request_id} reads KV that is not its own"
+        token_ids = (next_token(own, request.params.seed),) if request.samples else ()
         return RequestStepOutput(request.request_id, token_ids)
 
     def _slot(self, request: ScheduledRequest, position: int) -> tuple[int, int]:
         return request.block_table[position // self.block_size], position % self.block_size
+
+
+def own_tokens(request: ScheduledRequest) -> tuple[int, ...]:
+    """Prompt and output up to the end of this step."""
+    return (*request.prompt_token_ids, *request.output_token_ids)[: request.end]
 
 
 def fake_info(num_blocks: int, block_size: int, max_model_len: int = 10_000) -> EngineInfo:

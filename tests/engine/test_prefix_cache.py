@@ -28,6 +28,12 @@ def test_equal_blocks_after_different_prefixes_are_different() -> None:
     assert cache.match(request([3, 4]), 1) == []
 
 
+def test_a_block_is_not_found_behind_another_prefix_that_is_cached_too() -> None:
+    cache = filled([1, 2, 3, 4], [7, 8])
+    cache.insert(request([5, 6, 7, 8], [9, 10]), 0, 2)
+    assert cache.match(request([1, 2, 7, 8]), 2) == [7]
+
+
 def test_salts_do_not_share_blocks() -> None:
     cache = filled([1, 2], [7], salt="alice")
     assert cache.match(request([1, 2], salt="bob"), 1) == []
