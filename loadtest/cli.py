@@ -17,7 +17,7 @@ from loadtest.arguments import parse_config
 from loadtest.benchmark import Benchmark
 from loadtest.document import document
 from loadtest.errors import LoadTestError
-from loadtest.event_loop import loop_factory
+from loadtest.event_loop import allow_many_connections, loop_factory
 from loadtest.findings import warnings_of
 from loadtest.progress import NoProgress, ProgressBar
 from loadtest.report import print_report
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(benchmark: Benchmark) -> str | None:
     """What ended the run early, if anything did."""
     try:
+        allow_many_connections()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_run_until_interrupted(benchmark))
     except LoadTestError as error:

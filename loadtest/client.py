@@ -66,8 +66,16 @@ class CompletionsClient:
                 break
             await asyncio.sleep(wait_s)
             num_retries, retry_wait_s = num_retries + 1, time.perf_counter() - reply.ended_s + retry_wait_s
-        send_lag_s = None if due_s is None else began_s - due_s
-        return Record(spec.group, spec.max_tokens, began_s, reply, send_lag_s, num_retries, retry_wait_s)
+        return Record(
+            group=spec.group,
+            max_tokens=spec.max_tokens,
+            began_s=began_s,
+            reply=reply,
+            send_lag_s=None if due_s is None else began_s - due_s,
+            num_retries=num_retries,
+            retry_wait_s=retry_wait_s,
+            num_prompt_tokens=None if isinstance(spec.prompt, str) else len(spec.prompt),
+        )
 
     async def _attempt(self, message: bytes) -> Reply:
         began_s = time.perf_counter()

@@ -3,6 +3,7 @@
 import json
 from array import array
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 from loadtest.record import Outcome, Usage
@@ -104,4 +105,5 @@ def _parse_usage(usage: dict[str, Any]) -> Usage:
 
 
 def _numbers(timings: dict[str, Any]) -> dict[str, float]:
-    return {name: float(timings[name]) for name in SERVER_TIMINGS if isinstance(timings.get(name), int | float)}
+    told = {name: timings.get(name) for name in SERVER_TIMINGS}
+    return {name: float(value) for name, value in told.items() if isinstance(value, int | float) and isfinite(value)}

@@ -92,6 +92,7 @@ def _summary(summary: Summary) -> dict[str, Any]:
         },
         "goodput": _goodput(summary),
         "num_without_usage": summary.num_without_usage,
+        "num_other_prompt": summary.num_other_prompt,
         "num_other_length": summary.num_other_length,
         "num_coalesced_chunks": summary.num_coalesced,
         "num_retries": summary.num_retries,

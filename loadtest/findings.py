@@ -43,6 +43,8 @@ def _of_group(summary: Summary, is_length_fixed: bool, of_group: str) -> list[st
         found.append(f"{summary.num_without_usage} answers{of_group} came without usage: token counts are unknown")
     if is_length_fixed and summary.num_other_length:
         found.append(f"{summary.num_other_length} answers{of_group} are not of the length asked for")
+    if summary.num_other_prompt:
+        found.append(f"the prompts of {summary.num_other_prompt} requests{of_group} had another length than was sent")
     lag = summary.send_lag_ms.distribution()
     if lag is not None and lag.p99 > _MAX_SEND_LAG_MS:
         found.append(f"requests{of_group} left late: send lag p50 {lag.p50:.0f} ms, p99 {lag.p99:.0f} ms")

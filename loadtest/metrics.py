@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from math import isfinite
 
 import httpx
 
@@ -54,9 +55,10 @@ def parse_snapshot(text: str) -> Snapshot | None:
 
 def _float(text: str) -> float:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         return 0.0
+    return value if isfinite(value) else 0.0
 
 
 async def read_snapshot(client: httpx.AsyncClient) -> Snapshot | None:

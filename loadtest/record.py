@@ -81,3 +81,4 @@ class Record:
     send_lag_s: float | None = None  # how late the client itself was; None where nothing was due at a given time
     num_retries: int = 0
     retry_wait_s: float = 0.0  # time spent waiting because of 429, in no latency
+    num_prompt_tokens: int | None = None  # as sent; None where it was text

@@ -104,6 +104,9 @@ class Summary:
         self.connect_ms, self.send_lag_ms = Sample(), Sample()
         self.prompt_tokens = self.completion_tokens = self.cached_prompt_tokens = 0
         self.num_without_usage = 0  # OK requests of which the server told no usage
+        self.num_other_prompt = (
+            0  # OK requests of which the server counts another number of prompt tokens than was sent
+        )
         self.num_other_length = 0  # OK requests with more or fewer tokens than asked for
         self.num_coalesced = 0  # chunks that came in the same read as the one before, so with a gap of zero
         self.num_good = 0
@@ -164,6 +167,8 @@ class Summary:
         self.completion_tokens += reply.usage.completion_tokens
         self.cached_prompt_tokens += reply.usage.cached_prompt_tokens
         self.num_other_length += reply.usage.completion_tokens != record.max_tokens
+        if record.num_prompt_tokens is not None:
+            self.num_other_prompt += reply.usage.prompt_tokens != record.num_prompt_tokens
 
     def _add_failure(self, record: Record) -> None:
         reply = record.reply

@@ -24,6 +24,7 @@ class FakeServer:
     sends_metrics: bool = True
     ends_with_empty_chunk: bool = False
     extra_completion_tokens: int = 0
+    extra_prompt_tokens: int = 0
     counter_error: int = 0  # what the generation counter says too much per request
     claimed_ttft_ms: float = 0.5
     breaks_after_chunks: int | None = None
@@ -120,6 +121,7 @@ class FakeServer:
     def _usage(self, body: dict[str, Any]) -> dict[str, Any] | None:
         prompt = body["prompt"]
         num_prompt = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+        num_prompt += self.extra_prompt_tokens
         num_completion = body["max_tokens"] + self.extra_completion_tokens
         self.prompt_tokens += num_prompt
         self.generation_tokens += num_completion + self.counter_error

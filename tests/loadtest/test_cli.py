@@ -161,6 +161,7 @@ def test_an_http_error_is_shown_with_the_servers_own_words(capsys: Capture) -> N
         (FakeServer(counter_error=1), "generation tokens: the server's counter advanced by 30"),
         (FakeServer(claimed_ttft_ms=90_000), "the server's TTFT is longer"),
         (FakeServer(extra_completion_tokens=1), "not of the length asked for"),
+        (FakeServer(extra_prompt_tokens=1), "another length than was sent"),
         (FakeServer(sends_usage=False), "came without usage"),
     ],
 )

@@ -67,7 +67,9 @@ def test_of_running_usage_the_last_counts() -> None:
 
 
 def test_only_known_numeric_timings_are_kept() -> None:
-    stream = collected(token(timings={"ttft_ms": 5, "predicted_ms": 7, "queue_ms": None, "itl_ms": "x"}))
+    stream = collected(
+        token(timings={"ttft_ms": 5, "predicted_ms": 7, "queue_ms": None, "itl_ms": "x", "e2e_ms": float("nan")})
+    )
     assert stream.server_ms == {"ttft_ms": 5.0}
 
 

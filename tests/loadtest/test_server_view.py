@@ -18,7 +18,7 @@ twostep_prompt_tokens_total{model="c"} 5.0 1700000000
 twostep_prompt_tokens_created 1.7e+09
 twostep_generation_tokens_total 1e3
 twostep_requests_running 2.0
-twostep_requests_waiting 0.0
+twostep_requests_waiting NaN
 twostep_kv_blocks{state="free"} 9.0
 twostep_kv_blocks{state="held"} 3.0
 vllm:prompt_tokens_total 77.0
