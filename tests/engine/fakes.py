@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from engine.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput
+from engine.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
 from engine.config import EngineConfig, EngineInfo
 from engine.engine import Engine
 from engine.messages import AddRequest, RequestUpdate
@@ -51,10 +51,17 @@ class FakeRunner:
             stored = self.kv[self._slot(request, position)]
             assert stored == own[: position + 1], f"{request.request_id} reads KV that is not its own"
         token_ids = (next_token(own, request.params.seed),) if request.samples else ()
-        return RequestStepOutput(request.request_id, token_ids)
+        return RequestStepOutput(request.request_id, token_ids, prompt_logprobs=_scores(request))
 
     def _slot(self, request: ScheduledRequest, position: int) -> tuple[int, int]:
         return request.block_table[position // self.block_size], position % self.block_size
+
+
+def _scores(request: ScheduledRequest) -> tuple[TokenLogprobs, ...]:
+    if request.params.prompt_logprobs is None or request.output_token_ids:
+        return ()
+    scored = request.prompt_token_ids[request.start + 1 : request.end + 1]
+    return tuple(TokenLogprobs(token_id, -1.0, 1, ()) for token_id in scored)
 
 
 def own_tokens(request: ScheduledRequest) -> tuple[int, ...]:

@@ -119,6 +119,25 @@ def test_a_request_that_scores_its_prompt_takes_no_prefix_hits() -> None:
     assert first is not None and first.num_cached_tokens == 0
 
 
+def test_a_prompt_is_scored_once_even_if_preempted_on_the_way() -> None:
+    engine = fake_engine(
+        num_blocks=8, block_size=2, max_num_batched_tokens=4, max_prefill_tokens_per_gap=1, enable_prefix_caching=False
+    )
+    add(engine, "older", [1, 2], max_tokens=10)
+    engine.step()
+    add(engine, "scored", range(1, 11), max_tokens=1, prompt_logprobs=0)
+    (update,) = run_to_end(engine)["scored"]
+    assert update.num_preemptions > 0 and update.first is not None and update.first.prompt_logprobs is not None
+    assert [score.token_id for score in update.first.prompt_logprobs] == list(range(2, 11))
+
+
+def test_admission_spares_a_block_for_each_running_request() -> None:
+    engine = fake_engine(num_blocks=6, block_size=4)
+    for name in "abc":
+        add(engine, name, range(1, 9), max_tokens=1)
+    assert engine.step().stats.num_waiting == 1
+
+
 def test_max_tokens_zero_ends_after_the_prompt_without_a_token() -> None:
     engine = fake_engine(max_num_batched_tokens=2)
     add(engine, "a", [1, 2, 3], max_tokens=0)
@@ -154,11 +173,12 @@ def test_eos_ends_the_request_unless_ignored(ignore_eos: bool) -> None:
     assert updates[-1].stop_token_id is None
 
 
-def test_no_stop_before_min_tokens() -> None:
+@pytest.mark.parametrize(("late", "stops"), [(0, True), (1, False)])
+def test_a_stop_counts_from_min_tokens_on(late: int, stops: bool) -> None:
     prompt, index = find_prompt_with_eos(40)
     engine = fake_engine()
-    add(engine, "a", prompt, max_tokens=40, ignore_eos=False, min_tokens=index + 2)
-    assert len(tokens_of(run_to_end(engine)["a"])) >= index + 2
+    add(engine, "a", prompt, max_tokens=40, ignore_eos=False, min_tokens=index + 1 + late)
+    assert (len(tokens_of(run_to_end(engine)["a"])) == index + 1) == stops
 
 
 def test_a_resumed_request_goes_on_where_it_stopped() -> None:
@@ -302,7 +322,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stats = pool.stats
         assert stats.free + stats.held + stats.cached == 9
         for request in requests:
-            assert len(request.block_table) * 2 >= request.num_computed_tokens
+            assert request.num_computed_tokens <= len(request.block_table) * 2 <= request.num_tokens + 1
             assert bool(request.block_table) == (request.status == "running")
 
     @invariant()
