@@ -45,25 +45,32 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The process's exit code."""
-    parser, serve_parser = _parsers()
-    namespace = vars(parser.parse_args(arguments))
-    if namespace.pop("command") is None:
-        parser.print_help(sys.stderr)
-        return EXIT_ERROR
     try:
-        settings = read_settings(namespace, os.environ)
+        settings = read_settings(parse_flags(arguments))
         configure_logging(settings.log_level)
-        from server.serve import serve  # imports the web framework: --help and wrong settings do not wait for it
+        # These import the web framework: --help and wrong settings do not wait for it.
+        from server.backend import backend_opener
+        from server.serve import serve
 
-        return serve(settings)
+        return serve(settings, backend_opener(settings))
     except TwostepError as error:
-        print(f"{serve_parser.prog}: {error}", file=sys.stderr)
+        print(f"twostep serve: {error}", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
         return 0
 
 
-def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
+def parse_flags(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """The settings given as flags, unchecked. Ends the process on --help, --version and flags that do not exist."""
+    parser = _parser()
+    flags = vars(parser.parse_args(arguments))
+    if flags.pop("command") is None:
+        parser.print_help(sys.stderr)
+        parser.exit(EXIT_ERROR)
+    return flags
+
+
+def read_settings(flags: Mapping[str, Any]) -> Settings:
     """Flags over environment over YAML file over defaults. Raises ConfigError that names the setting at fault."""
     try:
         return Settings(**flags)
@@ -71,23 +78,22 @@ def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> S
         problem = error.errors()[0]
         name = str(problem["loc"][0])
         message = problem["msg"].removeprefix("Value error, ")
-        source = _source_of(name, flags, environment)
-        raise ConfigError(f"{source}: {message}, got {problem['input']!r}.") from None
+        raise ConfigError(f"{_source_of(name, flags)}: {message}, got {problem['input']!r}.") from None
     except SettingsError as error:
         raise ConfigError(f"{error}.") from None
 
 
-def _source_of(name: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> str:
+def _source_of(name: str, flags: Mapping[str, Any]) -> str:
     """Where the wrong value was written."""
     variable = f"TWOSTEP_{name.upper()}"
     if name in flags:
         return "MODEL" if name == "model" else _flag(name)
-    if any(key.upper() == variable for key in environment):
+    if any(key.upper() == variable for key in os.environ):
         return variable
     return f"{name.replace('_', '-')} in the --config file"
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="twostep", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=_Formatter)
     parser.add_argument("--version", action="version", version=f"twostep {VERSION}")
     commands = parser.add_subparsers(dest="command", metavar="serve", title="commands")
@@ -108,7 +114,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         if title not in groups:
             groups[title] = serve.add_argument_group(title)
         _add_argument(groups[title], name, field, extra["metavar"])
-    return parser, serve
+    return parser
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

@@ -1,9 +1,10 @@
 """What the model's authors say about sampling: `generation_config.json` beside the weights."""
 
-import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from engine.errors import InvalidParameterError, ModelError
 from engine.sampling_params import SamplingParams
@@ -55,9 +56,9 @@ def _find(model: str, revision: str | None) -> Path | None:
 def _read(path: Path) -> GenerationDefaults:
     hint = "mend it, or start with --generation-config none"
     try:
-        values = json.loads(path.read_bytes())
+        values = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         known = {field.name: values[field.name] for field in fields(GenerationDefaults) if _is_set(values, field.name)}
-    except (ValueError, TypeError) as error:
+    except msgspec.MsgspecError as error:
         raise ModelError(f"{path} is damaged: {error}; {hint}.") from error
     if known.get("top_k") == -1:
         known["top_k"] = 0

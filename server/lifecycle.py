@@ -6,7 +6,7 @@ The port is open all the time; `middleware.gate` turns the state into 503.
 import asyncio
 import logging
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import StrEnum
 
 from engine.errors import TwostepError
@@ -60,15 +60,20 @@ class Lifecycle:
         return self.state
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no new work; return when the requests under way have ended, or the time is over."""
+        """Take no new work; return when the requests under way have ended, the time is over, or `hurry` is called."""
         self.state = State.DRAINING
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
+        waits = [asyncio.create_task(event.wait()) for event in (self._idle, self._told_to_stop)]
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    def hurry(self) -> None:
+        """Wait for no request any more."""
+        self._told_to_stop.set()
 
     async def stop(self) -> None:
         """End the engine, and with it the requests that are left. May be called again."""
-        self._told_to_stop.set()
+        self.hurry()
         if self._task is None:
             return
         if not self._settled.is_set():

@@ -28,8 +28,8 @@ class CompletionRequest(WireModel):
     max_tokens: Int32 = Field(16, description="0 is allowed with echo or prompt_logprobs: the prompt is only scored.")
     temperature: float | None = None
     top_p: float | None = None
-    n: Int32 = Field(1, ge=1, le=MAX_CHOICES)
-    best_of: Int32 | None = Field(None, ge=1, le=MAX_CHOICES, description="Candidates, ranked by mean logprob.")
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Candidates, ranked by mean logprob.")
     stop: OneOrMoreTexts = Field([])
     seed: Int64 | None = Field(None, description="The choice with index i uses seed + i. Drawn and reported if absent.")
     frequency_penalty: float = 0.0

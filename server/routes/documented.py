@@ -18,4 +18,8 @@ class ErrorResponse(BaseModel):
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": ErrorResponse, "description": HTTPStatus(status).phrase} for status in statuses}
+    """These, and "default": without it FastAPI would document a 422 of its own, which is never sent."""
+    described: dict[int | str, dict[str, Any]] = {
+        status: {"model": ErrorResponse, "description": HTTPStatus(status).phrase} for status in statuses
+    }
+    return described | {"default": {"model": ErrorResponse, "description": "Any other error"}}

@@ -73,6 +73,8 @@ class FakeEngine:
     info: EngineInfo = INFO
     last_stats: StepStats | None = None
     num_live: int = 0
+    num_holding: int = 0
+    """Sequences that wait at `hold_at`."""
 
     def reset(self) -> None:
         """As new, but for the observer."""
@@ -111,6 +113,8 @@ class FakeEngine:
     async def _wait_for(self, position: int) -> None:
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
+        if self.hold_at == position:
+            self.num_holding += 1
         while self.hold_at == position and self.health is None:
             await asyncio.sleep(0.002)
         if self.health is not None:

@@ -1,6 +1,7 @@
 """The app behind a real socket, in a thread: streaming and leaving early cannot be seen without one."""
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -17,7 +18,7 @@ from server.app import create_app
 from server.backend import Backend, OpenBackend
 from server.context import AppContext
 from server.generation_defaults import GenerationDefaults
-from server.serve import DrainingServer
+from server.serve import DrainingServer, listen
 from server.settings import Settings
 from tests.server.byte_tokenizer import ByteTokenizer
 from tests.server.fake_engine import FakeEngine
@@ -64,7 +65,10 @@ class LiveServer:
         return f"http://127.0.0.1:{self.port}"
 
     def complete(self, prompt: Any = "Hi", headers: dict[str, str] | None = None, **parameters: Any) -> httpx.Response:
-        return self.client.post("/v1/completions", json={"prompt": prompt, **parameters}, headers=headers)
+        return self.post("/v1/completions", json.dumps({"prompt": prompt, **parameters}), headers)
+
+    def post(self, path: str, body: str | bytes, headers: dict[str, str] | None = None) -> httpx.Response:
+        return self.client.post(path, content=body, headers={"Content-Type": "application/json", **(headers or {})})
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S)
@@ -94,7 +98,7 @@ def live_server(backend: FakeBackend | None = None, **settings: Any) -> Generato
     parsed = Settings(**{"served_model_name": ["fake"], **settings})
     app = create_app(parsed, backend.opener(parsed))
     context: AppContext = app.state.context
-    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+    listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     config = uvicorn.Config(app, lifespan="on", log_config=None, access_log=False, timeout_graceful_shutdown=3)
     server = DrainingServer(config, context, f"http://127.0.0.1:{port}")

@@ -1,5 +1,7 @@
 """What a completion says, whole and streamed."""
 
+from typing import Any
+
 import pytest
 
 from engine.request import FinishReason
@@ -192,11 +194,11 @@ class TestBestOf:
         assert [choice["text"][0] for choice in body["choices"]] == ["A", "B"]
 
     @pytest.mark.parametrize("parameters", [{"best_of": 1, "n": 2}, {"best_of": 2, "stream": True}])
-    def test_what_cannot_be_is_refused(self, server: LiveServer, parameters: dict[str, object]) -> None:
+    def test_what_cannot_be_is_refused(self, server: LiveServer, parameters: dict[str, Any]) -> None:
         assert error_of(server.complete("Hi", **parameters))["param"] == "best_of"
 
     @pytest.mark.parametrize("parameters", [{"best_of": 1}, {"best_of": 2, "n": 2}])
-    def test_what_changes_nothing_may_be_streamed(self, server: LiveServer, parameters: dict[str, object]) -> None:
+    def test_what_changes_nothing_may_be_streamed(self, server: LiveServer, parameters: dict[str, Any]) -> None:
         assert server.complete("Hi", stream=True, **parameters).status_code == 200
 
 

@@ -1,0 +1,152 @@
+"""Who may call, what a body may weigh, how requests are named and logged."""
+
+import socket
+from collections.abc import Generator
+
+import pytest
+
+from tests.server.events import error_of
+from tests.server.live_server import LiveServer, live_server
+
+ROUTES = ["/v1/models", "/version", "/load", "/server_info", "/docs", "/openapi.json", "/nothing"]
+
+
+@pytest.fixture(scope="module")
+def keyed() -> Generator[LiveServer, None, None]:
+    with live_server(api_key=["one", "schlüssel"]) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def small() -> Generator[LiveServer, None, None]:
+    with live_server(max_body_bytes=1000) as server:
+        yield server
+
+
+class TestApiKeys:
+    @pytest.mark.parametrize(
+        "authorization",
+        [None, "", "Bearer", "Bearer wrong", "Basic one", "one", "Bearer one two", "Bearer on", "Bearer øne"],
+    )
+    def test_without_a_right_key_nothing_is_answered(self, keyed: LiveServer, authorization: str | None) -> None:
+        headers = {} if authorization is None else {b"Authorization": authorization.encode()}
+        for path in ROUTES:
+            response = keyed.client.get(path, headers=headers)
+            assert (response.status_code, error_of(response)["code"]) == (401, "invalid_api_key")
+            assert response.headers["www-authenticate"] == "Bearer"
+        assert keyed.complete("Hi").status_code == 401
+
+    @pytest.mark.parametrize("authorization", ["Bearer one", "bearer one", "Bearer  one", "Bearer schlüssel"])
+    def test_each_key_opens(self, keyed: LiveServer, authorization: str) -> None:
+        headers = {b"Authorization": authorization.encode()}
+        assert keyed.client.get("/v1/models", headers=headers).status_code == 200
+
+    @pytest.mark.parametrize("path", ["/metrics", "/health", "/ready"])
+    def test_probes_need_no_key(self, keyed: LiveServer, path: str) -> None:
+        assert keyed.client.get(path).status_code == 200
+
+    def test_keys_are_told_to_nobody(self, keyed: LiveServer) -> None:
+        info = keyed.client.get("/server_info", headers={"Authorization": "Bearer one"})
+        assert info.status_code == 200 and "schlüssel" not in info.text and "api_key" not in info.text
+
+
+class TestOrigins:
+    def test_scripts_of_other_origins_are_kept_out(self, server: LiveServer) -> None:
+        response = server.client.get("/v1/models", headers={"Origin": "https://a.example"})
+        assert not [name for name in response.headers if name.startswith("access-control")]
+
+    def test_allowed_origins_may_call_and_read_the_timings(self) -> None:
+        with live_server(allowed_origins=["https://a.example"], api_key=["k"]) as server:
+            ask = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+            assert server.client.options("/v1/completions", headers=ask).status_code == 200
+            response = server.complete("Hi", headers={"Origin": "https://a.example", "Authorization": "Bearer k"})
+            assert response.headers["access-control-allow-origin"] == "https://a.example"
+            assert "X-TTFT-Ms" in response.headers["access-control-expose-headers"]
+            refused = server.client.get("/v1/models", headers={"Origin": "https://b.example"})
+            assert "access-control-allow-origin" not in refused.headers
+
+
+class TestBodyLimit:
+    def test_a_declared_length_over_the_limit_is_refused_unread(self, small: LiveServer) -> None:
+        with small.connect() as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n")
+            assert connection.recv(1000).startswith(b"HTTP/1.1 413")
+
+    @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/detokenize"])
+    def test_a_chunked_body_is_measured_while_it_is_read(self, small: LiveServer, path: str) -> None:
+        response = small.client.post(
+            path, content=iter([b" " * 100] * 11), headers={"Content-Type": "application/json"}
+        )
+        assert (response.status_code, error_of(response)["code"]) == (413, "request_too_large")
+
+    def test_an_endless_body_does_not_reach_memory(self, small: LiveServer) -> None:
+        with small.connect() as connection:
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Transfer-Encoding: chunked\r\n\r\n"
+            )
+            connection.sendall(b"3e8\r\n" + b" " * 1000 + b"\r\n1\r\n \r\n")
+            assert connection.recv(1000).startswith(b"HTTP/1.1 413")
+
+    def test_the_limit_itself_is_within_it(self, small: LiveServer) -> None:
+        body = b'{"prompt": "Hi"}'
+        assert small.post("/v1/completions", body + b" " * (1000 - len(body))).status_code == 200
+
+
+class TestRequestIds:
+    @pytest.mark.parametrize("given", ["a", "x" * 128, "A-1.b_2/=:;,?"])
+    def test_sane_ids_are_echoed(self, server: LiveServer, given: str) -> None:
+        assert server.client.get("/health", headers={"X-Request-Id": given}).headers["x-request-id"] == given
+
+    @pytest.mark.parametrize("given", [b"", b"x" * 129, b"a b", "ä".encode()])
+    def test_others_are_replaced(self, server: LiveServer, given: bytes) -> None:
+        made = server.client.get("/health", headers={b"X-Request-Id": given}).headers["x-request-id"]
+        assert made.encode() != given and made.startswith("req-")
+
+    @pytest.mark.parametrize("path", ["/nothing", "/v1/models", "/metrics"])
+    def test_every_response_has_one(self, server: LiveServer, path: str) -> None:
+        first, second = (server.client.get(path).headers["x-request-id"] for _ in range(2))
+        assert first != second
+
+    def test_the_body_may_name_the_request_unless_the_header_does(self, server: LiveServer) -> None:
+        assert server.complete("Hi", request_id="body").headers["x-request-id"] == "body"
+        response = server.complete("Hi", request_id="body", headers={"X-Request-Id": "header"})
+        assert response.headers["x-request-id"] == "header" and response.json()["id"] == "cmpl-header"
+
+    def test_one_name_may_be_used_at_the_same_time(self, server: LiveServer) -> None:
+        server.engine.hold_at = 0
+        first = [connection_with_id(server, "same") for _ in range(2)]
+        server.wait_until(lambda: server.engine.num_live == 2)
+        assert len({request.request_id for request in server.engine.requests}) == 2
+        for connection in first:
+            connection.close()
+
+
+def connection_with_id(server: LiveServer, request_id: str) -> socket.socket:
+    connection = server.connect()
+    connection.sendall(
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: {request_id}\r\n"
+        'Content-Type: application/json\r\nContent-Length: 16\r\n\r\n{"prompt": "Hi"}'.encode()
+    )
+    return connection
+
+
+class TestAccessLog:
+    def test_one_line_tells_the_phases(self, server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level("INFO", logger="twostep.access"):
+            server.complete("Hi", max_tokens=3, headers={"X-Request-Id": "mine"})
+            server.complete("Hi", max_tokens=3, stream=True)
+            server.wait_until_idle()
+        first, second = [record.getMessage() for record in caplog.records]
+        for line in (first, second):
+            assert line.startswith("POST /v1/completions 200 ")
+            assert "prompt_tokens=3 cached_tokens=0 generated_tokens=3 queue_ms=1.0 prefill_ms=2.0 ttft_ms=3.0" in line
+        assert "id=mine" in first
+
+    def test_probes_are_quiet_and_errors_named(self, server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level("INFO", logger="twostep.access"):
+            for path in ("/health", "/ready", "/metrics", "/load", "/no%0Awhere"):
+                server.client.get(path)
+            server.wait_until_idle()
+        (line,) = [record.getMessage() for record in caplog.records]
+        assert line.startswith("GET '/no\\nwhere' 404 ") and "error=not_found" in line

@@ -1,0 +1,210 @@
+"""The program as users start it: exit codes, one sentence on stderr, no traceback."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from server.banner import ready_banner, url_of
+from server.cli import main
+from server.settings import Settings
+from tests.server.events import chunks_of
+from tests.server.fake_engine import INFO
+from tests.server.live_server import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("TWOSTEP_")}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "server", *arguments],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    """Exit code 2, and the last thing said is one sentence with these words."""
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("twostep"), result.stderr
+    for word in words:
+        assert word in last
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert result.returncode == 0 and re.fullmatch(r"twostep \S+\n", result.stdout)
+
+
+def help_of(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as exit_:
+        main([*arguments, "--help"])
+    assert exit_.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["serve"]])
+def test_help_teaches_by_examples(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(*arguments, capsys=capsys)
+    for words in ("twostep serve Qwen/Qwen2.5-0.5B-Instruct", "TWOSTEP_API_KEY=secret", "curl -N http"):
+        assert words in text
+
+
+def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of("serve", capsys=capsys)
+    for name in Settings.model_fields.keys() - {"model"}:
+        assert f"--{name.replace('_', '-')}" in text
+
+
+def test_without_a_command_it_says_how(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([])
+    assert exit_.value.code == 2 and "usage: twostep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "--prot", "1"], ["--prot", "--help"]),
+        (["serve", "--port"], ["--port"]),
+        (["serve", "a", "b"], ["b"]),
+        (["sing"], ["sing"]),
+        (["serve", "--port", "x"], ["--port", "x"]),
+        (["serve", "--config", "/nowhere.yaml"], ["/nowhere.yaml"]),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(arguments)
+    except SystemExit as exit_:
+        code = int(str(exit_.code))
+    assert_refused(subprocess.CompletedProcess(arguments, code, stderr=capsys.readouterr().err), *words)
+
+
+def test_a_host_that_is_none_is_one_sentence() -> None:
+    assert_refused(run("serve", "--host", "no.such.host.invalid", "--port", "0"), "--host", "no.such.host.invalid")
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert_refused(run("serve", "--port", str(port)), str(port), "in use")
+
+
+def test_a_missing_directory_is_one_sentence(tmp_path: Path) -> None:
+    assert_refused(run("serve", str(tmp_path / "missing"), "--port", "0"), "missing")
+
+
+def test_a_damaged_generation_config_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"top_p": 7}')
+    assert_refused(run("serve", str(tmp_path), "--port", "0"), "top_p", "--generation-config none")
+
+
+@contextmanager
+def fake_program(*arguments: str) -> Generator[subprocess.Popen[str], None, None]:
+    """The program over an engine without a model."""
+    command = [sys.executable, str(Path(__file__).parent / "fake_program.py"), *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def url_in(process: subprocess.Popen[str], words: str) -> str:
+    """Waits for the line with these words; the address in it."""
+    assert process.stdout is not None
+    line = next(line for line in process.stdout if words in line)
+    (url,) = re.findall(r"http://127\.0\.0\.1:\d+(?= )", line)
+    return str(url)
+
+
+def assert_ended_well(process: subprocess.Popen[str]) -> None:
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in errors) == (0, False), errors
+
+
+class TestSignals:
+    def test_while_loading(self) -> None:
+        with fake_program("loading") as process:
+            assert httpx.get(url_in(process, "loading") + "/health").status_code == 503
+            process.send_signal(signal.SIGINT)
+            assert_ended_well(process)
+
+    def test_while_idle(self) -> None:
+        with fake_program("ready") as process:
+            assert httpx.get(url_in(process, "listens") + "/health").status_code == 200
+            process.send_signal(signal.SIGTERM)
+            assert_ended_well(process)
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_streams_may_end(self, number: int) -> None:
+        with fake_program("slow") as process:
+            url = url_in(process, "listens")
+            with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "Hi", "stream": True}) as response:
+                process.send_signal(number)
+                assert len(chunks_of_text(response)) == 16
+            assert_ended_well(process)
+
+    def test_the_second_ends_at_once(self) -> None:
+        with fake_program("stuck") as process:
+            url = url_in(process, "listens")
+            with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "Hi", "stream": True}) as response:
+                process.send_signal(signal.SIGINT)
+                wait_until(lambda: httpx.get(f"{url}/ready").status_code == 503)
+                process.send_signal(signal.SIGINT)
+                assert chunks_of_text(response)[-1]["error"]["code"] == "server_is_overloaded"
+            assert_ended_well(process)
+
+
+def chunks_of_text(response: httpx.Response) -> list[dict[str, Any]]:
+    response.read()
+    return chunks_of(response)
+
+
+def test_a_bug_while_loading_is_exit_code_one() -> None:
+    with fake_program("broken") as process:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 1 and "ZeroDivisionError" in errors
+
+
+class TestBanner:
+    def test_the_curl_line_is_ready_to_paste(self) -> None:
+        settings = Settings(model="org/it's", api_key=("secret",))
+        banner = ready_banner(settings, INFO, "http://127.0.0.1:1")
+        assert "64 KV blocks of 16 tokens = 1,024 tokens" in banner and "secret" not in banner
+        line = next(line for line in banner.splitlines() if "curl" in line)
+        script = line.strip().replace("curl", "printf '%s|'", 1)
+        told = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split("|")
+        assert told[1] == "http://127.0.0.1:1/v1/completions" and '"model": "org/it\'s"' in told[-2]
+
+    @pytest.mark.parametrize(
+        ("host", "url"),
+        [
+            ("127.0.0.1", "http://127.0.0.1:1"),
+            ("0.0.0.0", "http://127.0.0.1:1"),
+            ("::", "http://[::1]:1"),
+            ("fe80::1", "http://[fe80::1]:1"),
+            ("example.org", "http://example.org:1"),
+        ],
+    )
+    def test_the_address_is_one_that_can_be_opened(self, host: str, url: str) -> None:
+        assert url_of(host, 1) == url

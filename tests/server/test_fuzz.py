@@ -1,0 +1,75 @@
+"""Whatever the body: an answer below 500, in time, in shape, and nothing left behind."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from server.protocol.completions import CompletionRequest
+from tests.server.events import chunks_of, error_of
+from tests.server.live_server import LiveServer
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=6,
+)
+TOKEN_IDS = st.lists(st.integers(-1, 260), max_size=5)
+LIKELY: dict[str, st.SearchStrategy[Any]] = {
+    "prompt": st.text(max_size=20)
+    | st.lists(st.text(max_size=9), max_size=3)
+    | TOKEN_IDS
+    | st.lists(TOKEN_IDS, max_size=3),
+    "max_tokens": st.integers(-1, 40),
+    "n": st.integers(0, 4),
+    "best_of": st.integers(0, 5),
+    "stop": st.text(max_size=2) | st.lists(st.text(max_size=2), max_size=3),
+    "stream": st.booleans(),
+    "echo": st.booleans(),
+    "logprobs": st.integers(-1, 5),
+    "logit_bias": st.dictionaries(st.integers(-1, 300).map(str), st.floats(-110, 110), max_size=3),
+    "stop_token_ids": TOKEN_IDS,
+    "allowed_token_ids": TOKEN_IDS,
+    "model": st.just("fake"),
+    "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}),
+    "truncate_prompt_tokens": st.integers(-2, 5),
+    "prompt_logprobs": st.integers(0, 3),
+}
+BODIES = st.fixed_dictionaries(
+    {"prompt": LIKELY["prompt"]},
+    optional={
+        name: LIKELY.get(name, st.nothing()) | ANYTHING for name in CompletionRequest.model_fields if name != "prompt"
+    }
+    | {"some_field": ANYTHING},
+)
+FUZZ = settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@FUZZ
+@given(body=BODIES)
+def test_likely_bodies_are_answered_or_refused(server: LiveServer, body: dict[str, Any]) -> None:
+    response = server.post("/v1/completions", json.dumps(body))
+    if response.status_code == 400:
+        error_of(response)
+    elif body.get("stream"):
+        assert all("choices" in chunk for chunk in chunks_of(response))
+    else:
+        assert response.status_code == 200, response.text
+        assert response.json()["object"] == "text_completion"
+
+
+@FUZZ
+@given(body=ANYTHING)
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/detokenize"])
+def test_any_json_is_refused_or_answered(server: LiveServer, path: str, body: Any) -> None:
+    assert server.post(path, json.dumps(body)).status_code in (200, 400)
+
+
+@FUZZ
+@given(body=st.binary(max_size=50))
+def test_any_bytes_are_refused(server: LiveServer, body: bytes) -> None:
+    assert server.post("/v1/completions", body).status_code == 400

@@ -1,0 +1,212 @@
+"""Metrics: names, types and labels as published, and counters that advance by exactly what happened."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.batch import Phase
+from engine.request import FinishReason
+from engine.stats import PoolStats, RequestTimings, StepStats
+from server.metrics import Metrics
+from tests.server.events import chunks_of
+from tests.server.fake_engine import INFO
+from tests.server.live_server import LiveServer
+
+# Our name without prefix -> type, labels, the names that others use for it.
+TABLE: dict[str, tuple[str, set[str], list[str]]] = {
+    "requests_running": ("gauge", set(), ["vllm:num_requests_running"]),
+    "requests_waiting": ("gauge", set(), ["vllm:num_requests_waiting"]),
+    "kv_cache_usage_ratio": ("gauge", set(), ["vllm:kv_cache_usage_perc"]),
+    "kv_blocks": ("gauge", {"state"}, []),
+    "cache_config_info": ("gauge", {"block_size", "num_gpu_blocks"}, ["vllm:cache_config_info"]),
+    "time_to_first_token_seconds": ("histogram", set(), ["vllm:time_to_first_token_seconds"]),
+    "inter_token_latency_seconds": ("histogram", set(), ["vllm:inter_token_latency_seconds"]),
+    "time_per_output_token_seconds": (
+        "histogram",
+        set(),
+        ["vllm:request_time_per_output_token_seconds", "vllm:time_per_output_token_seconds"],
+    ),
+    "e2e_request_latency_seconds": ("histogram", set(), ["vllm:e2e_request_latency_seconds"]),
+    "request_queue_time_seconds": ("histogram", set(), ["vllm:request_queue_time_seconds"]),
+    "request_prefill_time_seconds": ("histogram", set(), ["vllm:request_prefill_time_seconds"]),
+    "request_decode_time_seconds": ("histogram", set(), ["vllm:request_decode_time_seconds"]),
+    "prompt_tokens": ("counter", set(), ["vllm:prompt_tokens"]),
+    "generation_tokens": ("counter", set(), ["vllm:generation_tokens"]),
+    "prefix_cache_queries": ("counter", set(), ["vllm:prefix_cache_queries"]),
+    "prefix_cache_hits": ("counter", set(), ["vllm:prefix_cache_hits"]),
+    "requests": ("counter", {"finish_reason"}, ["vllm:request_success"]),
+    "preemptions": ("counter", set(), ["vllm:num_preemptions"]),
+    "rejections": ("counter", {"reason"}, []),
+    "engine_restarts": ("counter", set(), []),
+    "step_duration_seconds": ("histogram", {"phase"}, []),
+    "step_tokens": ("histogram", {"phase"}, ["vllm:iteration_tokens_total"]),
+    "http_requests": ("counter", {"handler", "method", "status"}, ["http_requests"]),
+    "http_request_duration_seconds": ("histogram", {"handler", "method"}, ["http_request_duration_seconds"]),
+}
+VLLM_LABELS = {"model_name", "engine"}
+
+
+def parse(text: str) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def busy_metrics(with_vllm_names: bool = True) -> Metrics:
+    """Metrics in which every family has a sample."""
+    metrics = Metrics("a model", with_vllm_names)
+    metrics.on_engine_info(INFO)
+    metrics.on_step(StepStats(Phase.DECODE, 1, 3, 0.01, 0.01, 5, 7, PoolStats(10, 20, 34), 2, 100, 50))
+    metrics.on_step(StepStats(Phase.PREFILL, 1, 100, 0.1, 0.1, 5, 7, PoolStats(10, 20, 34), 2, 100, 50))
+    timings = RequestTimings(queue_s=0.001, prefill_s=0.002, inter_token_s=(0.004, 0.006))
+    metrics.on_first_token(timings, 11, 4)
+    metrics.on_tokens(2, 0.005)
+    metrics.on_finish(FinishReason.STOP, timings)
+    metrics.on_finish(FinishReason.ABORT, None)
+    metrics.on_rejection("slow_down")
+    metrics.on_http_request("/health", "GET", 200, 0.001)
+    return metrics
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", TABLE)
+    def test_families_are_as_published(self, name: str) -> None:
+        families = parse(busy_metrics().render().decode())
+        kind, labels, aliases = TABLE[name]
+        own = families[f"twostep_{name}"]
+        assert own.type == kind
+        assert {label for sample in own.samples for label in sample.labels} - {"le"} == labels
+        for alias in aliases:
+            extra = VLLM_LABELS if alias.startswith("vllm:") else set()
+            found = {label for sample in families[alias].samples for label in sample.labels} - {"le"}
+            assert families[alias].type == kind
+            assert found == extra | {{"finish_reason": "finished_reason"}.get(x, x) for x in labels - {"phase"}}
+
+    def test_there_are_no_others(self) -> None:
+        published = {f"twostep_{name}" for name in TABLE} | {
+            alias for *_, aliases in TABLE.values() for alias in aliases
+        }
+        assert parse(busy_metrics().render().decode()).keys() == published
+
+    def test_without_aliases_only_our_own_remain(self) -> None:
+        assert parse(busy_metrics(with_vllm_names=False).render().decode()).keys() == {f"twostep_{x}" for x in TABLE}
+
+    def test_own_names_are_what_promtool_wants(self) -> None:
+        for family in parse(busy_metrics(with_vllm_names=False).render().decode()).values():
+            assert re.fullmatch(r"[a-z][a-z0-9_]*", family.name) and family.documentation.endswith(".")
+            for sample in family.samples:
+                assert not sample.name.endswith("_created")
+                assert sample.name.endswith("_total") == (family.type == "counter")
+
+    def test_series_do_not_repeat(self) -> None:
+        lines = [line for line in busy_metrics().render().decode().splitlines() if not line.startswith("#")]
+        series = [line.rpartition(" ")[0] for line in lines]
+        assert len(series) == len(set(series))
+
+
+class TestValues:
+    def value(self, name: str, **labels: str) -> float:
+        families = parse(busy_metrics().render().decode())
+        (value,) = [
+            sample.value
+            for family in families.values()
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+        return value
+
+    def test_gauges_are_those_of_the_newest_step(self) -> None:
+        assert self.value("twostep_requests_running") == 5
+        assert self.value("twostep_requests_waiting") == self.value("vllm:num_requests_waiting") == 7
+        assert self.value("twostep_kv_cache_usage_ratio") == 20 / 64
+        assert [self.value("twostep_kv_blocks", state=state) for state in ("free", "held", "cached")] == [10, 20, 34]
+        assert self.value("twostep_prefix_cache_hits_total") == 50
+
+    def test_phases_are_apart_and_their_sum_is_the_alias(self) -> None:
+        assert self.value("twostep_step_tokens_sum", phase="prefill") == 100
+        assert self.value("vllm:iteration_tokens_total_sum") == 103
+        assert self.value("vllm:iteration_tokens_total_bucket", le="4.0") == 1
+        assert self.value("vllm:iteration_tokens_total_bucket", le="+Inf") == 2
+
+    def test_a_request_is_measured_in_its_parts(self) -> None:
+        assert self.value("twostep_time_to_first_token_seconds_sum") == 0.003
+        assert self.value("twostep_request_decode_time_seconds_sum") == pytest.approx(0.01)
+        assert self.value("twostep_time_per_output_token_seconds_sum") == pytest.approx(0.005)
+        assert self.value("twostep_e2e_request_latency_seconds_sum") == pytest.approx(0.013)
+
+    def test_ends_are_counted_by_reason_from_zero(self) -> None:
+        counts = [self.value("twostep_requests_total", finish_reason=reason) for reason in FinishReason]
+        assert counts == [1, 0, 1, 0]
+
+    def test_buckets_are_fine_at_both_ends(self) -> None:
+        assert self.value("twostep_time_to_first_token_seconds_bucket", le="0.001") == 0
+        assert self.value("twostep_inter_token_latency_seconds_bucket", le="0.0005") == 0
+        assert self.value("twostep_time_to_first_token_seconds_bucket", le="300.0") == 1
+
+
+def advance(server: LiveServer, act: Callable[[], Any]) -> Callable[..., float]:
+    """How much each series advanced while `act` ran."""
+
+    def read() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        server.wait_until_idle()
+        families = parse(server.client.get("/metrics").text).values()
+        return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+    before = read()
+    act()
+    after = read()
+
+    def advanced(name: str, **labels: str) -> float:
+        key = (name, frozenset(labels.items()))
+        return after[key] - before.get(key, 0.0)
+
+    return advanced
+
+
+def test_counters_advance_by_exactly_the_tokens_sent(server: LiveServer) -> None:
+    advanced = advance(
+        server,
+        lambda: (
+            server.complete("Hi", max_tokens=5, n=2),
+            chunks_of(server.complete("Hello", max_tokens=7, stream=True)),
+        ),
+    )
+    assert advanced("twostep_generation_tokens_total") == 17
+    assert advanced("twostep_prompt_tokens_total") == 12
+    assert advanced("twostep_requests_total", finish_reason="length") == 3
+    assert advanced("twostep_inter_token_latency_seconds_count") == 14
+    assert advanced("twostep_time_to_first_token_seconds_count") == 3
+    assert advanced("twostep_http_requests_total", handler="/v1/completions", method="POST", status="200") == 2
+    assert advanced("http_request_duration_seconds_count", handler="/v1/completions", method="POST") == 2
+
+
+def test_after_the_last_request_nothing_is_held(server: LiveServer) -> None:
+    server.complete("Hi")
+    server.wait_until_idle()
+    families = parse(server.client.get("/metrics").text)
+    held = [s.value for s in families["twostep_kv_blocks"].samples if s.labels["state"] == "held"]
+    assert held == [families["twostep_requests_running"].samples[0].value] == [0]
+
+
+def test_refused_work_is_counted_by_reason(server: LiveServer) -> None:
+    def act() -> None:
+        server.complete("x" * 600)
+        server.complete("Hi", model="other")
+        server.client.get("/nothing")
+        server.client.request("PROPFIND", "/coffee")
+
+    advanced = advance(server, act)
+    assert advanced("twostep_rejections_total", reason="context_length_exceeded") == 1
+    assert advanced("twostep_rejections_total", reason="model_not_found") == 1
+    assert advanced("twostep_http_requests_total", handler="none", method="GET", status="404") == 1
+    assert advanced("twostep_http_requests_total", handler="none", method="OTHER", status="404") == 1
+    assert advanced("twostep_http_requests_total", handler="/v1/completions", method="POST", status="404") == 1
+
+
+def test_paths_do_not_become_labels(server: LiveServer) -> None:
+    for number in range(5):
+        server.client.get(f"/v1/models/{number}")
+    text = server.client.get("/metrics").text
+    assert 'handler="/v1/models/{name:path}"' in text and "/v1/models/3" not in text

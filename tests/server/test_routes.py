@@ -1,0 +1,115 @@
+"""The routes beside completions, and what /openapi.json says of all of them."""
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from server.protocol.completions import CompletionRequest, CompletionResponse
+from server.version import VERSION
+from tests.server.byte_tokenizer import BOS
+from tests.server.events import chunks_of, error_of
+from tests.server.live_server import LiveServer, live_server
+
+
+def test_models_are_listed_under_every_name() -> None:
+    with live_server(model="org/model", served_model_name=["a", "org/b"]) as server:
+        listed = server.client.get("/v1/models").json()
+        assert listed["object"] == "list" and [card["id"] for card in listed["data"]] == ["a", "org/b"]
+        card = server.client.get("/v1/models/org/b").json()
+        assert card == {
+            "id": "org/b",
+            "object": "model",
+            "created": 1_700_000_000,
+            "owned_by": "twostep",
+            "root": "org/model",
+            "max_model_len": 512,
+        }
+        assert server.complete("Hi", model="org/b").json()["model"] == "org/b"
+        assert server.complete("Hi").json()["model"] == "a"
+        assert error_of(server.complete("Hi", model="org/model"))["code"] == "model_not_found"
+
+
+def test_version(server: LiveServer) -> None:
+    assert server.client.get("/version").json() == {"version": VERSION}
+
+
+def test_server_info_tells_settings_and_engine(server: LiveServer) -> None:
+    info = server.client.get("/server_info").json()
+    assert info["settings"]["max_num_seqs"] == 64 and info["engine"]["num_blocks"] == 64
+    assert info["system_fingerprint"] == server.complete("Hi").json()["system_fingerprint"]
+
+
+class TestTokenize:
+    def test_text_to_ids(self, server: LiveServer) -> None:
+        assert server.post("/tokenize", b'{"prompt": "Hi"}').json() == {
+            "count": 3,
+            "max_model_len": 512,
+            "tokens": [BOS, 72, 105],
+        }
+
+    def test_options(self, server: LiveServer) -> None:
+        body = server.post(
+            "/tokenize", '{"prompt": "é", "add_special_tokens": false, "return_token_strs": true, "model": "fake"}'
+        ).json()
+        assert (body["tokens"], body["token_strs"]) == ([0xC3, 0xA9], ["bytes:\\xc3", "bytes:\\xa9"])
+
+    @pytest.mark.parametrize("body", ["{}", '{"prompt": 1}', '{"prompt": ["a"]}', '{"prompt": "\\ud800"}'])
+    def test_what_is_no_text_is_refused(self, server: LiveServer, body: str) -> None:
+        assert error_of(server.post("/tokenize", body))["param"] == "prompt"
+
+    def test_ids_to_text(self, server: LiveServer) -> None:
+        assert server.post("/detokenize", b'{"tokens": [256, 72, 105]}').json() == {"prompt": "<s>Hi"}
+        assert server.post("/detokenize", b'{"tokens": []}').json() == {"prompt": ""}
+
+    @pytest.mark.parametrize("tokens", ["[258]", "[-1]", "[1.5]", "1", '"a"', "[99999999999999999999]"])
+    def test_what_are_no_ids_is_refused(self, server: LiveServer, tokens: str) -> None:
+        assert error_of(server.post("/detokenize", f'{{"tokens": {tokens}}}'))["param"] == "tokens"
+
+
+class TestOpenApi:
+    def test_the_answers_are_as_documented(self, server: LiveServer) -> None:
+        response = server.complete("Hi", n=2, echo=True, logprobs=2, prompt_logprobs=1, return_token_ids=True)
+        assert_described(response.json())
+
+    def test_the_chunks_are_as_documented(self, server: LiveServer) -> None:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        for chunk in chunks_of(server.complete("Hi", stream=True, stream_options=options, logprobs=2)):
+            assert_described(chunk)
+
+    def test_the_request_is_described_by_its_own_model(self, schema: dict[str, Any]) -> None:
+        operation = schema["paths"]["/v1/completions"]["post"]
+        body = operation["requestBody"]["content"]["application/json"]["schema"]
+        assert body == {"$ref": "#/components/schemas/CompletionRequest"}
+        described = schema["components"]["schemas"]["CompletionRequest"]
+        assert described["properties"].keys() == CompletionRequest.model_fields.keys()
+        assert described["required"] == ["prompt"]
+        kinds = [kind["type"] for kind in described["properties"]["prompt"]["anyOf"]]
+        assert kinds == ["string", "array", "array", "array"]
+
+    def test_errors_are_described_in_our_shape_only(self, schema: dict[str, Any]) -> None:
+        responses = schema["paths"]["/v1/completions"]["post"]["responses"]
+        for status in ("400", "401", "404", "413", "415", "429", "500", "503"):
+            described = responses[status]["content"]["application/json"]["schema"]
+            assert described == {"$ref": "#/components/schemas/ErrorResponse"}
+        assert all("422" not in each["responses"] for path in schema["paths"].values() for each in path.values())
+
+    def test_all_routes_are_described(self, schema: dict[str, Any]) -> None:
+        assert schema["paths"].keys() == {
+            *("/v1/completions", "/v1/models", "/v1/models/{name}", "/tokenize", "/detokenize"),
+            *("/health", "/ready", "/load", "/version", "/server_info", "/metrics"),
+        }
+
+    def test_docs_are_served(self, server: LiveServer) -> None:
+        assert "openapi.json" in server.client.get("/docs").text
+
+    @pytest.fixture
+    def schema(self, server: LiveServer) -> dict[str, Any]:
+        described: dict[str, Any] = server.client.get("/openapi.json").json()
+        return described
+
+
+def assert_described(body: dict[str, Any]) -> None:
+    """The response model reads the body, and knows all of its fields."""
+    parsed = TypeAdapter(CompletionResponse).validate_python(body)
+    assert parsed.model_dump(exclude_unset=True) == body

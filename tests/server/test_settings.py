@@ -1,0 +1,182 @@
+"""One definition of all settings: flag over environment over file over default, and errors that name their source."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from server.cli import parse_flags, read_settings
+from server.settings import Settings
+
+# A value unlike the default for each setting, as text, and what it becomes.
+VALUES: dict[str, tuple[str, Any]] = {
+    "host": ("0.0.0.0", "0.0.0.0"),
+    "port": ("1234", 1234),
+    "api_key": ("secret", ("secret",)),
+    "allowed_origins": ("https://a.example", ("https://a.example",)),
+    "max_waiting": ("3", 3),
+    "max_body_bytes": ("1KiB", 1024),
+    "stall_timeout": ("1.5", 1.5),
+    "shutdown_timeout": ("0", 0.0),
+    "log_level": ("error", "error"),
+    "metrics_alias": ("none", "none"),
+    "model": ("./m", "./m"),
+    "served_model_name": ("mine", ("mine",)),
+    "revision": ("main", "main"),
+    "trust_remote_code": ("true", True),
+    "generation_config": ("none", "none"),
+    "dtype": ("bfloat16", "bfloat16"),
+    "max_model_len": ("99", 99),
+    "device": ("cpu", "cpu"),
+    "num_threads": ("2", 2),
+    "max_num_seqs": ("5", 5),
+    "max_num_batched_tokens": ("77", 77),
+    "max_prefill_tokens_per_gap": ("33", 33),
+    "block_size": ("8", 8),
+    "kv_cache_memory_bytes": ("2GiB", 2**31),
+    "num_gpu_blocks_override": ("44", 44),
+    "enable_prefix_caching": ("false", False),
+    "trace": ("t.jsonl", "t.jsonl"),
+}
+# As the engine calls it, where that differs.
+ENGINE_NAMES = {"kv_cache_memory_bytes": "kv_cache_bytes", "num_gpu_blocks_override": "num_blocks"}
+SERVER_ONLY = {
+    *("host", "port", "api_key", "allowed_origins", "max_waiting", "max_body_bytes", "stall_timeout"),
+    *("shutdown_timeout", "log_level", "metrics_alias", "served_model_name", "generation_config"),
+}
+
+
+def flags_of(name: str, text: str) -> list[str]:
+    flag = "--" + name.replace("_", "-")
+    if name == "model":
+        return [text]
+    if text in ("true", "false"):
+        return [flag if text == "true" else flag.replace("--", "--no-", 1)]
+    return [flag, text]
+
+
+def read(*arguments: str) -> Settings:
+    return read_settings(parse_flags(["serve", *arguments]))
+
+
+def test_every_setting_is_tested_here() -> None:
+    assert set(Settings.model_fields) == VALUES.keys() | {"config"}
+
+
+@pytest.mark.parametrize("name", VALUES)
+class TestEachSetting:
+    def test_has_a_flag(self, name: str) -> None:
+        text, value = VALUES[name]
+        assert getattr(read(*flags_of(name, text)), name) == value != getattr(read(), name)
+
+    def test_has_an_environment_variable(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        text, value = VALUES[name]
+        monkeypatch.setenv(f"TWOSTEP_{name.upper()}", text)
+        assert getattr(read(), name) == value
+
+    @pytest.mark.parametrize("separator", ["-", "_"])
+    def test_has_a_key_in_the_file(self, name: str, separator: str, tmp_path: Path) -> None:
+        text, value = VALUES[name]
+        path = write(tmp_path, f"{name.replace('_', separator)}: {text}\n")
+        assert getattr(read("--config", path), name) == value
+
+    def test_reaches_the_engine_if_it_concerns_it(self, name: str) -> None:
+        text, value = VALUES[name]
+        if name not in SERVER_ONLY:
+            assert getattr(read(*flags_of(name, text)).engine_config(), ENGINE_NAMES.get(name, name)) == value
+
+
+def write(tmp_path: Path, content: str) -> str:
+    path = tmp_path / "settings.yaml"
+    path.write_text(content)
+    return str(path)
+
+
+def test_flag_over_environment_over_file_over_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, "port: 1\nhost: file\nmax-waiting: 1\nmodel: file\n")
+    monkeypatch.setenv("TWOSTEP_CONFIG", path)
+    monkeypatch.setenv("TWOSTEP_PORT", "2")
+    monkeypatch.setenv("TWOSTEP_HOST", "environment")
+    settings = read("--port", "3")
+    found = (settings.port, settings.host, settings.max_waiting, settings.model, settings.block_size)
+    assert found == (3, "environment", 1, "file", 16)
+
+
+def test_defaults_are_the_engines_own() -> None:
+    settings = read("m")
+    assert settings.engine_config() == EngineConfig(model="m")
+
+
+def test_empty_variables_are_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOSTEP_MODEL", "")
+    monkeypatch.setenv("TWOSTEP_API_KEY", "")
+    assert (read().is_embedded_model, read().api_key) == (True, ())
+
+
+def test_lists_are_repeated_flags_comma_separated_variables_or_yaml_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read("--api-key", "a,b", "--api-key", "c").api_key == ("a,b", "c")
+    assert read("--config", write(tmp_path, "api-key: [a, b]\n")).api_key == ("a", "b")
+    monkeypatch.setenv("TWOSTEP_API_KEY", "a,b")
+    assert read().api_key == ("a", "b")
+
+
+def test_the_model_is_called_as_it_was_given_unless_named() -> None:
+    assert read("org/model").model_names == ("org/model",)
+    assert read("org/model", "--served-model-name", "a", "--served-model-name", "b").model_names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--port", "x"], ["--port", "'x'"]),
+        (["--port", "65536"], ["--port", "65535", "'65536'"]),
+        (["--dtype", "int8"], ["--dtype", "'float32'"]),
+        (["--block-size", "0"], ["--block-size", "greater than 0"]),
+        (["--kv-cache-memory-bytes", "lots"], ["--kv-cache-memory-bytes"]),
+        (["--host", ""], ["--host", "empty"]),
+        ([""], ["MODEL", "empty"]),
+        (["--config", "/nowhere/x.yaml"], ["--config", "/nowhere/x.yaml", "No such file"]),
+    ],
+)
+def test_wrong_flags_are_named(arguments: list[str], words: list[str]) -> None:
+    assert_told(words, lambda: read(*arguments))
+
+
+def test_wrong_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOSTEP_PORT", "x")
+    assert_told(["TWOSTEP_PORT", "'x'"], read)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("port: x\n", ["port in the --config file", "'x'"]),
+        ("max-num-seq: 3\n", ["unknown key max-num-seq", "did you mean max-num-seqs?"]),
+        ("3: 4\n", ["unknown key 3"]),
+        ("config: other.yaml\n", ["unknown key config"]),
+        ("- a\n", ["port: 8000"]),
+        ("a: [\n", ["not YAML"]),
+        ("\x00", ["not YAML"]),
+    ],
+)
+def test_wrong_files_are_explained(tmp_path: Path, content: str, words: list[str]) -> None:
+    path = write(tmp_path, content)
+    assert_told(words, lambda: read("--config", path))
+
+
+def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
+    assert read("--config", write(tmp_path, "# nothing\n")).port == 8000
+
+
+def assert_told(words: list[str], act: Any) -> None:
+    """The error is one line and contains the words."""
+    with pytest.raises(ConfigError) as error:
+        act()
+    message = str(error.value)
+    assert "\n" not in message and message.endswith((".", "?"))
+    for word in words:
+        assert word in message

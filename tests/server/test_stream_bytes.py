@@ -1,0 +1,86 @@
+"""The wire format of streams, byte by byte."""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from server.sse import DONE, KEEP_ALIVE, EventStream, event
+from tests.server.fake_engine import saying
+from tests.server.live_server import LiveServer
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def raw_stream(server: LiveServer, **parameters: Any) -> bytes:
+    """The body as it came, times and the backend's fingerprint replaced."""
+    body = server.complete("Hi", stream=True, seed=1, headers={"X-Request-Id": "golden"}, **parameters).content
+    return re.sub(rb'"created":\d+', b'"created":0', re.sub(rb"fp_[0-9a-f]{10}", b"fp_0", body))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("plain", {}),
+        ("usage", {"stream_options": {"include_usage": True}}),
+        ("logprobs", {"logprobs": 1, "echo": True, "return_token_ids": True}),
+    ],
+)
+def test_the_bytes_of_a_stream_are_as_they_were(server: LiveServer, name: str, parameters: dict[str, Any]) -> None:
+    """A difference is a change for every client: rewrite the golden file only when that is meant."""
+    server.engine.rule = saying('a\u2028é\x85"\n')
+    assert raw_stream(server, **parameters) == (GOLDEN / f"completion_{name}.sse").read_bytes()
+
+
+def test_the_bytes_after_an_error_are_as_they_were(server: LiveServer) -> None:
+    server.engine.fail_at = 1
+    assert raw_stream(server) == (GOLDEN / "completion_error.sse").read_bytes()
+
+
+def test_streams_are_ascii_with_lf_and_nothing_but_data(server: LiveServer) -> None:
+    """Some clients split lines at U+0085 and U+2028, some cannot take CRLF, ids or event names."""
+    server.engine.rule = saying("\x85\u2028\u2029\r\n🙂")
+    body = raw_stream(server)
+    assert body.isascii() and b"\r" not in body
+    lines = body.split(b"\n")
+    assert all(line.startswith(b"data: ") for line in lines[0:-1:2]) and not any(lines[1::2])
+
+
+def test_no_value_that_json_lacks_reaches_the_wire() -> None:
+    with pytest.raises(ValueError):
+        event({"x": float("nan")})
+
+
+async def collect(events: list[bytes], pause_s: float, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What an EventStream sends with a ping every 20 ms, where idle means 10 ms."""
+    monkeypatch.setattr("server.sse.PING_S", 0.02)
+    monkeypatch.setattr("server.sse.IDLE_S", 0.01)
+    sent: list[bytes] = []
+
+    async def source() -> AsyncGenerator[bytes, None]:
+        for data in events:
+            await asyncio.sleep(pause_s)
+            yield data
+
+    async def send(message: Any) -> None:
+        if message.get("body"):
+            sent.append(message["body"])
+
+    stream = source()
+    response = EventStream(stream, stream, {}, stall_timeout_s=1)
+    await response({"type": "http", "method": "POST"}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+    return sent
+
+
+def test_an_idle_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = asyncio.run(collect([b"x", DONE], 0.2, monkeypatch))
+    assert KEEP_ALIVE in sent and [data for data in sent if data != KEEP_ALIVE] == [b"x", DONE]
+
+
+def test_a_busy_stream_has_no_keep_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.sse.time", SimpleNamespace(monotonic=lambda: 0.0))  # no time passes between tokens
+    assert KEEP_ALIVE not in asyncio.run(collect([b"x"] * 5, 0.02, monkeypatch))
