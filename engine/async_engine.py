@@ -260,14 +260,16 @@ class AsyncEngine:
     def _watch(self) -> None:
         """Look at the engine's silence from time to time, while there is work."""
         if self._watchdog is None:
-            self._watchdog = asyncio.get_running_loop().call_later(self._max_silence_s / 4, self._look)
+            interval_s = self._max_silence_s / 4
+            due_s = time.monotonic() + interval_s
+            self._watchdog = asyncio.get_running_loop().call_later(interval_s, self._look, due_s + interval_s)
 
-    def _look(self) -> None:
+    def _look(self, late_s: float) -> None:
         self._watchdog = None
-        if self._link is not None:
-            self._link.receive()  # what waits here unread, because this process was stopped, is no silence
         if self._failure is not None or not self._live:
             return
+        if time.monotonic() > late_s:  # this process itself was stopped or busy, and may not have heard yet
+            self._last_heard_s = time.monotonic()
         if self._silence_s > self._max_silence_s:
             logger.error("%s It is killed.", self._silence_error())
             self._fail(self._silence_error())

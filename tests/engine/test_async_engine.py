@@ -423,7 +423,7 @@ def test_the_last_output_ends_the_request_even_if_nobody_reads_on() -> None:
 )
 def test_a_dead_engine_is_a_clear_error_for_all(command: int, message: str) -> None:
     async def check() -> None:
-        async with running(max_silence_s=0.5) as engine:
+        async with running(max_silence_s=1.0 if command == fake.HANG else 30.0) as engine:
             victims = [request(fake.SLOW, name=f"r{i}", max_tokens=3000) for i in range(5)]
             tasks = [asyncio.create_task(error_of(collect(engine, victim))) for victim in victims]
             await eventually(lambda: held_by(engine) == 5)
@@ -434,6 +434,7 @@ def test_a_dead_engine_is_a_clear_error_for_all(command: int, message: str) -> N
                 engine.check_health()
             with pytest.raises(EngineUnavailableError, match=message):
                 await collect(engine, request())
+            await eventually(lambda: children() == set())
 
     asyncio.run(check())
 
@@ -482,7 +483,32 @@ def test_an_engine_that_is_silent_while_idle_is_healthy() -> None:
         async with running(max_silence_s=0.2) as engine:
             await asyncio.sleep(0.5)
             engine.check_health()
-            assert len(await collect(engine, request())) == 5
+            task = asyncio.create_task(collect(engine, request()))
+            await asyncio.sleep(0)
+            assert engine.num_live == 1
+            engine.check_health()
+            assert len(await task) == 5
+
+    asyncio.run(check())
+
+
+def test_an_engine_that_works_is_healthy_however_long() -> None:
+    async def check() -> None:
+        async with running(max_silence_s=1.5) as engine:
+            assert len(await collect(engine, request(fake.SLOW, max_tokens=100))) == 100
+
+    asyncio.run(check())
+
+
+def test_a_pause_of_the_server_is_not_the_engines_silence() -> None:
+    async def check() -> None:
+        async with running(max_silence_s=1.0) as engine:
+            task = asyncio.create_task(error_of(collect(engine, request(fake.HANG))))
+            await eventually(lambda: engine.num_live == 1)
+            time.sleep(2.0)
+            paused_until_s = time.monotonic()
+            assert isinstance(await task, EngineFailedError)
+            assert time.monotonic() - paused_until_s > 0.9
 
     asyncio.run(check())
 
@@ -511,12 +537,14 @@ def test_stop_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     asyncio.run(check())
 
 
-def test_a_load_can_be_stopped() -> None:
+def test_a_load_can_be_stopped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.async_engine._STOP_GRACE_S", 1000.0)
+
     async def check() -> None:
         engine = AsyncEngine(EngineConfig(model="slow"), Words(), command=COMMAND)
         start = asyncio.create_task(error_of(engine.start()))
         await eventually(lambda: len(children()) == 1)
-        await engine.stop()
+        await asyncio.wait_for(engine.stop(), 20)
         assert isinstance(await start, EngineUnavailableError)
         assert children() == set()
 

@@ -93,3 +93,5 @@ def test_what_was_measured_before_an_idle_time_is_forgotten() -> None:
     clock.now_s += 3600
     room.enter()
     assert retry_after(room) == 1
+    serve(room, clock, 1, seconds_each=20.0)
+    assert retry_after(room) == pytest.approx(20.0)
