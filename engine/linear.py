@@ -93,13 +93,12 @@ class FixedTileWeight:
 
 
 def _can_prepack(weight: Tensor) -> bool:
-    """Whether oneDNN has a layout of its own for this weight, which makes its products faster."""
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    """Whether oneDNN has a layout of its own for this weight: faster, and in float32 free of the thread count."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32
 
 
 class WeightHandle:

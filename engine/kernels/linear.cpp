@@ -6,34 +6,37 @@
 // multiply-adds: rows of a full tile and rows of a tail run the same instructions. The compiler's target selects the
 // vector width and, for bfloat16, the dot-product instruction; everything else is shared.
 
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
+
+#include "linear.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
+#if defined(__AMX_BF16__)
+#include "linear_amx.h"
+#endif
 
+namespace twostep {
 namespace {
 
+// kTileRows * kVectors sums, kVectors weights and one value of x fill the vector registers.
 #if defined(__AVX512F__)
-constexpr int kVectorBytes = 64, kVectors = 4;
+constexpr int kVectorBytes = 64, kVectors = 3, kTileRows = 8;
 #elif defined(__AVX2__) && defined(__FMA__)
-constexpr int kVectorBytes = 32, kVectors = 2;
+constexpr int kVectorBytes = 32, kVectors = 2, kTileRows = 6;
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16, kVectors = 3, kTileRows = 8;
 #else
-constexpr int kVectorBytes = 16, kVectors = 2;
+constexpr int kVectorBytes = 16, kVectors = 2, kTileRows = 6;
 #endif
 constexpr int kLanes = kVectorBytes / 4;
 constexpr int kPanel = kLanes * kVectors;  // columns of one panel
-constexpr int kTileRows = 6;               // kTileRows * kVectors accumulators stay in registers
 constexpr int64_t kRowsPerTask = 16 * kTileRows;
-constexpr int64_t kSerialWork = 1 << 15;  // multiply-adds below which waking the thread pool costs more than it saves
-constexpr int kPrefetchSteps = 16;
 
 typedef float Vec __attribute__((vector_size(kVectorBytes)));
 typedef uint32_t VecU32 __attribute__((vector_size(kVectorBytes)));
@@ -69,7 +72,7 @@ struct Float32 {
     std::memcpy(&w, p, sizeof(w));
     return w;
   }
-  static Input broadcast(const Element* x) { return Vec{} + *x; }
+  static Input broadcast(const Element* x) { return *x - Vec{}; }
   static Input broadcast_last(const Element* x) { return broadcast(x); }
   static Vec step(Vec sum, Weights w, Input x) { return fused_multiply_add(w, x, sum); }
 };
@@ -100,7 +103,7 @@ struct BFloat16 {
     std::memcpy(&w, p, sizeof(w));
     return (Vec)(__builtin_convertvector(w, VecU32) << 16);
   }
-  static Input broadcast(const Element* x) { return Vec{} + widen(*x); }
+  static Input broadcast(const Element* x) { return widen(*x) - Vec{}; }
   static Input broadcast_last(const Element* x) { return broadcast(x); }
   static Vec step(Vec sum, Weights w, Input x) { return fused_multiply_add(w, x, sum); }
 };
@@ -117,22 +120,14 @@ inline void narrow_store(Vec values, at::BFloat16* out) {
   std::memcpy(out, &half, sizeof(half));
 }
 
-template <class Element>
-struct Problem {
-  const Element* x;       // [rows, k]
-  const Element* packed;  // [panels, k_groups, kPanel, pack]
-  const Element* bias;    // [n], or null
-  Element* out;           // [rows, n]
-  int64_t rows, k, n, panel_elements;
-};
-
 // Rows [row, row + kRows) times one panel.
 template <class Format, int kRows>
 void multiply_tile(const Problem<typename Format::Element>& p, int64_t row, int64_t panel) {
   using Element = typename Format::Element;
   constexpr int kGroup = kPanel * Format::kPack;
+  constexpr int kPrefetch = kGroup * (kRows == 1 ? 64 : 16);  // one row is faster than memory: asks further ahead
   const Element* x = p.x + row * p.k;
-  const Element* w = p.packed + panel * p.panel_elements;
+  const Element* w = p.packed + panel * kGroup * ((p.k + Format::kPack - 1) / Format::kPack);
   Vec sums[kRows][kVectors] = {};
   const auto step = [&](auto broadcast, int64_t k) {
     typename Format::Weights weights[kVectors];
@@ -144,7 +139,7 @@ void multiply_tile(const Problem<typename Format::Element>& p, int64_t row, int6
   };
   const int64_t whole = p.k - p.k % Format::kPack;
   for (int64_t k = 0; k < whole; k += Format::kPack, w += kGroup) {
-    const char* ahead = reinterpret_cast<const char*>(w + kPrefetchSteps * kGroup);
+    const char* ahead = reinterpret_cast<const char*>(w + kPrefetch);
     for (size_t byte = 0; byte < kGroup * sizeof(Element); byte += 64) __builtin_prefetch(ahead + byte);
     step(Format::broadcast, k);
   }
@@ -172,22 +167,11 @@ void multiply_rows(const Problem<typename Format::Element>& p, int64_t row, int6
   }
 }
 
-// Calls task(0) ... task(num_tasks - 1), each once, on whichever thread is free.
-template <class Task>
-void run_tasks(int64_t num_tasks, bool serial, const Task& task) {
-  std::atomic<int64_t> next{0};
-  const auto work = [&](int64_t, int64_t) {
-    for (int64_t i = next++; i < num_tasks; i = next++) task(i);
-  };
-  if (serial) return work(0, 1);
-  at::parallel_for(0, std::min<int64_t>(num_tasks, at::get_num_threads()), 1, work);
-}
-
 template <class Format>
 void multiply(const Problem<typename Format::Element>& p) {
   const int64_t panels = (p.n + kPanel - 1) / kPanel;
   const int64_t row_blocks = (p.rows + kRowsPerTask - 1) / kRowsPerTask;
-  run_tasks(panels * row_blocks, p.rows * p.n * p.k < kSerialWork, [&](int64_t task) {
+  run_tasks(panels * row_blocks, is_small(p), [&](int64_t task) {
     const int64_t panel = task / row_blocks;
     int64_t row = task % row_blocks * kRowsPerTask;
     const int64_t end = std::min(row + kRowsPerTask, p.rows);
@@ -220,46 +204,61 @@ at::Tensor pack(const at::Tensor& weight) {
   return packed;
 }
 
-template <class Format>
-at::Tensor apply(const at::Tensor& x, const at::Tensor& packed, const at::Tensor& bias, int64_t n) {
-  using Element = typename Format::Element;
-  const Element* bias_or_null = bias.defined() ? bias.const_data_ptr<Element>() : nullptr;
-  at::Tensor out = at::empty({x.size(0), n}, x.options());
-  multiply<Format>({x.const_data_ptr<Element>(), packed.const_data_ptr<Element>(), bias_or_null,
-                    out.mutable_data_ptr<Element>(), x.size(0), x.size(1), n, packed.size(1) * kPanel * Format::kPack});
-  return out;
-}
-
 void check_dtype(const at::Tensor& tensor) {
   TORCH_CHECK(tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16,
               "linear takes float32 or bfloat16, not ", tensor.scalar_type());
 }
 
-// weight [N, K] -> packed, opaque to the caller.
+// weight [N, K] -> [panels, K groups, columns of a panel, K of a group], opaque to the caller.
 at::Tensor pack_weight(const at::Tensor& weight) {
   check_dtype(weight);
   TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0, "weight must be a non-empty matrix");
   const at::Tensor dense = weight.contiguous();
-  return dense.scalar_type() == at::kFloat ? pack<Float32>(dense) : pack<BFloat16>(dense);
+  if (dense.scalar_type() == at::kFloat) return pack<Float32>(dense);
+#if defined(__AMX_BF16__)
+  if (amx::is_granted()) return amx::pack(dense);
+#endif
+  return pack<BFloat16>(dense);
+}
+
+void multiply_any(const Problem<float>& p) { multiply<Float32>(p); }
+
+void multiply_any(const Problem<at::BFloat16>& p) {
+#if defined(__AMX_BF16__)
+  if (amx::is_granted()) return amx::multiply(p);
+#endif
+  multiply<BFloat16>(p);
+}
+
+template <class Element>
+at::Tensor apply(const at::Tensor& x, const at::Tensor& packed, const at::Tensor& bias, int64_t n) {
+  at::Tensor out = at::empty({x.size(0), n}, x.options());
+  multiply_any({x.const_data_ptr<Element>(), packed.const_data_ptr<Element>(),
+                bias.defined() ? bias.const_data_ptr<Element>() : nullptr, out.mutable_data_ptr<Element>(), x.size(0),
+                x.size(1), n});
+  return out;
 }
 
 // x [T, K], packed of a weight [N, K], bias [N] -> [T, N]. Sums in float32, adds the bias to the sum, rounds once.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n) {
   check_dtype(x);
   TORCH_CHECK(x.dim() == 2 && packed.dim() == 4, "linear takes rows [T, K] and a packed weight");
-  const int64_t pack = packed.size(3), panels = (n + kPanel - 1) / kPanel;
-  const bool fits = (x.size(1) + pack - 1) / pack == packed.size(1) && panels == packed.size(0);
-  TORCH_CHECK(fits && x.scalar_type() == packed.scalar_type(), "rows and packed weight differ in size or dtype");
+  const auto fits = [&](int64_t size, int dim) {
+    return packed.size(dim) == (size + packed.size(dim + 2) - 1) / packed.size(dim + 2);
+  };
+  TORCH_CHECK(fits(n, 0) && fits(x.size(1), 1) && x.scalar_type() == packed.scalar_type(),
+              "rows and packed weight differ in size or dtype");
   at::Tensor addend;
   if (bias.has_value()) {
     TORCH_CHECK(bias->numel() == n && bias->scalar_type() == x.scalar_type(), "bias differs in size or dtype");
     addend = bias->contiguous();
   }
-  return x.scalar_type() == at::kFloat ? apply<Float32>(x.contiguous(), packed, addend, n)
-                                       : apply<BFloat16>(x.contiguous(), packed, addend, n);
+  return x.scalar_type() == at::kFloat ? apply<float>(x.contiguous(), packed, addend, n)
+                                       : apply<at::BFloat16>(x.contiguous(), packed, addend, n);
 }
 
 }  // namespace
+}  // namespace twostep
 
 TORCH_LIBRARY_FRAGMENT(twostep, m) {
   m.def("pack_weight(Tensor weight) -> Tensor");
@@ -267,6 +266,6 @@ TORCH_LIBRARY_FRAGMENT(twostep, m) {
 }
 
 TORCH_LIBRARY_IMPL(twostep, CPU, m) {
-  m.impl("pack_weight", pack_weight);
-  m.impl("linear", linear);
+  m.impl("pack_weight", twostep::pack_weight);
+  m.impl("linear", twostep::linear);
 }

@@ -1,0 +1,236 @@
+// The bfloat16 product of linear.cpp in AMX tiles. A tile multiplication adds 32 products along K to each of 16 x 16
+// float32 sums, for every row by itself and always in the same order; unused rows of a tile are zeros. So one code
+// path for all numbers of rows is batch invariant, and blocking along K changes nothing: a sum that waits in memory
+// between two blocks is stored and loaded as the float32 it is.
+
+#pragma once
+
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "linear.h"
+
+namespace twostep::amx {
+
+using at::BFloat16;
+
+constexpr int64_t kTile = 16;                          // rows and columns of sums in one tile
+constexpr int64_t kStep = 32;                          // K per tile multiplication
+constexpr int64_t kTileElements = kTile * kStep;       // of one operand
+constexpr int64_t kPanel = 2 * kTile;                  // columns of one panel: two tiles
+constexpr int64_t kStepElements = 2 * kTileElements;   // of one panel
+constexpr int64_t kSumElements = 2 * kTile * kTile;    // 16 rows times one panel
+constexpr int64_t kBlockRowTiles = 32, kBlockPanels = 8, kBlockSteps = 32;  // 512 rows, 256 columns, 1024 of K
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Linux saves tile registers only for processes that asked for them.
+inline bool is_granted() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+}
+
+// The instructions themselves: GCC's intrinsics do not tell the compiler what memory they read.
+template <int kDestination>
+inline void load_tile(const void* from, int64_t row_bytes) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(row_bytes), "i"(kDestination) : "memory");
+}
+
+template <int kSource>
+inline void store_tile(void* to, int64_t row_bytes) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(row_bytes), "i"(kSource) : "memory");
+}
+
+template <int kDestination>
+inline void zero_tile() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(kDestination));
+}
+
+template <int kSums, int kRows, int kColumns>
+inline void multiply_tile() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kRows), "i"(kColumns));
+}
+
+inline void release_tiles() { asm volatile("tilerelease"); }
+
+// All eight tiles of the calling thread: 16 rows of 64 bytes.
+inline void configure_tiles() {
+  struct alignas(64) {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } config;
+  asm volatile("ldtilecfg %0" ::"m"(config));
+}
+
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+// Memory of one thread, kept between calls, grown on demand.
+template <class T>
+class Scratch {
+ public:
+  T* get(int64_t count) {
+    if (count > count_) {
+      memory_.reset(static_cast<T*>(std::aligned_alloc(64, divide_up(count * sizeof(T), 64) * 64)));
+      count_ = count;
+    }
+    return memory_.get();
+  }
+
+ private:
+  std::unique_ptr<T, Free> memory_;
+  int64_t count_ = 0;
+};
+
+// The block of sums [row_tile, row_tile_end) x [panel, panel_end), computed by one thread.
+struct Block {
+  int64_t row_tile, row_tile_end, panel, panel_end;
+};
+
+// x as row tiles: 16 rows, `row_bytes` apart. Where x itself is not of that form (the rows after the last whole tile,
+// and all rows when K is no multiple of a step), the tiles lie in a copy that is filled up with zeros.
+struct RowTiles {
+  const BFloat16* direct;
+  const BFloat16* copied;
+  int64_t num_direct, tile_elements, row_bytes;
+
+  const BFloat16* operator[](int64_t tile) const {
+    return tile < num_direct ? direct + tile * tile_elements : copied + (tile - num_direct) * tile_elements;
+  }
+};
+
+inline RowTiles row_tiles_of(const Problem<BFloat16>& p) {
+  static thread_local Scratch<BFloat16> scratch;
+  const int64_t width = divide_up(p.k, kStep) * kStep, num_direct = p.k == width ? p.rows / kTile : 0;
+  const int64_t num_copied = divide_up(p.rows, kTile) - num_direct;
+  BFloat16* copied = scratch.get(num_copied * kTile * width);
+  run_tasks(num_copied * kTile, num_copied <= 2, [&](int64_t i) {
+    const int64_t row = num_direct * kTile + i, present = row < p.rows ? p.k : 0;
+    std::copy_n(p.x + row * p.k, present, copied + i * width);
+    std::fill_n(copied + i * width + present, width - present, BFloat16(0));
+  });
+  return {p.x, copied, num_direct, kTile * width, width * int64_t{sizeof(BFloat16)}};
+}
+
+// sums += 16 * kRowTiles rows of x times one panel, over `steps` steps of K. Tiles 0 to 3 are the sums, 4 and 5 the
+// rows of x, 6 and 7 the columns of the panel.
+template <int kRowTiles>
+inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t row_bytes, const BFloat16* w,
+                           int64_t steps, bool is_first, float* sums) {
+  constexpr int64_t kSumBytes = kPanel * sizeof(float), kPairBytes = kStep * sizeof(BFloat16);
+  float* sums_below = sums + kSumElements;
+  if (is_first) {
+    zero_tile<0>(), zero_tile<1>();
+    if constexpr (kRowTiles == 2) zero_tile<2>(), zero_tile<3>();
+  } else {
+    load_tile<0>(sums, kSumBytes), load_tile<1>(sums + kTile, kSumBytes);
+    if constexpr (kRowTiles == 2) load_tile<2>(sums_below, kSumBytes), load_tile<3>(sums_below + kTile, kSumBytes);
+  }
+  for (; steps > 0; --steps, x += kStep, x_below += kStep, w += kStepElements) {
+    load_tile<6>(w, kPairBytes), load_tile<4>(x, row_bytes);
+    multiply_tile<0, 4, 6>();
+    load_tile<7>(w + kTileElements, kPairBytes);
+    multiply_tile<1, 4, 7>();
+    if constexpr (kRowTiles == 2) {
+      load_tile<5>(x_below, row_bytes);
+      multiply_tile<2, 5, 6>(), multiply_tile<3, 5, 7>();
+    }
+  }
+  store_tile<0>(sums, kSumBytes), store_tile<1>(sums + kTile, kSumBytes);
+  if constexpr (kRowTiles == 2) store_tile<2>(sums_below, kSumBytes), store_tile<3>(sums_below + kTile, kSumBytes);
+}
+
+// Adds the bias to rows [row, row_end) of one panel's finished sums, rounds them, writes them out.
+inline void write_rows(const Problem<BFloat16>& p, int64_t row, int64_t row_end, int64_t panel, const float* sums) {
+  const int64_t column = panel * kPanel, columns = std::min(kPanel, p.n - column);
+  const __mmask32 mask = columns == kPanel ? ~__mmask32{0} : (__mmask32{1} << columns) - 1;
+  alignas(64) float bias[kPanel] = {};
+  for (int64_t i = 0; p.bias && i < columns; ++i) bias[i] = float(p.bias[column + i]);
+  for (BFloat16* out = p.out + row * p.n + column; row < row_end; ++row, out += p.n, sums += kPanel) {
+    const __m512 low = _mm512_add_ps(_mm512_load_ps(sums), _mm512_load_ps(bias));
+    const __m512 high = _mm512_add_ps(_mm512_load_ps(sums + kTile), _mm512_load_ps(bias + kTile));
+    _mm512_mask_storeu_epi16(out, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+  }
+}
+
+// One block, K in pieces so that a piece of the block's panels stays in the L2 cache while the rows pass.
+inline void multiply_block(const Problem<BFloat16>& p, const Block& block, const RowTiles& rows, float* sums) {
+  const int64_t all_steps = divide_up(p.k, kStep), width = block.panel_end - block.panel;
+  for (int64_t step = 0; step < all_steps; step += kBlockSteps) {
+    const int64_t steps = std::min(kBlockSteps, all_steps - step);
+    const bool is_first = step == 0, is_last = step + steps == all_steps;
+    for (int64_t tile = block.row_tile; tile < block.row_tile_end; tile += 2) {
+      const int64_t tile_end = std::min(tile + 2, block.row_tile_end);
+      for (int64_t panel = block.panel; panel < block.panel_end; ++panel) {
+        const BFloat16* w = p.packed + (panel * all_steps + step) * kStepElements;
+        // Sums that need not wait for the next piece share one place, which stays in the L1 cache.
+        const int64_t place = is_first && is_last ? 0 : (tile - block.row_tile) * width + (panel - block.panel) * 2;
+        float* tile_sums = sums + place * kSumElements;
+        if (tile_end == tile + 2) {
+          multiply_tiles<2>(rows[tile] + step * kStep, rows[tile + 1] + step * kStep, rows.row_bytes, w, steps, is_first,
+                            tile_sums);
+        } else {
+          multiply_tiles<1>(rows[tile] + step * kStep, nullptr, rows.row_bytes, w, steps, is_first, tile_sums);
+        }
+        if (is_last) write_rows(p, tile * kTile, std::min(tile_end * kTile, p.rows), panel, tile_sums);
+      }
+    }
+  }
+}
+
+// The shape of a task's block. Large blocks reread less; some per thread are wanted so that all end together.
+inline Block first_block(const Problem<BFloat16>& p) {
+  const int64_t row_tiles = divide_up(p.rows, kTile), panels = divide_up(p.n, kPanel);
+  const int64_t tasks_wanted = 4 * at::get_num_threads();
+  int64_t height = kBlockRowTiles, width = kBlockPanels;
+  while (divide_up(row_tiles, height) * divide_up(panels, width) < tasks_wanted && (height > 2 || width > 1)) {
+    const bool is_wide = width * kPanel >= std::min(height, row_tiles) * kTile;
+    (width > 1 && (is_wide || height == 2) ? width : height) /= 2;
+  }
+  return {0, height, 0, width};
+}
+
+inline void multiply(const Problem<BFloat16>& p) {
+  const RowTiles rows = row_tiles_of(p);
+  const Block first = first_block(p);
+  const int64_t row_tiles = divide_up(p.rows, kTile), panels = divide_up(p.n, kPanel);
+  const int64_t height = first.row_tile_end, width = first.panel_end, row_blocks = divide_up(row_tiles, height);
+  run_tasks(row_blocks * divide_up(panels, width), is_small(p), [&](int64_t task) {
+    static thread_local Scratch<float> sums;
+    const int64_t row_tile = task % row_blocks * height, panel = task / row_blocks * width;
+    configure_tiles();
+    multiply_block(p, {row_tile, std::min(row_tile + height, row_tiles), panel, std::min(panel + width, panels)}, rows,
+                   sums.get(kBlockRowTiles * kBlockPanels * kSumElements));
+    release_tiles();
+  });
+}
+
+// weight [N, K] -> [panel][K step][2 tiles of columns][16 pairs along K][16 columns][2], zero padded.
+inline at::Tensor pack(const at::Tensor& weight) {
+  const int64_t n = weight.size(0), k = weight.size(1), panels = divide_up(n, kPanel), steps = divide_up(k, kStep);
+  at::Tensor packed = at::zeros({panels, steps, kPanel, kStep}, weight.options());
+  const BFloat16* source = weight.const_data_ptr<BFloat16>();
+  BFloat16* target = packed.mutable_data_ptr<BFloat16>();
+  run_tasks(panels, false, [&](int64_t panel) {
+    for (int64_t column = panel * kPanel; column < std::min(n, (panel + 1) * kPanel); ++column) {
+      const int64_t tile = column % kPanel / kTile;
+      BFloat16* to = target + panel * steps * kStepElements + tile * kTileElements + column % kTile * 2;
+      for (int64_t i = 0; i < k; ++i) {
+        to[i / kStep * kStepElements + i % kStep / 2 * kStep + i % 2] = source[column * k + i];
+      }
+    }
+  });
+  return packed;
+}
+
+}  // namespace twostep::amx
