@@ -9,6 +9,7 @@
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS builder
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
@@ -35,10 +36,10 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 # The kernels for every kind of CPU that this image may meet, so that it needs no compiler and no writable cache.
 WORKDIR /
 RUN case "$(uname -m)" in \
-        x86_64) levels="amx avx512_bf16 avx512 avx2 generic" ;; \
-        *) levels="generic" ;; \
+        x86_64) set -- amx avx512_bf16 avx512 avx2 generic ;; \
+        *) set -- generic ;; \
     esac \
-    && python -m engine.kernels --out /opt/kernels --isa $levels
+    && python -m engine.kernels --out /opt/kernels --isa "$@"
 
 
 FROM ${PYTHON_IMAGE}
