@@ -32,7 +32,8 @@ class FakeServer:
     num_rejections: int = 0  # the first completions get a 429
     retry_after_s: float = 0.05
     failing_status: int | None = None  # every completion gets it
-    num_not_ready: int = 0  # the first probes of /ready get a 503
+    probe: str = "/ready"
+    num_not_ready: int = 0  # the first probes get a 503
     body_type: str = "text/event-stream"
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -80,7 +81,7 @@ class FakeServer:
                 f"twostep_requests_running {self.num_in_flight}.0",
             ]
             _respond(writer, 200, "\n".join(lines))
-        elif path == "/ready":
+        elif path == self.probe:
             self.num_not_ready -= 1
             _respond(writer, 200 if self.num_not_ready < 0 else 503, "{}")
         else:

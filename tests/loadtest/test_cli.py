@@ -205,6 +205,15 @@ def test_decoders_and_long_prompts_are_reported_apart(capsys: Capture) -> None:
     assert {len(body["prompt"]) for body in fake.bodies} == {4, 50}
 
 
+def test_warm_up_requests_are_short_and_one_of_them_is_as_long_as_the_long_ones(capsys: Capture) -> None:
+    flags = ("--scenario", "S5", "--max-tokens", "20", "--long-prompt-len", "50", "--warmup", "3", "--quiet")
+    with running(FakeServer()) as fake:
+        Run(capsys, fake.url, *flags)
+    assert sorted(len(body["prompt"]) for body in fake.bodies[:3]) == [32, 32, 50]
+    assert {body["max_tokens"] for body in fake.bodies[:3]} == {16}
+    assert {body["max_tokens"] for body in fake.bodies[3:]} == {20}
+
+
 def test_decoders_that_no_long_prompt_disturbed_are_warned_of(capsys: Capture) -> None:
     with running(FakeServer()) as fake:
         run = Run(capsys, fake.url, "--scenario", "S5", "--max-tokens", "2", "--quiet")

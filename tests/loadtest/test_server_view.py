@@ -86,6 +86,11 @@ def test_a_request_without_usage_leaves_a_lower_bound() -> None:
     assert len(view_of(known, broken, prompt=2, generation=1).problems) == 2
 
 
+def test_a_request_that_failed_after_its_usage_counts_with_it() -> None:
+    assert view_of(record(Outcome.BROKEN, usage=Usage(3, 2)), prompt=3, generation=2).problems == []
+    assert len(view_of(record(Outcome.BROKEN, usage=Usage(3, 2)), prompt=4, generation=2).problems) == 1
+
+
 def test_a_refused_request_leaves_the_check_exact() -> None:
     refused = [record(outcome) for outcome in (Outcome.REJECTED, Outcome.HTTP_ERROR, Outcome.CONNECT_ERROR)]
     assert len(view_of(record(usage=Usage(3, 2)), *refused, prompt=3, generation=3).problems) == 1

@@ -98,6 +98,7 @@ def test_rates_are_over_the_span_of_the_requests() -> None:
     assert seen.per_second(seen.num_ok) == 0.5
     assert seen.token_rate(seen.completion_tokens) == 1.0
     assert seen.token_rate(seen.prompt_tokens) == 5.0
+    assert summary(record(4.0, sent_s=1.0), record(2.0, sent_s=0.0)).busy_s == 4.0
 
 
 def test_spans_of_several_runs_add_up_without_the_time_between() -> None:

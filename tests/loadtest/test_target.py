@@ -54,10 +54,16 @@ def test_waiting_ends_when_the_server_never_comes(closed_port_url: str) -> None:
         asyncio.run(find(parse_target("A", closed_port_url), {}, wait_s=0.1))
 
 
-def test_a_loading_server_is_waited_for() -> None:
-    with running(FakeServer(num_not_ready=2)) as fake:
+@pytest.mark.parametrize("probe", ["/ready", "/health"])
+def test_a_loading_server_is_waited_for(probe: str) -> None:
+    with running(FakeServer(probe=probe, num_not_ready=2)) as fake:
         asyncio.run(find(parse_target("A", fake.url), {}, wait_s=20))
         assert fake.num_not_ready < 0
+
+
+def test_a_server_that_has_no_probe_is_ready_when_it_lists_its_models() -> None:
+    with running(FakeServer(probe="/none")) as fake:
+        assert asyncio.run(find(parse_target("A", fake.url), {}, wait_s=20)).address == "127.0.0.1"
 
 
 def test_a_server_that_stays_loading_is_unreachable() -> None:
