@@ -1,7 +1,7 @@
 """The event loop of the client, uvloop where it is installed, and the file descriptors it may use.
 
 The client shares its cores with the server it measures: with 32 streams and one chunk per token, the whole client cost
-57 to 85 microseconds of CPU per token on asyncio's own loop and 34 to 35 on uvloop (same machine, alternating runs).
+57 to 85 microseconds of CPU per token on asyncio's own loop and 20 to 35 on uvloop (same busy machine).
 """
 
 import asyncio
