@@ -1,0 +1,163 @@
+"""Mixture-of-experts layers and their routers, batch invariant.
+
+In transformers neither is made of linear modules: the weights of all experts are one 3-D parameter, and a router
+passes a parameter of its own to `F.linear`.
+"""
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from engine.packed_weight import PackedWeight, WeightHandle, pack_weight
+
+__all__ = ["PackedExperts", "PackedLlama4Experts", "is_experts", "is_router", "pack_experts", "pack_router"]
+
+
+def pack_experts(module: nn.Module, kernels_available: bool) -> "PackedExperts | PackedLlama4Experts":
+    """The replacement of a module for which `is_experts` holds."""
+    kind = PackedExperts if _is_described(module) else PackedLlama4Experts
+    return kind(module, kernels_available)
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether the module is a layer of experts whose formula is known."""
+    return _is_described(module) or type(module).__name__ == "Llama4TextExperts"
+
+
+def _is_described(module: nn.Module) -> bool:
+    """Whether transformers' `use_experts_implementation` says what the module computes."""
+    described = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "num_experts", "_apply_gate")
+    return all(hasattr(module, name) for name in described)
+
+
+class PackedExperts(nn.Module):
+    """In place of a layer's experts: each multiplies the rows that chose it; a row sums its slots in their order."""
+
+    def __init__(self, experts: nn.Module, kernels_available: bool) -> None:
+        """Empties `experts`, which stays for its gate function and norm."""
+        super().__init__()
+        self.experts = experts
+        pack = functools.partial(_PackedStack, experts, bool(experts.is_transposed), kernels_available)
+        self.up = pack("gate_up_proj" if experts.has_gate else "up_proj")
+        self.down = pack("down_proj")
+
+    @property
+    def nbytes(self) -> int:
+        return self.up.nbytes + self.down.nbytes
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """hidden_states [T, H], chosen experts [T, S] and their weights [T, S] -> [T, H]."""
+        num_rows, num_slots = top_k_index.shape
+        slots = top_k_index.reshape(-1)  # [T * S], slot s of row t at t * S + s
+        weights = top_k_weights.reshape(-1, 1)
+        outputs = torch.zeros(num_rows * num_slots, hidden_states.shape[-1], device=hidden_states.device)
+        by_expert = torch.argsort(slots, stable=True)
+        ends = torch.bincount(slots, minlength=len(self.up)).cumsum(0).tolist()
+        start = 0
+        for expert in range(len(self.up)):
+            # by_expert[start:end) are this expert's slots
+            chosen, start = by_expert[start : ends[expert]], ends[expert]
+            if len(chosen):
+                output = self._run_expert(expert, hidden_states[chosen // num_slots])
+                outputs[chosen] = (output * weights[chosen]).float()
+        by_slot = outputs.view(num_rows, num_slots, -1).unbind(1)
+        return sum(by_slot[1:], start=by_slot[0]).to(hidden_states.dtype)
+
+    def _run_expert(self, expert: int, x: Tensor) -> Tensor:  # [rows, H] -> [rows, H]
+        inner = self.up.multiply(expert, x)
+        experts: Any = self.experts
+        output = self.down.multiply(expert, experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner))
+        return cast(Tensor, experts.post_expert_norm(output)) if experts.has_post_expert_norm else output
+
+
+class PackedLlama4Experts(nn.Module):
+    """In place of Llama 4's experts: every expert gets as many rows as there are tokens, most of them zeros."""
+
+    def __init__(self, experts: nn.Module, kernels_available: bool) -> None:
+        """Empties `experts`, which stays for its activation."""
+        super().__init__()
+        self.experts = experts
+        self.up = _PackedStack(experts, True, kernels_available, "gate_up_proj")
+        self.down = _PackedStack(experts, True, kernels_available, "down_proj")
+
+    @property
+    def nbytes(self) -> int:
+        return self.up.nbytes + self.down.nbytes
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [E * T, H], expert by expert -> [E * T, H]
+        chunks = hidden_states.view(len(self.up), -1, hidden_states.shape[-1])
+        return torch.cat([self._run_expert(expert, rows) for expert, rows in enumerate(chunks)])
+
+    def _run_expert(self, expert: int, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
+        gate, up = self.up.multiply(expert, x).chunk(2, dim=-1)
+        return self.down.multiply(expert, up * cast(Any, self.experts).act_fn(gate))
+
+
+class _PackedStack:
+    """One packed weight per expert, and the biases, taken out of the module that held them as parameters."""
+
+    def __init__(self, experts: nn.Module, is_transposed: bool, kernels_available: bool, name: str) -> None:
+        stack = cast(Tensor, experts._parameters.pop(name)).detach()  # [E, N, K], or [E, K, N] when transposed
+        if is_transposed:
+            stack = stack.transpose(1, 2)
+        self._weights = [pack_weight(weight, kernels_available) for weight in stack]
+        biases = experts._parameters.pop(f"{name}_bias", None)
+        self._biases = None if biases is None else biases.detach()  # [E, N]
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def multiply(self, expert: int, x: Tensor) -> Tensor:
+        return self._weights[expert].multiply(x, None if self._biases is None else self._biases[expert])
+
+    @property
+    def nbytes(self) -> int:
+        biases = 0 if self._biases is None else self._biases.nbytes
+        return biases + sum(weight.nbytes for weight in self._weights)
+
+
+class RouterWeight(WeightHandle):
+    """A router's weight; some routers ask for it in float32 at every step, so the plain numbers are kept, too."""
+
+    def __init__(self, weight: Tensor, pack: Callable[[Tensor], PackedWeight]) -> None:
+        super().__init__(pack(weight))
+        self._weight, self._pack = weight, pack
+        self._by_dtype: dict[torch.dtype, RouterWeight] = {weight.dtype: self}
+
+    def type(self, dtype: torch.dtype) -> "RouterWeight":
+        if dtype not in self._by_dtype:
+            self._by_dtype[dtype] = RouterWeight(self._weight.to(dtype), self._pack)
+        return self._by_dtype[dtype]
+
+    to = type
+
+    def float(self) -> "RouterWeight":
+        return self.type(torch.float32)
+
+
+def is_router(module: nn.Module) -> bool:
+    """Whether the module's own 2-D weight is used by its forward in `F.linear` and nowhere else."""
+    weight = module._parameters.get("weight")
+    if weight is None or weight.dim() != 2:
+        return False
+    try:
+        source = inspect.getsource(type(module).forward)
+    except (OSError, TypeError):
+        return False
+    num_uses = source.count("self.weight")
+    if num_uses == 0:
+        return isinstance(module, nn.Linear) and "super().forward(" in source
+    return num_uses == len(re.findall(r"linear\([^\n]*self\.weight", source))
+
+
+def pack_router(router: nn.Module, kernels_available: bool) -> int:
+    """Puts a packed weight in the place of the router's own; returns the bytes it holds."""
+    weight = cast(Tensor, router._parameters.pop("weight")).detach()
+    handle = RouterWeight(weight, lambda dense: pack_weight(dense, kernels_available))
+    cast(Any, router).weight = handle
+    return weight.nbytes + handle.packed.nbytes

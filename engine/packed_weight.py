@@ -1,0 +1,125 @@
+"""A weight in the form its multiplication wants, and the product whose every row is the same whatever the others are.
+
+Two implementations of one interface: the C++ kernel, and torch with a fixed number of rows.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["FixedTileWeight", "KernelWeight", "PackedWeight", "WeightHandle", "multiply_rows", "pack_weight"]
+
+TILE_ROWS = 16  # rows of every matrix product of FixedTileWeight
+
+
+class PackedWeight(Protocol):
+    """A weight [N, K], packed."""
+
+    shape: torch.Size  # [N, K]
+    dtype: torch.dtype
+    device: torch.device
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [T, K] -> x W^T + bias [T, N], each row bit-equal whatever the other rows are and however many."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory it holds."""
+        ...
+
+
+def pack_weight(weight: Tensor, kernels_available: bool) -> PackedWeight:
+    """weight [N, K], not kept; through the C++ kernel where it is available and knows device and dtype."""
+    if kernels_available and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16):
+        return KernelWeight(weight)
+    return FixedTileWeight(weight)
+
+
+def multiply_rows(packed: PackedWeight, x: Tensor, bias: Tensor | None) -> Tensor:
+    """x [..., K] -> [..., N]."""
+    num_out, num_in = packed.shape
+    return packed.multiply(x.reshape(-1, num_in), bias).view(*x.shape[:-1], num_out)
+
+
+class KernelWeight:
+    """Multiplies through the C++ kernel: float32 or bfloat16, on the CPU; any number of threads, the same bits."""
+
+    def __init__(self, weight: Tensor) -> None:  # [N, K]
+        self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
+        self._packed: Tensor = torch.ops.twostep.pack_weight(weight.detach())
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return cast(Tensor, torch.ops.twostep.linear(x, self._packed, bias, self.shape[0]))
+
+    @property
+    def nbytes(self) -> int:
+        return self._packed.nbytes
+
+
+class FixedTileWeight:
+    """Multiplies through torch, any device and dtype, always exactly TILE_ROWS rows at a time.
+
+    Torch's libraries choose their sum order by the number of rows and of threads. With both fixed (the last tile is
+    filled up with zeros, a process keeps its number of threads), the order is fixed, too.
+    """
+
+    def __init__(self, weight: Tensor) -> None:  # [N, K]
+        self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
+        self._is_prepacked = _can_prepack(weight)
+        dense = weight.detach().contiguous()
+        self._weight: Tensor = (
+            torch.ops.mkldnn._reorder_linear_weight(dense, TILE_ROWS) if self._is_prepacked else dense
+        )
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        num_rows = x.shape[0]
+        padded = nn.functional.pad(x, (0, 0, 0, -num_rows % TILE_ROWS)).contiguous()
+        out = x.new_empty(padded.shape[0], self.shape[0])
+        for start in range(0, num_rows, TILE_ROWS):
+            # rows [start, start + TILE_ROWS) of padded and out
+            out[start : start + TILE_ROWS] = self._multiply_tile(padded[start : start + TILE_ROWS], bias)
+        return out[:num_rows]
+
+    def _multiply_tile(self, tile: Tensor, bias: Tensor | None) -> Tensor:
+        if self._is_prepacked:
+            return cast(Tensor, torch.ops.mkldnn._linear_pointwise(tile, self._weight, bias, "none", [], ""))
+        return nn.functional.linear(tile, self._weight, bias)
+
+    @property
+    def nbytes(self) -> int:
+        return self.shape.numel() * self.dtype.itemsize
+
+
+def _can_prepack(weight: Tensor) -> bool:
+    """Whether oneDNN has a layout of its own for this weight: faster, and in float32 free of the thread count."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32
+
+
+class WeightHandle:
+    """Stands where a module's `weight` was: tells its shape, dtype and device, and multiplies in `F.linear`.
+
+    It is no tensor. Model code that would read the numbers fails loudly instead of computing something else.
+    """
+
+    def __init__(self, packed: PackedWeight) -> None:
+        self.packed = packed
+        self.shape, self.dtype, self.device = packed.shape, packed.dtype, packed.device
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Tensor:
+        if func is not nn.functional.linear:
+            raise NotImplementedError(f"this weight is packed for F.linear; {func} cannot read it")
+        return cls._linear(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _linear(input: Tensor, weight: "WeightHandle", bias: Tensor | None = None) -> Tensor:
+        return multiply_rows(weight.packed, input, bias)
