@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -91,6 +92,7 @@ class EngineLink:
         self._context = zmq.Context()
         self._socket = _pair(self._context)
         self._socket.bind(address)
+        self._path = Path(address.removeprefix("ipc://"))
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         if parent_fd is not None:
@@ -118,8 +120,11 @@ class EngineLink:
             self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     def close(self) -> None:
-        """Waits a moment for the last messages to leave."""
+        """Waits a moment for the last messages to leave. A server that was killed cannot remove the directory."""
         self._context.destroy(linger=1000)
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+            self._path.parent.rmdir()
 
 
 def _pair(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":

@@ -577,7 +577,7 @@ def test_ctrl_c_is_for_the_server_to_decide() -> None:
 
 
 @pytest.mark.parametrize("command", [fake.WAIT, fake.SLOW])
-def test_the_engine_ends_when_the_server_is_killed(command: int) -> None:
+def test_the_engine_ends_when_the_server_is_killed(command: int, tmp_path: Path) -> None:
     script = (
         "import asyncio, sys, time; sys.path.insert(0, sys.argv[1])\n"
         "from tests.engine import test_async_engine as t\n"
@@ -591,9 +591,11 @@ def test_the_engine_ends_when_the_server_is_killed(command: int) -> None:
     )
     root = str(Path(__file__).resolve().parents[2])
     arguments = [sys.executable, "-c", script, root, str(command)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as server:
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdout is not None
         child = Path("/proc", server.stdout.readline().strip())
         assert child.exists()
         server.kill()
     asyncio.run(eventually(lambda: not child.exists() or "Z" in (child / "stat").read_text().split()[2]))
+    assert list(tmp_path.iterdir()) == []

@@ -119,6 +119,7 @@ def test_malformed_messages_to_the_engine_are_dropped(frames: list[bytes], messa
         while not received:
             received += link.receive(1.0)
         link.close()
+        os.makedirs(folder, exist_ok=True)
     assert received == [message]
 
 

@@ -87,11 +87,11 @@ def test_a_room_that_hangs_makes_the_wait_longer() -> None:
 
 def test_what_was_measured_before_an_idle_time_is_forgotten() -> None:
     clock = Clock()
-    room = full_room(clock, 1)
+    room = full_room(clock, 2)
     serve(room, clock, 5, seconds_each=30.0)
-    room.leave()
-    clock.now_s += 3600
-    room.enter()
+    for act in (room.leave, room.leave, room.enter, room.enter):
+        clock.now_s += 3600 if room.num_inside == 0 else 0
+        act()
     assert retry_after(room) == 1
     serve(room, clock, 1, seconds_each=20.0)
     assert retry_after(room) == pytest.approx(20.0)
