@@ -242,9 +242,8 @@ class AsyncEngine:
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()  # also when nobody waits any more
-        detail = error.detail if isinstance(error, EngineFailedError) else ""
         for live in self._live.values():
-            live.put(EngineFailedError(str(error), detail))
+            live.put(EngineFailedError(str(error), error.detail) if isinstance(error, EngineFailedError) else error)
 
     def _unavailable(self) -> EngineUnavailableError:
         return EngineUnavailableError(str(self._failure or "The engine is still loading the model."))

@@ -53,7 +53,7 @@ class EngineClient(Protocol):
         """Yield the request's outputs, the last one finished. Closing the generator aborts the request at once.
 
         Raises before the first output: ContextLengthError, OverloadedError, EngineUnavailableError.
-        Raises after it: EngineFailedError.
+        Raises after it: EngineFailedError, or EngineUnavailableError when the engine was stopped.
         """
 
 
