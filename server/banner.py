@@ -7,7 +7,7 @@ from server.settings import Settings
 from server.version import VERSION
 
 _TOY = (
-    "No model was named: serving the embedded model, a toy that makes up short texts.\n"
+    "No model was named: serving the embedded model, a toy whose answers are often wrong.\n"
     "For a real one name a checkpoint directory or a hub id: twostep serve Qwen/Qwen2.5-0.5B-Instruct"
 )
 
@@ -39,7 +39,7 @@ def url_of(host: str, port: int) -> str:
 
 
 def _curl(settings: Settings, url: str) -> str:
-    body = {"model": settings.model_names[0], "prompt": "Once upon a time", "max_tokens": 32, "stream": True}
+    body = {"model": settings.model_names[0], "prompt": "A list is", "max_tokens": 32, "stream": True}
     key = ' -H "Authorization: Bearer $TWOSTEP_API_KEY"' if settings.api_key else ""
     data = json.dumps(body).replace("'", "'\\''")
     return f"  curl -N {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{data}'"

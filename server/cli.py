@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import ByteSize, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import SettingsError
 
@@ -35,7 +35,7 @@ examples:
 
 then:
   curl -N http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
-    -d '{"prompt": "Once upon a time", "max_tokens": 32, "stream": true}'"""
+    -d '{"prompt": "A list is", "max_tokens": 32, "stream": true}'"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -147,6 +147,6 @@ def _flag(name: str) -> str:
 
 
 def _help(field: FieldInfo) -> str:
-    default = field.default
+    default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default
     text = (field.description or "").replace("%", "%%")
     return text if default in (None, (), False) else f"{text} Default: {'on' if default is True else default}."

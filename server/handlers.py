@@ -1,7 +1,5 @@
 """FastAPI's exception handlers: all errors before the first byte leave in one shape."""
 
-import logging
-
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -15,8 +13,6 @@ from server.record import record_of
 
 STATUS_CLIENT_LEFT = 499
 """nginx's number for it; seen in the log and the metrics, never sent."""
-
-logger = logging.getLogger("twostep.server")
 
 
 def add_exception_handlers(app: FastAPI) -> None:
@@ -45,7 +41,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_client_left(request: Request, error: Exception) -> Response:
-    logger.debug("request %s: the client left", record_of(request.scope).request_id)
+    record_of(request.scope).client_left = True
     return Response(status_code=STATUS_CLIENT_LEFT)
 
 

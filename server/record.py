@@ -1,5 +1,6 @@
 """What the server notes about one HTTP request while it runs: for the access log, the metrics and the response."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,8 +18,11 @@ class RequestRecord:
     """On `time.monotonic()`, when the request's head was read."""
     status: int = 0
     error_code: str | None = None
-    report: PhaseReport | None = None
-    """Of requests that reached the engine: its tokens and times so far, complete at the end."""
+    client_left: bool = False
+    """Before the response was complete."""
+    report: Callable[[], PhaseReport] | None = None
+    """Of requests that got a first token: tokens and times so far. A stream that was cut has no times after the first
+    token, but its tokens are counted."""
 
 
 def attach_record(scope: Scope, record: RequestRecord) -> None:

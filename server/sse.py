@@ -11,7 +11,7 @@ from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse, SendTimeoutError
 from starlette.types import Message, Receive, Scope, Send
 
-from server.record import record_of
+from server.record import RequestRecord, record_of
 
 logger = logging.getLogger("twostep.server")
 
@@ -54,6 +54,7 @@ class EventStream(EventSourceResponse):
     ) -> None:
         self._source = source
         self._last_sent_s = time.monotonic()
+        self._record: RequestRecord | None = None
         super().__init__(
             events,
             headers={"Cache-Control": "no-cache", **headers},
@@ -61,9 +62,12 @@ class EventStream(EventSourceResponse):
             ping=PING_S,
             ping_message_factory=lambda: _IdlePing(self._last_sent_s),
             send_timeout=stall_timeout_s,
+            client_close_handler_callable=self._on_client_left,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._record = record_of(scope)
+
         async def noting_send(message: Message) -> None:
             self._last_sent_s = time.monotonic()
             await send(message)
@@ -71,10 +75,14 @@ class EventStream(EventSourceResponse):
         try:
             await super().__call__(scope, receive, noting_send)
         except SendTimeoutError:
-            logger.warning("request %s: the client stopped reading; its stream is ended", record_of(scope).request_id)
+            logger.warning("request %s: the client stopped reading; its stream is ended", self._record.request_id)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._source.aclose()
+
+    async def _on_client_left(self, _: Message) -> None:
+        if self._record is not None:
+            self._record.client_left = True
 
 
 class _IdlePing(ServerSentEvent):

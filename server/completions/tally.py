@@ -10,13 +10,11 @@ from server.timings import PhaseReport, TokenCounts
 
 
 class Tally:
-    """Fed every output; keeps the newest of each generation. Notes in the request's record what the first token told,
-    and what the end tells."""
+    """Fed every output; keeps the newest of each generation. The request's record can ask for the result."""
 
     def __init__(self, plan: CompletionPlan, record: RequestRecord) -> None:
         self._plan = plan
         self._record = record
-        self._num_live = len(plan.generations)
         self._num_output_tokens = [0] * len(plan.generations)
         self._num_cached_tokens = [0] * len(plan.generations)
         self._timings: dict[int, RequestTimings] = {}
@@ -24,11 +22,9 @@ class Tally:
     def add(self, generation: int, output: RequestOutput) -> None:
         self._num_output_tokens[generation] = output.num_output_tokens
         self._num_cached_tokens[generation] = output.num_cached_tokens
-        self._num_live -= output.is_finished
         if output.timings is not None:
             self._timings[generation] = output.timings
-            if self._record.report is None or not self._num_live:
-                self._record.report = self._report()
+            self._record.report = self._report
 
     def usage(self) -> dict[str, Any]:
         counts = self._counts()

@@ -12,7 +12,7 @@ from server.record import RequestRecord, record_of
 logger = logging.getLogger("twostep.access")
 
 PROBES = frozenset({"/health", "/ready", "/metrics", "/load"})
-_NOTED = ("prompt_tokens", "cached_tokens", "generated_tokens", "queue_ms", "prefill_ms", "ttft_ms", "itl_ms", "e2e_ms")
+_NOTED = ("prompt_tokens", "cached_tokens", "generated_tokens", "queue_ms", "prefill_ms", "ttft_ms", "itl_ms")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -61,7 +61,9 @@ def _notes(record: RequestRecord) -> str:
     notes = [f"id={record.request_id}"]
     if record.error_code is not None:
         notes.append(f"error={record.error_code}")
+    if record.client_left:
+        notes.append("client=left")
     if record.report is not None:
-        body = record.report.body()
+        body = record.report().body()
         notes += [f"{name}={body[name]}" for name in _NOTED if body[name] is not None]
     return " ".join(notes)

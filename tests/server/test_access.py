@@ -122,16 +122,31 @@ class TestRequestIds:
             connection.close()
 
 
-def connection_with_id(server: LiveServer, request_id: str) -> socket.socket:
+def connection_with_id(server: LiveServer, request_id: str, body: bytes = b'{"prompt": "Hi"}') -> socket.socket:
     connection = server.connect()
     connection.sendall(
         f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: {request_id}\r\n"
-        'Content-Type: application/json\r\nContent-Length: 16\r\n\r\n{"prompt": "Hi"}'.encode()
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
     )
     return connection
 
 
 class TestAccessLog:
+    @pytest.mark.parametrize(("hold_at", "status", "num_tokens"), [(0, 499, None), (5, 200, 5)])
+    def test_who_left_is_told(
+        self, server: LiveServer, caplog: pytest.LogCaptureFixture, hold_at: int, status: int, num_tokens: int | None
+    ) -> None:
+        server.engine.hold_at = hold_at
+        with caplog.at_level("INFO", logger="twostep.access"):
+            connection = connection_with_id(server, "mine", b'{"prompt": "Hi", "stream": true}')
+            server.wait_until(lambda: server.engine.num_holding == 1)
+            connection.close()
+            server.wait_until_idle()
+        (line,) = [record.getMessage() for record in caplog.records]
+        assert f" {status} " in line and "client=left" in line
+        assert num_tokens is None or f"generated_tokens={num_tokens} " in line
+
     def test_one_line_tells_the_phases(self, server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level("INFO", logger="twostep.access"):
             server.complete("Hi", max_tokens=3, headers={"X-Request-Id": "mine"})

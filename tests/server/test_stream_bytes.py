@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from server.record import RequestRecord, attach_record
 from server.sse import DONE, KEEP_ALIVE, EventStream, event
 from tests.server.fake_engine import saying
 from tests.server.live_server import LiveServer
@@ -72,7 +73,9 @@ async def collect(events: list[bytes], pause_s: float, monkeypatch: pytest.Monke
 
     stream = source()
     response = EventStream(stream, stream, {}, stall_timeout_s=1)
-    await response({"type": "http", "method": "POST"}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+    scope: dict[str, Any] = {"type": "http", "method": "POST"}
+    attach_record(scope, RequestRecord("id", 0.0))
+    await response(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
     return sent
 
 
