@@ -54,6 +54,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     text_config = hf_config.get_text_config(decoder=True)
     layers = probe_layers(module, text_config, device)
     kernels = load_kernels() if device.type == "cpu" else None
+    if kernels is not None:
+        torch.ops.twostep.replace_activations()
     report = prepare_linears(module, kernels is not None)
     for name in report.unconverted:
         logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)

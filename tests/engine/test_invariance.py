@@ -68,7 +68,7 @@ def after_a_prefix_hit(model: LoadedModel, params: dict[str, Any]) -> Any:
 
 
 def after_preemption(model: LoadedModel, params: dict[str, Any]) -> Any:
-    engine = tiny_engine(model, num_blocks=24, block_size=4, enable_prefix_caching=False)
+    engine = tiny_engine(model, num_blocks=22, block_size=4, enable_prefix_caching=False)
     add(engine, "older", prompt(5, 37), max_tokens=50)
     add_mine(engine, params)
     updates = run_to_end(engine)["mine"]

@@ -1,0 +1,140 @@
+// silu, sigmoid and gelu whose result for an element depends on that element alone.
+//
+// torch's own take a vectorised path through the middle of a thread's share and a scalar path at its end, and the two
+// differ in the last bit: an activation then depends on how many rows are computed at once. Here every element goes
+// through the same instructions. `replace_activations` puts these in place of torch's for CPU tensors, process-wide, so
+// that model code need not be touched wherever it calls them.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Half.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+
+#include "vec.h"
+
+namespace {
+
+using namespace twostep;
+
+constexpr int64_t kGrain = 1 << 13;  // elements below which waking another thread costs more than it saves
+
+// 1 / (1 + e**-x), from e**-|x|, which cannot overflow.
+inline Vec sigmoid_of(Vec x) {
+  const Vec zero{}, one = broadcast(1.0f);
+  const Vec decay = exp_nonpositive(where_less(x, zero, x, zero - x));
+  return where_less(x, zero, decay, one) / (one + decay);
+}
+
+struct Sigmoid {
+  static Vec apply(Vec x) { return sigmoid_of(x); }
+  static double apply(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+};
+
+struct Silu {
+  static Vec apply(Vec x) { return x * sigmoid_of(x); }
+  static double apply(double x) { return x / (1.0 + std::exp(-x)); }
+};
+
+// x / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) * (x + 0.044715 x**3), which is x * sigmoid(2 u).
+struct GeluTanh {
+  static Vec apply(Vec x) {
+    const Vec u = fma(x * x * x, broadcast(0.044715f), x);
+    return x * sigmoid_of(u * broadcast(1.5957691216f));
+  }
+  static double apply(double x) { return x / (1.0 + std::exp(-1.5957691216057308 * (x + 0.044715 * x * x * x))); }
+};
+
+// x / 2 * (1 + erf(x / sqrt(2))): the library's erf, one element at a time.
+struct GeluErf {
+  static Vec apply(Vec x) {
+    alignas(64) float values[kLanes];
+    store(values, x);
+    for (float& value : values) value = 0.5f * value * (1.0f + std::erf(value * 0.70710678f));
+    return load(values);
+  }
+  static double apply(double x) { return 0.5 * x * (1.0 + std::erf(x * 0.7071067811865476)); }
+};
+
+// Elements [begin, end), sixteen at a time; the last few fill a register up with zeros.
+template <class Op, class Element>
+void run(const Element* from, Element* to, int64_t begin, int64_t end) {
+  alignas(64) float results[kLanes];
+  for (int64_t i = begin; i < end; i += kLanes) {
+    const int64_t count = std::min<int64_t>(kLanes, end - i);
+    store(results, Op::apply(count == kLanes ? load(from + i) : load_first(from + i, count)));
+    for (int64_t lane = 0; lane < count; ++lane) to[i + lane] = static_cast<Element>(results[lane]);
+  }
+}
+
+template <class Op>
+void run(const double* from, double* to, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) to[i] = Op::apply(from[i]);
+}
+
+template <class Op, class Element>
+void run_all(const at::Tensor& input, at::Tensor& output) {
+  const Element* from = input.const_data_ptr<Element>();
+  Element* to = output.mutable_data_ptr<Element>();
+  at::parallel_for(0, input.numel(), kGrain, [&](int64_t begin, int64_t end) { run<Op>(from, to, begin, end); });
+}
+
+// Into `output`, which is contiguous and may be the input.
+template <class Op>
+void map_into(const at::Tensor& input, at::Tensor& output) {
+  const at::Tensor source = input.contiguous();
+  switch (input.scalar_type()) {
+    case at::kFloat: return run_all<Op, float>(source, output);
+    case at::kBFloat16: return run_all<Op, at::BFloat16>(source, output);
+    case at::kDouble: return run_all<Op, double>(source, output);
+    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "activation of ", input.scalar_type(), " is not implemented");
+  }
+}
+
+template <class Op>
+at::Tensor map(const at::Tensor& input) {
+  at::Tensor output = at::empty_like(input, at::MemoryFormat::Contiguous);
+  map_into<Op>(input, output);
+  return output;
+}
+
+template <class Op>
+at::Tensor& map_in_place(at::Tensor& self) {
+  at::Tensor output = self.is_contiguous() ? self : at::empty_like(self, at::MemoryFormat::Contiguous);
+  map_into<Op>(self, output);
+  if (!output.is_same(self)) self.copy_(output);
+  return self;
+}
+
+at::Tensor gelu(const at::Tensor& input, std::string_view approximate) {
+  return approximate == "tanh" ? map<GeluTanh>(input) : map<GeluErf>(input);
+}
+
+// torch warns whenever a kernel of its own is replaced. That is what is wanted here.
+struct Quiet : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+void replace_activations() {
+  static Quiet quiet;
+  c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  static const bool done = [] {
+    library.impl("silu", &map<Silu>);
+    library.impl("silu_", &map_in_place<Silu>);
+    library.impl("sigmoid", &map<Sigmoid>);
+    library.impl("sigmoid_", &map_in_place<Sigmoid>);
+    library.impl("gelu", &gelu);
+    return true;
+  }();
+  static_cast<void>(done);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(twostep, library) { library.def("replace_activations() -> ()", &replace_activations); }
