@@ -1,6 +1,6 @@
 """The door: refuses, once and by name, what this engine can never run. Past it, code trusts its input; torch-free."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from engine.config import EngineInfo
 from engine.errors import ContextLengthError, InvalidParameterError
@@ -34,6 +34,6 @@ def _check_length(info: EngineInfo, num_prompt_tokens: int, max_tokens: int) -> 
         )
 
 
-def _check_ids(info: EngineInfo, param: str, token_ids: Iterable[int]) -> None:
-    if any(not 0 <= token_id < info.vocab_size for token_id in token_ids):
+def _check_ids(info: EngineInfo, param: str, token_ids: Collection[int]) -> None:
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < info.vocab_size):
         raise InvalidParameterError(param, f"{param} has a token id outside the vocabulary [0, {info.vocab_size}).")

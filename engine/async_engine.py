@@ -60,7 +60,7 @@ class AsyncEngine:
         max_waiting: int = 256,
         observer: EngineObserver | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
-        max_silence_s: float = 30.0,
+        max_silence_s: float = 120.0,
     ) -> None:
         """`command` starts the engine process, given the socket's address as last argument. An engine that has work
         and says nothing for `max_silence_s` counts as hung: it is killed."""
