@@ -77,6 +77,7 @@ class FixedTileWeight:
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         num_rows = x.shape[0]
         padded = nn.functional.pad(x, (0, 0, 0, -num_rows % TILE_ROWS)).contiguous()
+        bias = None if bias is None else bias.contiguous()  # oneDNN takes no notice of a bias's stride
         out = x.new_empty(padded.shape[0], self.shape[0])
         for start in range(0, num_rows, TILE_ROWS):
             # rows [start, start + TILE_ROWS) of padded and out

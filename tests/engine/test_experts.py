@@ -1,0 +1,174 @@
+"""Whole models after their linear layers, experts and routers were packed; batch invariance of experts."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from engine.experts import PackedExperts, PackedLlama4Experts, is_experts, is_router, pack_router
+from engine.kernels import load_kernels
+from engine.linear import prepare_linears
+from tests.engine.tiny_models import ARCHITECTURES, make_config
+
+EXPERT_MODELS = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "olmoe", "llama4"]
+IDS = torch.arange(1, 19).view(2, 9) * 7 % 190
+
+
+@pytest.fixture(params=["kernel", "torch"])
+def kernels_available(request: pytest.FixtureRequest) -> bool:
+    if request.param == "kernel" and load_kernels() is None:
+        pytest.skip("no kernels on this machine")
+    return bool(request.param == "kernel")
+
+
+def config_of(name: str) -> transformers.PreTrainedConfig:
+    if name in ARCHITECTURES:
+        return make_config(name)
+    config = {**make_config("mixtral").to_dict(), "head_dim": 8}
+    if name == "olmoe":
+        return transformers.OlmoeConfig(**{**config, "num_experts": 4})
+    return transformers.Llama4TextConfig(**{**config, "interleave_moe_layer_step": 1})
+
+
+def wide_config_of(name: str) -> transformers.PreTrainedConfig:
+    """Sizes in whole vectors: torch's own activations treat the elements after the last whole one differently."""
+    sizes = dict.fromkeys(["hidden_size", "intermediate_size", "moe_intermediate_size", "intermediate_size_mlp"], 64)
+    experts = dict.fromkeys(["num_local_experts", "num_experts", "n_routed_experts"], 32)
+    config = config_of(name)
+    for key, value in {**sizes, **experts}.items():
+        if hasattr(config, key):
+            setattr(config, key, value)
+    return config
+
+
+def random_model(config: transformers.PreTrainedConfig) -> nn.Module:
+    torch.manual_seed(5)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def logits(model: nn.Module) -> Tensor:
+    with torch.inference_mode():
+        return model(IDS, use_cache=False).logits
+
+
+def expert_blocks(model: nn.Module) -> list[nn.Module]:
+    """The modules that route rows to experts."""
+    kinds = (PackedExperts, PackedLlama4Experts)
+    return [module for module in model.modules() if any(isinstance(child, kinds) for child in module.children())]
+
+
+def rows_of(block: nn.Module, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
+    with torch.inference_mode():
+        result = block(x[None])
+    return (result[0] if isinstance(result, tuple) else result).view(x.shape)
+
+
+@pytest.mark.parametrize("name", sorted({*ARCHITECTURES, *EXPERT_MODELS}))
+def test_a_packed_model_computes_what_it_did(name: str, kernels_available: bool) -> None:
+    model = random_model(config_of(name))
+    expected = logits(model)
+    report = prepare_linears(model, kernels_available)
+    torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
+    assert report.unconverted == () and report.num_linears > 0
+    assert (report.num_experts > 0) == (report.num_routers > 0) == (name in EXPERT_MODELS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", EXPERT_MODELS)
+def test_a_row_leaves_the_experts_the_same_alone_and_in_every_batch(
+    name: str, dtype: torch.dtype, kernels_available: bool
+) -> None:
+    model = random_model(wide_config_of(name)).to(dtype)
+    prepare_linears(model, kernels_available)
+    block = expert_blocks(model)[0]
+    x = torch.randn(40, 64).to(dtype)
+    whole = rows_of(block, x)
+    for rows in range(1, 40, 6):
+        offset = rows * 5 % (41 - rows)
+        assert torch.equal(rows_of(block, x[offset : offset + rows]), whole[offset : offset + rows]), rows
+
+
+@pytest.mark.parametrize("has_gate", [True, False])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("is_transposed", [True, False])
+def test_experts_of_every_description_match_transformers_own(
+    has_gate: bool, has_bias: bool, is_transposed: bool, kernels_available: bool
+) -> None:
+    experts = make_experts(has_gate, has_bias, is_transposed)
+    x, index, weights = torch.randn(11, 6), torch.randint(0, 5, (11, 3)), torch.rand(11, 3)
+    expected = experts(x, index, weights).detach()
+    packed = PackedExperts(copy.deepcopy(experts), kernels_available)
+    torch.testing.assert_close(packed(x, index, weights), expected, rtol=1e-4, atol=1e-5)
+
+
+def make_experts(has_gate: bool, has_bias: bool, is_transposed: bool) -> nn.Module:
+    """Five experts of width 6 to 8 that run through transformers' batched implementation."""
+    torch.manual_seed(2)
+
+    class Experts(nn.Module):
+        def __init__(self, config: transformers.PreTrainedConfig) -> None:
+            super().__init__()
+            self.num_experts, self.act_fn = 5, nn.SiLU()
+            self.post_expert_norm = nn.LayerNorm(6)
+            first, width = ("gate_up_proj", 16) if has_gate else ("up_proj", 8)
+            for name, num_out, num_in in [(first, width, 6), ("down_proj", 6, 8)]:
+                shape = (5, num_in, num_out) if is_transposed else (5, num_out, num_in)
+                setattr(self, name, nn.Parameter(torch.randn(shape)))
+                if has_bias:
+                    setattr(self, f"{name}_bias", nn.Parameter(torch.randn(5, num_out)))
+
+        def forward(self) -> None:
+            raise AssertionError
+
+    described: Callable[..., type[nn.Module]] = transformers.integrations.moe.use_experts_implementation(
+        has_gate=has_gate, has_bias=has_bias, is_transposed=is_transposed, has_post_expert_norm=True
+    )
+    config = transformers.LlamaConfig()
+    config._experts_implementation = "batched_mm"
+    return described(Experts)(config)
+
+
+def test_an_expert_that_no_row_chose_is_not_run(kernels_available: bool) -> None:
+    packed = PackedExperts(make_experts(True, False, False), kernels_available)
+    ran: list[int] = []
+    run = packed._run_expert
+    packed._run_expert = lambda expert, x: (ran.append(expert), run(expert, x))[1]  # type: ignore[method-assign]
+    packed(torch.randn(2, 6), torch.tensor([[3, 1], [1, 3]]), torch.rand(2, 2))
+    assert ran == [1, 3]
+
+
+def test_a_router_may_ask_for_its_weight_in_float32(kernels_available: bool) -> None:
+    class Router(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 6).bfloat16())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x.type(torch.float32), self.weight.type(torch.float32))
+
+    router, x = Router(), torch.randn(3, 6).bfloat16()
+    expected = router(x).detach()
+    assert is_router(router)
+    pack_router(router, kernels_available)
+    torch.testing.assert_close(router(x), expected)
+    assert router(x).dtype is router.weight.float().dtype is torch.float32
+    assert router.weight.to(torch.float32) is router.weight.float()
+
+
+def test_a_module_that_uses_its_weight_otherwise_is_no_router() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x, self.weight) + self.weight.sum()
+
+    assert not is_router(Mixed()) and not is_router(nn.LayerNorm(4)) and not is_experts(Mixed())
+    assert prepare_linears(nn.Sequential(Mixed()), kernels_available=False).unconverted == ("0.weight",)

@@ -1,0 +1,218 @@
+"""Batch invariance of linear layers: a row's result depends on that row alone, to the last bit."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from engine.kernels import load_kernels
+from engine.linear import PackedLinear, prepare_linears
+from engine.packed_weight import FixedTileWeight, KernelWeight, PackedWeight, pack_weight
+
+# Odd sizes reach every tail: of a panel, of a pair along K, of a tile, of a piece of K (1024).
+SHAPES = [(1, 1), (3, 17), (17, 3), (33, 64), (100, 130), (130, 100), (64, 1), (1, 100), (70, 2100)]  # N, K
+DTYPES = [torch.float32, torch.bfloat16]
+TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 4e-3}  # of the largest result
+
+Pack = Callable[[Tensor], PackedWeight]
+
+
+@pytest.fixture(params=["kernel", "torch"])
+def pack(request: pytest.FixtureRequest) -> Pack:
+    if request.param == "torch":
+        return FixedTileWeight
+    if load_kernels() is None:
+        pytest.skip("no kernels on this machine")
+    return KernelWeight
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    torch.manual_seed(3)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def random_layer(n: int, k: int, dtype: torch.dtype, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """weight [N, K], bias [N], x [rows, K]."""
+    return torch.randn(n, k).to(dtype), torch.randn(n).to(dtype), torch.randn(rows, k).to(dtype)
+
+
+def exact(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    product = x.double() @ weight.double().T
+    return product if bias is None else product + bias.double()
+
+
+def relative_error(result: Tensor, truth: Tensor) -> float:
+    return float((result.double() - truth).abs().max() / truth.abs().max())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_a_row_is_the_same_alone_and_in_every_batch(pack: Pack, n: int, k: int, dtype: torch.dtype) -> None:
+    weight, bias, x = random_layer(n, k, dtype, 80)
+    packed = pack(weight)
+    whole = packed.multiply(x, bias)
+    for rows in range(1, 71):
+        offset = rows * 7 % 11
+        assert torch.equal(packed.multiply(x[offset : offset + rows], bias), whole[offset : offset + rows]), rows
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_of_a_large_batch_is_the_same_alone(pack: Pack, dtype: torch.dtype) -> None:
+    weight, _, x = random_layer(300, 1100, dtype, 1061)
+    packed = pack(weight)
+    whole = packed.multiply(x, None)
+    for start, end in [(0, 1), (95, 97), (511, 513), (37, 197), (0, 520), (1030, 1061), (1060, 1061)]:
+        assert torch.equal(packed.multiply(x[start:end], None), whole[start:end]), (start, end)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 5, 40, 700])
+def test_a_result_does_not_depend_on_the_number_of_threads(dtype: torch.dtype, rows: int) -> None:
+    load_kernels() or pytest.skip("no kernels on this machine")
+    weight, bias, x = random_layer(500, 1100, dtype, rows)
+    packed, results = KernelWeight(weight), []
+    for num_threads in (1, 2, 3, 5):
+        torch.set_num_threads(num_threads)
+        results.append(packed.multiply(x, bias))
+        assert torch.equal(KernelWeight(weight).multiply(x, bias), results[0])  # packing is parallel, too
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e38])
+def test_neighbours_never_leak_into_a_row(pack: Pack, dtype: torch.dtype, poison: float) -> None:
+    weight, bias, x = random_layer(70, 67, dtype, 41)
+    packed = pack(weight)
+    clean = packed.multiply(x, bias)
+    for row in (0, 15, 16, 31, 40):
+        poisoned = torch.full_like(x, poison)
+        poisoned[row] = x[row]
+        assert torch.equal(packed.multiply(poisoned, bias)[row], clean[row]), row
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_results_are_close_to_the_exact_product(pack: Pack, n: int, k: int, has_bias: bool, dtype: torch.dtype) -> None:
+    weight, bias, x = random_layer(n, k, dtype, 37)
+    used = bias if has_bias else None
+    assert relative_error(pack(weight).multiply(x, used), exact(x, weight, used)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k", "rows"), [(5, 3, 1), (130, 67, 3), (96, 100, 23), (200, 1500, 17), (64, 32, 530)])
+def test_small_integers_come_out_exactly(pack: Pack, n: int, k: int, rows: int, dtype: torch.dtype) -> None:
+    weight, bias = torch.randint(-2, 3, (n, k)).to(dtype), torch.randint(-2, 3, (n,)).to(dtype)
+    x = (torch.randint(-1, 2, (rows, k)) * (torch.rand(rows, k) < 60 / k)).to(dtype)  # sums stay below 256
+    assert torch.equal(pack(weight).multiply(x, bias).double(), exact(x, weight, bias))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sum_is_rounded_once(pack: Pack, dtype: torch.dtype) -> None:
+    """1 + many values of half a unit in its last place: rounded at every step, the sum would stay 1."""
+    tiny = torch.finfo(torch.bfloat16).eps / 2
+    x = torch.tensor([[1.0] + [tiny] * 64]).to(dtype)
+    weight = torch.ones(1, 65).to(dtype)
+    assert pack(weight).multiply(x, None).item() == 1 + 64 * tiny
+
+
+def test_no_rows_give_no_rows(pack: Pack) -> None:
+    assert pack(torch.randn(5, 7)).multiply(torch.empty(0, 7), torch.randn(5)).shape == (0, 5)
+
+
+def test_rows_and_weights_that_are_not_contiguous_are_understood(pack: Pack) -> None:
+    weight, bias, x = random_layer(40, 30, torch.float32, 9)
+    expected = pack(weight).multiply(x, bias)
+    strided = pack(weight.T.contiguous().T).multiply(x.repeat(1, 2)[:, 30:], bias.repeat_interleave(2)[::2])
+    assert torch.equal(strided, expected)
+
+
+@pytest.mark.parametrize(
+    ("x", "bias"),
+    [
+        (torch.randn(2, 8), None),
+        (torch.randn(2, 7).bfloat16(), None),
+        (torch.randn(2, 7), torch.randn(4)),
+        (torch.randn(2, 7), torch.randn(5).bfloat16()),
+    ],
+)
+def test_what_does_not_fit_is_refused(pack: Pack, x: Tensor, bias: Tensor | None) -> None:
+    with pytest.raises(RuntimeError):
+        pack(torch.randn(5, 7)).multiply(x, bias)
+
+
+def test_the_kernel_refuses_dtypes_it_does_not_know() -> None:
+    load_kernels() or pytest.skip("no kernels on this machine")
+    assert isinstance(pack_weight(torch.randn(3, 3).half(), kernels_available=True), FixedTileWeight)
+    with pytest.raises(RuntimeError, match="float32 or bfloat16"):
+        KernelWeight(torch.randn(3, 3).half())
+
+
+def test_a_linear_module_keeps_its_function_and_shape(pack: Pack) -> None:
+    model = nn.Sequential(nn.Linear(12, 20), Conv1D(9, 20), nn.Linear(9, 4, bias=False))
+    x = torch.randn(2, 5, 12)
+    expected = model(x).detach()
+    report = prepare_linears(model, kernels_available=pack is KernelWeight)
+    torch.testing.assert_close(model(x), expected)
+    assert report.num_linears == 3 and report.unconverted == ()
+    assert all(isinstance(module, PackedLinear) for module in model)
+
+
+def test_a_weight_that_was_packed_is_let_go_of(pack: Pack) -> None:
+    linear = nn.Linear(64, 64)
+    model = nn.Sequential(linear)
+    report = prepare_linears(model, kernels_available=pack is KernelWeight)
+    assert "weight" not in linear._parameters and list(model.parameters()) == []
+    assert report.packed_bytes >= (64 * 64 + 64) * 4
+
+
+def test_an_embedding_keeps_the_weight_it_shares() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(10, 6), nn.Linear(6, 10, bias=False)
+            self.head.weight = self.embed.weight
+
+    model = Tied()
+    rows = model.embed.weight.detach().clone()
+    report = prepare_linears(model, kernels_available=False)
+    assert torch.equal(model.embed.weight, rows) and report.unconverted == ()
+    torch.testing.assert_close(model.head(rows), rows @ rows.T)
+
+
+def test_a_module_used_twice_is_packed_once() -> None:
+    linear = nn.Linear(6, 6)
+    model = nn.Sequential(linear, nn.Sequential(linear))
+    assert prepare_linears(model, kernels_available=False).num_linears == 1
+    assert model[0] is model[1][0]
+
+
+def test_what_is_not_understood_is_named() -> None:
+    class Doubling(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return input @ self.weight.T * 2
+
+    hooked = nn.Linear(4, 4)
+    hooked.register_forward_hook(lambda *_: None)
+    model = nn.Sequential(Doubling(4, 4), nn.Conv1d(4, 4, 3), nn.Embedding(4, 4), hooked, nn.LayerNorm(4))
+    assert prepare_linears(model, kernels_available=False).unconverted == ("0.weight", "1.weight", "3.weight")
+    assert torch.equal(model[0](torch.eye(4)), model[0].weight.T * 2 + 0)
+
+
+def test_a_packed_weight_tells_about_itself_and_refuses_to_be_read(pack: Pack) -> None:
+    linear = nn.Linear(6, 10).bfloat16()
+    x = torch.randn(3, 6).bfloat16()
+    expected = linear(x).detach()
+    model = nn.Sequential(linear)
+    prepare_linears(model, kernels_available=pack is KernelWeight)
+    weight = model[0].weight
+    assert (weight.dtype, weight.device.type, tuple(weight.shape)) == (torch.bfloat16, "cpu", (10, 6))
+    torch.testing.assert_close(nn.functional.linear(x, weight, model[0].bias), expected)
+    with pytest.raises(NotImplementedError, match="packed"):
+        torch.matmul(x, weight)
