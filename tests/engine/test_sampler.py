@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.batch import ScheduledRequest
 from engine.logits import adjust_row, adjusts_logits
 from engine.philox import philox4x32, uniforms
-from engine.sampler import NUM_CANDIDATES, SamplingTensors, sample, score
+from engine.sampler import NUM_CANDIDATES, SamplingTensors, _invert, sample, score
 from engine.sampling_params import SamplingParams
 
 EOS = (0,)
@@ -117,9 +117,14 @@ def test_filtered_frequencies_are_renormalised() -> None:
 
 
 def test_a_wide_nucleus_looks_beyond_the_first_candidates() -> None:
-    vocab_size = 3 * NUM_CANDIDATES
-    counts = draw_many([0.0] * vocab_size, count=300, top_p=0.999)
-    assert len(counts) > 200 and max(counts) > NUM_CANDIDATES
+    row = [-1e-6 * token_id for token_id in range(3 * NUM_CANDIDATES)]  # best first, all nearly alike
+    counts = draw_many(row, count=300, top_p=0.999)
+    assert sum(count for token_id, count in counts.items() if token_id >= NUM_CANDIDATES) > 150
+
+
+def test_no_draw_takes_a_token_of_probability_zero() -> None:
+    cdf = torch.tensor([[0.0, 0.5, 0.5, 1.0, 1.0]] * 3)
+    assert _invert(cdf, torch.tensor([0.0, 0.5, 1.0 - 2**-53], dtype=torch.float64)).tolist() == [1, 3, 3]
 
 
 @given(seed=st.integers(0, 1000), neighbours=st.integers(0, 5), row=st.integers(0, 5))

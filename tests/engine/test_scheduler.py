@@ -89,6 +89,38 @@ def test_the_newest_is_preempted_and_still_gets_its_own_tokens() -> None:
     assert updates["b"][-1].num_preemptions > 0
 
 
+def test_a_preempted_request_comes_back_before_later_ones() -> None:
+    engine = fake_engine(num_blocks=6, block_size=2, enable_prefix_caching=False)
+    for name in "abc":
+        add(engine, name, [ord(name) % 50] * 3, max_tokens=8)
+    ends: list[str] = []
+    while engine.has_work:
+        ends += [update.request_id for update in engine.step().updates if update.finish_reason]
+    assert ends == ["a", "b", "c"]
+    assert any(request.start == 0 for batch in batches(engine)[3:] for request in batch.requests)
+
+
+def test_preemptions_are_counted_and_the_queue_time_ends_at_the_first_schedule() -> None:
+    engine = fake_engine(num_blocks=6, block_size=2, enable_prefix_caching=False)
+    for name in "ab":
+        add(engine, name, [ord(name) % 50] * 3, max_tokens=8)
+    requests = dict(engine._scheduler._requests)
+    last = engine.step()
+    scheduled_s = requests["b"].first_scheduled_s
+    while engine.has_work:
+        last = engine.step()
+    assert requests["b"].first_scheduled_s == scheduled_s
+    assert last.stats.num_preemptions == requests["b"].num_preemptions > 0
+
+
+def test_prefix_lookups_and_hits_are_counted_in_tokens() -> None:
+    engine = fake_engine(block_size=4)
+    for name in "ab":
+        add(engine, name, range(1, 10), max_tokens=1)
+        run_to_end(engine)
+    assert (engine._scheduler.prefix_queries, engine._scheduler.prefix_hits) == (18, 8)
+
+
 def test_a_full_prefix_hit_still_computes_one_token() -> None:
     engine = fake_engine(block_size=4)
     for name in "ab":
