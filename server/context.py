@@ -29,7 +29,9 @@ class AppContext:
         if name is None:
             return names[0]
         if name not in names:
-            raise ModelNotFoundError(f"The model {name!r} is not served here; this server has {names[0]!r}.", "model")
+            raise ModelNotFoundError(
+                f"The model {name[:100]!r} is not served here; this server has {names[0]!r}.", "model"
+            )
         return name
 
 

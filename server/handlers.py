@@ -48,7 +48,7 @@ async def _on_client_left(request: Request, error: Exception) -> Response:
 def _first_problem(error: RequestValidationError) -> BadRequestError:
     """One sentence about the first of pydantic's findings, which names the parameter."""
     problem = error.errors()[0]
-    path = [str(part) for part in problem["loc"] if part != "body"]
+    path = [str(part)[:40] for part in problem["loc"][1:]]
     if problem["type"] == "combination":
         return BadRequestError(f"{problem['msg']}.", problem["ctx"]["param"])
     if not path:

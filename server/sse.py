@@ -54,6 +54,7 @@ class EventStream(EventSourceResponse):
     ) -> None:
         self._source = source
         self._last_sent_s = time.monotonic()
+        self._is_complete = False
         self._record: RequestRecord | None = None
         super().__init__(
             events,
@@ -64,12 +65,14 @@ class EventStream(EventSourceResponse):
             send_timeout=stall_timeout_s,
             client_close_handler_callable=self._on_client_left,
         )
+        del self.headers["Connection"]  # keep-alive or close is for the HTTP server to say
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._record = record_of(scope)
 
         async def noting_send(message: Message) -> None:
             self._last_sent_s = time.monotonic()
+            self._is_complete = message.get("more_body") is False
             await send(message)
 
         try:
@@ -81,7 +84,8 @@ class EventStream(EventSourceResponse):
                 await self._source.aclose()
 
     async def _on_client_left(self, _: Message) -> None:
-        if self._record is not None:
+        """Servers report the end of a complete response in the same way."""
+        if self._record is not None and not self._is_complete:
             self._record.client_left = True
 
 

@@ -1,10 +1,14 @@
 """Who may call, what a body may weigh, how requests are named and logged."""
 
+import asyncio
 import socket
 from collections.abc import Generator
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
+from server.errors import BodyTooLargeError
+from server.middleware.body_limit import BodyLimitMiddleware
 from tests.server.events import error_of
 from tests.server.live_server import LiveServer, live_server
 
@@ -88,6 +92,20 @@ class TestBodyLimit:
             connection.sendall(b"3e8\r\n" + b" " * 1000 + b"\r\n1\r\n \r\n")
             assert connection.recv(1000).startswith(b"HTTP/1.1 413")
 
+    def test_the_parts_are_added_up(self) -> None:
+        parts = iter([b" " * 600, b" " * 600])
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": next(parts), "more_body": True}
+
+        async def read_all(scope: Scope, receive: Receive, send: Send) -> None:
+            while True:
+                await receive()
+
+        limited = BodyLimitMiddleware(read_all, max_body_bytes=1000)
+        with pytest.raises(BodyTooLargeError):
+            asyncio.run(limited({"type": "http", "headers": []}, receive, receive))  # type: ignore[arg-type]
+
     def test_the_limit_itself_is_within_it(self, small: LiveServer) -> None:
         body = b'{"prompt": "Hi"}'
         assert small.post("/v1/completions", body + b" " * (1000 - len(body))).status_code == 200
@@ -151,9 +169,12 @@ class TestAccessLog:
         with caplog.at_level("INFO", logger="twostep.access"):
             server.complete("Hi", max_tokens=3, headers={"X-Request-Id": "mine"})
             server.complete("Hi", max_tokens=3, stream=True)
+            server.complete("Hi", max_tokens=3, stream=True, headers={"Connection": "close"})
             server.wait_until_idle()
-        first, second = [record.getMessage() for record in caplog.records]
-        for line in (first, second):
+        first, *others = [record.getMessage() for record in caplog.records]
+        assert len(others) == 2
+        for line in (first, *others):
+            assert "client=left" not in line
             assert line.startswith("POST /v1/completions 200 ")
             assert "prompt_tokens=3 cached_tokens=0 generated_tokens=3 queue_ms=1.0 prefill_ms=2.0 ttft_ms=3.0" in line
         assert "id=mine" in first

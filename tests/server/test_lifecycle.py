@@ -1,13 +1,17 @@
 """Loading, failing, serving, draining, ending."""
 
+import socket
 import threading
+from contextlib import closing
 from typing import Any
 
 import httpx
 import pytest
+from sse_starlette.sse import AppStatus
 
 from engine.errors import EngineUnavailableError, ModelError
 from server.lifecycle import State
+from server.serve import listen
 from tests.server.events import chunks_of, error_of
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 
@@ -38,6 +42,11 @@ class TestLoading:
             assert server.context.lifecycle.failure is failure
 
 
+def test_connections_do_not_collect_small_writes() -> None:
+    with closing(listen("127.0.0.1", 0)) as listener:
+        assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 class TestHealth:
     def test_a_dead_or_silent_engine_does_not_look_healthy(self, server: LiveServer) -> None:
         assert server.client.get("/health").json() == {"status": "ok"}
@@ -61,6 +70,10 @@ class TestHealth:
 
 
 class TestDraining:
+    def test_sse_starlette_leaves_it_to_us(self, server: LiveServer) -> None:
+        """Under a plain uvicorn its own way would cut every stream at SIGTERM."""
+        assert not AppStatus.enable_automatic_graceful_drain
+
     def test_streams_go_on_and_new_work_is_told_503(self) -> None:
         with live_server() as server:
             server.engine.hold_at = 3

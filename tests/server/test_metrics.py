@@ -136,6 +136,10 @@ class TestValues:
         assert self.value("twostep_time_per_output_token_seconds_sum") == pytest.approx(0.005)
         assert self.value("twostep_e2e_request_latency_seconds_sum") == pytest.approx(0.013)
 
+    def test_tokens_are_counted_however_many_come_at_once(self) -> None:
+        assert self.value("twostep_generation_tokens_total") == self.value("vllm:generation_tokens_total") == 2
+        assert self.value("twostep_prompt_tokens_total") == 11
+
     def test_ends_are_counted_by_reason_from_zero(self) -> None:
         counts = [self.value("twostep_requests_total", finish_reason=reason) for reason in FinishReason]
         assert counts == [1, 0, 1, 0]
