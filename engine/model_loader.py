@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine import attention_hook
+from engine.checkpoint import check_checkpoint, is_local
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelError, UnsupportedModelError
 from engine.kernels import load_kernels
@@ -77,10 +77,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
 
 def _read(model: str, load: Callable[[], T]) -> T:
     """Run a transformers loader and turn its many errors into one clear one."""
-    path = Path(model).expanduser()
-    looks_local = path.exists() or model.startswith((".", "/", "~"))
-    if looks_local and not (path / "config.json").is_file():
-        raise ModelError(f"{model} is not a checkpoint directory: it has no config.json.")
+    check_checkpoint(model)
     try:
         return load()
     except (SafetensorError, EOFError, RuntimeError) as error:
@@ -90,7 +87,7 @@ def _read(model: str, load: Callable[[], T]) -> T:
             raise UnsupportedModelError(
                 f"The model {model} does not use transformers' attention registry, so it cannot run over a paged cache."
             ) from error
-        hint = "" if looks_local else " Give a checkpoint directory, or a hub id this machine can reach."
+        hint = "" if is_local(model) else " Give a checkpoint directory, or a hub id this machine can reach."
         raise ModelError(f"The checkpoint {model} cannot be loaded: {_first_line(error)}{hint}") from error
 
 

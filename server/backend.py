@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from engine.checkpoint import check_checkpoint
 from engine.client import EngineClient, EngineObserver
 from server.generation_defaults import GenerationDefaults, load_generation_defaults
 from server.settings import Settings
@@ -51,6 +52,7 @@ async def _open_backend(settings: Settings, observer: EngineObserver) -> AsyncGe
     from engine.tokenizer import Tokenizer as EngineTokenizer
 
     config = settings.engine_config()
+    check_checkpoint(config.model)
     defaults = await asyncio.to_thread(
         load_generation_defaults, settings.generation_config, config.model, config.revision
     )

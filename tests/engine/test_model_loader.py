@@ -73,8 +73,13 @@ def test_models_that_cannot_run_paged_are_refused_with_the_reason(name: str, tmp
 
 
 def test_a_missing_directory_is_named() -> None:
-    with pytest.raises(ModelError, match=r"/no/such/place .*config\.json"):
+    with pytest.raises(ModelError, match=r"/no/such/place .*no such directory"):
         load("/no/such/place")
+
+
+def test_a_directory_of_something_else_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        load(tmp_path)
 
 
 def test_truncated_weights_are_damage(llama: Path) -> None:

@@ -1,0 +1,183 @@
+"""The product as its users meet it: real processes, real sockets, the embedded model."""
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTLE_S = 30.0  # generous: the machine may be busy; what is tested is that it settles at all
+MINE: dict[str, Any] = {"prompt": "Return the absolute", "max_tokens": 24, "logprobs": 3, "ignore_eos": True}
+
+
+def start(*flags: str) -> tuple[subprocess.Popen[str], str]:
+    """A server on a free port, once it is ready."""
+    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--log-level", "warning", *flags]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("  listens "):
+            return process, line.split()[1]
+    raise AssertionError("the server never got ready")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    process, url = start("--max-num-seqs", "16")
+    yield url
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def complete(url: str, **fields: Any) -> dict[str, Any]:
+    answer = httpx.post(f"{url}/v1/completions", json=fields, timeout=300)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def metrics(url: str) -> dict[str, float]:
+    """Every sample without labels, and the block states."""
+    text = httpx.get(f"{url}/metrics", timeout=30).text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    plain = {sample.name: sample.value for sample in samples if not sample.labels}
+    blocks = {f"blocks_{s.labels['state']}": s.value for s in samples if s.name == "twostep_kv_blocks"}
+    return plain | blocks
+
+
+def is_idle(url: str) -> bool:
+    now = metrics(url)
+    busy = ("twostep_requests_running", "twostep_requests_waiting", "blocks_held")
+    return all(now[name] == 0 for name in busy)
+
+
+def settles(url: str) -> bool:
+    deadline_s = time.monotonic() + SETTLE_S
+    while time.monotonic() < deadline_s:
+        if is_idle(url):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def what_was_said(answer: dict[str, Any]) -> Any:
+    return answer["choices"][0]["text"], answer["choices"][0]["logprobs"]
+
+
+@pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 1.1, "top_p": 0.95, "seed": 5}])
+def test_the_same_request_gets_the_same_answer_under_load(server: str, how: dict[str, Any]) -> None:
+    alone = what_was_said(complete(server, **MINE, **how))
+    others = [{"prompt": f"{index} is" * (index + 1), "max_tokens": 20, "seed": index} for index in range(24)]
+    with ThreadPoolExecutor(26) as pool:
+        busy = [pool.submit(complete, server, **other) for other in others]
+        mine = [pool.submit(complete, server, **MINE, **how) for _ in range(2)]
+        assert [what_was_said(answer.result()) for answer in mine] == [alone, alone]
+        assert all(answer.result()["usage"]["completion_tokens"] for answer in busy)
+
+
+def test_sixty_four_streams_complete_and_counters_advance_by_exactly_their_tokens(server: str) -> None:
+    before = metrics(server)
+    client = OpenAI(base_url=f"{server}/v1", api_key="none", timeout=300)
+
+    def stream(index: int) -> tuple[int, int]:
+        chunks = client.completions.create(
+            model="embedded",
+            prompt=[index, index + 1, index + 2],
+            max_tokens=8,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        usage = [chunk.usage for chunk in chunks if chunk.usage is not None][-1]
+        return usage.prompt_tokens, usage.completion_tokens
+
+    with ThreadPoolExecutor(64) as pool:
+        assert list(pool.map(stream, range(10, 74))) == [(3, 8)] * 64
+    assert settles(server)
+    after = metrics(server)
+    for name, tokens in (("prompt", 3 * 64), ("generation", 8 * 64)):
+        counter = f"twostep_{name}_tokens_total"
+        assert after[counter] - before[counter] == tokens
+
+
+def test_clients_that_hang_up_leave_nothing_behind(server: str) -> None:
+    asyncio.run(hang_up_everywhere(server))
+    assert settles(server)
+    assert complete(server, prompt="def", max_tokens=2)["usage"]["completion_tokens"] > 0
+
+
+async def hang_up_everywhere(url: str) -> None:
+    """Before the first token, after a few, and with a reader that does not read; half of them while queued."""
+    body = {"prompt": "The", "max_tokens": 1500, "stream": True, "ignore_eos": True}
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+
+        async def leave_early(delay_s: float) -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await client.post("/v1/completions", json={**body, "stream": False})
+
+        async def leave_after_some(num_lines: int) -> None:
+            async with client.stream("POST", "/v1/completions", json=body) as answer:
+                lines = answer.aiter_lines()
+                for _ in range(num_lines):
+                    await anext(lines)
+                await asyncio.sleep(0.5)  # reads no more for a while
+
+        leavers = [leave_early(0.02 * index) for index in range(16)]
+        await asyncio.gather(*leavers, *(leave_after_some(index % 5) for index in range(16)))
+
+
+def test_phases_add_up_over_the_wire(server: str) -> None:
+    answer = httpx.post(f"{server}/v1/completions", json=MINE, timeout=300)
+    timings = answer.json()["timings"]
+    parts = timings["queue_ms"] + timings["prefill_ms"] + timings["decode_ms"]
+    assert parts == pytest.approx(timings["e2e_ms"], abs=0.01)
+    assert float(answer.headers["x-ttft-ms"]) == pytest.approx(timings["ttft_ms"], abs=0.01)
+
+
+def test_the_prompt_can_be_scored(server: str) -> None:
+    answer = complete(server, prompt=[50, 60, 70, 80], max_tokens=1, echo=True, logprobs=2, temperature=0)
+    scores = answer["choices"][0]["logprobs"]["token_logprobs"]
+    assert len(scores) == 5 and scores[0] is None and all(score < 0 for score in scores[1:])
+
+
+def test_a_killed_engine_is_said_and_not_hidden() -> None:
+    process, url = start()
+    try:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        subprocess.run(["kill", "-9", *children], check=True)
+        deadline_s = time.monotonic() + SETTLE_S
+        while (status := httpx.get(f"{url}/health").status_code) != 503 and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        assert status == 503
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 503
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["/no/such/model"], "no such directory"),
+        (["--max-model-len", "100000"], "limit"),
+        (["--kv-cache-memory-bytes", "1KiB"], "KV cache"),
+        (["--trace", "/no/such/dir/trace"], "trace"),
+    ],
+)
+def test_what_cannot_start_says_why_in_one_sentence_and_exits_with_2(flags: list[str], words: str) -> None:
+    command = [sys.executable, "-m", "server", "serve", *flags, "--port", "0"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 2
+    assert words in result.stderr and "Traceback" not in result.stderr
