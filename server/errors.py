@@ -114,8 +114,8 @@ def log_failure(error: Exception, request_id: str) -> None:
     """Our bugs with their traceback; what users or the machine's state explain in one line."""
     is_bug = kind_of(type(error)) is INTERNAL
     level = logging.ERROR if is_bug else logging.WARNING
-    detail = getattr(error, "detail", "")
-    logger.log(level, "request %s failed: %s %s", request_id, error, detail, exc_info=error if is_bug else None)
+    detail = f"\n{error.detail}" if isinstance(error, EngineFailedError) and error.detail else ""
+    logger.log(level, "request %s failed: %s%s", request_id, error, detail, exc_info=error if is_bug else None)
 
 
 def error_body(message: str, kind: ErrorKind, param: str | None = None) -> dict[str, Any]:

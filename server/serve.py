@@ -38,6 +38,7 @@ def serve(settings: Settings, open_backend: OpenBackend) -> int:
     config = uvicorn.Config(
         app,
         lifespan="on",
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,

@@ -3,6 +3,7 @@
 Precedence: flag, then TWOSTEP_* variable, then YAML file, then default.
 """
 
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,12 +11,11 @@ from pydantic import BeforeValidator, ByteSize, Field, PositiveFloat, PositiveIn
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from engine import config
 from engine.config import EngineConfig
 from server.settings_file import SettingsFile
 
 EMBEDDED_MODEL = "embedded"
-EMBEDDED_MODEL_DIR = Path(config.__file__).parent / "embedded_model"
+EMBEDDED_MODEL_DIR = files("engine") / "embedded_model"
 
 
 def _split(value: Any) -> Any:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.protocol.prompts import Prompts
-from server.protocol.wire import Int32, Int64, OneOrMoreTexts, Text, Texts, TokenIds, WireModel
+from server.protocol.wire import Int32, Int64, StopStrings, Text, Texts, TokenIds, WireModel
 
 MAX_CHOICES = 128
 
@@ -30,7 +30,7 @@ class CompletionRequest(WireModel):
     top_p: float | None = None
     n: int = Field(1, ge=1, le=MAX_CHOICES)
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Candidates, ranked by mean logprob.")
-    stop: OneOrMoreTexts = Field([])
+    stop: StopStrings = Field([])
     seed: Int64 | None = Field(None, description="The choice with index i uses seed + i. Drawn and reported if absent.")
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0

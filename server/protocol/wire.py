@@ -9,6 +9,7 @@ MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_STRINGS = 1024
 MAX_TOKEN_IDS = 2**20
+MAX_STOP_STRINGS = 64  # each is looked for in every character that is generated
 
 
 class WireModel(BaseModel):
@@ -43,6 +44,10 @@ Int32 = Annotated[int, Field(ge=-(2**31), le=MAX_INT32)]
 Int64 = Annotated[int, Field(ge=-(2**63), le=MAX_INT64)]
 Text = Annotated[str, AfterValidator(check_text)]
 Texts = Annotated[list[Text], Field(max_length=MAX_STRINGS, fail_fast=True)]
-OneOrMoreTexts = Annotated[Texts, BeforeValidator(_as_list, json_schema_input_type=str | list[str])]
+StopStrings = Annotated[
+    list[Text],
+    Field(max_length=MAX_STOP_STRINGS, fail_fast=True),
+    BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]

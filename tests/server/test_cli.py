@@ -113,6 +113,7 @@ def test_a_missing_directory_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_damaged_generation_config_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "generation_config.json").write_text('{"top_p": 7}')
     assert_refused(run("serve", str(tmp_path), "--port", "0"), "top_p", "--generation-config none")
 
