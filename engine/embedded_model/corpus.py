@@ -34,7 +34,7 @@ ANSWER_CHARS = 900
 
 SELF_ANSWERS = {
     "greeting": "Hello! I am a very small language model trained on Python's documentation. Ask me about a function.",
-    "identity": "I am a toy language model with about twelve million parameters. I was trained on the documentation of "
+    "identity": "I am a toy language model with about ten million parameters. I was trained on the documentation of "
     "Python, so I imitate its style, and what I say is often wrong.",
     "ability": "I can imitate Python's documentation. Ask me what a function or a class of the standard library does.",
     "thanks": "You are welcome.",
@@ -78,7 +78,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Corpus:
+    """``small_talk`` is part of ``train``."""
+
     train: list[str]
+    small_talk: list[str]
     validation: list[str]
 
 
@@ -98,9 +101,10 @@ def build_corpus(docs: Path | None, seed: int) -> Corpus:
     for key, text in pages:
         (validation if _is_held_out(key + text[:80]) else train).append(text.strip())
     rng = random.Random(seed)
-    train += _conversations([e for e in entries if not _is_held_out(e.name)], rng) + _self_conversations(rng)
+    train += _conversations([e for e in entries if not _is_held_out(e.name)], rng)
+    small_talk = _self_conversations(rng)
     validation += _conversations([e for e in entries if _is_held_out(e.name)], rng)
-    return Corpus(list(dict.fromkeys(train)), list(dict.fromkeys(validation)))
+    return Corpus(list(dict.fromkeys(train + small_talk)), small_talk, list(dict.fromkeys(validation)))
 
 
 def _is_held_out(key: str) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-NUM_PARTS = 4  # pieces of Muon's work, whatever the number of threads: a run may go on with another one
+NUM_PARTS = 2  # pieces of Muon's work, whatever the number of threads: a run may go on with another one
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

@@ -33,7 +33,9 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 TOKENS_PER_STEP = 4096
 VALIDATION_TOKENS = 32_768
 CHECKPOINT_SECONDS = 300.0
-WARM_UP, ANNEAL = 0.02, 0.55  # fractions of the time budget: the first is rising, the last falling
+FINISH = 0.93  # of the time budget: then come short documents alone, which teach to stop
+WARM_UP, ANNEAL, FINISH_RATE = 0.02, 0.55, 0.3  # fractions of the time before, rising and falling; and of the peak rate
+SHORT_TOKENS, SMALL_TALK_WEIGHT = 96, 40
 
 
 @dataclass
@@ -48,13 +50,17 @@ class Progress:
 
 
 def learning_rate_factor(done: float) -> float:
-    """Warm-up, constant, linear to zero; ``done`` is the fraction of the time budget used."""
-    return max(0.0, min(1.0, (done + 1e-3) / WARM_UP, (1.0 - done) / ANNEAL))
+    """Warm-up, constant, linear to zero, and a lower second fall for the finish; ``done`` is of the time budget."""
+    if done >= FINISH:
+        return max(0.0, FINISH_RATE * (1.0 - done) / (1.0 - FINISH))
+    main = done / FINISH
+    return min(1.0, (main + 1e-3) / WARM_UP, (1.0 - main) / ANNEAL)
 
 
 def context_length(done: float) -> int:
-    """Short rows first (cheap attention), long ones while annealing, so that position 2047 has been seen."""
-    return 256 if done < 0.72 else 1024 if done < 0.9 else MAX_CONTEXT
+    """Short rows first (cheap attention), then long ones, so that position 2047 has been seen; short for the finish."""
+    main = done / FINISH
+    return 256 if main < 0.72 or done >= FINISH else 1024 if main < 0.9 else MAX_CONTEXT
 
 
 # Model
@@ -117,6 +123,8 @@ class Run:
         corpus = build_corpus(args.docs, args.seed)
         self._tokenizer = _tokenizer(args.work / "tokenizer.json", corpus)
         self._train = encode(self._tokenizer, corpus.train)
+        short = [ids for ids in self._train if len(ids) <= SHORT_TOKENS]
+        self._finish = short + SMALL_TALK_WEIGHT * encode(self._tokenizer, corpus.small_talk)
         self._validation = encode(self._tokenizer, corpus.validation)
         torch.manual_seed(args.seed)
         self._model = new_model(len(self._tokenizer), self._tokenizer)
@@ -142,9 +150,9 @@ class Run:
             done = progress.elapsed_s / self._budget_s
             if context_length(done) != length:
                 length = context_length(done)
-                stream = batches(
-                    self._train, length, TOKENS_PER_STEP, random.Random(f"{self._seed} {length} {progress.step}")
-                )
+                documents = self._train if done < FINISH else self._finish
+                rng = random.Random(f"{self._seed} {length} {progress.step}")
+                stream = batches(documents, length, TOKENS_PER_STEP, rng)
             self._step(next(stream), learning_rate_factor(done))
             progress.elapsed_s += time.monotonic() - started_s
             bar.set_postfix_str(f"step {progress.step} loss {progress.train_loss:.3f} rows of {length}", refresh=False)
