@@ -1,7 +1,7 @@
 // The bfloat16 product of linear.cpp in AMX tiles. A tile multiplication adds 32 products along K to each of 16 x 16
-// float32 sums, for every row by itself and always in the same order; unused rows of a tile are zeros. So one code
-// path for all numbers of rows is batch invariant, and blocking along K changes nothing: a sum that waits in memory
-// between two blocks is stored and loaded as the float32 it is.
+// float32 sums, for every row by itself and always in the same order. So one code path for all numbers of rows is batch
+// invariant, and blocking along K changes nothing: a sum that waits in memory between two blocks is stored and loaded
+// as the float32 it is.
 
 #pragma once
 
@@ -98,7 +98,8 @@ struct Block {
 };
 
 // x as row tiles: 16 rows, `row_bytes` apart. Where x itself is not of that form (the rows after the last whole tile,
-// and all rows when K is no multiple of a step), the tiles lie in a copy that is filled up with zeros.
+// and all rows when K is no multiple of a step), the tiles lie in a copy, K filled up with zeros. What the copy holds
+// beyond the last row matters to nobody: those sums are not written.
 struct RowTiles {
   const BFloat16* direct;
   const BFloat16* copied;
@@ -112,12 +113,11 @@ struct RowTiles {
 inline RowTiles row_tiles_of(const Problem<BFloat16>& p) {
   static thread_local Scratch<BFloat16> scratch;
   const int64_t width = divide_up(p.k, kStep) * kStep, num_direct = p.k == width ? p.rows / kTile : 0;
-  const int64_t num_copied = divide_up(p.rows, kTile) - num_direct;
-  BFloat16* copied = scratch.get(num_copied * kTile * width);
-  run_tasks(num_copied * kTile, num_copied <= 2, [&](int64_t i) {
-    const int64_t row = num_direct * kTile + i, present = row < p.rows ? p.k : 0;
-    std::copy_n(p.x + row * p.k, present, copied + i * width);
-    std::fill_n(copied + i * width + present, width - present, BFloat16(0));
+  const int64_t first_copied = num_direct * kTile, num_copied = p.rows - first_copied;
+  BFloat16* copied = scratch.get(divide_up(num_copied, kTile) * kTile * width);
+  run_tasks(num_copied, num_copied <= kTile, [&](int64_t i) {
+    std::copy_n(p.x + (first_copied + i) * p.k, p.k, copied + i * width);
+    std::fill_n(copied + i * width + p.k, width - p.k, BFloat16(0));
   });
   return {p.x, copied, num_direct, kTile * width, width * int64_t{sizeof(BFloat16)}};
 }
