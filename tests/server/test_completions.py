@@ -23,6 +23,18 @@ def test_a_stream_says_what_the_whole_completion_says(server: LiveServer) -> Non
     assert [text_of(chunks, index) for index in range(3)] == [choice["text"] for choice in whole["choices"]]
 
 
+def test_streamed_choices_keep_their_own_prompts_and_counts(server: LiveServer) -> None:
+    server.engine.delay_s = 0.001
+    parameters: dict[str, Any] = {"seed": 5, "n": 2, "max_tokens": 4, "echo": True, "logprobs": 1}
+    whole = server.complete(["one", "three"], **parameters).json()["choices"]
+    chunks = chunks_of(server.complete(["one", "three"], stream=True, **parameters))
+    for index, choice in enumerate(whole):
+        pieces = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert "".join(piece["text"] for piece in pieces) == choice["text"]
+        for name, entries in choice["logprobs"].items():
+            assert [entry for piece in pieces for entry in piece["logprobs"][name]] == entries
+
+
 def test_one_chunk_per_token_and_no_more(server: LiveServer) -> None:
     chunks = chunks_of(server.complete("Hi", max_tokens=7, stream=True))
     assert len(chunks) == 7
