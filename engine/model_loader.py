@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine import attention_hook
+from engine.activations import replace_activations
 from engine.checkpoint import check_checkpoint, is_local
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelError, UnsupportedModelError
@@ -54,8 +55,9 @@ def load_model(config: EngineConfig) -> LoadedModel:
     text_config = hf_config.get_text_config(decoder=True)
     layers = probe_layers(module, text_config, device)
     kernels = load_kernels() if device.type == "cpu" else None
-    if kernels is not None:
-        torch.ops.twostep.replace_activations()
+    if device.type == "cpu":
+        replace = torch.ops.twostep.replace_activations if kernels else replace_activations
+        replace()
     report = prepare_linears(module, kernels is not None)
     for name in report.unconverted:
         logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)

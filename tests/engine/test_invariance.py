@@ -1,6 +1,9 @@
 """Same request, same answer, bit for bit: alone, among others, in chunks, after a prefix hit, after preemption."""
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -103,3 +106,10 @@ def test_other_seeds_give_other_answers(tiny_model: Callable[..., LoadedModel]) 
     model = tiny_model("llama")
     answers = [[token_id for token_id, _, _ in alone(model, {**SAMPLED, "seed": seed})] for seed in range(5)]
     assert len({tuple(tokens) for tokens in answers}) == 5
+
+
+def test_it_holds_in_plain_torch_too() -> None:
+    """The same tests in a process that has no kernels."""
+    command = [sys.executable, "-m", "pytest", "-q", "-k", "(llama or gpt_oss) and greedy", __file__]
+    result = subprocess.run(command, env={**os.environ, "TWOSTEP_KERNELS": "off"}, capture_output=True, text=True)
+    assert result.returncode == 0 and "4 passed" in result.stdout, result.stdout
