@@ -16,7 +16,7 @@ from torch.nn import functional
 from engine.attention.metadata import AttentionMetadata
 
 _TILE = 64  # keys summed as one tree; tiles are cut at multiples of it, counted from position 0
-_ROWS_AT_ONCE = 16  # query tokens handled together, for the size of intermediate tensors only
+_ROWS_AT_ONCE = 8  # query tokens handled together, for the size of intermediate tensors only
 _EXP_TERMS = 14  # of the Taylor series on [-ln(2) / 2, ln(2) / 2], for double precision
 _LN2_HIGH = 0.693147180369123816490  # the leading 33 bits of ln(2): a product with a small integer is exact
 _LN2_LOW = 1.90821492927058770002e-10  # the rest of ln(2)
@@ -64,10 +64,11 @@ def paged_attention(
         for begin in range(starts[i], starts[i + 1], _ROWS_AT_ONCE):
             end = min(begin + _ROWS_AT_ONCE, starts[i + 1])
             positions = torch.arange(begin + to_position, end + to_position, device=query.device)
-            scores = _scores(query[begin:end].float(), keys, scaling, softcap)
-            visible = _visible(positions, keys.shape[1], sliding_window)
+            tiles = _visible_tiles(begin + to_position, end - 1 + to_position, sliding_window)
+            scores = _scores(query[begin:end].float(), keys[:, tiles], scaling, softcap)
+            visible = _visible(positions, tiles, sliding_window)
             scores = scores.masked_fill(~visible[:, None, :], -torch.inf)
-            output[begin:end] = _softmax_times_values(scores, values, sinks).to(query.dtype)
+            output[begin:end] = _softmax_times_values(scores, values[:, tiles], sinks).to(query.dtype)
     return output
 
 
@@ -85,14 +86,20 @@ def _gather(cache: Tensor, block_table: Tensor, context_len: int, num_heads: int
 
 def _scores(query: Tensor, keys: Tensor, scaling: float, softcap: float | None) -> Tensor:
     """query [rows, num_heads, size], keys [num_heads, context, size] -> [rows, num_heads, context] float32."""
-    tiles = [_sum_last(query[:, :, None, :] * tile) for tile in _tiles(keys, 1)]
+    tiles = [_tree_sum(query[:, :, None, :] * tile, -1) for tile in _tiles(keys, 1)]
     scores = torch.cat(tiles, dim=-1) * scaling
     return scores if softcap is None else softcap * _tanh(scores / softcap)
 
 
-def _visible(positions: Tensor, num_keys: int, sliding_window: int | None) -> Tensor:
-    """Which keys each row may see, [rows, num_keys] bool."""
-    key_positions = torch.arange(num_keys, device=positions.device)
+def _visible_tiles(first: int, last: int, sliding_window: int | None) -> slice:
+    """The whole tiles [start, stop) that hold every key some row at positions first to last sees."""
+    start = 0 if sliding_window is None else max(0, first - sliding_window + 1)
+    return slice(start // _TILE * _TILE, (last // _TILE + 1) * _TILE)
+
+
+def _visible(positions: Tensor, tiles: slice, sliding_window: int | None) -> Tensor:
+    """Which keys of the tiles each row may see, [rows, number of keys] bool."""
+    key_positions = torch.arange(tiles.start, tiles.stop, device=positions.device)
     visible = key_positions <= positions[:, None]
     if sliding_window is not None:
         visible &= key_positions > positions[:, None] - sliding_window
@@ -110,8 +117,8 @@ def _softmax_times_values(scores: Tensor, values: Tensor, sinks: Tensor | None) 
         total = _exp((sinks.float()[:, None] - maximum).double()).float()
     weighted = scores.new_zeros(*scores.shape[:2], values.shape[2])
     for weight, value in zip(_tiles(weights, 2), _tiles(values, 1), strict=True):
-        total = total + _sum_last(weight)[..., None]
-        weighted = weighted + _sum_last((weight[..., None] * value).transpose(-1, -2))
+        weighted = weighted + _tree_sum(weight[..., None] * value, -2)
+        total = total + _tree_sum(weight.clone(), -1)[..., None]
     return weighted / total + 0.0  # a masked key adds a zero of either sign: -0 becomes +0
 
 
@@ -120,14 +127,14 @@ def _tiles(x: Tensor, dim: int) -> Iterator[Tensor]:
     return (x.narrow(dim, begin, _TILE) for begin in range(0, x.shape[dim], _TILE))
 
 
-def _sum_last(terms: Tensor) -> Tensor:
-    """The sum over the last dimension, as a tree of halves whose shape only that dimension's size decides."""
-    size = 1 << max(terms.shape[-1] - 1, 0).bit_length()
-    terms = functional.pad(terms, (0, size - terms.shape[-1]))
+def _tree_sum(terms: Tensor, dim: int) -> Tensor:
+    """The sum over `dim` as a tree of halves, whose shape only that dimension's size decides. Overwrites `terms`."""
+    size = terms.shape[dim]
     while size > 1:
-        size //= 2
-        terms = terms[..., :size] + terms[..., size:]
-    return terms[..., 0]
+        half = (size + 1) // 2
+        terms.narrow(dim, 0, size - half).add_(terms.narrow(dim, half, size - half))
+        size = half
+    return terms.select(dim, 0)
 
 
 def _exp(x: Tensor) -> Tensor:

@@ -8,9 +8,9 @@
 //   - A score sums over the head size in order. A row walks the tiles of a split in order with the online softmax
 //     (Milakov and Gimelshein 2018; Dao et al., FlashAttention 2022), starting anew in each split.
 //   - The splits of a row are merged in order, whether one thread did them all or each another (Flash-Decoding, 2023).
-//   - Rows share the loading of a tile, never arithmetic: rows of every block size run the same instructions, with
-//     explicit fused multiply-adds. Keys that a row may not see have weight 0, and adding 0 times a value changes no
-//     sum (finish_row turns the one exception, a zero's sign, into +0), so tiles and tails of tiles can be left out.
+//   - Rows share the loading of a tile, never arithmetic: blocks of however many rows run the same instructions, with
+//     explicit fused multiply-adds. Keys that a row may not see have weight 0, and adding 0 times a (finite) value
+//     changes no sum (`finish` turns the one exception, a zero's sign, into +0), so such keys can also be left out.
 //
 // Block tables are those of PagedAttention (Kwon et al. 2023).
 
@@ -24,148 +24,22 @@
 #include <cstdlib>
 #include <limits>
 #include <memory>
-#include <type_traits>
 #include <vector>
 
-#include "vec.h"
+#include "attention_amx.h"
+#include "attention_vector.h"
 
 namespace {
 
 using namespace twostep;
+using namespace twostep::attention;
 
-constexpr int kTileKeys = 64;
-constexpr int kTileVecs = kTileKeys / kLanes;
 constexpr int kSplitKeys = 512;
-constexpr int kRowBlock = 6;        // rows whose accumulators stay in registers together
-constexpr int kRowsPerTask = 64;    // query rows (tokens x heads of a group) that share each loaded tile
-constexpr int kTasksPerThread = 4;  // with fewer, contexts are split among threads
-constexpr int64_t kSerialWork = 1 << 15;  // multiply-adds below which waking the thread pool costs more than it saves
+constexpr int kTasksPerThread = 4;                        // with fewer, contexts are split among threads
+constexpr int kPrefetchPerCopy = 3, kPrefetchPerRow = 6;  // keys: spreads a tile of them over the work on the last
+constexpr int64_t kSerialWork = 1 << 18;                  // multiply-adds below which a second thread does not pay
+constexpr int64_t kSerialCopy = 1 << 15;                  // elements, likewise
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-#if defined(__AVX512F__)
-constexpr int kColumnVecs = 4;  // kRowBlock * kColumnVecs accumulators, of 32 registers
-#else
-constexpr int kColumnVecs = 1;
-#endif
-
-int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
-
-// ---- How scores multiply and add ------------------------------------------------------------------------------------
-//
-// Queries and keys are packed into 32-bit words along the head size, padded with zeros to a multiple of four words.
-
-// A word is one float.
-template <class T>
-struct FloatWords {
-  using Element = T;
-  static constexpr int kPack = 1;
-  static Quad load_quad(const float* source) {
-    Quad words;
-    std::memcpy(&words, source, sizeof(words));
-    return words;
-  }
-  static Quad load_quad(const at::BFloat16* source) {
-    return Quad{float(source[0]), float(source[1]), float(source[2]), float(source[3])};
-  }
-  static Vec multiply_add(Vec sum, Vec keys, const float* query) { return fma(keys, broadcast(*query), sum); }
-};
-
-#if defined(__AVX512BF16__)
-// A word is a pair of bfloat16; their products are exact in float32.
-struct PairWords {
-  using Element = at::BFloat16;
-  static constexpr int kPack = 2;
-  static Quad load_quad(const at::BFloat16* source) {
-    Quad words;
-    std::memcpy(&words, source, sizeof(words));
-    return words;
-  }
-  static Vec multiply_add(Vec sum, Vec keys, const float* query) {
-    const __m512 pair = (__m512)broadcast(*query).part[0];
-    return Vec{{(PartF)_mm512_dpbf16_ps((__m512)sum.part[0], (__m512bh)(__m512)keys.part[0], (__m512bh)pair)}};
-  }
-};
-#endif
-
-// Words [0, num_words) of one head's vector, four at a time: f(word, Quad of words [word, word + 4)).
-template <class Words, class F>
-inline void each_quad(const typename Words::Element* source, int64_t head_size, F f) {
-  constexpr int kElements = 4 * Words::kPack;
-  int64_t begin = 0;
-  for (; begin + kElements <= head_size; begin += kElements) f(begin / Words::kPack, Words::load_quad(source + begin));
-  if (begin < head_size) {
-    typename Words::Element padded[kElements] = {};
-    std::memcpy(padded, source + begin, (head_size - begin) * sizeof(padded[0]));
-    f(begin / Words::kPack, Words::load_quad(padded));
-  }
-}
-
-// ---- Micro-kernels: ROWS query rows against one tile ----------------------------------------------------------------
-
-// scores[row][key] = sum over words, in order; keys is [num_words][kTileKeys].
-template <class Words, int ROWS>
-void score_rows(const float* queries, const float* keys, int64_t num_words, float* scores) {
-  for (int column = 0; column < kTileKeys; column += kColumnVecs * kLanes) {
-    Vec sums[ROWS][kColumnVecs] = {};
-    for (int64_t word = 0; word < num_words; ++word) {
-#pragma GCC unroll 8
-      for (int row = 0; row < ROWS; ++row) {
-#pragma GCC unroll 8
-        for (int v = 0; v < kColumnVecs; ++v) {
-          const Vec key = load(keys + word * kTileKeys + column + v * kLanes);
-          sums[row][v] = Words::multiply_add(sums[row][v], key, queries + row * num_words + word);
-        }
-      }
-    }
-    for (int row = 0; row < ROWS; ++row)
-      for (int v = 0; v < kColumnVecs; ++v) store(scores + row * kTileKeys + column + v * kLanes, sums[row][v]);
-  }
-}
-
-// out[row][columns] = out * factors[row] + sum over keys [begin, end), in order, of weights[row][key] * values[key].
-template <int ROWS, int VECS>
-void add_columns(const float* weights, const float* factors, const float* values, int begin, int end, int64_t stride,
-                 float* out) {
-  Vec sums[ROWS][VECS];
-#pragma GCC unroll 8
-  for (int row = 0; row < ROWS; ++row)
-#pragma GCC unroll 8
-    for (int v = 0; v < VECS; ++v) sums[row][v] = load(out + row * stride + v * kLanes) * broadcast(factors[row]);
-  for (int key = begin; key < end; ++key) {
-#pragma GCC unroll 8
-    for (int row = 0; row < ROWS; ++row) {
-      const Vec weight = broadcast(weights[row * kTileKeys + key]);
-#pragma GCC unroll 8
-      for (int v = 0; v < VECS; ++v)
-        sums[row][v] = fma(weight, load(values + key * stride + v * kLanes), sums[row][v]);
-    }
-  }
-  for (int row = 0; row < ROWS; ++row)
-    for (int v = 0; v < VECS; ++v) store(out + row * stride + v * kLanes, sums[row][v]);
-}
-
-template <int ROWS>
-void add_values(const float* weights, const float* factors, const float* values, int begin, int end, int64_t stride,
-                float* out) {
-  int64_t column = 0;
-  for (; column + kColumnVecs * kLanes <= stride; column += kColumnVecs * kLanes)
-    add_columns<ROWS, kColumnVecs>(weights, factors, values + column, begin, end, stride, out + column);
-  for (; column < stride; column += kLanes)
-    add_columns<ROWS, 1>(weights, factors, values + column, begin, end, stride, out + column);
-}
-
-// Calls f with the number of rows, 1 to kRowBlock, as a compile-time constant.
-template <class F>
-inline void with_constant_rows(int rows, F f) {
-  switch (rows) {
-    case 1: return f(std::integral_constant<int, 1>{});
-    case 2: return f(std::integral_constant<int, 2>{});
-    case 3: return f(std::integral_constant<int, 3>{});
-    case 4: return f(std::integral_constant<int, 4>{});
-    case 5: return f(std::integral_constant<int, 5>{});
-    default: return f(std::integral_constant<int, kRowBlock>{});
-  }
-}
 
 // ---- One call's data ------------------------------------------------------------------------------------------------
 
@@ -174,8 +48,8 @@ struct Problem {
   const Element* query;  // rows of head_size elements at query + token * query_token_stride + head * query_head_stride
   int64_t query_token_stride, query_head_stride;
   const Element *key_cache, *value_cache;  // [blocks, num_kv_heads, block_size, head_size or value_size]
-  const int32_t* block_tables;             // [num_seqs, max_blocks]
-  int64_t max_blocks;
+  const int32_t *block_tables, *cu_seqlens_q, *context_lens;  // as in AttentionMetadata
+  int64_t num_seqs, max_blocks;
   const float* sinks;  // [num_heads] or null
   Element* output;     // [num_tokens, num_heads, value_size]
   int64_t num_heads, num_kv_heads, group, block_size, head_size, value_size;
@@ -239,26 +113,30 @@ class Scratch {
 
 // ---- One thread's work ----------------------------------------------------------------------------------------------
 
-template <class Words>
+template <class Tiles>
 class Worker {
  public:
-  using Element = typename Words::Element;
+  using Words = typename Tiles::Words;
+  using Element = typename Tiles::Element;
 
   Worker(const Problem<Element>& problem, int64_t max_rows)
       : p_(problem),
-        num_words_(round_up((p_.head_size + Words::kPack - 1) / Words::kPack, 4)),
+        num_words_(Tiles::query_words(p_.head_size)),
         stride_(p_.padded_value_size()),
         state_floats_(State::num_floats(max_rows, stride_)) {
     static thread_local Scratch scratch;
-    scratch.reset(max_rows * (num_words_ + kLanes) + kTileKeys * (num_words_ + stride_) + 2 * state_floats_ +
-                  kRowBlock * kTileKeys + 8 * kLanes);
-    queries_ = scratch.take(max_rows * num_words_);
+    const int64_t query_words = max_rows * num_words_, key_words = num_words_ * kTileKeys;
+    const int64_t value_words = Tiles::value_words(stride_), num_scores = Tiles::kRowBlock * kTileKeys;
+    scratch.reset(query_words + key_words + value_words + num_scores + max_rows * kLanes + 2 * state_floats_);
+    queries_ = scratch.take(query_words);
+    keys_ = scratch.take(key_words);
+    values_ = scratch.take(value_words);
+    scores_ = scratch.take(num_scores);
     lane_totals_ = scratch.take(max_rows * kLanes);
-    keys_ = scratch.take(num_words_ * kTileKeys);
-    values_ = scratch.take(kTileKeys * stride_);
-    scores_ = scratch.take(kRowBlock * kTileKeys);
     part_memory_ = scratch.take(state_floats_);
     whole_memory_ = scratch.take(state_floats_);
+    std::fill_n(queries_, query_words, 0.0f);  // the padding of words stays zero, for all tasks
+    std::fill_n(keys_, key_words, 0.0f);
   }
 
   // The whole of a task: every split, merged in order, and the output.
@@ -300,8 +178,8 @@ class Worker {
   void load_queries(const Task& task) {
     for (int64_t row = 0; row < task.num_tokens * p_.group; ++row) {
       const int64_t token = task.first_token + row / p_.group, head = task.kv_head * p_.group + row % p_.group;
-      each_quad<Words>(p_.query + token * p_.query_token_stride + head * p_.query_head_stride, p_.head_size,
-                       [&](int64_t word, Quad q) { std::memcpy(queries_ + row * num_words_ + word, &q, sizeof(q)); });
+      const Element* source = p_.query + token * p_.query_token_stride + head * p_.query_head_stride;
+      Words::load_query(source, p_.head_size, queries_ + row * num_words_);
     }
   }
 
@@ -312,6 +190,7 @@ class Worker {
     std::fill_n(lane_totals_, rows * kLanes, 0.0f);
     const int64_t begin = std::max(split * kSplitKeys, p_.first_visible(task.first_position) / kTileKeys * kTileKeys);
     const int64_t end = std::min((split + 1) * kSplitKeys, task.last_position() + 1);
+    find_entries(task, begin);
     for (int64_t tile = begin; tile < end; tile += kTileKeys) attend_tile(task, tile, part);
     for (int64_t row = 0; row < rows; ++row) part.total[row] = fold_add(load(lane_totals_ + row * kLanes));
   }
@@ -321,77 +200,62 @@ class Worker {
   void attend_tile(const Task& task, int64_t tile, State& part) {
     const int64_t first = std::max<int64_t>(0, tile - task.first_position);
     int64_t end = task.num_tokens;
-    while (end > first && p_.first_visible(task.first_position + end - 1) >= tile + kTileKeys) --end;
-    if (end <= first) return;
+    while (p_.first_visible(task.first_position + end - 1) >= tile + kTileKeys) --end;
     load_tile(task, tile, std::min<int64_t>(kTileKeys, task.first_position + end - tile));
     const int64_t begin_row = first * p_.group, end_row = end * p_.group;
-    const int64_t num_blocks = (end_row - begin_row + kRowBlock - 1) / kRowBlock;
+    const int64_t num_blocks = (end_row - begin_row + Tiles::kRowBlock - 1) / Tiles::kRowBlock;
     for (int64_t i = 0; i < num_blocks; ++i) {  // blocks of equal size, or one row less
       const int64_t row = begin_row + (end_row - begin_row) * i / num_blocks;
       const int64_t next = begin_row + (end_row - begin_row) * (i + 1) / num_blocks;
-      with_constant_rows(int(next - row), [&](auto rows) { attend_rows<decltype(rows)::value>(task, tile, row, part); });
+      attend_rows(task, tile, row, int(next - row), part);
     }
   }
 
-  // Copies keys and values of positions [tile, tile + num_keys) out of their blocks: keys transposed to words by keys,
-  // values widened to float32. Columns of keys that are not there keep what they held; their scores are masked.
+  // Copies the tile's first `num_keys` keys and values out of their blocks, packed as Tiles wants them. Columns of keys
+  // that are not there keep what they held; their scores are masked. Between copies asks memory for the tile to come.
   void load_tile(const Task& task, int64_t tile, int64_t num_keys) {
-    int64_t entries[kTileKeys];  // a key's number among the rows of the cache
-    find_entries(task, tile, num_keys, entries);
-    for (int key = 0; key < num_keys; key += kLanes) load_keys(entries + key, keys_ + key);
-    const int64_t whole_size = p_.value_size / kLanes * kLanes;
-    for (int64_t key = 0; key < num_keys; ++key) {
-      const Element* source = p_.value_cache + entries[key] * p_.value_size;
-      float* target = values_ + key * stride_;
-      for (int64_t column = 0; column < whole_size; column += kLanes) store(target + column, load(source + column));
-      if (whole_size < p_.value_size)
-        store(target + whole_size, load_first(source + whole_size, p_.value_size - whole_size));
+    int64_t entries[kTileKeys];
+    std::copy_n(entries_, kTileKeys, entries);
+    const bool is_last = tile + kTileKeys > task.last_position();
+    if (!is_last) find_entries(task, tile + kTileKeys);
+    prefetched_ = is_last ? kTileKeys : 0;
+    for (int key = 0; key < kTileKeys; key += kLanes) {
+      if (key < num_keys) load_sixteen_keys<Words>(p_.key_cache, p_.head_size, entries + key, keys_ + key);
+      prefetch_keys(kPrefetchPerCopy);
+      Tiles::load_values(p_.value_cache, p_.value_size, entries, key, num_keys, stride_, values_);
+      prefetch_keys(kPrefetchPerCopy);
     }
   }
 
-  void find_entries(const Task& task, int64_t tile, int64_t num_keys, int64_t* entries) const {
+  void prefetch_keys(int64_t count) {
+    for (const int64_t end = std::min<int64_t>(kTileKeys, prefetched_ + count); prefetched_ < end; ++prefetched_) {
+      prefetch(p_.key_cache + entries_[prefetched_] * p_.head_size, p_.head_size);
+      prefetch(p_.value_cache + entries_[prefetched_] * p_.value_size, p_.value_size);
+    }
+  }
+
+  static void prefetch(const Element* first, int64_t count) {
+    for (int64_t i = 0; i < count; i += 64 / sizeof(Element)) __builtin_prefetch(first + i, 0, 2);
+  }
+
+  // Where the keys of positions [tile, tile + kTileKeys) lie. Beyond the task's last any entry will do that exists.
+  void find_entries(const Task& task, int64_t tile) {
     const int32_t* table = p_.block_tables + task.sequence * p_.max_blocks;
+    const int64_t num_keys = task.last_position() + 1 - tile;
     int64_t block = tile / p_.block_size, offset = tile % p_.block_size;
     for (int64_t key = 0; key < kTileKeys; ++key) {
-      // Beyond the last key any entry will do that exists.
-      entries[key] = key < num_keys ? (table[block] * p_.num_kv_heads + task.kv_head) * p_.block_size + offset : entries[0];
+      entries_[key] = key < num_keys ? (table[block] * p_.num_kv_heads + task.kv_head) * p_.block_size + offset
+                                     : entries_[0];
       if (++offset == p_.block_size) offset = 0, ++block;
     }
   }
 
-  void load_keys(const int64_t* entries, float* target) {
-    const auto quad_of = [&](int key, int64_t element) {
-      return Words::load_quad(p_.key_cache + entries[key] * p_.head_size + element);
-    };
-    constexpr int kElements = 4 * Words::kPack;
-    int64_t element = 0;
-    for (; element + kElements <= p_.head_size; element += kElements) {
-      Vec v[4];
-#pragma GCC unroll 4
-      for (int r = 0; r < 4; ++r)
-        v[r] = concatenate(quad_of(r, element), quad_of(4 + r, element), quad_of(8 + r, element), quad_of(12 + r, element));
-      transpose_quarters(v);
-      for (int r = 0; r < 4; ++r) store(target + (element / Words::kPack + r) * kTileKeys, v[r]);
-    }
-    if (element < p_.head_size) load_last_words(entries, element, target);
-  }
-
-  void load_last_words(const int64_t* entries, int64_t element, float* target) {
-    for (int key = 0; key < kLanes; ++key) {
-      Element padded[4 * Words::kPack] = {};
-      std::memcpy(padded, p_.key_cache + entries[key] * p_.head_size + element,
-                  (p_.head_size - element) * sizeof(Element));
-      const Quad words = Words::load_quad(padded);
-      for (int r = 0; r < 4; ++r) target[(element / Words::kPack + r) * kTileKeys + key] = words[r];
-    }
-  }
-
-  template <int ROWS>
-  void attend_rows(const Task& task, int64_t tile, int64_t first_row, State& part) {
-    score_rows<Words, ROWS>(queries_ + first_row * num_words_, keys_, num_words_, scores_);
-    float factors[ROWS];
+  void attend_rows(const Task& task, int64_t tile, int64_t first_row, int rows, State& part) {
+    tiles_.score(rows, queries_ + first_row * num_words_, keys_, num_words_, scores_);
+    float factors[Tiles::kRowBlock];
     int begin = kTileKeys, end = 0;  // the keys that any of the rows sees
-    for (int i = 0; i < ROWS; ++i) {
+    for (int i = 0; i < rows; ++i) {
+      prefetch_keys(kPrefetchPerRow);
       const int64_t row = first_row + i, position = task.first_position + row / p_.group;
       const int first = int(std::max<int64_t>(0, p_.first_visible(position) - tile));
       const int last = int(std::min<int64_t>(kTileKeys, position + 1 - tile));
@@ -399,7 +263,7 @@ class Worker {
       begin = std::min(begin, first);
       end = std::max(end, last);
     }
-    add_values<ROWS>(scores_, factors, values_, begin, end, stride_, part.out + first_row * stride_);
+    tiles_.add(rows, scores_, factors, values_, begin, end, stride_, part.out + first_row * stride_);
   }
 
   // One step of the online softmax. Turns a row's scores, of which keys [begin, end) are visible, into weights
@@ -431,10 +295,11 @@ class Worker {
     }
   }
 
-  // Joins the next split's softmax to that of the splits before it. A row that saw no key in the split stays as it is.
+  // Joins the next split's softmax to that of the splits before it. A row that saw no key in the split (else its total
+  // is at least 1, the weight of its largest score, or NaN) stays as it is.
   void merge(const State& part, State& whole, int64_t rows) const {
     for (int64_t row = 0; row < rows; ++row) {
-      if (part.maximum[row] == -kInfinity) continue;
+      if (part.total[row] == 0.0f) continue;
       const float maximum = std::max(part.maximum[row], whole.maximum[row]);
       const Vec old_factor = exp_nonpositive(broadcast(whole.maximum[row] - maximum));
       const Vec new_factor = exp_nonpositive(broadcast(part.maximum[row] - maximum));
@@ -452,10 +317,8 @@ class Worker {
       const Vec norm = broadcast(normalizer(whole.maximum[row], whole.total[row], head));
       Element* target = p_.output + (token * p_.num_heads + head) * p_.value_size;
       for (int64_t column = 0; column < p_.value_size; column += kLanes) {
-        alignas(64) float result[kLanes];
-        store(result, fma(load(whole.out + row * stride_ + column), norm, Vec{}));  // + 0: no result is -0
-        const int64_t count = std::min<int64_t>(kLanes, p_.value_size - column);
-        for (int64_t i = 0; i < count; ++i) target[column + i] = static_cast<Element>(result[i]);
+        const Vec result = fma(load(whole.out + row * stride_ + column), norm, Vec{});  // + 0: no result is -0
+        store_first(target + column, std::min<int64_t>(kLanes, p_.value_size - column), result);
       }
     }
   }
@@ -469,33 +332,36 @@ class Worker {
   }
 
   const Problem<Element>& p_;
+  Tiles tiles_;
   const int64_t num_words_, stride_, state_floats_;
-  float *queries_, *keys_, *values_;            // [max_rows, num_words_], [num_words_, kTileKeys], [kTileKeys, stride_]
-  float *scores_, *lane_totals_;                // [kRowBlock, kTileKeys], [max_rows, kLanes]
-  float *part_memory_, *whole_memory_;          // a State each
+  int64_t prefetched_ = 0;              // keys of that tile that memory was asked for
+  int64_t entries_[kTileKeys];          // of the tile to load next: its keys' numbers among the rows of the cache
+  float *queries_, *keys_, *values_;    // [max_rows, num_words_], [num_words_, kTileKeys], as Tiles has it
+  float *scores_, *lane_totals_;        // [Tiles::kRowBlock, kTileKeys], [max_rows, kLanes]
+  float *part_memory_, *whole_memory_;  // a State each
 };
 
 // ---- Sharing the work among threads ---------------------------------------------------------------------------------
 
 // Runs f(worker, i) for i in [0, count), each thread taking the next i when it is free.
-template <class Words, class F>
-void share(const Problem<typename Words::Element>& problem, int64_t max_rows, int64_t count, int64_t threads, F f) {
+template <class Tiles, class F>
+void share(const Problem<typename Tiles::Element>& problem, int64_t max_rows, int64_t count, int64_t threads, F f) {
   std::atomic<int64_t> next{0};
   at::parallel_for(0, std::min(count, threads), 1, [&](int64_t, int64_t) {
-    Worker<Words> worker(problem, max_rows);
+    Worker<Tiles> worker(problem, max_rows);
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(worker, i);
   });
 }
 
 template <class Element>
-std::vector<Task> make_tasks(const Problem<Element>& p, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens) {
-  const int64_t tokens_per_task = std::max<int64_t>(1, kRowsPerTask / p.group);
-  const int32_t *starts = cu_seqlens_q.const_data_ptr<int32_t>(), *lengths = context_lens.const_data_ptr<int32_t>();
+std::vector<Task> make_tasks(const Problem<Element>& p, int64_t rows_per_task) {
+  int64_t tokens_per_task = std::max<int64_t>(1, rows_per_task / p.group);
+  if (tokens_per_task > 16) tokens_per_task = tokens_per_task / 16 * 16;  // whole blocks of rows for any group
   std::vector<Task> tasks;
-  for (int64_t sequence = 0; sequence < context_lens.numel(); ++sequence) {
-    // The sequence's tokens are [starts[sequence], starts[sequence + 1]); token t has position t + to_position.
-    const int64_t end = starts[sequence + 1], to_position = lengths[sequence] - end;
-    for (int64_t token = starts[sequence]; token < end; token += tokens_per_task) {
+  for (int64_t sequence = 0; sequence < p.num_seqs; ++sequence) {
+    // The sequence's tokens are [cu_seqlens_q[sequence], end); token t has position t + to_position.
+    const int64_t end = p.cu_seqlens_q[sequence + 1], to_position = p.context_lens[sequence] - end;
+    for (int64_t token = p.cu_seqlens_q[sequence]; token < end; token += tokens_per_task) {
       for (int64_t kv_head = 0; kv_head < p.num_kv_heads; ++kv_head) {
         Task task{sequence, kv_head, token, std::min(tokens_per_task, end - token), token + to_position, 0, 0};
         task.first_split = p.first_visible(task.first_position) / kSplitKeys;
@@ -505,13 +371,15 @@ std::vector<Task> make_tasks(const Problem<Element>& p, const at::Tensor& cu_seq
     }
   }
   // Longest first, so that threads finish together.
-  std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.num_splits() > b.num_splits(); });
+  const auto longer = [](const Task& a, const Task& b) { return a.num_splits() > b.num_splits(); };
+  std::stable_sort(tasks.begin(), tasks.end(), longer);
   return tasks;
 }
 
 // Few tasks for many threads: the unit of work is one split of one task, and merging comes after.
-template <class Words>
-void run_splits(const Problem<typename Words::Element>& p, std::vector<Task>& tasks, int64_t max_rows, int64_t threads) {
+template <class Tiles>
+void run_splits(const Problem<typename Tiles::Element>& p, std::vector<Task>& tasks, int64_t max_rows,
+                int64_t threads) {
   std::vector<std::pair<const Task*, int64_t>> units;
   int64_t num_floats = 0;
   for (const Task& task : tasks) {
@@ -524,14 +392,15 @@ void run_splits(const Problem<typename Words::Element>& p, std::vector<Task>& ta
     task.partials = partials;
     partials += task.num_splits() * State::num_floats(task.num_tokens * p.group, p.padded_value_size());
   }
-  share<Words>(p, max_rows, units.size(), threads,
-               [&](Worker<Words>& worker, int64_t i) { worker.run_split(*units[i].first, units[i].second); });
-  share<Words>(p, max_rows, tasks.size(), threads,
-               [&](Worker<Words>& worker, int64_t i) { worker.finish_shared(tasks[i]); });
+  share<Tiles>(p, max_rows, units.size(), threads,
+               [&](Worker<Tiles>& worker, int64_t i) { worker.run_split(*units[i].first, units[i].second); });
+  share<Tiles>(p, max_rows, tasks.size(), threads,
+               [&](Worker<Tiles>& worker, int64_t i) { worker.finish_shared(tasks[i]); });
 }
 
-template <class Words>
-void run_all(const Problem<typename Words::Element>& p, std::vector<Task>& tasks) {
+template <class Tiles>
+void run_all(const Problem<typename Tiles::Element>& p) {
+  std::vector<Task> tasks = make_tasks(p, Tiles::kRowsPerTask);
   int64_t max_rows = 0, work = 0, num_splits = 0;
   for (const Task& task : tasks) {
     const int64_t rows = task.num_tokens * p.group;
@@ -542,19 +411,22 @@ void run_all(const Problem<typename Words::Element>& p, std::vector<Task>& tasks
   const int64_t threads = work < kSerialWork ? 1 : at::get_num_threads();
   const int64_t num_tasks = tasks.size();
   if (threads > 1 && num_tasks < threads * kTasksPerThread && num_splits > num_tasks) {
-    run_splits<Words>(p, tasks, max_rows, threads);
+    run_splits<Tiles>(p, tasks, max_rows, threads);
   } else {
-    share<Words>(p, max_rows, num_tasks, threads, [&](Worker<Words>& worker, int64_t i) { worker.run(tasks[i]); });
+    share<Tiles>(p, max_rows, num_tasks, threads, [&](Worker<Tiles>& worker, int64_t i) { worker.run(tasks[i]); });
   }
 }
 
-void run_problem(const Problem<float>& p, std::vector<Task>& tasks) { run_all<FloatWords<float>>(p, tasks); }
+void run_problem(const Problem<float>& p) { run_all<VectorTiles<FloatWords>>(p); }
 
-void run_problem(const Problem<at::BFloat16>& p, std::vector<Task>& tasks) {
-#if defined(__AVX512BF16__)
-  run_all<PairWords>(p, tasks);
+void run_problem(const Problem<at::BFloat16>& p) {
+#if defined(__AMX_BF16__)
+  if (amx::is_granted()) return run_all<AmxTiles>(p);
+  run_all<VectorTiles<WidenedWords>>(p);  // Intel multiplies pairs at half the speed of float32
+#elif defined(__AVX512BF16__)
+  run_all<VectorTiles<PairWords>>(p);
 #else
-  run_all<FloatWords<at::BFloat16>>(p, tasks);
+  run_all<VectorTiles<WidenedWords>>(p);
 #endif
 }
 
@@ -584,15 +456,16 @@ void attend(const at::Tensor& query, const at::Tensor& key_cache, const at::Tens
   p.query = query.const_data_ptr<Element>();
   p.query_token_stride = query.stride(0), p.query_head_stride = query.stride(1);
   p.key_cache = key_cache.const_data_ptr<Element>(), p.value_cache = value_cache.const_data_ptr<Element>();
-  p.block_tables = block_tables.const_data_ptr<int32_t>(), p.max_blocks = block_tables.size(1);
+  p.block_tables = block_tables.const_data_ptr<int32_t>();
+  p.cu_seqlens_q = cu_seqlens_q.const_data_ptr<int32_t>(), p.context_lens = context_lens.const_data_ptr<int32_t>();
+  p.num_seqs = block_tables.size(0), p.max_blocks = block_tables.size(1);
   p.sinks = sinks;
   p.output = output.mutable_data_ptr<Element>();
   p.num_heads = query.size(1), p.num_kv_heads = key_cache.size(1), p.group = p.num_heads / p.num_kv_heads;
   p.block_size = key_cache.size(2), p.head_size = key_cache.size(3), p.value_size = value_cache.size(3);
   p.scaling = float(scaling), p.softcap = float(softcap.value_or(0.0));
   p.window = sliding_window.value_or(int64_t(1) << 40);
-  std::vector<Task> tasks = make_tasks(p, cu_seqlens_q, context_lens);
-  run_problem(p, tasks);
+  run_problem(p);
 }
 
 at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache, const at::Tensor& value_cache,
@@ -632,7 +505,7 @@ void write_cache(const at::Tensor& rows, const at::Tensor& cache, const int64_t*
   const int64_t bytes = cache.element_size(), token_stride = source.stride(0), head_stride = source.stride(1);
   const char* from = static_cast<const char*>(source.const_data_ptr());
   char* to = static_cast<char*>(cache.mutable_data_ptr());
-  const int64_t grain = std::max<int64_t>(1, kSerialWork / std::max<int64_t>(1, num_heads * size));
+  const int64_t grain = std::max<int64_t>(1, kSerialCopy / std::max<int64_t>(1, num_heads * size));
   at::parallel_for(0, source.size(0), grain, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
       const int64_t block = slots[token] / block_size, offset = slots[token] % block_size;

@@ -151,7 +151,7 @@ def _run(command: Sequence[str]) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         lines = result.stderr.strip().splitlines() or ["no message"]
-        reason = next((line for line in lines if "error" in line), lines[-1])
+        reason = next((line for line in lines if "error:" in line), lines[-1])
         logger.debug("%s\n%s", " ".join(command), result.stderr)
         raise KernelBuildError(f"{Path(command[0]).name} failed: {reason}")
 

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -37,13 +39,21 @@ struct Vec {
   PartF part[kParts];
 };
 
-// One register's worth of `f(i)` for each part i.
+#define TWOSTEP_INLINE __attribute__((always_inline))
+
+// f(0), f(1), ... f(N - 1) with constants, written out before the compiler decides what stays in registers: a loop over
+// an array of vectors would keep them in memory.
+template <int N, class F>
+TWOSTEP_INLINE inline void unroll(F f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) TWOSTEP_INLINE { (f(std::integral_constant<int, I>{}), ...); }
+  (std::make_integer_sequence<int, N>{});
+}
+
+// The Vec whose part i is f(i).
 template <class F>
-inline Vec each_part(F f) {
-  Vec result;
-#pragma GCC unroll 4
-  for (int i = 0; i < kParts; ++i) result.part[i] = f(i);
-  return result;
+TWOSTEP_INLINE inline Vec each_part(F f) {
+  return [&]<int... I>(std::integer_sequence<int, I...>) TWOSTEP_INLINE { return Vec{{f(I)...}}; }
+  (std::make_integer_sequence<int, kParts>{});
 }
 
 inline PartF fma_part(PartF a, PartF b, PartF c) {
@@ -70,7 +80,13 @@ inline Vec fma(Vec a, Vec b, Vec c) {
   return each_part([&](int i) { return fma_part(a.part[i], b.part[i], c.part[i]); });
 }
 inline Vec broadcast(float x) {
-  return each_part([&](int) { return PartF{} + x; });
+#if defined(__AVX512F__)
+  return Vec{{(PartF)_mm512_set1_ps(x)}};
+#elif defined(__AVX2__) && defined(__FMA__)
+  return each_part([&](int) { return (PartF)_mm256_set1_ps(x); });
+#else
+  return each_part([&](int) { return PartF{x, x, x, x}; });
+#endif
 }
 // `yes` in the lanes where a < b, else `no`.
 inline Vec where_less(Vec a, Vec b, Vec yes, Vec no) {
@@ -78,15 +94,24 @@ inline Vec where_less(Vec a, Vec b, Vec yes, Vec no) {
 }
 
 inline Vec load(const float* source) {
-  Vec v;
-  std::memcpy(&v, source, sizeof(v));
-  return v;
+  return each_part([&](int i) {
+    PartF part;
+    std::memcpy(&part, source + i * kPartLanes, sizeof(part));
+    return part;
+  });
 }
 inline Vec load(const at::BFloat16* source) {
   return each_part([&](int i) {
     PartH halves;
     std::memcpy(&halves, source + i * kPartLanes, sizeof(halves));
-    return (PartF)(__builtin_convertvector(halves, PartU) << 16);
+#if defined(__AVX512F__)
+    const PartU words = (PartU)_mm512_cvtepu16_epi32((__m256i)halves);
+#elif defined(__AVX2__) && defined(__FMA__)
+    const PartU words = (PartU)_mm256_cvtepu16_epi32((__m128i)halves);
+#else
+    const PartU words = __builtin_convertvector(halves, PartU);
+#endif
+    return (PartF)(words << 16);
   });
 }
 // The first `count` < 16 elements, zeros after them; reads nothing beyond.
@@ -96,7 +121,24 @@ inline Vec load_first(const Element* source, int64_t count) {
   std::memcpy(buffer, source, count * sizeof(Element));
   return load(buffer);
 }
-inline void store(float* target, Vec v) { std::memcpy(target, &v, sizeof(v)); }
+inline void store(float* target, Vec v) {
+  unroll<kParts>([&](auto i) { std::memcpy(target + i * kPartLanes, &v.part[i], sizeof(v.part[i])); });
+}
+// Rounds to nearest, ties to even; a NaN stays one.
+inline void store(at::BFloat16* target, Vec v) {
+  unroll<kParts>([&](auto i) {
+    const PartU bits = (PartU)v.part[i];
+    const PartU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const PartH halves = __builtin_convertvector(v.part[i] == v.part[i] ? rounded : (bits >> 16) | 0x40u, PartH);
+    std::memcpy(target + i * kPartLanes, &halves, sizeof(halves));
+  });
+}
+template <class Element>
+inline void store_first(Element* target, int64_t count, Vec v) {
+  Element buffer[kLanes];
+  store(buffer, v);
+  std::memcpy(target, buffer, count * sizeof(Element));
+}
 
 // 0, 1, ... 15
 inline Vec lane_numbers() {
@@ -126,7 +168,7 @@ inline float fold_add(Vec v) {
   return fold(v, [](Quad a, Quad b) { return a + b; });
 }
 
-// e**x for x <= 0, to 1 or 2 units in the last place; e**0 is 1, and below e**-87 (the smallest normal numbers) it is 0.
+// e**x for x <= 0, to 1 or 2 units in the last place; e**0 is 1, and x < -87 gives 0 (near the least normal number).
 //
 // e**x = 2**n * e**r with n = round(x / ln 2) and |r| <= ln(2) / 2; e**r is 1 + r + r**2 * P(r), with P fitted for the
 // least relative error on that interval (3e-9). Adding 1.5 * 2**23 rounds to an integer and leaves it in the low bits.
@@ -196,11 +238,10 @@ inline Vec concatenate(Quad a, Quad b, Quad c, Quad d) {
   v = _mm512_insertf32x4(v, (__m128)c, 2);
   v = _mm512_insertf32x4(v, (__m128)d, 3);
   return Vec{{(PartF)v}};
+#elif defined(__AVX2__) && defined(__FMA__)
+  return Vec{{(PartF)_mm256_set_m128((__m128)b, (__m128)a), (PartF)_mm256_set_m128((__m128)d, (__m128)c)}};
 #else
-  const Quad quads[4] = {a, b, c, d};
-  Vec v;
-  std::memcpy(&v, quads, sizeof(v));
-  return v;
+  return Vec{{a, b, c, d}};
 #endif
 }
 

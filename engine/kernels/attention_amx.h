@@ -1,0 +1,190 @@
+// The tile arithmetic of attention.cpp in AMX tile registers, for bfloat16 on CPUs that have them: about ten times the
+// multiplications per cycle of attention_vector.h.
+//
+// tdpbf16ps adds to each of up to 16 x 16 float32 sums the products of 16 pairs of bfloat16. Each row of sums is
+// computed by itself and in one order, so how many rows a tile has changes no bit. Keys are packed as for vectors: 16
+// words of 16 keys are the right operand as it stands. A weight of the softmax is float32, and rounding it to bfloat16
+// would cost accuracy; it is multiplied as the sum of two bfloat16, which carries 16 bits of it.
+
+#pragma once
+
+#include "attention_vector.h"
+
+#if defined(__AMX_BF16__)
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace twostep::attention {
+
+// The instructions. The compiler's own intrinsics do not tell it which memory they read and write.
+namespace amx {
+
+// Linux saves tile registers only for processes that asked for them.
+inline bool is_granted() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+}
+
+// Gives registers 0 to 5 `rows` rows (sums and left operands), 6 and 7 sixteen (right operands); 64 bytes each.
+inline void configure(int rows) {
+  struct alignas(64) {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {};
+  } config;
+  for (int i = 0; i < 8; ++i) config.rows[i] = i < 6 ? rows : 16;
+  asm volatile("ldtilecfg %0" ::"m"(config));
+}
+
+inline void release() { asm volatile("tilerelease"); }
+
+template <int kTile>
+inline void load(const void* source, int64_t row_bytes) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(source), "r"(row_bytes), "i"(kTile) : "memory");
+}
+
+template <int kTile>
+inline void store(void* target, int64_t row_bytes) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(target), "r"(row_bytes), "i"(kTile) : "memory");
+}
+
+template <int kTile>
+inline void zero() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
+}
+
+template <int kSums, int kLeft, int kRight>
+inline void multiply_add() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kLeft), "i"(kRight));
+}
+
+}  // namespace amx
+
+class AmxTiles {
+ public:
+  using Words = PairWords;
+  using Element = at::BFloat16;
+  static constexpr int kRowBlock = 16, kRowsPerTask = 128;
+
+  static int64_t query_words(int64_t head_size) { return round_up(num_words<Words>(head_size), 16); }
+  static int64_t value_words(int64_t stride) { return kTileKeys / 2 * stride; }
+
+  AmxTiles() = default;
+  AmxTiles(const AmxTiles&) = delete;
+  ~AmxTiles() { amx::release(); }
+
+  // Values of keys [first, first + 16) as pairs of keys [key / 2][stride], zeros for keys from num_keys on.
+  static void load_values(const Element* cache, int64_t value_size, const int64_t* entries, int64_t first,
+                          int64_t num_keys, int64_t stride, float* target) {
+    for (int64_t key = first; key < first + kLanes; key += 2) {
+      float* pairs = target + key / 2 * stride;
+      if (key < num_keys) {
+        const bool has_odd = key + 1 < num_keys;
+        interleave(cache + entries[key] * value_size, cache + entries[key + has_odd] * value_size, has_odd, value_size,
+                   pairs);
+      } else {
+        std::fill_n(pairs, stride, 0.0f);
+      }
+    }
+  }
+
+  void score(int rows, const float* queries, const float* keys, int64_t num_words, float* scores) {
+    configure(rows);
+    constexpr int64_t kTileBytes = kTileKeys * sizeof(float);
+    amx::zero<0>(), amx::zero<1>(), amx::zero<2>(), amx::zero<3>();
+    for (int64_t word = 0; word < num_words; word += 16) {
+      const float* right = keys + word * kTileKeys;
+      amx::load<4>(queries + word, num_words * sizeof(float));
+      amx::load<6>(right, kTileBytes), amx::load<7>(right + kLanes, kTileBytes);
+      amx::multiply_add<0, 4, 6>(), amx::multiply_add<1, 4, 7>();
+      amx::load<6>(right + 2 * kLanes, kTileBytes), amx::load<7>(right + 3 * kLanes, kTileBytes);
+      amx::multiply_add<2, 4, 6>(), amx::multiply_add<3, 4, 7>();
+    }
+    amx::store<0>(scores, kTileBytes), amx::store<1>(scores + kLanes, kTileBytes);
+    amx::store<2>(scores + 2 * kLanes, kTileBytes), amx::store<3>(scores + 3 * kLanes, kTileBytes);
+  }
+
+  void add(int rows, const float* weights, const float* factors, const float* values, int, int, int64_t stride,
+           float* out) {
+    configure(rows);
+    for (int row = 0; row < rows; ++row) {
+      scale(out + row * stride, factors[row], stride);
+      split(weights + row * kTileKeys, high_[row], low_[row]);
+    }
+    constexpr int64_t kWeightBytes = sizeof(high_[0]);
+    amx::load<2>(high_, kWeightBytes), amx::load<3>(high_[0] + 32, kWeightBytes);
+    amx::load<4>(low_, kWeightBytes), amx::load<5>(low_[0] + 32, kWeightBytes);
+    int64_t column = 0;
+    for (; column + 2 * kLanes <= stride; column += 2 * kLanes) add_columns<2>(values + column, stride, out + column);
+    if (column < stride) add_columns<1>(values + column, stride, out + column);
+  }
+
+ private:
+  // One or two tiles of columns, together so that neither waits for its own last sum; the weights are in tiles 2 to 5.
+  template <int TILES>
+  static void add_columns(const float* values, int64_t stride, float* out) {
+    const int64_t row_bytes = stride * sizeof(float);
+    const float* last_values = values + 16 * stride;  // of keys 32 to 63
+    amx::load<0>(out, row_bytes), amx::load<6>(values, row_bytes);
+    if constexpr (TILES == 2) amx::load<1>(out + kLanes, row_bytes), amx::load<7>(values + kLanes, row_bytes);
+    amx::multiply_add<0, 2, 6>();
+    if constexpr (TILES == 2) amx::multiply_add<1, 2, 7>();
+    amx::multiply_add<0, 4, 6>(), amx::load<6>(last_values, row_bytes);
+    if constexpr (TILES == 2) amx::multiply_add<1, 4, 7>(), amx::load<7>(last_values + kLanes, row_bytes);
+    amx::multiply_add<0, 3, 6>();
+    if constexpr (TILES == 2) amx::multiply_add<1, 3, 7>();
+    amx::multiply_add<0, 5, 6>(), amx::store<0>(out, row_bytes);
+    if constexpr (TILES == 2) amx::multiply_add<1, 5, 7>(), amx::store<1>(out + kLanes, row_bytes);
+  }
+
+  // target[column] = the pair (even[column], odd[column]), zeros past the value's end and for an odd key that is not.
+  static void interleave(const Element* even, const Element* odd, bool has_odd, int64_t value_size, float* target) {
+    const __m512i lower = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i upper = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    for (int64_t column = 0; column < value_size; column += 2 * kLanes) {
+      const int64_t count = std::min<int64_t>(2 * kLanes, value_size - column);
+      const __mmask32 mask = ~__mmask32{0} >> (2 * kLanes - count);
+      const __m512i a = _mm512_maskz_loadu_epi16(mask, even + column);
+      const __m512i b = _mm512_maskz_loadu_epi16(has_odd ? mask : 0, odd + column);
+      // Columns 0 to 3, 8 to 11, 16 to 19 and 24 to 27 of 32, and those between.
+      const __m512i first = _mm512_unpacklo_epi16(a, b), second = _mm512_unpackhi_epi16(a, b);
+      _mm512_storeu_si512(target + column, _mm512_permutex2var_epi64(first, lower, second));
+      if (count > kLanes)
+        _mm512_storeu_si512(target + column + kLanes, _mm512_permutex2var_epi64(first, upper, second));
+    }
+  }
+
+  void configure(int rows) {
+    if (rows == configured_rows_) return;
+    amx::configure(rows);
+    configured_rows_ = rows;
+  }
+
+  static void scale(float* out, float factor, int64_t stride) {
+    if (factor == 1.0f) return;
+    for (int64_t i = 0; i < stride; i += kLanes) twostep::store(out + i, twostep::load(out + i) * broadcast(factor));
+  }
+
+  // high + low = weights, up to 2**-17 of each: kTileKeys bfloat16 each.
+  static void split(const float* weights, uint16_t* high, uint16_t* low) {
+    for (int i = 0; i < kTileKeys; i += 32) {
+      const __m512 first = _mm512_loadu_ps(weights + i), second = _mm512_loadu_ps(weights + i + kLanes);
+      _mm512_storeu_si512(high + i, (__m512i)_mm512_cvtne2ps_pbh(second, first));
+      const __m512 first_rest = first - widen(high + i), second_rest = second - widen(high + i + kLanes);
+      _mm512_storeu_si512(low + i, (__m512i)_mm512_cvtne2ps_pbh(second_rest, first_rest));
+    }
+  }
+  static __m512 widen(const uint16_t* source) {
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+  }
+
+  alignas(64) uint16_t high_[kRowBlock][kTileKeys], low_[kRowBlock][kTileKeys];
+  int configured_rows_ = 0;
+};
+
+}  // namespace twostep::attention
+
+#endif  // __AMX_BF16__
