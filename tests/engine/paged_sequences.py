@@ -1,0 +1,138 @@
+"""Sequences with their keys and values, laid out in caches as a test wants them; and attention by definition."""
+
+import math
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.attention import AttentionBackend, AttentionMetadata
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: int = 4
+    kv_heads: int = 2
+    size: int = 16
+    value_size: int = 16
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def scaling(self) -> float:
+        return self.size**-0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Sequence:
+    """The last `query.shape[0]` positions of a context are queried."""
+
+    query: Tensor  # [num_queries, heads, size]
+    keys: Tensor  # [context, kv_heads, size]
+    values: Tensor  # [context, kv_heads, value_size]
+
+    @property
+    def context_len(self) -> int:
+        return self.keys.shape[0]
+
+    def chunk(self, begin: int, end: int) -> "Sequence":
+        """Queries [begin, end) as a step of their own, before the keys after them exist."""
+        context = self.context_len - self.query.shape[0] + end
+        return Sequence(self.query[begin:end], self.keys[:context], self.values[:context])
+
+    def last(self, num_queries: int = 1) -> "Sequence":
+        return replace(self, query=self.query[-num_queries:])
+
+
+def make_sequence(shape: Shape, num_queries: int, context_len: int, seed: int = 0) -> Sequence:
+    generator = torch.Generator().manual_seed(seed * 7919 + context_len)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator).to(shape.dtype)
+
+    return Sequence(
+        normal(num_queries, shape.heads, shape.size),
+        normal(context_len, shape.kv_heads, shape.size),
+        normal(context_len, shape.kv_heads, shape.value_size),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Paged:
+    """A batch in caches. Every slot that no sequence owns holds NaN, so that reading one shows."""
+
+    query: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    metadata: AttentionMetadata
+    token_keys: Tensor  # [num_tokens, kv_heads, size] of this step's tokens
+    token_values: Tensor
+
+
+def lay_out(sequences: ListOf[Sequence], block_size: int = 16, placement: int = 0, device: str = "cpu") -> Paged:
+    """The sequences in blocks chosen at random by `placement`."""
+    counts = [math.ceil(s.context_len / block_size) for s in sequences]
+    free = torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(placement)).int()
+    tables = torch.zeros(len(sequences), max(counts), dtype=torch.int32)
+    key_cache, value_cache = (_empty_cache(x, len(free), block_size) for x in (sequences[0].keys, sequences[0].values))
+    slots = []
+    for table, count, s in zip(tables, counts, sequences, strict=True):
+        table[:count], free = free[:count], free[count:]
+        position = torch.arange(s.context_len)
+        blocks, offsets = table[position // block_size].long(), position % block_size
+        key_cache[blocks, :, offsets], value_cache[blocks, :, offsets] = s.keys, s.values
+        slots.append((blocks * block_size + offsets)[s.context_len - s.query.shape[0] :])
+    lengths = [s.query.shape[0] for s in sequences]
+    metadata = AttentionMetadata(
+        block_tables=tables.to(device),
+        cu_seqlens_q=torch.tensor([0, *lengths]).cumsum(0).int().to(device),
+        context_lens=torch.tensor([s.context_len for s in sequences], dtype=torch.int32).to(device),
+        slot_mapping=torch.cat(slots).to(device),
+        max_seqlen_q=max(lengths),
+        max_context_len=max(s.context_len for s in sequences),
+    )
+    new = [(s.query, s.keys[-n:], s.values[-n:]) for s, n in zip(sequences, lengths, strict=True)]
+    query, keys, values = (torch.cat(parts).to(device) for parts in zip(*new, strict=True))
+    return Paged(query, key_cache.to(device), value_cache.to(device), metadata, keys, values)
+
+
+def _empty_cache(like: Tensor, num_blocks: int, block_size: int) -> Tensor:
+    return torch.full((num_blocks, like.shape[1], block_size, like.shape[2]), torch.nan, dtype=like.dtype)
+
+
+def attend(backend: AttentionBackend, paged: Paged, **options: Any) -> list[Tensor]:
+    """Each sequence's rows [num_queries, heads, value_size]; scaling is 1 / sqrt(size) unless given."""
+    options = {"scaling": paged.query.shape[2] ** -0.5, **options}
+    output = backend.paged_attention(paged.query, paged.key_cache, paged.value_cache, paged.metadata, **options)
+    return list(output.split(paged.metadata.cu_seqlens_q.diff().tolist()))
+
+
+def alone(backend: AttentionBackend, sequence: Sequence, block_size: int = 16, **options: Any) -> Tensor:
+    return attend(backend, lay_out([sequence], block_size), **options)[0]
+
+
+def dense_attention(
+    sequence: Sequence,
+    *,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Softmax attention over the whole context at once, by definition, in float64."""
+    num_queries, heads, size = sequence.query.shape
+    group = heads // sequence.keys.shape[1]
+    keys, values = (x.double().repeat_interleave(group, dim=1) for x in (sequence.keys, sequence.values))
+    scores = torch.einsum("qhd,khd->qhk", sequence.query.double(), keys) * size**-0.5
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    key_position = torch.arange(sequence.context_len)
+    position = key_position[-num_queries:, None]
+    hidden = key_position > position
+    if sliding_window is not None:
+        hidden |= key_position <= position - sliding_window
+    scores = scores.masked_fill(hidden[:, None, :], -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[None, :, None].expand(num_queries, -1, 1)], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : sequence.context_len]
+    return torch.einsum("qhk,khd->qhd", weights, values).to(sequence.query.dtype)

@@ -1,0 +1,269 @@
+"""Kernels are found or compiled for this CPU, and where that cannot be, it is said once and torch does the work."""
+
+import logging
+import os
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from engine import kernels
+from engine.kernels import __main__ as prebuild
+from engine.kernels import build, cpu_features
+from engine.kernels.build import KernelBuildError, build_library, find_library, source_key
+from engine.kernels.cpu_features import GENERIC, ISA_LEVELS, level_named, parse_cpu_flags, supported_levels
+
+ROOT = Path(__file__).parents[2]
+TINY = '#include <ATen/Parallel.h>\nextern "C" int twostep_answer() { return 42; }\n'
+needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A source directory of its own, that compiles in a second."""
+    directory = tmp_path / "sources"
+    directory.mkdir()
+    (directory / "tiny.cpp").write_text(TINY)
+    monkeypatch.setattr(build, "SOURCE_DIR", directory)
+    return directory
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`load_kernels` as in a new process with an empty cache, which is returned; loading does nothing."""
+    for name in ("TWOSTEP_KERNELS", "TWOSTEP_ISA", "TWOSTEP_KERNEL_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TWOSTEP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(kernels, "_load", lambda path: None)
+    monkeypatch.setattr(kernels, "load_kernels", kernels.load_kernels.__wrapped__)
+    return tmp_path / "cache"
+
+
+def make_library(level: cpu_features.IsaLevel, directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{level.name}-{source_key(level)}-000000000000.so"
+    path.touch()
+    return path
+
+
+# ---- CPU levels ----
+
+
+def test_levels_are_ordered_and_each_includes_those_below() -> None:
+    for higher, lower in pairwise(ISA_LEVELS):
+        assert higher.cpu_flags > lower.cpu_flags
+        assert set(cpu_features.macros_of(higher)) > set(cpu_features.macros_of(lower))
+
+
+@pytest.mark.parametrize("level", ISA_LEVELS, ids=lambda level: level.name)
+def test_a_cpu_supports_its_level_and_all_below(level: cpu_features.IsaLevel) -> None:
+    supported = supported_levels(level.cpu_flags | {"sse2"}, "x86_64")
+    assert supported == ISA_LEVELS[ISA_LEVELS.index(level) :]
+
+
+def test_one_missing_instruction_lowers_the_level() -> None:
+    assert supported_levels(level_named("amx").cpu_flags - {"amx_bf16"}, "x86_64")[0].name == "avx512_bf16"
+    assert supported_levels(level_named("avx2").cpu_flags - {"fma"}, "x86_64") == (GENERIC,)
+
+
+def test_other_architectures_are_generic() -> None:
+    assert supported_levels(frozenset({"asimd", "bf16", "avx2"}), "aarch64") == (GENERIC,)
+
+
+def test_cpuinfo_is_read_for_x86_and_arm() -> None:
+    assert parse_cpu_flags("processor\t: 0\nflags\t\t: fpu avx2\nflags\t\t: other") == {"fpu", "avx2"}
+    assert parse_cpu_flags("Features\t: fp asimd bf16\n") == {"fp", "asimd", "bf16"}
+    assert parse_cpu_flags("nothing of the kind") == frozenset()
+
+
+@pytest.mark.parametrize(("flags", "native"), [({"avx512_bf16"}, True), ({"bf16"}, True), ({"avx512f"}, False)])
+def test_native_bfloat16_is_recognised(flags: set[str], native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_features, "cpu_flags", lambda: frozenset(flags))
+    assert cpu_features.has_native_bf16() is native
+
+
+def test_an_unknown_level_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="'sse9': one of amx, "):
+        level_named("sse9")
+
+
+# ---- Compiling ----
+
+
+@needs_compiler
+def test_a_library_is_compiled_once(sources: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    path = build_library(GENERIC, tmp_path / "out")
+    assert path.name.startswith("generic-") and caplog.messages[0].startswith("compiling CPU")
+    caplog.clear()
+    assert build_library(GENERIC, tmp_path / "out") == path and not caplog.records
+    assert [p.name for p in (tmp_path / "out").iterdir()] == [path.name]
+
+
+@needs_compiler
+def test_simultaneous_compiles_all_succeed(sources: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        paths = set(pool.map(lambda _: build_library(GENERIC, tmp_path / "out"), range(3)))
+    assert len(paths) == 1 and list((tmp_path / "out").iterdir()) == list(paths)
+
+
+@needs_compiler
+def test_a_changed_source_flag_or_compiler_compiles_anew(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = {build_library(GENERIC, tmp_path)}
+    (sources / "tiny.cpp").write_text(TINY + "// changed\n")
+    paths.add(build_library(GENERIC, tmp_path))
+    (sources / "shared.h").write_text("")
+    paths.add(build_library(GENERIC, tmp_path))
+    monkeypatch.setattr(build, "_COMMON_FLAGS", (*build._COMMON_FLAGS, "-DOTHER"))
+    paths.add(build_library(GENERIC, tmp_path))
+    monkeypatch.setattr(build, "_compiler_version", lambda compiler: "another 1.0")
+    paths.add(build_library(GENERIC, tmp_path))
+    assert len(paths) == 5
+
+
+@needs_compiler
+def test_a_compile_error_names_its_cause_and_leaves_nothing(sources: Path, tmp_path: Path) -> None:
+    (sources / "tiny.cpp").write_text("int main() { return undeclared; }")
+    with pytest.raises(KernelBuildError, match=r"failed: .*error.*undeclared"):
+        build_library(GENERIC, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+@needs_compiler
+def test_a_directory_that_cannot_be_written_is_said(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(KernelBuildError, match="set TWOSTEP_CACHE_DIR"):
+        build_library(GENERIC, tmp_path / "file" / "out")
+
+
+def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(KernelBuildError, match="apt-get install g"):
+        build_library(GENERIC, tmp_path)
+
+
+def test_cxx_names_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mine = tmp_path / "my-c++"
+    mine.write_text("#!/bin/sh\n")
+    mine.chmod(mine.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(mine))
+    assert build.find_compiler() == str(mine)
+
+
+def test_clang_does_not_bring_a_second_thread_pool() -> None:
+    assert build._openmp_flags(is_clang=True) == ([], [])
+
+
+# ---- Loading ----
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True
+    )
+
+
+def test_importing_kernels_imports_no_torch() -> None:
+    result = run_python("import sys, engine.kernels, engine.kernels.build; sys.exit('torch' in sys.modules)")
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_kernels_share_torchs_one_openmp_runtime() -> None:
+    code = """
+from engine.kernels import load_kernels
+if load_kernels() is None: raise SystemExit(77)
+print(*{line.split()[-1] for line in open("/proc/self/maps") if "omp" in line.split()[-1].rsplit("/", 1)[-1]})
+"""
+    result = run_python(code)
+    if result.returncode == 77:
+        pytest.skip("no kernels")
+    assert result.returncode == 0 and len(result.stdout.split()) == 1, result.stderr + result.stdout
+
+
+def test_kernels_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
+    monkeypatch.setenv("TWOSTEP_KERNELS", "off")
+    assert kernels.load_kernels() is None and not fresh.exists()
+
+
+def test_a_prebuilt_library_is_preferred_and_needs_no_compiler(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWOSTEP_KERNEL_PATH", str(tmp_path / "prebuilt"))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    path = make_library(supported_levels()[0], tmp_path / "prebuilt")
+    make_library(supported_levels()[0], fresh)
+    assert kernels.load_kernels() == kernels.KernelInfo(supported_levels()[0].name, path)
+
+
+def test_without_a_compiler_a_lower_level_will_do(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    path = make_library(GENERIC, fresh)
+    assert kernels.load_kernels() == kernels.KernelInfo("generic", path)
+
+
+def test_a_library_of_other_sources_is_not_taken(fresh: Path, sources: Path) -> None:
+    make_library(GENERIC, fresh)
+    (sources / "tiny.cpp").write_text("// other")
+    assert find_library(GENERIC, fresh) is None
+
+
+def test_no_kernels_are_one_clear_warning(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    assert kernels.load_kernels() is None
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "apt-get install g++" in warning and "much slower" in warning
+
+
+def test_a_lower_level_can_be_asked_for(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOSTEP_ISA", "generic")
+    monkeypatch.setenv("TWOSTEP_KERNEL_PATH", str(fresh))
+    for level in supported_levels():
+        make_library(level, fresh)
+    info = kernels.load_kernels()
+    assert info is not None and info.isa == "generic"
+
+
+def test_a_level_the_cpu_lacks_is_refused(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernels, "supported_levels", lambda: (GENERIC,))
+    monkeypatch.setenv("TWOSTEP_ISA", "amx")
+    assert kernels.load_kernels() is None and "this CPU supports generic" in caplog.text
+
+
+# ---- The command ----
+
+
+@needs_compiler
+def test_the_command_compiles_what_it_is_asked_for(
+    sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prebuild.main(["--isa", "generic", "avx2", "--out", str(tmp_path / "out")]) == 0
+    printed = {Path(line) for line in capsys.readouterr().out.split()}
+    assert printed == set((tmp_path / "out").iterdir()) and len(printed) == 2
+
+
+def test_the_command_says_why_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    assert prebuild.main(["--out", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith("error: no C++ compiler found")
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        prebuild.main(["--help"])
+    out = capsys.readouterr().out
+    assert "TWOSTEP_KERNEL_PATH" in out and "--isa amx avx512_bf16 avx512 avx2 --out" in out
