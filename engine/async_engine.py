@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-m", "engine.process")
 _STOP_GRACE_S = 3.0
-_LAST_WORDS_S = 0.1  # how long the last message of a process may arrive after its end was noticed
+_LAST_WORDS_S = 0.5  # how long the last message of a process may arrive after its end was noticed
 _START_ERRORS = {error.__name__: error for error in (ConfigError, ModelError, UnsupportedModelError)}
 
 
