@@ -1,10 +1,20 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
+import torch
 
 from engine.model_loader import LoadedModel
 from tests.engine.tiny_models import ReferenceModel, load_reference, load_tiny, make_checkpoint
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny models are slower with more, and much slower on a busy machine."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")

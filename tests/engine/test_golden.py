@@ -9,6 +9,8 @@ from engine.model_loader import LoadedModel
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import ARCHITECTURES, VOCAB_SIZE, ReferenceModel, tiny_engine
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MAX_TOKENS = 14
 LENGTHS = (1, 2, 15, 16, 17, 41)
 # block size, chunk, prefix cache, tight pool: every pair of values of any two occurs

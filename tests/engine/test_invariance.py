@@ -15,6 +15,8 @@ from engine.model_loader import LoadedModel
 from tests.engine.fakes import add, run_to_end
 from tests.engine.tiny_models import VOCAB_SIZE, tiny_engine
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DTYPES = ("float32", "bfloat16")
 ARCHITECTURES = ("llama", "gemma3", "gpt2", "mixtral", "gpt_oss", "deepseek_v3")
 SAMPLED: dict[str, Any] = {"temperature": 1.3, "seed": 11}
