@@ -111,12 +111,10 @@ struct BFloat16 {
 
 inline void narrow_store(Vec values, float* out) { std::memcpy(out, &values, sizeof(values)); }
 
-// Rounds to nearest even; a NaN stays a NaN.
+// Rounds to nearest even. The NaNs there can be have zeros in the low half, as all bfloat16 numbers, and stay NaNs.
 inline void narrow_store(Vec values, at::BFloat16* out) {
   const VecU32 bits = (VecU32)values;
-  const VecU32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const VecU32 is_nan = (VecU32)(values != values);
-  const VecU16 half = __builtin_convertvector((is_nan & 0x7fc0u) | (~is_nan & rounded), VecU16);
+  const VecU16 half = __builtin_convertvector((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, VecU16);
   std::memcpy(out, &half, sizeof(half));
 }
 

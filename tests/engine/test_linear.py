@@ -122,6 +122,23 @@ def test_a_sum_is_rounded_once(pack: Pack, dtype: torch.dtype) -> None:
     assert pack(weight).multiply(x, None).item() == 1 + 64 * tiny
 
 
+def test_half_way_between_two_results_the_even_one_is_taken(pack: Pack) -> None:
+    half = torch.finfo(torch.bfloat16).eps / 2
+    x = torch.tensor([[1.0, half], [1.0, 3 * half], [-1.0, -half], [-1.0, -3 * half]]).bfloat16()
+    results = pack(torch.ones(40, 2).bfloat16()).multiply(x, None)[:, 0].tolist()
+    assert results == [1.0, 1 + 4 * half, -1.0, -1 - 4 * half]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_no_number_stays_so(pack: Pack, dtype: torch.dtype) -> None:
+    nan, inf = float("nan"), float("inf")
+    payloads = torch.tensor([0x7FFF, -1], dtype=torch.int16).view(torch.bfloat16)  # the NaNs of the largest bits
+    x = torch.cat([torch.tensor([nan, inf, -inf, 3e38]).bfloat16(), payloads])[:, None].to(dtype)
+    results = pack(torch.full((70, 1), 2.0).to(dtype)).multiply(x, None)
+    assert results[[0, 4, 5]].isnan().all()
+    assert results[1:4].eq(torch.tensor([inf, -inf, inf])[:, None]).all()
+
+
 def test_no_rows_give_no_rows(pack: Pack) -> None:
     assert pack(torch.randn(5, 7)).multiply(torch.empty(0, 7), torch.randn(5)).shape == (0, 5)
 
