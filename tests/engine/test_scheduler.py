@@ -164,10 +164,16 @@ def test_a_prompt_is_scored_once_even_if_preempted_on_the_way() -> None:
 
 
 def test_admission_spares_a_block_for_each_running_request() -> None:
-    engine = fake_engine(num_blocks=6, block_size=4)
+    engine = fake_engine(num_blocks=7, block_size=4)
     for name in "abc":
         add(engine, name, range(1, 9), max_tokens=1)
     assert engine.step().stats.num_waiting == 1
+
+
+def test_a_block_is_taken_with_its_first_token_and_not_before() -> None:
+    engine = fake_engine(block_size=2)
+    add(engine, "a", [1, 2], max_tokens=9)
+    assert [engine.step().stats.pool.held for _ in range(5)] == [1, 2, 2, 3, 3]
 
 
 def test_max_tokens_zero_ends_after_the_prompt_without_a_token() -> None:
