@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True},
     "all": {"sliding_window": 100, "softcap": 5.0, "sinks": True},
 }
-BLOCK_SIZES = (1, 4, 16, 32)
+BLOCK_SIZES = (1, 4, 16, 24, 32, 128)
 # [num queries, context]: decode and prefill, below, at and above a tile (64) and a split (512) of positions.
 LENGTHS = ((1, 1), (1, 64), (1, 65), (3, 3), (70, 70), (1, 513), (20, 530), (1, 1100))
 SHORT_LENGTHS = ((1, 1), (1, 65), (3, 3), (20, 70), (1, 130))  # the reference is slow, and knows no splits
@@ -118,10 +118,13 @@ def test_one_dominant_key_takes_all(backend: AttentionBackend, position: int) ->
     assert torch.equal(result[0], sequence.values[position, [0, 0, 1, 1]])
 
 
-def test_values_of_zero_give_positive_zero(backend: AttentionBackend) -> None:
-    sequence = make_sequence(Shape(), 3, 70)
-    result = alone(backend, replace(sequence, values=sequence.values * -0.0))
-    assert same_bits(result, torch.zeros_like(result))
+def test_keys_yet_to_come_do_not_change_the_sign_of_zero(backend: AttentionBackend) -> None:
+    """One key, of value -0, takes all; the others weigh 0: negative values up to the query, positive ones after it."""
+    sequence = make_sequence(Shape(heads=2), 128, 128)
+    sequence.query[:], sequence.keys[:], sequence.values[:] = 1.0, -200.0, -1.0
+    sequence.keys[70], sequence.values[70], sequence.values[101:] = 200.0, -0.0, 1.0
+    for rows in (alone(backend, sequence)[100], alone(backend, sequence.chunk(100, 101))[0]):
+        assert same_bits(rows, torch.zeros_like(rows))
 
 
 @pytest.mark.parametrize("context_len", [1, 70, 513, 1100])
