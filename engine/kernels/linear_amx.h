@@ -122,11 +122,47 @@ inline RowTiles row_tiles_of(const Problem<BFloat16>& p) {
   return {p.x, copied, num_direct, kTile * width, width * int64_t{sizeof(BFloat16)}};
 }
 
+// Adds the bias to the finished sums of some rows of one panel, rounds them, writes them out. It does so a few rows at
+// a time, between the tile multiplications that come after: they leave the vector units idle.
+class RowWriter {
+ public:
+  explicit RowWriter(const Problem<BFloat16>& p) : p_(p) {}
+  ~RowWriter() { write(p_.rows); }
+
+  // Takes over the sums of rows [row, row_end), which must stay until the next call.
+  void start(int64_t row, int64_t row_end, int64_t panel, const float* sums) {
+    write(p_.rows);
+    const int64_t column = panel * kPanel, columns = std::min(kPanel, p_.n - column);
+    for (int64_t i = 0; p_.bias && i < columns; ++i) bias_[i] = float(p_.bias[column + i]);
+    mask_ = columns == kPanel ? ~__mmask32{0} : (__mmask32{1} << columns) - 1;
+    out_ = p_.out + row * p_.n + column;
+    sums_ = sums;
+    num_rows_ = row_end - row;
+  }
+
+  void write(int64_t count) {
+    if (num_rows_ == 0) return;
+    for (count = std::min(count, num_rows_), num_rows_ -= count; count > 0; --count, out_ += p_.n, sums_ += kPanel) {
+      const __m512 low = _mm512_add_ps(_mm512_load_ps(sums_), _mm512_load_ps(bias_));
+      const __m512 high = _mm512_add_ps(_mm512_load_ps(sums_ + kTile), _mm512_load_ps(bias_ + kTile));
+      _mm512_mask_storeu_epi16(out_, mask_, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+  }
+
+ private:
+  const Problem<BFloat16>& p_;
+  alignas(64) float bias_[kPanel] = {};
+  __mmask32 mask_ = 0;
+  BFloat16* out_ = nullptr;
+  const float* sums_ = nullptr;
+  int64_t num_rows_ = 0;
+};
+
 // sums += 16 * kRowTiles rows of x times one panel, over `steps` steps of K. Tiles 0 to 3 are the sums, 4 and 5 the
 // rows of x, 6 and 7 the columns of the panel.
 template <int kRowTiles>
 inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t row_bytes, const BFloat16* w,
-                           int64_t steps, bool is_first, float* sums) {
+                           int64_t steps, bool is_first, float* sums, RowWriter& writer) {
   constexpr int64_t kSumBytes = kPanel * sizeof(float), kPairBytes = kStep * sizeof(BFloat16);
   float* sums_below = sums + kSumElements;
   if (is_first) {
@@ -145,44 +181,34 @@ inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t r
       load_tile<5>(x_below, row_bytes);
       multiply_tile<2, 5, 6>(), multiply_tile<3, 5, 7>();
     }
+    writer.write(2);
   }
   store_tile<0>(sums, kSumBytes), store_tile<1>(sums + kTile, kSumBytes);
   if constexpr (kRowTiles == 2) store_tile<2>(sums_below, kSumBytes), store_tile<3>(sums_below + kTile, kSumBytes);
 }
 
-// Adds the bias to rows [row, row_end) of one panel's finished sums, rounds them, writes them out.
-inline void write_rows(const Problem<BFloat16>& p, int64_t row, int64_t row_end, int64_t panel, const float* sums) {
-  const int64_t column = panel * kPanel, columns = std::min(kPanel, p.n - column);
-  const __mmask32 mask = columns == kPanel ? ~__mmask32{0} : (__mmask32{1} << columns) - 1;
-  alignas(64) float bias[kPanel] = {};
-  for (int64_t i = 0; p.bias && i < columns; ++i) bias[i] = float(p.bias[column + i]);
-  for (BFloat16* out = p.out + row * p.n + column; row < row_end; ++row, out += p.n, sums += kPanel) {
-    const __m512 low = _mm512_add_ps(_mm512_load_ps(sums), _mm512_load_ps(bias));
-    const __m512 high = _mm512_add_ps(_mm512_load_ps(sums + kTile), _mm512_load_ps(bias + kTile));
-    _mm512_mask_storeu_epi16(out, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-  }
-}
-
 // One block, K in pieces so that a piece of the block's panels stays in the L2 cache while the rows pass.
 inline void multiply_block(const Problem<BFloat16>& p, const Block& block, const RowTiles& rows, float* sums) {
   const int64_t all_steps = divide_up(p.k, kStep), width = block.panel_end - block.panel;
+  const bool is_one_piece = all_steps <= kBlockSteps;
+  RowWriter writer(p);
   for (int64_t step = 0; step < all_steps; step += kBlockSteps) {
     const int64_t steps = std::min(kBlockSteps, all_steps - step);
-    const bool is_first = step == 0, is_last = step + steps == all_steps;
+    int64_t turn = 0;
     for (int64_t tile = block.row_tile; tile < block.row_tile_end; tile += 2) {
       const int64_t tile_end = std::min(tile + 2, block.row_tile_end);
-      for (int64_t panel = block.panel; panel < block.panel_end; ++panel) {
+      for (int64_t panel = block.panel; panel < block.panel_end; ++panel, turn ^= 1) {
         const BFloat16* w = p.packed + (panel * all_steps + step) * kStepElements;
-        // Sums that need not wait for the next piece share one place, which stays in the L1 cache.
-        const int64_t place = is_first && is_last ? 0 : (tile - block.row_tile) * width + (panel - block.panel) * 2;
-        float* tile_sums = sums + place * kSumElements;
+        const BFloat16 *x = rows[tile] + step * kStep, *x_below = rows[tile_end - 1] + step * kStep;
+        // Sums that need not wait for the next piece take turns in two places, which stay in the L1 cache.
+        const int64_t place = is_one_piece ? turn : (tile - block.row_tile) / 2 * width + panel - block.panel;
+        float* tile_sums = sums + place * 2 * kSumElements;
         if (tile_end == tile + 2) {
-          multiply_tiles<2>(rows[tile] + step * kStep, rows[tile + 1] + step * kStep, rows.row_bytes, w, steps, is_first,
-                            tile_sums);
+          multiply_tiles<2>(x, x_below, rows.row_bytes, w, steps, step == 0, tile_sums, writer);
         } else {
-          multiply_tiles<1>(rows[tile] + step * kStep, nullptr, rows.row_bytes, w, steps, is_first, tile_sums);
+          multiply_tiles<1>(x, x_below, rows.row_bytes, w, steps, step == 0, tile_sums, writer);
         }
-        if (is_last) write_rows(p, tile * kTile, std::min(tile_end * kTile, p.rows), panel, tile_sums);
+        if (step + steps == all_steps) writer.start(tile * kTile, std::min(tile_end * kTile, p.rows), panel, tile_sums);
       }
     }
   }
