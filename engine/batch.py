@@ -74,6 +74,8 @@ class RequestStepOutput:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    embedding: bytes = b""
+    """Of the whole prompt, with its last chunk, when asked for."""
 
 
 @dataclass(frozen=True, slots=True)

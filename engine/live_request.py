@@ -97,6 +97,7 @@ class LiveRequest:
             token_ids=tuple(update.token_ids[:num_kept]),
             logprobs=tuple(update.logprobs[:num_kept]),
             prompt_logprobs=_prompt_logprobs(update.first),
+            embedding=update.embedding,
             num_prompt_tokens=len(self.request.prompt_token_ids),
             num_cached_tokens=self._num_cached_tokens,
             num_output_tokens=len(self.output_token_ids),

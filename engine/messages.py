@@ -59,6 +59,7 @@ class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_token_id: int | None = None
     """The stop token that ended the request, when it was not EOS."""
     num_preemptions: int = 0
+    embedding: bytes = b""
     error: str | None = None
 
 

@@ -14,6 +14,7 @@ from engine import attention_hook
 from engine.activations import replace_activations
 from engine.checkpoint import check_checkpoint, is_local
 from engine.config import EngineConfig
+from engine.embedding import HeadInputs
 from engine.errors import ConfigError, ModelError, UnsupportedModelError
 from engine.kernels import load_kernels
 from engine.kernels.cpu_features import has_native_bf16
@@ -42,6 +43,7 @@ class LoadedModel:
     linear: str
     """Name of the matrix-product backend."""
     has_kernels: bool
+    head_inputs: HeadInputs
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -74,6 +76,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         weight_bytes=report.packed_bytes + sum(p.nbytes for p in module.parameters()),
         linear=f"twostep {kernels.isa}" if kernels else "torch, fixed tiles",
         has_kernels=kernels is not None,
+        head_inputs=HeadInputs(module.get_output_embeddings()),
     )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from engine.attention import AttentionBackend, AttentionMetadata
 from engine.attention_hook import AttentionCall, attention_handler
 from engine.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
+from engine.embedding import embedding_bytes
 from engine.kv_cache import KVCache
 from engine.model_inputs import ModelInputs, build_inputs
 from engine.model_loader import LoadedModel
@@ -56,10 +57,14 @@ class ModelRunner:
         sampling = [row for row, (_, request, position) in enumerate(kept) if _samples_at(request, position)]
         tokens = self._next_tokens(logits[sampling], [kept[row][1] for row in sampling])
         scored = _score_prompts(logits, kept)
+        embeddings = self._embed([(row, kept[row][1]) for row in sampling])
         return StepOutput(
             tuple(
                 RequestStepOutput(
-                    request.request_id, *tokens.get(request.request_id, ((), ())), scored.get(request.request_id, ())
+                    request.request_id,
+                    *tokens.get(request.request_id, ((), ())),
+                    scored.get(request.request_id, ()),
+                    embeddings.get(request.request_id, b""),
                 )
                 for request in batch.requests
             )
@@ -98,6 +103,14 @@ class ModelRunner:
         return {
             request.request_id: ((token_id,), _score_token(logits[row], request, token_id))
             for row, (request, token_id) in enumerate(zip(requests, token_ids, strict=True))
+        }
+
+    def _embed(self, rows: Sequence[tuple[int, ScheduledRequest]]) -> dict[str, bytes]:
+        """Embeddings of the requests that ask for one, each from its row of the head's inputs."""
+        return {
+            request.request_id: embedding_bytes(self._model.head_inputs.newest[row])
+            for row, request in rows
+            if request.params.returns_embedding
         }
 
 

@@ -20,6 +20,8 @@ class RequestOutput:
     """One per token id, when asked for."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """On the first output only, one per prompt token, the first None."""
+    embedding: bytes = b""
+    """Of the prompt, when asked for; little-endian float32."""
     num_prompt_tokens: int
     num_cached_tokens: int
     """Prompt tokens found in the prefix cache."""

@@ -51,6 +51,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Log-probabilities of each generated token and of this many most likely ones beside it; None for none."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens. Such a request computes its whole prompt: it takes no prefix-cache hits."""
+    returns_embedding: bool = False
+    """The answer is the prompt's embedding, not text: see `engine.embedding`. Needs max_tokens 0."""
 
     def __post_init__(self) -> None:
         for check in (self._check_lengths, self._check_distribution, self._check_penalties, self._check_logprobs):
@@ -69,6 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check(self.max_tokens >= 0, "max_tokens", "must be at least 0", self.max_tokens)
         _check(self.min_tokens >= 0, "min_tokens", "must be at least 0", self.min_tokens)
         _check(self.min_tokens <= self.max_tokens, "min_tokens", "must not exceed max_tokens", self.min_tokens)
+        _check(not (self.returns_embedding and self.max_tokens), "max_tokens", "must be 0 here", self.max_tokens)
         _check(0 <= self.seed <= MAX_SEED, "seed", f"must be between 0 and {MAX_SEED}", self.seed)
         _check(all(self.stop), "stop", "must not contain an empty string", self.stop)
         _check(all(self.bad_words), "bad_words", "must not contain an empty word", self.bad_words)

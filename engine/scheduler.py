@@ -211,6 +211,7 @@ class Scheduler:
             finish_reason=reason,
             stop_token_id=stop_token_id,
             num_preemptions=request.num_preemptions,
+            embedding=result.embedding,
         )
 
     def _end_before_sampling(self, request: Request) -> FinishReason | None:

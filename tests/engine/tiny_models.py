@@ -106,7 +106,7 @@ def make_checkpoint(name: str, directory: Path) -> Path:
 
 
 class ReferenceModel:
-    """Hugging Face's own greedy continuation in float32."""
+    """Hugging Face's own results in float32."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -116,6 +116,12 @@ class ReferenceModel:
         settings = {"max_new_tokens": max_tokens, "do_sample": False, "pad_token_id": 0}
         generated = self.model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
         return generated[0, len(prompt) :].tolist()
+
+    @torch.inference_mode()
+    def last_hidden_state(self, prompt: list[int]) -> torch.Tensor:
+        """What its head reads, [len(prompt), hidden_size]."""
+        states = self.model.base_model(torch.tensor([prompt])).last_hidden_state
+        return states[0]
 
 
 def load_reference(path: Path) -> ReferenceModel:
