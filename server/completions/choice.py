@@ -1,11 +1,11 @@
 """The `choices` of a completion: what one output of the engine adds to its choice."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from engine.outputs import RequestOutput
-from server.completions.logprobs import LogprobsFormatter, join_logprobs, prompt_logprobs
-from server.completions.prompts import EncodedPrompt
+from server.completions.logprobs import LogprobsFormatter, join_logprobs
+from server.generation.logprobs import prompt_logprobs
+from server.generation.prompts import EncodedPrompt
 from server.protocol.completions import CompletionRequest
 from server.text import Tokenizer
 
@@ -13,7 +13,8 @@ from server.text import Tokenizer
 class ChoiceFormatter:
     """Formats one choice, output by output: a streamed choice token by token, a whole one in one piece."""
 
-    def __init__(self, request: CompletionRequest, prompt: EncodedPrompt, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, request: CompletionRequest, prompt: EncodedPrompt, tokenizer: Tokenizer) -> None:
+        self._index = index
         self._request = request
         self._prompt = prompt
         self._tokenizer = tokenizer
@@ -26,9 +27,12 @@ class ChoiceFormatter:
             )
         )
 
-    def format(self, index: int, output: RequestOutput) -> dict[str, Any]:
+    def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
+        return [self.format(output)]
+
+    def format(self, output: RequestOutput) -> dict[str, Any]:
         request = self._request
-        choice: dict[str, Any] = {"index": index, "text": output.text, "logprobs": None, "finish_reason": None}
+        choice: dict[str, Any] = {"index": self._index, "text": output.text, "logprobs": None, "finish_reason": None}
         if self._logprobs is not None:
             choice["logprobs"] = self._logprobs_of(output, self._logprobs)
         if self._is_first:
@@ -62,21 +66,3 @@ class ChoiceFormatter:
         if self._prompt.text is not None:
             return self._prompt.text
         return self._tokenizer.decode(self._prompt.token_ids, self._request.skip_special_tokens)
-
-
-def join_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
-    """All news of a finished sequence as one."""
-    first, last = outputs[0], outputs[-1]
-    return RequestOutput(
-        request_id=last.request_id,
-        text="".join(output.text for output in outputs),
-        token_ids=tuple(token_id for output in outputs for token_id in output.token_ids),
-        logprobs=tuple(score for output in outputs for score in output.logprobs),
-        prompt_logprobs=first.prompt_logprobs,
-        num_prompt_tokens=last.num_prompt_tokens,
-        num_cached_tokens=last.num_cached_tokens,
-        num_output_tokens=last.num_output_tokens,
-        timings=last.timings,
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
-    )

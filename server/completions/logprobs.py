@@ -1,14 +1,12 @@
-"""Log-probabilities in the two shapes of the completions API: OpenAI's four lists, and `prompt_logprobs`."""
+"""Log-probabilities in the shape of the completions API: OpenAI's four lists."""
 
 import codecs
 from collections.abc import Sequence
 from typing import Any
 
 from engine.batch import TokenLogprobs
+from server.generation.logprobs import finite
 from server.text import Tokenizer, token_name
-
-# JSON has no -Infinity.
-_LOWEST = -9999.0
 
 
 class LogprobsFormatter:
@@ -30,7 +28,7 @@ class LogprobsFormatter:
         self._decoder.reset()
         return {
             "tokens": [self._name(token_id) for token_id in token_ids],
-            "token_logprobs": [None if score is None else _finite(score.logprob) for score in scores],
+            "token_logprobs": [None if score is None else finite(score.logprob) for score in scores],
             "top_logprobs": [None if score is None else self._top(score) for score in scores],
             "text_offset": [min(max(0, offset - surplus), len(text)) for offset in offsets],
         }
@@ -38,7 +36,7 @@ class LogprobsFormatter:
     def generated(self, scores: Sequence[TokenLogprobs]) -> dict[str, Any]:
         return {
             "tokens": [self._name(score.token_id) for score in scores],
-            "token_logprobs": [_finite(score.logprob) for score in scores],
+            "token_logprobs": [finite(score.logprob) for score in scores],
             "top_logprobs": [self._top(score) for score in scores],
             "text_offset": [self._advance(score.token_id) for score in scores],
         }
@@ -47,7 +45,7 @@ class LogprobsFormatter:
         """The most likely tokens, and the token itself. Of tokens of the same name the most likely one is told."""
         top: dict[str, float] = {}
         for token_id, logprob in (*score.top[: self._num_top], (score.token_id, score.logprob)):
-            top.setdefault(self._name(token_id), _finite(logprob))
+            top.setdefault(self._name(token_id), finite(logprob))
         return top
 
     def _name(self, token_id: int) -> str:
@@ -63,24 +61,3 @@ class LogprobsFormatter:
 
 def join_logprobs(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return {name: first[name] + second[name] for name in first}
-
-
-def prompt_logprobs(
-    scores: Sequence[TokenLogprobs | None], num_top: int, tokenizer: Tokenizer
-) -> list[dict[str, Any] | None]:
-    """One object per prompt token, keyed by token id; the first token has no score."""
-    return [None if score is None else _by_id(score, num_top, tokenizer) for score in scores]
-
-
-def _by_id(score: TokenLogprobs, num_top: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    ranked = [(rank, *entry) for rank, entry in enumerate(score.top[:num_top], start=1)]
-    entries = {
-        str(token_id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": token_name(tokenizer, token_id)}
-        for rank, token_id, logprob in [*ranked, (score.rank, score.token_id, score.logprob)]
-    }
-    return entries
-
-
-def _finite(logprob: float) -> float:
-    """Also turns NaN into the lowest value: the comparison with NaN is false."""
-    return max(_LOWEST, logprob)

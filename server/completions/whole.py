@@ -1,36 +1,23 @@
-"""The completion that is not streamed: collected, ranked where there are more candidates than wanted, answered."""
+"""The completion that is not streamed: ranked where there are more candidates than wanted, answered."""
 
 import math
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.responses import JSONResponse
 
 from engine.outputs import RequestOutput
-from server.completions.choice import ChoiceFormatter, join_outputs
+from server.completions.choice import ChoiceFormatter
 from server.completions.plan import CompletionPlan
-from server.completions.tally import Tally
-from server.fanout import IndexedOutput
+from server.generation.tally import Tally
 from server.text import Tokenizer
 from server.timings import complete_headers
-
-
-async def collect(
-    plan: CompletionPlan, outputs: AsyncGenerator[IndexedOutput, None], tally: Tally
-) -> list[RequestOutput]:
-    """Each generation's outputs, joined."""
-    collected: list[list[RequestOutput]] = [[] for _ in plan.generations]
-    async for generation, output in outputs:
-        tally.add(generation, output)
-        collected[generation].append(output)
-    return [join_outputs(each) for each in collected]
 
 
 def whole_response(
     plan: CompletionPlan, candidates: list[RequestOutput], tally: Tally, tokenizer: Tokenizer
 ) -> JSONResponse:
     timings = tally.timings()
-    body = plan.head() | {"choices": _choices(plan, candidates, tokenizer), "usage": tally.usage(), "timings": timings}
+    body = plan.head | {"choices": _choices(plan, candidates, tokenizer), "usage": tally.usage(), "timings": timings}
     return JSONResponse(body, headers=complete_headers(timings))
 
 
@@ -40,8 +27,8 @@ def _choices(plan: CompletionPlan, candidates: list[RequestOutput], tokenizer: T
     for number, prompt in enumerate(plan.prompts):
         own = candidates[number * request.num_candidates :][: request.num_candidates]
         for output in best(own, request.n):
-            formatter = ChoiceFormatter(request, prompt, tokenizer)
-            choices.append(formatter.format(len(choices), output))
+            formatter = ChoiceFormatter(len(choices), request, prompt, tokenizer)
+            choices.append(formatter.format(output))
     return choices
 
 

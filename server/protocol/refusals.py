@@ -9,18 +9,7 @@ WITHOUT_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety
 # These would change the answer, so ignoring them would be a lie.
 _NOT_SUPPORTED = "is not supported by this server"
 _CHAT_ONLY = "belongs to chat completions, not to /v1/completions"
-COMPLETION_REFUSALS: Mapping[str, str] = {
-    "suffix": "is not supported: the model completes to the right only",
-    "max_completion_tokens": "belongs to chat completions; use max_tokens",
-    "top_logprobs": "belongs to chat completions; use logprobs",
-    "messages": _CHAT_ONLY,
-    "tools": _CHAT_ONLY,
-    "tool_choice": _CHAT_ONLY,
-    "parallel_tool_calls": _CHAT_ONLY,
-    "chat_template": _CHAT_ONLY,
-    "chat_template_kwargs": _CHAT_ONLY,
-    "add_generation_prompt": _CHAT_ONLY,
-    "continue_final_message": _CHAT_ONLY,
+_REFUSED_EVERYWHERE: Mapping[str, str] = {
     "response_format": _NOT_SUPPORTED,
     "structured_outputs": _NOT_SUPPORTED,
     "guided_json": _NOT_SUPPORTED,
@@ -33,6 +22,21 @@ COMPLETION_REFUSALS: Mapping[str, str] = {
     "typical_p": _NOT_SUPPORTED,
     "max_queue_ms": _NOT_SUPPORTED,
     "deadline_ms": _NOT_SUPPORTED,
+}
+COMPLETION_REFUSALS: Mapping[str, str] = {
+    **_REFUSED_EVERYWHERE,
+    "suffix": "is not supported: the model completes to the right only",
+    "max_completion_tokens": "belongs to chat completions; use max_tokens",
+    "top_logprobs": "belongs to chat completions; use logprobs",
+    "messages": _CHAT_ONLY,
+    "tools": _CHAT_ONLY,
+    "tool_choice": _CHAT_ONLY,
+    "parallel_tool_calls": _CHAT_ONLY,
+    "chat_template": _CHAT_ONLY,
+    "chat_template_kwargs": _CHAT_ONLY,
+    "add_generation_prompt": _CHAT_ONLY,
+    "continue_final_message": _CHAT_ONLY,
+    "documents": _CHAT_ONLY,
 }
 
 # Values that ask for nothing, which some clients send always.

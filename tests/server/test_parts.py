@@ -11,8 +11,9 @@ import pytest
 from engine.batch import TokenLogprobs
 from engine.errors import ModelError
 from engine.stats import RequestTimings
-from server.completions.logprobs import LogprobsFormatter, prompt_logprobs
+from server.completions.logprobs import LogprobsFormatter
 from server.disconnect import ClientLeftError, unless_client_leaves
+from server.generation.logprobs import prompt_logprobs
 from server.generation_defaults import GenerationDefaults, load_generation_defaults
 from server.timings import PhaseReport, TokenCounts
 from tests.server.byte_tokenizer import ByteTokenizer

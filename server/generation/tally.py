@@ -1,10 +1,11 @@
-"""Token counts and times over all generations of one completion request, as they go on."""
+"""Token counts and times over all generations of one request, as they go on."""
 
 from typing import Any
 
 from engine.outputs import RequestOutput
 from engine.stats import RequestTimings
-from server.completions.plan import CompletionPlan
+from server.generation.plan import GenerationPlan
+from server.protocol.generation import GenerationParams
 from server.record import RequestRecord
 from server.timings import PhaseReport, TokenCounts
 
@@ -12,12 +13,16 @@ from server.timings import PhaseReport, TokenCounts
 class Tally:
     """Fed every output; keeps the newest of each generation. The request's record can ask for the result."""
 
-    def __init__(self, plan: CompletionPlan, record: RequestRecord) -> None:
+    def __init__(self, plan: GenerationPlan[GenerationParams], record: RequestRecord) -> None:
         self._plan = plan
         self._record = record
         self._num_output_tokens = [0] * len(plan.generations)
         self._num_cached_tokens = [0] * len(plan.generations)
         self._timings: dict[int, RequestTimings] = {}
+
+    @property
+    def num_generations(self) -> int:
+        return len(self._plan.generations)
 
     def add(self, generation: int, output: RequestOutput) -> None:
         self._num_output_tokens[generation] = output.num_output_tokens

@@ -5,23 +5,22 @@ import secrets
 from engine.errors import InvalidParameterError
 from engine.sampling_params import MAX_SEED, SamplingParams
 from server.generation_defaults import GenerationDefaults
-from server.protocol.completions import CompletionRequest
+from server.protocol.generation import GenerationParams
 from server.text import Tokenizer
 
 
 def sampling_params(
-    request: CompletionRequest, defaults: GenerationDefaults, tokenizer: Tokenizer, seed: int
+    request: GenerationParams, defaults: GenerationDefaults, tokenizer: Tokenizer, max_tokens: int
 ) -> SamplingParams:
-    """Raises InvalidParameterError for values out of range."""
+    """Without the seed, which is each generation's own. Raises InvalidParameterError for values out of range."""
     top_k = request.top_k if request.top_k is not None else defaults.top_k
     return SamplingParams(
-        max_tokens=request.max_tokens,
+        max_tokens=max_tokens,
         min_tokens=request.min_tokens,
         temperature=_given(request.temperature, defaults.temperature),
         top_k=0 if top_k == -1 else top_k,
         top_p=_given(request.top_p, defaults.top_p),
         min_p=_given(request.min_p, defaults.min_p),
-        seed=seed,
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         repetition_penalty=_given(request.repetition_penalty, defaults.repetition_penalty),
@@ -33,8 +32,8 @@ def sampling_params(
         stop=tuple(request.stop),
         include_stop_str_in_output=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens,
-        logprobs=_num_logprobs(request),
-        prompt_logprobs=_num_prompt_logprobs(request),
+        logprobs=request.num_logprobs,
+        prompt_logprobs=request.num_prompt_logprobs,
     )
 
 
@@ -63,16 +62,3 @@ def _bad_word_ids(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     if not ids:
         raise InvalidParameterError("bad_words", "bad_words must not contain a word without tokens.")
     return ids
-
-
-def _num_logprobs(request: CompletionRequest) -> int | None:
-    """Candidates are ranked by their log-probabilities, also when nobody asked to see them."""
-    if request.logprobs is None and request.num_candidates > request.n:
-        return 0
-    return request.logprobs
-
-
-def _num_prompt_logprobs(request: CompletionRequest) -> int | None:
-    """Echo scores the prompt like the completion; `prompt_logprobs` may ask for more."""
-    wanted = [request.logprobs if request.echo else None, request.prompt_logprobs]
-    return max((count for count in wanted if count is not None), default=None)

@@ -1,42 +1,52 @@
-"""The streamed completion: one event per token."""
+"""The streamed response: one event per token."""
 
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
 
-from server.completions.choice import ChoiceFormatter
-from server.completions.plan import CompletionPlan
-from server.completions.tally import Tally
+from engine.outputs import RequestOutput
 from server.errors import describe, log_failure
 from server.fanout import IndexedOutput
+from server.generation.plan import GenerationPlan
+from server.generation.tally import Tally
+from server.protocol.generation import GenerationParams
 from server.record import RequestRecord
 from server.sse import DONE, EventHead, event
-from server.text import Tokenizer
 from server.timings import usage_metrics
 
 
-class CompletionStream:
+class StreamedChoice(Protocol):
+    """Formats the outputs of one generation, in their order."""
+
+    def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
+        """The choice's news, one entry of `choices` per event. Never empty."""
+
+
+class GenerationStream:
     """Turns the outputs of one plan into events."""
 
-    def __init__(self, plan: CompletionPlan, tally: Tally, record: RequestRecord, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        plan: GenerationPlan[GenerationParams],
+        choices: Sequence[StreamedChoice],
+        tally: Tally,
+        record: RequestRecord,
+    ) -> None:
         options = plan.request.stream_options
-        self._plan = plan
+        self._choices = choices
         self._tally = tally
         self._record = record
-        self._head = EventHead(plan.head())
+        self._head = EventHead(plan.head)
         self._include_usage = options is not None and options.include_usage
         self._continuous_usage = options is not None and options.continuous_usage_stats
-        self._formatters = [
-            ChoiceFormatter(plan.request, plan.prompt_of(index), tokenizer) for index in range(len(plan.generations))
-        ]
 
     async def events(
         self, first: IndexedOutput, outputs: AsyncGenerator[IndexedOutput, None]
     ) -> AsyncGenerator[bytes, None]:
         """All events from the first token to `[DONE]`. An error from here on is an event, for the status is sent."""
         try:
-            yield self._chunk(first)
+            yield self._events_of(first)
             async for news in outputs:
-                yield self._chunk(news)
+                yield self._events_of(news)
             if self._include_usage:
                 usage = self._tally.usage()
                 yield self._head.event([], usage=usage, metrics=usage_metrics(self._tally.timings()))
@@ -47,14 +57,16 @@ class CompletionStream:
             yield event(body)
         yield DONE
 
-    def _chunk(self, news: IndexedOutput) -> bytes:
+    def _events_of(self, news: IndexedOutput) -> bytes:
         index, output = news
         self._tally.add(index, output)
+        *others, last = self._choices[index].chunks(output)
         extra: dict[str, Any] = {}
         if self._continuous_usage:
             extra["usage"] = self._tally.usage()
         elif self._include_usage:
             extra["usage"] = None
+        events = [self._head.event([choice], **extra) for choice in others]
         if output.is_finished and output.timings is not None:
             extra["timings"] = self._tally.timings_of(index)
-        return self._head.event([self._formatters[index].format(index, output)], **extra)
+        return b"".join([*events, self._head.event([last], **extra)])

@@ -1,0 +1,1 @@
+"""What all generating endpoints do alike: the door, the plan, sampling, counting, streaming."""

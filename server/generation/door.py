@@ -1,0 +1,53 @@
+"""The first look at a generating request: its model, its id, and fields that must be refused."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from server.context import context_of
+from server.errors import BadRequestError
+from server.middleware.record import is_sane_request_id
+from server.protocol.generation import GenerationParams
+from server.protocol.refusals import find_refused, find_unknown
+from server.record import RequestRecord, record_of
+
+logger = logging.getLogger("twostep.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request that was let in."""
+
+    model: str
+    """The name to answer with."""
+    request_id: str
+    arrival_s: float
+
+
+def let_in(body: GenerationParams, refusals: Mapping[str, str], request: Request) -> Arrival:
+    """Raises ModelNotFoundError, or BadRequestError for a field that this endpoint refuses."""
+    model, record = context_of(request).check_model(body.model), record_of(request.scope)
+    _check_extra_fields(body, refusals)
+    if body.request_id is not None:
+        _take_request_id(body.request_id, request, record)
+    return Arrival(model, record.request_id, record.arrival_s)
+
+
+def _check_extra_fields(body: GenerationParams, refusals: Mapping[str, str]) -> None:
+    extra = body.model_extra or {}
+    if refused := find_refused(extra, refusals):
+        param, message = refused
+        raise BadRequestError(message, param)
+    if unknown := find_unknown(extra, refusals):
+        logger.info("ignored fields that nobody defines: %s", ", ".join(ascii(name)[:40] for name in unknown[:10]))
+
+
+def _take_request_id(request_id: str, request: Request, record: RequestRecord) -> None:
+    """The body may name the request; a header that does has precedence."""
+    if not is_sane_request_id(request_id):
+        message = "request_id must be printable ASCII without spaces, at most 128 characters."
+        raise BadRequestError(message, "request_id")
+    if request.headers.get("x-request-id") != record.request_id:
+        record.request_id = request_id

@@ -1,0 +1,31 @@
+"""What the shapes of log-probabilities have in common, and `prompt_logprobs`, which all endpoints tell alike."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.batch import TokenLogprobs
+from server.text import Tokenizer, token_name
+
+# JSON has no -Infinity.
+_LOWEST = -9999.0
+
+
+def prompt_logprobs(
+    scores: Sequence[TokenLogprobs | None], num_top: int, tokenizer: Tokenizer
+) -> list[dict[str, Any] | None]:
+    """One object per prompt token, keyed by token id; the first token has no score."""
+    return [None if score is None else _by_id(score, num_top, tokenizer) for score in scores]
+
+
+def finite(logprob: float) -> float:
+    """Also turns NaN into the lowest value: the comparison with NaN is false."""
+    return max(_LOWEST, logprob)
+
+
+def _by_id(score: TokenLogprobs, num_top: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    ranked = [(rank, *entry) for rank, entry in enumerate(score.top[:num_top], start=1)]
+    entries = {
+        str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": token_name(tokenizer, token_id)}
+        for rank, token_id, logprob in [*ranked, (score.rank, score.token_id, score.logprob)]
+    }
+    return entries

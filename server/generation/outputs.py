@@ -1,0 +1,34 @@
+"""Outputs of generations, gathered."""
+
+from collections.abc import AsyncGenerator, Sequence
+
+from engine.outputs import RequestOutput
+from server.fanout import IndexedOutput
+from server.generation.tally import Tally
+
+
+async def collect(outputs: AsyncGenerator[IndexedOutput, None], tally: Tally) -> list[list[RequestOutput]]:
+    """Each generation's outputs to its end."""
+    collected: list[list[RequestOutput]] = [[] for _ in range(tally.num_generations)]
+    async for generation, output in outputs:
+        tally.add(generation, output)
+        collected[generation].append(output)
+    return collected
+
+
+def join_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
+    """All news of a finished sequence as one."""
+    first, last = outputs[0], outputs[-1]
+    return RequestOutput(
+        request_id=last.request_id,
+        text="".join(output.text for output in outputs),
+        token_ids=tuple(token_id for output in outputs for token_id in output.token_ids),
+        logprobs=tuple(score for output in outputs for score in output.logprobs),
+        prompt_logprobs=first.prompt_logprobs,
+        num_prompt_tokens=last.num_prompt_tokens,
+        num_cached_tokens=last.num_cached_tokens,
+        num_output_tokens=last.num_output_tokens,
+        timings=last.timings,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+    )

@@ -1,0 +1,96 @@
+"""What a request asks of the engine: one generation per prompt and candidate."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+
+from engine.client import GenerationRequest
+from engine.sampling_params import SamplingParams
+from server.backend import Backend
+from server.errors import BadRequestError
+from server.generation.door import Arrival
+from server.generation.prompts import EncodedPrompt
+from server.generation.sampling import draw_seed, sampling_params, seed_of
+from server.protocol.generation import GenerationParams
+
+RequestT = TypeVar("RequestT", bound=GenerationParams)
+RequestT_co = TypeVar("RequestT_co", bound=GenerationParams, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseNames:
+    """How an endpoint calls its responses."""
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan(Generic[RequestT_co]):
+    """Generation number i is a candidate of prompt number i // request.num_candidates."""
+
+    request: RequestT_co
+    head: dict[str, str | int]
+    """The fields that every chunk and the whole response begin with."""
+    prompts: Sequence[EncodedPrompt]
+    generations: Sequence[GenerationRequest]
+
+    def prompt_of(self, generation: int) -> EncodedPrompt:
+        return self.prompts[generation // self.request.num_candidates]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+
+def make_plan(
+    request: RequestT,
+    prompts: Sequence[EncodedPrompt],
+    max_tokens: int,
+    names: ResponseNames,
+    backend: Backend,
+    arrival: Arrival,
+) -> GenerationPlan[RequestT]:
+    """Raises RequestError or BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
+    num_generations = len(prompts) * request.num_candidates
+    if num_generations > backend.max_live:
+        limit = f"{backend.max_live} that this server takes at once"
+        param = "prompt" if len(prompts) > 1 else "n"
+        raise BadRequestError(f"{num_generations} sequences in one request are more than the {limit}.", param)
+    seed = draw_seed() if request.seed is None else request.seed
+    params = sampling_params(request, backend.defaults, backend.tokenizer, max_tokens)
+    return GenerationPlan(
+        request=request,
+        head={
+            "id": f"{names.id_prefix}-{arrival.request_id}",
+            "object": names.chunk_object if request.stream else names.object,
+            "created": int(time.time()),
+            "model": arrival.model,
+            "system_fingerprint": backend.fingerprint,
+            "seed": seed,
+        },
+        prompts=prompts,
+        generations=_generations(request, prompts, params, seed, arrival),
+    )
+
+
+def _generations(
+    request: GenerationParams, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int, arrival: Arrival
+) -> list[GenerationRequest]:
+    unique = uuid.uuid4().hex[:12]  # clients may send one request id several times
+    return [
+        GenerationRequest(
+            request_id=f"gen-{unique}-{index}",
+            prompt_token_ids=prompts[index // request.num_candidates].token_ids,
+            params=msgspec.structs.replace(params, seed=seed_of(seed, index)),
+            arrival_s=arrival.arrival_s,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+        )
+        for index in range(len(prompts) * request.num_candidates)
+    ]

@@ -1,0 +1,48 @@
+"""Runs a plan: until its first token for a stream, to its end otherwise. Either ends when the client leaves."""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from starlette.requests import Request
+
+from engine.outputs import RequestOutput
+from server.context import context_of
+from server.disconnect import unless_client_leaves
+from server.fanout import generate_all
+from server.generation.outputs import collect
+from server.generation.plan import GenerationPlan
+from server.generation.stream import GenerationStream, StreamedChoice
+from server.generation.tally import Tally
+from server.protocol.generation import GenerationParams
+from server.record import record_of
+from server.sse import EventStream
+from server.timings import first_token_headers
+
+
+async def stream_response(
+    plan: GenerationPlan[GenerationParams], choices: Sequence[StreamedChoice], tally: Tally, request: Request
+) -> EventStream:
+    """Waits for the first token: until then errors have a status, and the headers can tell the time it took."""
+    context = context_of(request)
+    stream = GenerationStream(plan, choices, tally, record_of(request.scope))
+    outputs = generate_all(context.backend.engine, plan.generations)
+    try:
+        first = await unless_client_leaves(request.receive, anext(outputs))
+        return EventStream(
+            stream.events(first, outputs),
+            outputs,
+            first_token_headers(first[1], plan.num_prompt_tokens),
+            context.settings.stall_timeout,
+        )
+    except BaseException:
+        await outputs.aclose()
+        raise
+
+
+async def all_outputs(
+    plan: GenerationPlan[GenerationParams], tally: Tally, request: Request
+) -> list[list[RequestOutput]]:
+    """The outputs of each generation."""
+    engine = context_of(request).backend.engine
+    async with aclosing(generate_all(engine, plan.generations)) as outputs:
+        return await unless_client_leaves(request.receive, collect(outputs, tally))

@@ -1,0 +1,38 @@
+"""What the answers of all generating endpoints have in common, for /openapi.json."""
+
+from pydantic import BaseModel
+
+
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Timings(BaseModel):
+    """Where the time went. queue + prefill = ttft; ttft + decode = e2e."""
+
+    queue_ms: float
+    prefill_ms: float
+    ttft_ms: float
+    decode_ms: float
+    itl_ms: float | None
+    itl_p50_ms: float | None
+    itl_p99_ms: float | None
+    e2e_ms: float
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    prefill_chunks: int
+    preemptions: int
+
+
+class PromptLogprob(BaseModel):
+    logprob: float
+    rank: int | None
+    decoded_token: str

@@ -1,0 +1,77 @@
+"""The parameters that all generating endpoints share: what one adds here, each of them takes."""
+
+from pydantic import ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from server.protocol.wire import Int32, Int64, StopStrings, Text, Texts, TokenIds, WireModel
+
+MAX_CHOICES = 128
+
+
+class StreamOptions(WireModel):
+    include_usage: bool = False
+    """A last chunk without choices tells the token counts."""
+    continuous_usage_stats: bool = False
+    """Every chunk tells the token counts so far."""
+
+
+class GenerationParams(WireModel):
+    """Values are checked for type here and for range where they are used. Fields beyond these: `protocol.refusals`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: Text | None = Field(None, description="A name from /v1/models; may be left out.")
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    stop: StopStrings = Field([])
+    seed: Int64 | None = Field(None, description="The choice with index i uses seed + i. Drawn and reported if absent.")
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[str, float] = Field({}, description="Token ids, as strings, to what is added to their logits.")
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    top_k: Int32 | None = Field(None, description="0 or -1 keeps all tokens.")
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Int32 = 0
+    ignore_eos: bool = False
+    stop_token_ids: TokenIds = Field([])
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    bad_words: Texts = Field([])
+    allowed_token_ids: TokenIds | None = None
+    prompt_logprobs: Int32 | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = Field(False, description='Tokens in logprobs are written "token_id:123".')
+    truncate_prompt_tokens: Int32 | None = Field(
+        None, ge=-1, description="Keep this many tokens from the prompt's end; -1 as many as fit beside max_tokens."
+    )
+    priority: Int32 = Field(0, description="Lower runs first.")
+    cache_salt: Text = Field("", max_length=1024, description="Prefixes are shared only among equal salts.")
+    request_id: Text | None = Field(None, description="Part of the response's id.")
+
+    @property
+    def num_candidates(self) -> int:
+        """Sequences to generate per prompt."""
+        return self.n
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to score beside each generated token; None scores nothing."""
+        return None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the prompt's tokens."""
+        return self.prompt_logprobs
+
+    def check_stream_options(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise wrong("stream_options", "is only allowed with stream")
+
+
+def wrong(param: str, rule: str) -> PydanticCustomError:
+    """Errors of the whole model have no location: `param` in the context names the field at fault."""
+    return PydanticCustomError("combination", "{param} {rule}", {"param": param, "rule": rule})
