@@ -1,0 +1,1 @@
+"""/v1/chat/completions between the validated request and the response: render, plan, parse, format."""
