@@ -6,47 +6,25 @@ import asyncio
 import itertools
 import logging
 import sys
-import time
 from collections.abc import AsyncGenerator, Sequence
 
 from engine.admission import check_request
-from engine.child_process import ChildProcess
 from engine.client import EngineObserver, GenerationRequest, NullObserver
 from engine.config import EngineConfig, EngineInfo
 from engine.detokenizer import TokenTable
-from engine.errors import (
-    ConfigError,
-    EngineFailedError,
-    EngineUnavailableError,
-    ModelError,
-    RequestError,
-    TwostepError,
-    UnsupportedModelError,
-)
+from engine.errors import EngineFailedError, EngineUnavailableError, RequestError, TwostepError
+from engine.incarnation import Incarnation
 from engine.live_request import LiveRequest, News
-from engine.messages import (
-    AbortRequests,
-    EngineFailure,
-    EngineReady,
-    FromEngine,
-    RequestRefused,
-    Shutdown,
-    Start,
-    StepUpdate,
-    ToEngine,
-)
+from engine.messages import AbortRequests, FromEngine, RequestRefused, StepUpdate, ToEngine
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from engine.stats import StepStats
-from engine.transport import ServerLink
 from engine.waiting_room import WaitingRoom
+from engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-m", "engine.process")
-_STOP_GRACE_S = 3.0
-_LAST_WORDS_S = 0.5  # how long the last message of a process may arrive after its end was noticed
-_START_ERRORS = {error.__name__: error for error in (ConfigError, ModelError, UnsupportedModelError)}
 
 
 class AsyncEngine:
@@ -68,7 +46,6 @@ class AsyncEngine:
         self._table = table
         self._observer = observer or NullObserver()
         self._command = command
-        self._max_silence_s = max_silence_s
         self._room = WaitingRoom(config.max_num_seqs + max_waiting)
         self._live: dict[str, LiveRequest] = {}  # by the engine's id
         self._numbers = itertools.count()
@@ -76,39 +53,28 @@ class AsyncEngine:
         self._info: EngineInfo | None = None
         self._last_stats: StepStats | None = None
         self._failure: TwostepError | None = None
-        self._last_heard_s = 0.0
-        self._watchdog: asyncio.TimerHandle | None = None
-        self._link: ServerLink | None = None
-        self._child: ChildProcess | None = None
-        self._ready: asyncio.Future[EngineInfo] | None = None
+        self._watchdog = Watchdog(max_silence_s, lambda: bool(self._live), self._on_hang)
+        self._process: Incarnation | None = None
 
     async def start(self) -> EngineInfo:
         """Start the process and wait until the model is loaded, once.
 
         Raises ConfigError or ModelError as the process reports them, EngineUnavailableError if it dies.
         """
-        self._ready = asyncio.get_running_loop().create_future()
-        self._link = ServerLink(self._on_message)
+        self._process = Incarnation(self._command, self._on_message, self._fail)
         try:
-            self._child = await ChildProcess.start([*self._command, self._link.address], self._on_exit)
-            self._send(Start(self._config, logging.getLogger().getEffectiveLevel()))
-            return await self._ready
-        except BaseException:
+            self._info = await self._process.start(self._config)
+        except BaseException as error:
+            self._fail(error if isinstance(error, TwostepError) else self._stopped())
             await self.stop()
             raise
+        return self._info
 
     async def stop(self) -> None:
         """End the process, whatever it does, and what is still live with it. Idempotent."""
-        self._fail(EngineUnavailableError("The engine was stopped."))
-        self._send(Shutdown())
-        try:
-            if self._child is not None:
-                if self._info is None:
-                    self._child.terminate()  # while it loads the model it reads no message
-                await self._child.stop(_STOP_GRACE_S)
-        finally:
-            if self._link is not None:
-                self._link.close()
+        self._fail(self._stopped())
+        if self._process is not None:
+            await self._process.stop(self._stopped())
 
     @property
     def is_ready(self) -> bool:
@@ -131,7 +97,7 @@ class AsyncEngine:
     def check_health(self) -> None:
         if self._failure is not None or self._info is None:
             raise self._unavailable()
-        if self._silence_s > self._max_silence_s:
+        if self._watchdog.is_silent:
             raise self._silence_error()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
@@ -160,9 +126,9 @@ class AsyncEngine:
         self._room.enter()
         live = LiveRequest(request, f"{request.request_id}/{next(self._numbers)}", self._table)
         if not self._live:
-            self._last_heard_s = time.monotonic()
+            self._watchdog.heard()
         self._live[live.engine_id] = live
-        self._watch()
+        self._watchdog.watch()
         self._send(live.add_message)
         return live
 
@@ -190,22 +156,15 @@ class AsyncEngine:
         self._send(AbortRequests(request_ids))
 
     def _send(self, message: ToEngine) -> None:
-        if self._link is not None:
-            self._link.send(message)
+        if self._process is not None:
+            self._process.send(message)
 
     def _on_message(self, message: FromEngine) -> None:
-        self._last_heard_s = time.monotonic()
+        self._watchdog.heard()
         if isinstance(message, StepUpdate):
             self._on_step(message)
-        elif isinstance(message, EngineReady):
-            self._info = message.info
-            if self._ready is not None:
-                self._ready.set_result(message.info)
         elif isinstance(message, RequestRefused):
             self._put(message.request_id, RequestError(message.message, message.param))
-        elif isinstance(message, EngineFailure):
-            error = _START_ERRORS.get(message.kind)
-            self._fail(error(message.message) if error else EngineFailedError(message.message, message.detail))
 
     def _on_step(self, step: StepUpdate) -> None:
         self._last_stats = step.stats
@@ -221,58 +180,27 @@ class AsyncEngine:
         if live is not None:  # else it ended here, and the engine does not know yet
             live.put(news)
 
-    def _on_exit(self) -> None:
-        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._fail_after_exit)
-
-    def _fail_after_exit(self) -> None:
-        if self._child is None:
-            return
-        tail = self._child.output_tail
-        last_line = f" Its last words: {tail.splitlines()[-1]}" if tail and self._info is None else ""
-        doing = "while loading the model" if self._info is None else "unexpectedly"
-        self._fail(
-            EngineFailedError(f"The engine process ended {doing} ({self._child.how_it_ended}).{last_line}", tail)
-        )
-
     def _fail(self, error: TwostepError) -> None:
         """From now on the engine is not ready. The first failure stands."""
         if self._failure is not None:
             return
         self._failure = error
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(error)
-            self._ready.exception()  # also when nobody waits any more
+        self._watchdog.stop()
         for live in self._live.values():
             live.put(EngineFailedError(str(error), error.detail) if isinstance(error, EngineFailedError) else error)
 
     def _unavailable(self) -> EngineUnavailableError:
         return EngineUnavailableError(str(self._failure or "The engine is still loading the model."))
 
-    @property
-    def _silence_s(self) -> float:
-        """How long the engine has said nothing although it has work."""
-        return time.monotonic() - self._last_heard_s if self._live else 0.0
+    def _stopped(self) -> EngineUnavailableError:
+        return EngineUnavailableError("The engine was stopped.")
 
     def _silence_error(self) -> EngineFailedError:
-        return EngineFailedError(f"The engine has work but was silent for {self._silence_s:.0f} seconds.")
+        silence_s = self._watchdog.silence_s
+        return EngineFailedError(f"The engine has work but was silent for {silence_s:.0f} seconds.")
 
-    def _watch(self) -> None:
-        """Look at the engine's silence from time to time, while there is work."""
-        if self._watchdog is None:
-            interval_s = self._max_silence_s / 4
-            due_s = time.monotonic() + interval_s
-            self._watchdog = asyncio.get_running_loop().call_later(interval_s, self._look, due_s + interval_s)
-
-    def _look(self, late_s: float) -> None:
-        self._watchdog = None
-        if self._failure is not None or not self._live:
-            return
-        if time.monotonic() > late_s:  # this process itself was stopped or busy, and may not have heard yet
-            self._last_heard_s = time.monotonic()
-        if self._silence_s > self._max_silence_s:
-            logger.error("%s It is killed.", self._silence_error())
-            self._fail(self._silence_error())
-            if self._child is not None:
-                self._child.kill()
-            return
-        self._watch()
+    def _on_hang(self) -> None:
+        error = self._silence_error()
+        logger.error("%s It is killed.", error)
+        if self._process is not None:
+            self._process.kill(error)

@@ -538,7 +538,7 @@ def test_stop_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_load_can_be_stopped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.async_engine._STOP_GRACE_S", 1000.0)
+    monkeypatch.setattr("engine.incarnation._STOP_GRACE_S", 1000.0)
 
     async def check() -> None:
         engine = AsyncEngine(EngineConfig(model="slow"), Words(), command=COMMAND)

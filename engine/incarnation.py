@@ -1,0 +1,108 @@
+"""One life of the engine process: its socket, its child process, how it got ready and how it ended."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from engine.child_process import ChildProcess
+from engine.config import EngineConfig, EngineInfo
+from engine.errors import ConfigError, EngineFailedError, ModelError, TwostepError, UnsupportedModelError
+from engine.messages import EngineFailure, EngineReady, FromEngine, Shutdown, Start, ToEngine
+from engine.transport import ServerLink
+
+_STOP_GRACE_S = 3.0
+_LAST_WORDS_S = 0.5  # how long the last message of a process may arrive after its end was noticed
+_START_ERRORS = {error.__name__: error for error in (ConfigError, ModelError, UnsupportedModelError)}
+
+
+class Incarnation:
+    """Starts once and ends once. Its socket is its own: no message of another life can come in here."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        on_message: Callable[[FromEngine], None],
+        on_death: Callable[[TwostepError], None],
+    ) -> None:
+        """`command` starts the process, given the socket's address as last argument. `on_death` is called once, with
+        the reason, when the process ends or fails after it was ready, unless it was told to."""
+        self._command = command
+        self._on_message = on_message
+        self._on_death = on_death
+        self._link = ServerLink(self._receive)
+        self._child: ChildProcess | None = None
+        self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._is_over = False
+
+    async def start(self, config: EngineConfig) -> EngineInfo:
+        """Start the process and wait until the model is loaded.
+
+        Raises ConfigError or ModelError as the process reports them, EngineFailedError if it dies, and
+        EngineUnavailableError if it is stopped meanwhile.
+        """
+        self._child = await ChildProcess.start([*self._command, self._link.address], self._on_exit)
+        self.send(Start(config, logging.getLogger().getEffectiveLevel()))
+        return await self._ready
+
+    def send(self, message: ToEngine) -> None:
+        self._link.send(message)
+
+    def kill(self, reason: TwostepError) -> None:
+        """End it at once, for this reason."""
+        self._end(reason)
+        if self._child is not None:
+            self._child.kill()
+
+    async def stop(self, reason: TwostepError) -> None:
+        """End the process, whatever it does, without reporting a death. Nothing of it is left. Idempotent."""
+        was_ready = self._is_ready
+        self._is_over = True
+        if not self._ready.done():
+            self._fail_to_start(reason)
+        self.send(Shutdown())
+        try:
+            if self._child is not None:
+                if not was_ready:
+                    self._child.terminate()  # while it loads the model it reads no message
+                await self._child.stop(_STOP_GRACE_S)
+        finally:
+            self._link.close()
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._ready.done() and self._ready.exception() is None
+
+    def _receive(self, message: FromEngine) -> None:
+        if isinstance(message, EngineReady):
+            if not self._ready.done():
+                self._ready.set_result(message.info)
+        elif isinstance(message, EngineFailure):
+            error = _START_ERRORS.get(message.kind)
+            self._end(error(message.message) if error else EngineFailedError(message.message, message.detail))
+        else:
+            self._on_message(message)
+
+    def _on_exit(self) -> None:
+        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._end_after_exit)
+
+    def _end_after_exit(self) -> None:
+        assert self._child is not None
+        tail = self._child.output_tail
+        last_line = f" Its last words: {tail.splitlines()[-1]}" if tail and not self._is_ready else ""
+        doing = "unexpectedly" if self._is_ready else "while loading the model"
+        message = f"The engine process ended {doing} ({self._child.how_it_ended}).{last_line}"
+        self._end(EngineFailedError(message, tail))
+
+    def _end(self, reason: TwostepError) -> None:
+        """The first reason stands."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._is_ready:
+            self._on_death(reason)
+        else:
+            self._fail_to_start(reason)
+
+    def _fail_to_start(self, reason: TwostepError) -> None:
+        self._ready.set_exception(reason)
+        self._ready.exception()  # also when nobody waits any more
