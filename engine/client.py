@@ -24,6 +24,10 @@ class GenerationRequest:
     arrival_s: float
     """When the server received the request, on `time.monotonic()`."""
     priority: int = 0
+    """Among the tenant's own requests."""
+    tenant: str = ""
+    """Who is served: tenants share the engine by their tokens, in proportion to their weights."""
+    weight: float = 1.0
     cache_salt: str = ""
 
 

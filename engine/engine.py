@@ -82,6 +82,8 @@ class Engine:
                 params=message.params,
                 arrival_s=message.arrival_s,
                 priority=message.priority,
+                tenant=message.tenant,
+                weight=message.weight,
                 cache_salt=message.cache_salt,
                 output_token_ids=message.output_token_ids,
             )

@@ -58,6 +58,8 @@ class LiveRequest:
             params=request.params,
             arrival_s=request.arrival_s,
             priority=request.priority,
+            tenant=request.tenant,
+            weight=request.weight,
             cache_salt=request.cache_salt,
             output_token_ids=self.output_token_ids,
         )

@@ -25,6 +25,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     params: SamplingParams
     arrival_s: float
     priority: int = 0
+    tenant: str = ""
+    weight: float = 1.0
     cache_salt: str = ""
     output_token_ids: list[int] = []
     """Tokens generated before an engine restart; generation goes on after them."""

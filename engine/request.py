@@ -31,7 +31,10 @@ class Request:
     params: SamplingParams
     arrival_s: float
     priority: int = 0
-    """Lower runs first; equal priorities run in order of arrival."""
+    """Lower runs first of its tenant's; equal priorities run in order of arrival."""
+    tenant: str = ""
+    weight: float = 1.0
+    """Of its tenant, against the other tenants' weights."""
     cache_salt: str = ""
     """Requests share prefix-cache blocks only with requests of the same salt."""
     output_token_ids: list[int] = field(default_factory=list)

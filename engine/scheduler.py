@@ -9,13 +9,14 @@ from collections.abc import Iterable
 
 from engine.batch import Batch, Phase, RequestStepOutput, ScheduledRequest, StepOutput
 from engine.block_pool import BlockPool
+from engine.fair_queue import FairQueue
 from engine.messages import FirstTokenInfo, RequestUpdate
 from engine.prefix_cache import BlockCache
 from engine.request import FinishReason, Request, RequestStatus
 
 
 class Scheduler:
-    """Owns every unfinished request. Requests run first come, first served within equal `priority`."""
+    """Owns every unfinished request. A tenant's run first come, first served within equal `priority`."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._order: dict[str, tuple[int, int]] = {}  # request id -> (priority, arrival number); lower runs first
         self._num_added = 0
-        self._waiting: list[Request] = []  # in order of `_order`
+        self._waiting = FairQueue(self._order_of)
         self._running: list[Request] = []  # in order of `_order`
         self._last_phase: Phase | None = None
         self.num_preemptions = 0
@@ -63,7 +64,7 @@ class Scheduler:
         self._requests[request.request_id] = request
         self._order[request.request_id] = (request.priority, self._num_added)
         self._num_added += 1
-        self._enqueue(self._waiting, request)
+        self._waiting.add(request)
 
     def has(self, request_id: str) -> bool:
         return request_id in self._requests
@@ -122,13 +123,14 @@ class Scheduler:
         return self._batch(Phase.DECODE, [(request, 1) for request in ready])
 
     def _make_room(self, request: Request) -> None:
-        """Give the request the block its next token needs, preempting the newest until there is one."""
+        """Give the request the block its next token needs, preempting until there is one: of the tenant that has had
+        most, the newest."""
         while request.num_tokens > len(request.block_table) * self._block_size:
             block = self._pool.try_allocate(1)
             if block is not None:
                 request.block_table += block
                 continue
-            newest = self._running[-1]
+            newest = max(self._running, key=lambda running: (self._waiting.served(running), self._order_of(running)))
             self._preempt(newest)
             if newest is request:
                 return
@@ -141,17 +143,17 @@ class Scheduler:
             if request.needs_prefill and budget > 0:
                 chunks.append((request, min(budget, request.num_uncomputed_tokens)))
                 budget -= chunks[-1][1]
-        while budget > 0 and self._waiting and len(self._running) < self._max_num_seqs:
-            request = self._waiting[0]
-            if not self._try_admit(request, now_s):
+        while budget > 0 and len(self._running) < self._max_num_seqs:
+            new = self._waiting.next
+            if new is None or not self._try_admit(new, now_s):
                 break
-            if request.needs_prefill:  # else all its KV but one token's was cached: it decodes
-                chunks.append((request, min(budget, request.num_uncomputed_tokens)))
+            if new.needs_prefill:  # else all its KV but one token's was cached: it decodes
+                chunks.append((new, min(budget, new.num_uncomputed_tokens)))
                 budget -= chunks[-1][1]
         return self._batch(Phase.PREFILL, chunks)
 
     def _try_admit(self, request: Request, now_s: float) -> bool:
-        """Move the first waiting request to running with blocks for all its tokens, if they can be had.
+        """Move the next waiting request to running with blocks for all its tokens, if they can be had.
 
         One available block is spared per running request, so that admission does not force the next preemption.
         """
@@ -160,14 +162,15 @@ class Scheduler:
         blocks = self._pool.try_allocate(num_blocks - len(matched), matched, spare=len(self._running))
         if blocks is None:
             return False
-        self._waiting.pop(0)
+        self._waiting.remove(request)
         request.block_table = blocks
         request.num_computed_tokens = len(matched) * self._block_size
         request.status = RequestStatus.RUNNING
-        self._enqueue(self._running, request)
+        insort(self._running, request, key=self._order_of)
         if request.first_scheduled_s is None:
             request.first_scheduled_s = now_s
             request.num_cached_tokens = request.num_computed_tokens
+            self._waiting.start(request)
             self.prefix_queries += request.num_tokens
             self.prefix_hits += request.num_computed_tokens
         return True
@@ -201,6 +204,7 @@ class Scheduler:
             request.output_token_ids.append(token_id)
             accepted.append(token_id)
             reason, stop_token_id = self._end_after(request, token_id)
+        self._waiting.charge(request, len(accepted))
         if reason is not None:
             self._finish(request)
         return RequestUpdate(
@@ -247,7 +251,7 @@ class Scheduler:
         request.prompt_logprobs.clear()
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self._enqueue(self._waiting, request)
+        self._waiting.add(request)
 
     def _finish(self, request: Request) -> None:
         """The one way out: every ended request passes here once and leaves nothing behind."""
@@ -260,8 +264,8 @@ class Scheduler:
         self._pool.release(request.block_table)
         request.block_table = []
 
-    def _enqueue(self, queue: list[Request], request: Request) -> None:
-        insort(queue, request, key=lambda queued: self._order[queued.request_id])
+    def _order_of(self, request: Request) -> tuple[int, int]:
+        return self._order[request.request_id]
 
 
 def _scheduled(request: Request, num_tokens: int) -> ScheduledRequest:

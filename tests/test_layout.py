@@ -14,8 +14,8 @@ PACKAGES = ("engine", "server", "loadtest")
 SCHEDULER_SIDE = tuple(
     f"engine.{name}"
     for name in (
-        "batch", "block_pool", "client", "config", "errors", "messages", "outputs", "prefix_cache", "request",
-        "sampling_params", "scheduler", "stats",
+        "batch", "block_pool", "client", "config", "errors", "fair_queue", "messages", "outputs", "prefix_cache",
+        "request", "sampling_params", "scheduler", "stats",
     )
 )  # fmt: skip
 

@@ -95,7 +95,8 @@ def fake_engine(num_blocks: int = 64, block_size: int = 4, **settings: Any) -> E
 
 
 def add(engine: Engine, request_id: str, prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> None:
-    message = {name: fields.pop(name) for name in ("priority", "cache_salt", "output_token_ids") if name in fields}
+    named = ("priority", "tenant", "weight", "cache_salt", "output_token_ids")
+    message = {name: fields.pop(name) for name in named if name in fields}
     params = SamplingParams(**{"max_tokens": 5, "ignore_eos": True, **fields})
     engine.add_request(
         AddRequest(request_id=request_id, prompt_token_ids=list(prompt), params=params, arrival_s=0.0, **message)

@@ -1,0 +1,62 @@
+"""Who runs next of those that wait: tenants share by tokens and weight, each tenant's own requests keep their order;
+torch-free.
+
+Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): each tenant has a count
+of the tokens computed and generated for it, divided by its weight; the tenant with the lowest count goes next. While
+two tenants both wait, their counts differ by at most what one request costs, times the requests that run at once. A
+tenant that comes back from an idle time starts level with the others: it has saved nothing up. With one tenant this is
+a plain sorted queue.
+"""
+
+from bisect import insort
+from collections.abc import Callable
+
+from engine.request import Request
+
+
+class FairQueue:
+    """The waiting requests. `order` sorts the requests of one tenant; across tenants it means nothing."""
+
+    def __init__(self, order: Callable[[Request], tuple[int, int]]) -> None:
+        self._order = order
+        self._waiting: dict[str, list[Request]] = {}  # by tenant, in order; never an empty list
+        self._served: dict[str, float] = {}  # by tenant, of whom there are few: its tokens divided by its weight
+        self._level = 0.0  # the count of the tenant served last: where one that comes back starts
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def next(self) -> Request | None:
+        """The request to run next. A stream that has begun does not wait behind other tenants' new requests."""
+        heads = [queue[0] for queue in self._waiting.values()]
+        return min(heads, key=lambda head: (not _has_begun(head), self.served(head), head.arrival_s), default=None)
+
+    def served(self, request: Request) -> float:
+        """What the request's tenant has had so far."""
+        return self._served.get(request.tenant, self._level)
+
+    def add(self, request: Request) -> None:
+        if request.tenant not in self._waiting:
+            self._served[request.tenant] = max(self.served(request), self._level)
+        insort(self._waiting.setdefault(request.tenant, []), request, key=self._order)
+
+    def remove(self, request: Request) -> None:
+        """It runs now, or ended while it waited."""
+        queue = self._waiting[request.tenant]
+        queue.remove(request)
+        if not queue:
+            del self._waiting[request.tenant]
+
+    def charge(self, request: Request, num_tokens: int) -> None:
+        """Tokens computed or generated for the request, each once."""
+        self._served[request.tenant] = self.served(request) + num_tokens / request.weight
+
+    def start(self, request: Request) -> None:
+        """It runs for the first time."""
+        self._level = max(self._level, self.served(request))
+        self.charge(request, request.num_uncomputed_tokens)
+
+
+def _has_begun(request: Request) -> bool:
+    return request.num_preemptions > 0 or bool(request.output_token_ids)
