@@ -9,8 +9,8 @@ from starlette.requests import Request
 from server.context import context_of
 from server.errors import BadRequestError
 from server.middleware.record import is_sane_request_id
-from server.protocol.generation import GenerationParams
 from server.protocol.refusals import find_refused, find_unknown
+from server.protocol.request import RequestFields
 from server.record import RequestRecord, record_of
 
 logger = logging.getLogger("twostep.server")
@@ -26,7 +26,7 @@ class Arrival:
     arrival_s: float
 
 
-def let_in(body: GenerationParams, refusals: Mapping[str, str], request: Request) -> Arrival:
+def let_in(body: RequestFields, refusals: Mapping[str, str], request: Request) -> Arrival:
     """Raises ModelNotFoundError, or BadRequestError for a field that this endpoint refuses."""
     model, record = context_of(request).check_model(body.model), record_of(request.scope)
     _check_extra_fields(body, refusals)
@@ -35,7 +35,7 @@ def let_in(body: GenerationParams, refusals: Mapping[str, str], request: Request
     return Arrival(model, record.request_id, record.arrival_s)
 
 
-def _check_extra_fields(body: GenerationParams, refusals: Mapping[str, str]) -> None:
+def _check_extra_fields(body: RequestFields, refusals: Mapping[str, str]) -> None:
     extra = body.model_extra or {}
     if refused := find_refused(extra, refusals):
         param, message = refused

@@ -1,8 +1,12 @@
 """A prompt as token ids, and how it is cut when the request allows that."""
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.errors import BadRequestError
+from server.protocol.prompts import Prompt
+from server.text import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,6 +14,22 @@ class EncodedPrompt:
     token_ids: list[int]
     text: str | None
     """What was tokenized; None where the client sent token ids or had the text cut."""
+
+
+async def encode_prompts(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer, add_special_tokens: bool, limit: int | None
+) -> list[EncodedPrompt]:
+    """Each cut to `limit`. Text is tokenized in another thread: a long one must not hold up the streams of others."""
+
+    def encode(prompt: Prompt) -> EncodedPrompt:
+        if isinstance(prompt, str):
+            return truncate(EncodedPrompt(tokenizer.encode(prompt, add_special_tokens), prompt), limit)
+        return truncate(EncodedPrompt(prompt, None), limit)
+
+    def encode_all() -> list[EncodedPrompt]:
+        return [encode(prompt) for prompt in prompts]
+
+    return await asyncio.to_thread(encode_all) if any(isinstance(each, str) for each in prompts) else encode_all()
 
 
 def prompt_limit(truncate_prompt_tokens: int | None, room: int) -> int | None:

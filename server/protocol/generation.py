@@ -1,9 +1,10 @@
 """The parameters that all generating endpoints share: what one adds here, each of them takes."""
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from server.protocol.wire import Int32, Int64, StopStrings, Text, Texts, TokenIds, WireModel
+from server.protocol.request import RequestFields
+from server.protocol.wire import Int32, Int64, StopStrings, Texts, TokenIds, WireModel
 
 MAX_CHOICES = 128
 
@@ -15,12 +16,9 @@ class StreamOptions(WireModel):
     """Every chunk tells the token counts so far."""
 
 
-class GenerationParams(WireModel):
-    """Values are checked for type here and for range where they are used. Fields beyond these: `protocol.refusals`."""
+class GenerationParams(RequestFields):
+    """Values are checked for type here and for range where they are used."""
 
-    model_config = ConfigDict(extra="allow")
-
-    model: Text | None = Field(None, description="A name from /v1/models; may be left out.")
     temperature: float | None = None
     top_p: float | None = None
     n: int = Field(1, ge=1, le=MAX_CHOICES)
@@ -45,12 +43,6 @@ class GenerationParams(WireModel):
     prompt_logprobs: Int32 | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = Field(False, description='Tokens in logprobs are written "token_id:123".')
-    truncate_prompt_tokens: Int32 | None = Field(
-        None, ge=-1, description="Keep this many tokens from the prompt's end; -1 as many as fit beside max_tokens."
-    )
-    priority: Int32 = Field(0, description="Lower runs first.")
-    cache_salt: Text = Field("", max_length=1024, description="Prefixes are shared only among equal salts.")
-    request_id: Text | None = Field(None, description="Part of the response's id.")
 
     @property
     def num_candidates(self) -> int:

@@ -38,6 +38,7 @@ COMPLETION_REFUSALS: Mapping[str, str] = {
     "continue_final_message": _CHAT_ONLY,
     "documents": _CHAT_ONLY,
 }
+EMBEDDING_REFUSALS: Mapping[str, str] = {"dimensions": "is not supported: vectors have the model's hidden size"}
 
 # Values that ask for nothing, which some clients send always.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {

@@ -1,6 +1,7 @@
 """An engine without a model: tokens by rule, at a pace and with failures that a test chooses."""
 
 import asyncio
+import struct
 import zlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -48,6 +49,12 @@ def saying(text: str, then: int = EOS) -> Callable[[GenerationRequest, int], int
     return lambda _, position: data[position] if position < len(data) else then
 
 
+def embedding(request: GenerationRequest) -> bytes:
+    """Three numbers that tell the prompt."""
+    ids = request.prompt_token_ids
+    return struct.pack("<3f", len(ids), sum(ids) / 4, ids[-1])
+
+
 @dataclass
 class FakeEngine:
     """Implements `EngineClient`. Times are invented: 1 ms of queue, 2 ms of prefill, 0.5 ms between tokens."""
@@ -73,6 +80,7 @@ class FakeEngine:
     info: EngineInfo = INFO
     last_stats: StepStats | None = None
     num_live: int = 0
+    max_live_seen: int = 0
     num_holding: int = 0
     """Sequences that wait at `hold_at`."""
 
@@ -131,6 +139,7 @@ class FakeEngine:
 
     def _count(self, change: int) -> None:
         self.num_live += change
+        self.max_live_seen = max(self.max_live_seen, self.num_live)
         pool = PoolStats(NUM_BLOCKS - self.num_live, self.num_live, 0)
         self.last_stats = StepStats(Phase.DECODE, self.num_live, 1, 0.001, 0.001, self.num_live, 0, pool, 0, 0, 0)
         self.observer.on_step(self.last_stats)
@@ -170,6 +179,7 @@ class _Sequence:
             token_ids=new_ids,
             logprobs=() if params.logprobs is None else tuple(score(each, params.logprobs) for each in new_ids),
             prompt_logprobs=self._prompt_logprobs() if is_first else None,
+            embedding=embedding(self._request) if params.returns_embedding else b"",
             num_prompt_tokens=len(self._request.prompt_token_ids),
             num_cached_tokens=self._engine.num_cached_tokens,
             num_output_tokens=len(self.token_ids),

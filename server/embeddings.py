@@ -1,0 +1,87 @@
+"""/v1/embeddings between the validated request and the response: one generation without tokens per input."""
+
+import base64
+import struct
+import uuid
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+from engine.client import EngineClient, GenerationRequest
+from engine.errors import InvalidParameterError
+from engine.outputs import RequestOutput
+from engine.sampling_params import SamplingParams
+from server.backend import Backend
+from server.fanout import generate_all
+from server.generation.door import Arrival
+from server.generation.prompts import encode_prompts, prompt_limit
+from server.protocol.embeddings import EmbeddingRequest
+from server.timings import PhaseReport, TokenCounts
+
+# Inputs given to the engine at once: a request of a thousand must not fill the waiting room.
+GROUP = 32
+
+_PARAMS = SamplingParams(max_tokens=0, returns_embedding=True)
+
+
+async def plan_embeddings(request: EmbeddingRequest, backend: Backend, arrival: Arrival) -> list[GenerationRequest]:
+    """Raises RequestError or BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
+    limit = prompt_limit(request.truncate_prompt_tokens, backend.engine.info.max_model_len)
+    prompts = await encode_prompts(request.input, backend.tokenizer, request.add_special_tokens, limit)
+    unique = uuid.uuid4().hex[:12]  # clients may send one request id several times
+    return [
+        GenerationRequest(
+            request_id=f"emb-{unique}-{index}",
+            prompt_token_ids=prompt.token_ids,
+            params=_PARAMS,
+            arrival_s=arrival.arrival_s,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+async def embed(engine: EngineClient, generations: Sequence[GenerationRequest]) -> list[RequestOutput]:
+    """The one output of each, in their order."""
+    outputs: dict[int, RequestOutput] = {}
+    try:
+        for start in range(0, len(generations), GROUP):
+            async with aclosing(generate_all(engine, generations[start : start + GROUP])) as group:
+                outputs |= {start + index: output async for index, output in group}
+    except InvalidParameterError as error:
+        raise InvalidParameterError("input" if error.param == "prompt" else str(error.param), str(error)) from error
+    return [outputs[index] for index in range(len(generations))]
+
+
+def report(outputs: Sequence[RequestOutput]) -> PhaseReport:
+    counts = TokenCounts(
+        prompt=sum(output.num_prompt_tokens for output in outputs),
+        cached=sum(output.num_cached_tokens for output in outputs),
+        output=0,
+    )
+    return PhaseReport.of([output.timings for output in outputs if output.timings is not None], counts)
+
+
+def body(request: EmbeddingRequest, model: str, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    timings = report(outputs).body()
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": _vector(output.embedding, request)}
+            for index, output in enumerate(outputs)
+        ],
+        "model": model,
+        "usage": {
+            "prompt_tokens": timings["prompt_tokens"],
+            "total_tokens": timings["prompt_tokens"],
+            "prompt_tokens_details": {"cached_tokens": timings["cached_tokens"]},
+        },
+        "timings": timings,
+    }
+
+
+def _vector(data: bytes, request: EmbeddingRequest) -> list[float] | str:
+    if request.encoding_format == "base64":
+        return base64.b64encode(data).decode("ascii")
+    return list(struct.unpack(f"<{len(data) // 4}f", data))

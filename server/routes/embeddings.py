@@ -1,0 +1,38 @@
+"""POST /v1/embeddings."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from server.context import context_of
+from server.disconnect import unless_client_leaves
+from server.embeddings import body as body_of
+from server.embeddings import embed, plan_embeddings, report
+from server.generation.door import let_in
+from server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
+from server.protocol.refusals import EMBEDDING_REFUSALS
+from server.record import record_of
+from server.routes.documented import error_responses
+from server.routes.json_route import JsonRoute
+from server.timings import complete_headers
+
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
+
+
+@router.post(
+    "/v1/embeddings",
+    response_model=EmbeddingResponse,
+    responses=error_responses(400, 401, 404, 408, 413, 415, 429, 500, 503),
+)
+async def create_embeddings(body: EmbeddingRequest, request: Request) -> Response:
+    """The served model's last hidden state at each input's last token, as a vector of length one.
+
+    Whether such vectors are good for search depends on the model: use one that was trained to embed.
+    """
+    arrival = let_in(body, EMBEDDING_REFUSALS, request)
+    backend = context_of(request).backend
+    generations = await plan_embeddings(body, backend, arrival)
+    outputs = await unless_client_leaves(request.receive, embed(backend.engine, generations))
+    record_of(request.scope).report = lambda: report(outputs)
+    answer = body_of(body, arrival.model, outputs)
+    return JSONResponse(answer, headers=complete_headers(answer["timings"]))

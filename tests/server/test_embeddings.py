@@ -1,0 +1,116 @@
+"""/v1/embeddings: shapes, order, limits, refusals, and the OpenAI client."""
+
+import base64
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from engine.request import FinishReason
+from server.embeddings import GROUP
+from server.protocol.embeddings import EmbeddingResponse
+from tests.server.events import error_of
+from tests.server.live_server import LiveServer, live_server
+
+
+def embed(server: LiveServer, **fields: Any) -> httpx.Response:
+    return server.client.post("/v1/embeddings", json=fields)
+
+
+def vectors(response: httpx.Response) -> list[Any]:
+    assert response.status_code == 200, response.text
+    EmbeddingResponse.model_validate(response.json())
+    assert [entry["index"] for entry in response.json()["data"]] == list(range(len(response.json()["data"])))
+    return [entry["embedding"] for entry in response.json()["data"]]
+
+
+def refused(response: httpx.Response) -> dict[str, Any]:
+    assert response.status_code == 400
+    return error_of(response)
+
+
+def expected(token_ids: list[int]) -> list[float]:
+    return [len(token_ids), sum(token_ids) / 4, token_ids[-1]]
+
+
+@pytest.mark.parametrize(
+    ("value", "ids"),
+    [
+        ("ab", [[256, 97, 98]]),
+        (["a", "bc"], [[256, 97], [256, 98, 99]]),
+        ([5, 6], [[5, 6]]),
+        ([[5], [7, 8]], [[5], [7, 8]]),
+    ],
+)
+def test_every_form_of_input_gets_its_vectors_in_order(server: LiveServer, value: Any, ids: list[list[int]]) -> None:
+    assert vectors(embed(server, input=value)) == [expected(each) for each in ids]
+    assert all(each.params.max_tokens == 0 and each.params.returns_embedding for each in server.engine.requests)
+
+
+def test_base64_holds_the_same_numbers(server: LiveServer) -> None:
+    [text] = vectors(embed(server, input=[5, 6], encoding_format="base64"))
+    assert base64.b64decode(text) == b"\0\0\0\x40" + b"\0\0\x30\x40" + b"\0\0\xc0\x40"  # 2, 2.75, 6
+
+
+def test_more_inputs_than_fit_at_once_go_in_groups() -> None:
+    with live_server(max_num_seqs=8, max_waiting=GROUP) as server:
+        server.engine.delay_s = 0.001
+        count = 3 * GROUP + 1
+        assert vectors(embed(server, input=[[1, index] for index in range(count)])) == [
+            expected([1, index]) for index in range(count)
+        ]
+        assert server.engine.max_live_seen == GROUP
+
+
+def test_usage_timings_and_headers_count_the_prompts(server: LiveServer) -> None:
+    server.engine.num_cached_tokens = 2
+    response = embed(server, input=[[5, 6, 7], [8]])
+    body = response.json()
+    assert body["usage"] == {"prompt_tokens": 4, "total_tokens": 4, "prompt_tokens_details": {"cached_tokens": 4}}
+    assert body["timings"]["queue_ms"] + body["timings"]["prefill_ms"] == body["timings"]["e2e_ms"]
+    assert (body["timings"]["generated_tokens"], body["timings"]["prompt_tokens"]) == (0, 4)
+    assert (response.headers["x-prompt-tokens"], response.headers["x-cached-tokens"]) == ("4", "4")
+
+
+def test_truncation_salt_and_priority_reach_the_engine(server: LiveServer) -> None:
+    vectors(embed(server, input=[1, 2, 3], truncate_prompt_tokens=2, cache_salt="s", priority=-3))
+    [request] = server.engine.requests
+    assert (request.prompt_token_ids, request.cache_salt, request.priority) == ([2, 3], "s", -3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "input"),
+        ({"input": "", "add_special_tokens": False}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [999_999]}, "input"),
+        ({"input": {"text": "a"}}, "input"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "a", "dimensions": 2}, "dimensions"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ],
+)
+def test_what_cannot_be_embedded_is_refused_by_name(server: LiveServer, fields: dict[str, Any], param: str) -> None:
+    error = refused(embed(server, **fields))
+    assert error["param"] == param
+
+
+def test_an_input_longer_than_the_context_is_refused(server: LiveServer) -> None:
+    error = refused(embed(server, input="a" * 600))
+    assert error["code"] == "context_length_exceeded"
+
+
+def test_a_client_that_leaves_ends_all_of_its_inputs(server: LiveServer) -> None:
+    server.engine.hold_at = 0
+    with pytest.raises(httpx.ReadTimeout):
+        server.client.post("/v1/embeddings", json={"input": ["a", "b"]}, timeout=0.3)
+    server.wait_until_idle()
+    assert server.engine.finished == [FinishReason.ABORT] * 2
+
+
+def test_the_openai_client_reads_them(server: LiveServer) -> None:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        answer = client.embeddings.create(model="fake", input=["ab"])
+    assert answer.data[0].embedding == expected([256, 97, 98])
