@@ -8,14 +8,13 @@ import json
 from typing import Any
 
 from server.tools.json_value import ValueEnd
-from server.tools.pieces import Content
 from server.tools.tape import NotACall, Reading, Tape
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 def read_call(tape: Tape) -> Reading[None]:
-    """Raises NotACall, and then nothing was started, unless there is a call of a function that was offered."""
+    """Raises NotACall when what is held is no part of a call of a function that was offered."""
     yield from tape.one_of("{")
     members: dict[str, str] = {}
     while True:
@@ -45,19 +44,18 @@ def read_arguments(tape: Tape) -> Reading[None]:
 
 
 def _rest(tape: Tape) -> Reading[None]:
-    """What follows the arguments in the object says nothing new. Some models forget the closing brace."""
-    try:
-        yield from tape.drop_spaces()
-        while (yield from tape.mark(",")):
-            yield from _key(tape)
-            yield from _value(tape)
-            tape.drop()
-            yield from tape.drop_spaces()
-    except NotACall:
-        tape.give(Content)
-    else:
-        yield from tape.mark("}")
+    """What follows the arguments in the object says nothing new. Some models forget the closing brace.
+
+    Raises NotACall for what cannot follow: the call was made, that is none of it.
+    """
+    yield from tape.drop_spaces()
+    while (yield from tape.mark(",")):
+        yield from _key(tape)
+        yield from _value(tape)
         tape.drop()
+        yield from tape.drop_spaces()
+    yield from tape.mark("}")
+    tape.drop()
 
 
 def _key(tape: Tape) -> Reading[str]:

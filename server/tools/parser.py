@@ -1,29 +1,28 @@
-"""The text of one message, fed as it is generated -> pieces."""
+"""The text of one message, fed as it is generated -> parts."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
-from server.tools.pieces import Piece
+from server.chat.parts import Part
 from server.tools.readers import Reader
 from server.tools.tape import Tape
 
 
-class MessageParser:
-    """Pieces come as soon as they are certain; what may yet be part of a call or of a mark is held back."""
+class ReadingParser:
+    """Parts come as soon as they are certain; what may yet be part of a call or of a mark is held back."""
 
-    def __init__(self, reader: Reader, names: Collection[str] = ()) -> None:
-        """`names` are the functions that may be called."""
-        self._tape = Tape(names)
+    def __init__(self, reader: Reader, names: Collection[str], call_id: Callable[[int], str]) -> None:
+        """`names` are the functions that may be called; `call_id` makes an id for the call of this index."""
+        self._tape = Tape(names, call_id)
         self._reading = reader(self._tape)
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[Part]:
         self._tape.feed(text)
         return self._read()
 
-    def finish(self) -> list[Piece]:
-        """What was held back, at the end of the text."""
+    def finish(self) -> list[Part]:
         self._tape.end()
         return self._read()
 
-    def _read(self) -> list[Piece]:
+    def _read(self) -> list[Part]:
         next(self._reading, None)
-        return self._tape.take_pieces()
+        return self._tape.take_parts()

@@ -6,8 +6,8 @@ signs behind a call are nothing. Once its arguments have begun a call is a call,
 
 from collections.abc import Callable
 
+from server.chat.parts import Content, Reasoning
 from server.tools.call import read_arguments, read_call
-from server.tools.pieces import Content, Reasoning
 from server.tools.tape import NotACall, Reading, Tape
 
 Reader = Callable[[Tape], Reading[None]]

@@ -7,10 +7,10 @@ A reader is a generator. It is suspended where it needs text that has not arrive
 its own code. What it has read is held until it says what that text was: content, arguments, or nothing to be told.
 """
 
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from typing import TypeVar
 
-from server.tools.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from server.chat.parts import Content, Part, Reasoning, ToolCall
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
@@ -25,13 +25,14 @@ class NotACall(Exception):
 
 
 class Tape:
-    """A text and the pieces that were made of it. Cutting the text in another way gives the same pieces, joined."""
+    """A text and the parts that were made of it. Cutting the text in another way gives the same parts, joined."""
 
-    def __init__(self, names: Collection[str] = ()) -> None:
-        """`names` are the functions that may be called."""
+    def __init__(self, names: Collection[str], call_id: Callable[[int], str]) -> None:
+        """`names` are the functions that may be called; `call_id` makes an id for the call of this index."""
         self._names = names
+        self._call_id = call_id
         self._num_calls = 0
-        self._pieces: list[Piece] = []
+        self._parts: list[Part] = []
         self._text = ""
         self._start = 0
         self._position = 0
@@ -45,10 +46,10 @@ class Tape:
     def end(self) -> None:
         self._is_ended = True
 
-    def take_pieces(self) -> list[Piece]:
-        """The pieces since the last time."""
-        pieces, self._pieces = self._pieces, []
-        return pieces
+    def take_parts(self) -> list[Part]:
+        """The parts since the last time."""
+        parts, self._parts = self._parts, []
+        return parts
 
     # Reading: these wait for text.
 
@@ -137,7 +138,7 @@ class Tape:
     def give(self, kind: type[Content] | type[Reasoning]) -> None:
         """What is held was text."""
         if text := self._take():
-            self._pieces.append(kind(text))
+            self._parts.append(kind(text))
 
     def give_all(self, kind: type[Content] | type[Reasoning]) -> None:
         """All that has arrived is text."""
@@ -149,7 +150,7 @@ class Tape:
         if name not in self._names:
             raise NotACall
         self.drop()
-        self._pieces.append(CallStart(self._num_calls, name))
+        self._parts.append(ToolCall(self._num_calls, "", self._call_id(self._num_calls), name))
         self._num_calls += 1
 
     def give_arguments(self, count: int) -> None:
@@ -159,7 +160,7 @@ class Tape:
 
     def add_arguments(self, text: str) -> None:
         if text:
-            self._pieces.append(CallArguments(self._num_calls - 1, text))
+            self._parts.append(ToolCall(self._num_calls - 1, text))
 
     def _take(self) -> str:
         text = self._text[self._start : self._position]
