@@ -36,9 +36,13 @@ class IncrementalDetokenizer:
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
+        shown_token_ids: Sequence[int] = (),
     ) -> None:
+        """`shown_token_ids` are not skipped although they are special."""
         self._token_bytes = table.token_bytes
         self._skipped_ids: Set[int] = table.special_ids if skip_special_tokens else frozenset()
+        if shown_token_ids:
+            self._skipped_ids = self._skipped_ids - frozenset(shown_token_ids)
         self._finder = _StopFinder(stop) if stop else None
         self._includes_stop = include_stop_str_in_output
         self._min_tokens = min_tokens

@@ -46,6 +46,7 @@ class LiveRequest:
             include_stop_str_in_output=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
             skip_special_tokens=params.skip_special_tokens,
+            shown_token_ids=params.shown_token_ids,
         )
 
     @property

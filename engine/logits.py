@@ -17,12 +17,17 @@ def adjusts_logits(request: ScheduledRequest) -> bool:
         or params.logit_bias
         or params.allowed_token_ids
         or len(request.output_token_ids) < params.min_tokens
+        or _forced_id(request) is not None
     )
 
 
 def adjust_row(row: Tensor, request: ScheduledRequest, eos_token_ids: tuple[int, ...]) -> None:
-    """Change `row` [vocab] float32 in place: bias, masks, then penalties."""
+    """Change `row` [vocab] float32 in place: bias, masks, then penalties. A forced token overrules them all."""
     params = request.params
+    if (forced_id := _forced_id(request)) is not None:
+        row.fill_(-torch.inf)
+        row[forced_id] = 0.0
+        return
     if params.logit_bias:
         row[_ids(params.logit_bias, row)] += torch.tensor(list(params.logit_bias.values()), device=row.device)
     if params.allowed_token_ids:
@@ -34,6 +39,11 @@ def adjust_row(row: Tensor, request: ScheduledRequest, eos_token_ids: tuple[int,
     if banned:
         row[_ids(banned, row)] = -torch.inf
     _penalize(row, params, request)
+
+
+def _forced_id(request: ScheduledRequest) -> int | None:
+    thinking = request.params.thinking
+    return None if thinking is None else thinking.forced_id(request.output_token_ids)
 
 
 def _banned(request: ScheduledRequest, eos_token_ids: tuple[int, ...]) -> Iterator[int]:

@@ -5,6 +5,7 @@ import math
 import msgspec
 
 from engine.errors import InvalidParameterError
+from engine.thinking import Thinking
 
 MAX_LOGPROBS = 100
 MAX_SEED = 2**63 - 1
@@ -43,10 +44,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end the sequence besides EOS."""
     ignore_eos: bool = False
+    thinking: Thinking | None = None
+    """Bounds the thinking before the answer; None leaves it to the model."""
     stop: tuple[str, ...] = ()
     """Strings that end the sequence; found in the text, by the process that owns the text."""
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_token_ids: tuple[int, ...] = ()
+    """Special tokens that are in the text all the same: marks that its reader needs."""
     logprobs: int | None = None
     """Log-probabilities of each generated token and of this many most likely ones beside it; None for none."""
     prompt_logprobs: int | None = None
@@ -73,6 +78,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check(self.min_tokens <= self.max_tokens, "min_tokens", "must not exceed max_tokens", self.min_tokens)
         _check(not (self.returns_embedding and self.max_tokens), "max_tokens", "must be 0 here", self.max_tokens)
         _check(0 <= self.seed <= MAX_SEED, "seed", f"must be between 0 and {MAX_SEED}", self.seed)
+        if self.thinking is not None:
+            budget = self.thinking.max_tokens
+            _check(budget >= 0, "thinking_token_budget", "must be at least 0", budget)
         _check(all(self.stop), "stop", "must not contain an empty string", self.stop)
         _check(all(self.bad_words), "bad_words", "must not contain an empty word", self.bad_words)
 

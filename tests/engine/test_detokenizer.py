@@ -167,6 +167,13 @@ def test_special_tokens_are_left_out_or_shown(byte_level: Tokenizer) -> None:
         assert "".join(deltas(detokenizer, token_ids)) == expected
 
 
+def test_special_tokens_that_are_marks_can_be_shown_alone(byte_level: Tokenizer) -> None:
+    token_ids = byte_level.encode("a<|im_start|>b<|eos|>", add_special_tokens=False)
+    shown = byte_level.encode("<|im_start|>", add_special_tokens=False)
+    detokenizer = IncrementalDetokenizer(byte_level, shown_token_ids=shown)
+    assert "".join(deltas(detokenizer, token_ids)) == "a<|im_start|>b"
+
+
 def test_stop_strings_apply_to_special_tokens_that_are_shown(byte_level: Tokenizer) -> None:
     detokenizer = IncrementalDetokenizer(byte_level, stop=["<|eos|>"], skip_special_tokens=False)
     assert "".join(deltas(detokenizer, byte_level.encode("fox<|eos|> dog"))) == "fox"

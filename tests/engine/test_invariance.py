@@ -12,6 +12,7 @@ import pytest
 from engine.engine import Engine
 from engine.messages import RequestUpdate
 from engine.model_loader import LoadedModel
+from engine.thinking import Thinking
 from tests.engine.fakes import add, run_to_end
 from tests.engine.tiny_models import VOCAB_SIZE, tiny_engine
 
@@ -24,6 +25,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": SAMPLED,
     "filtered": {**SAMPLED, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    "thinking": {**SAMPLED, "thinking": Thinking(max_tokens=5, end_id=VOCAB_SIZE - 1)},
     "penalized": {**SAMPLED, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3},
 }
 MAX_TOKENS = 12

@@ -158,6 +158,7 @@ class _Sequence:
             include_stop_str_in_output=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
             skip_special_tokens=params.skip_special_tokens,
+            shown_token_ids=params.shown_token_ids,
         )
 
     def timings(self) -> RequestTimings:
