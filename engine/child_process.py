@@ -32,7 +32,11 @@ class ChildProcess:
         output_fd, output_write_fd = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=life_read_fd, stdout=output_write_fd, stderr=output_write_fd
+                *command,
+                stdin=life_read_fd,
+                stdout=output_write_fd,
+                stderr=output_write_fd,
+                start_new_session=True,  # Ctrl-C goes to the terminal's whole group: this process decides what it means
             )
         except BaseException:
             os.close(life_fd)
@@ -63,18 +67,17 @@ class ChildProcess:
         """The end of what it wrote."""
         return self._tail.decode(errors="replace").strip()
 
-    def terminate(self) -> None:
-        self._signal(signal.SIGTERM)
-
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
+        """The child and what it has started, such as a compiler."""
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def stop(self, grace_s: float) -> None:
-        """Wait for the child to end by itself, then terminate it, then kill it. Nothing of it is left. Idempotent."""
+        """Wait for the child to end by itself, then kill it. Nothing of it is left. Idempotent."""
         try:
-            for act in (self.terminate, self.kill):
-                await asyncio.wait((self._exited,), timeout=grace_s)
-                act()
+            await asyncio.wait((self._exited,), timeout=grace_s)
+            self.kill()
             await asyncio.wait((self._exited,))
         finally:
             self.kill()  # when this was cancelled
@@ -82,11 +85,6 @@ class ChildProcess:
                 os.close(self._life_fd)
                 self._life_fd = None
             self._close_output()
-
-    def _signal(self, signal_number: int) -> None:
-        if self.is_running:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal_number)
 
     async def _wait(self, on_exit: Callable[[], None]) -> None:
         await self._process.wait()

@@ -63,7 +63,7 @@ class Incarnation:
         try:
             if self._child is not None:
                 if not was_ready:
-                    self._child.terminate()  # while it loads the model it reads no message
+                    self._child.kill()  # while it loads the model it reads no message
                 await self._child.stop(_STOP_GRACE_S)
         finally:
             self._link.close()

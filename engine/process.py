@@ -61,9 +61,16 @@ class SteppingEngine(Protocol):
     def close(self) -> None: ...
 
 
+def ignore_signals() -> None:
+    """Service managers signal every process of a service. The server decides what it means, and streams may end first:
+    this process ends by a message, by the end of its standard input, or killed."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def main(arguments: list[str], load: Callable[[EngineConfig], SteppingEngine]) -> int:
     """The exit code: 0 after Shutdown or the server's end, 2 if the engine cannot start as configured, else 1."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server decides what it means
+    ignore_signals()
     link = EngineLink(arguments[0], parent_fd=sys.stdin.fileno())
     try:
         return run(link, load)
@@ -132,6 +139,7 @@ def _handle(message: ToEngine, engine: SteppingEngine, link: Link) -> None:
 
 
 if __name__ == "__main__":
+    ignore_signals()  # before the seconds that the import takes
     from engine.engine import Engine  # torch enters the process only here
 
     sys.exit(main(sys.argv[1:], Engine.from_config))
