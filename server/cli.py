@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -45,6 +46,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The process's exit code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the server runs, it ends as Ctrl-C does
     try:
         settings = read_settings(parse_flags(arguments))
         configure_logging(settings.log_level)

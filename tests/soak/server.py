@@ -1,0 +1,109 @@
+"""A real server process for tests and soak runs: started, signalled and looked into from outside."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTLE_S = 60.0  # generous: the machine may be busy; what is tested is that it settles at all
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """The leader of a process group of its own, so that signals to the group reach no one else."""
+
+    process: "subprocess.Popen[str]"
+    url: str
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+    @property
+    def engine_pid(self) -> int:
+        pid = self.process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def signal_all(self, number: int) -> None:
+        """As a service manager does: the server and its engine, whatever their groups."""
+        for pid in (self.engine_pid, self.process.pid):
+            os.kill(pid, number)
+
+    def wait(self) -> int:
+        """The exit code."""
+        self.process.communicate(timeout=SETTLE_S)
+        return self.process.returncode
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample; labels are part of the name, as in `kv_blocks{state=held}`."""
+        text = httpx.get(f"{self.url}/metrics", timeout=SETTLE_S).text
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        return {_name(sample.name, sample.labels): sample.value for sample in samples}
+
+    def is_idle(self) -> bool:
+        now = self.metrics()
+        busy = ("twostep_requests_running", "twostep_requests_waiting", "twostep_kv_blocks{state=held}")
+        return all(now[name] == 0 for name in busy)
+
+    def num_fds(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def memory_bytes(self) -> int:
+        """Resident memory of the server process."""
+        return resident_bytes(self.process.pid)
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _name(name: str, labels: dict[str, str]) -> str:
+    return name + "{" + ",".join(f"{key}={value}" for key, value in sorted(labels.items())) + "}" if labels else name
+
+
+@contextmanager
+def running_server(*flags: str) -> Iterator[ServerProcess]:
+    """A server of the embedded model on a free port, ready; killed at the end if it has not ended itself."""
+    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--log-level", "warning", *flags]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield ServerProcess(process, _url_of(process))
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=SETTLE_S)
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _url_of(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("  listens "):
+            return line.split()[1]
+    raise AssertionError("the server never got ready")
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Whether it holds within a minute."""
+    deadline_s = time.monotonic() + SETTLE_S
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.05)
+    return True
