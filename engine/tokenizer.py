@@ -4,12 +4,10 @@ Encoding and decoding may run in several threads at once: nothing changes the li
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import tokenizers
 
-from engine.errors import InvalidParameterError
 from engine.tokenizer_files import TokenizerFiles, load_tokenizer_files
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -22,8 +20,10 @@ class Tokenizer:
 
     def __init__(self, files: TokenizerFiles) -> None:
         self._backend: tokenizers.Tokenizer = files.backend
-        self._named_tokens = files.named_tokens
-        self._chat_templates = files.chat_templates
+        self.named_tokens = files.named_tokens
+        """bos_token, eos_token, ... as far as they are set; chat templates use them."""
+        self.chat_templates = files.chat_templates
+        """By name; the usual one is called default. There may be none."""
         self._bytes: dict[int, bytes] = {}  # filled as tokens are used
         self._byte_of_character = _byte_level_alphabet()
         added = self._backend.get_added_tokens_decoder()
@@ -78,43 +78,8 @@ class Tokenizer:
         spellings = (self._ids_after("a", " " + bare), self._ids_after("\n", bare)) if bare else (self._plain(word),)
         return [tuple(ids) for ids in dict.fromkeys(map(tuple, spellings)) if ids]
 
-    @property
-    def has_chat_template(self) -> bool:
-        return bool(self._chat_templates)
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        chat_template: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
-    ) -> str:
-        """The prompt text of a conversation. Raises InvalidParameterError with the template's own complaint.
-
-        `variables` reach the template (add_generation_prompt, ...). The first call imports transformers' renderer
-        (torch-free, 25 MB, a second).
-        """
-        from jinja2 import TemplateError
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        template = chat_template or self._chat_template(has_tools=tools is not None)
-        if template is None:
-            raise InvalidParameterError("messages", "This model has no chat template; give one, or use completions.")
-        try:
-            rendered, _ = render_jinja_template(
-                [list(messages)], tools=tools, chat_template=template, **{**self._named_tokens, **variables}
-            )
-        except (TemplateError, ValueError, TypeError) as error:
-            raise InvalidParameterError("messages", f"The chat template refuses the messages: {error}") from error
-        return str(rendered[0])
-
-    def _chat_template(self, has_tools: bool) -> str | None:
-        default = self._chat_templates.get("default")
-        return self._chat_templates.get("tool_use", default) if has_tools else default
-
     def _named_id(self, name: str) -> int | None:
-        token = self._named_tokens.get(name)
+        token = self.named_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
 
     def _plain(self, text: str) -> list[int]:

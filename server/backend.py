@@ -11,6 +11,8 @@ from pathlib import Path
 
 from engine.checkpoint import check_checkpoint
 from engine.client import EngineClient, EngineObserver
+from server.chat.render import ChatRenderer
+from server.chat.template_setting import load_chat_renderer
 from server.generation_defaults import GenerationDefaults, load_generation_defaults
 from server.settings import Settings
 from server.text import Tokenizer
@@ -21,6 +23,7 @@ from server.version import VERSION
 class Backend:
     engine: EngineClient
     tokenizer: Tokenizer
+    chat: ChatRenderer
     defaults: GenerationDefaults
     max_live: int
     """Sequences that may run or wait at once; one request for more could never be admitted."""
@@ -62,9 +65,10 @@ async def _open_backend(settings: Settings, observer: EngineObserver) -> AsyncGe
         revision=config.revision,
         trust_remote_code=config.trust_remote_code,
     )
+    chat = await asyncio.to_thread(load_chat_renderer, tokenizer, settings)
     engine = AsyncEngine(config, tokenizer, max_waiting=settings.max_waiting, observer=observer)
     try:
         await engine.start()
-        yield Backend(engine, tokenizer, defaults, settings.max_num_seqs + settings.max_waiting)
+        yield Backend(engine, tokenizer, chat, defaults, settings.max_num_seqs + settings.max_waiting)
     finally:
         await engine.stop()

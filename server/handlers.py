@@ -15,6 +15,10 @@ STATUS_CLIENT_LEFT = 499
 """nginx's number for it; seen in the log and the metrics, never sent."""
 
 
+_TOLD_EXACTLY = frozenset({"messages"})
+"""Parameters so deep that the place in them is named, too."""
+
+
 def add_exception_handlers(app: FastAPI) -> None:
     app.add_exception_handler(TwostepError, _on_error)
     app.add_exception_handler(ApiError, _on_error)
@@ -48,9 +52,15 @@ async def _on_client_left(request: Request, error: Exception) -> Response:
 def _first_problem(error: RequestValidationError) -> BadRequestError:
     """One sentence about the first of pydantic's findings, which names the parameter."""
     problem = error.errors()[0]
-    path = [str(part)[:40] for part in problem["loc"][1:]]
+    path = [str(part)[:40] for part in problem["loc"][1:] if not _is_tag(part)]
     if problem["type"] == "combination":
         return BadRequestError(f"{problem['msg']}.", problem["ctx"]["param"])
     if not path:
         return BadRequestError(f"The body must be a JSON object: {problem['msg']}.")
-    return BadRequestError(f"{'.'.join(path)}: {problem['msg']}.", path[0])
+    place = ".".join(path)
+    return BadRequestError(f"{place}: {problem['msg']}.", place if path[0] in _TOLD_EXACTLY else path[0])
+
+
+def _is_tag(part: int | str) -> bool:
+    """Which member of a union was tried."""
+    return isinstance(part, str) and part.startswith("<")

@@ -52,6 +52,8 @@ class Settings(BaseSettings):
     revision: str | None = setting("Model", None, "Branch, tag or commit on the hub.")
     trust_remote_code: bool = setting("Model", False, "Run Python code that the checkpoint brings.")
     generation_config: str = setting("Model", "auto", "Sampling defaults: auto (the model's), none, or a directory.")
+    chat_template: str | None = setting("Model", None, "Chat template: a file or the text; default: the model's.")
+    trust_request_chat_template: bool = setting("Model", False, "Let requests bring a chat_template of their own.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("Model", "auto", "Number format of the weights.")
     max_model_len: PositiveInt | None = setting("Model", None, "Longest prompt + output; default: the model's limit.")
 

@@ -1,6 +1,6 @@
 """What the server needs of a tokenizer; `engine.tokenizer.Tokenizer` is one."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 
@@ -9,6 +9,14 @@ class Tokenizer(Protocol):
 
     @property
     def special_ids(self) -> Set[int]: ...
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """The checkpoint's own, by name; the usual one is called default. There may be none."""
+
+    @property
+    def named_tokens(self) -> Mapping[str, str]:
+        """bos_token, eos_token, ... which templates use."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 

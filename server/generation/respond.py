@@ -11,7 +11,7 @@ from server.disconnect import unless_client_leaves
 from server.fanout import generate_all
 from server.generation.outputs import collect
 from server.generation.plan import GenerationPlan
-from server.generation.stream import GenerationStream, StreamedChoice
+from server.generation.stream import GenerationStream, StreamedChoice, ToldOnce, nothing
 from server.generation.tally import Tally
 from server.protocol.generation import GenerationParams
 from server.record import record_of
@@ -20,11 +20,15 @@ from server.timings import first_token_headers
 
 
 async def stream_response(
-    plan: GenerationPlan[GenerationParams], choices: Sequence[StreamedChoice], tally: Tally, request: Request
+    plan: GenerationPlan[GenerationParams],
+    choices: Sequence[StreamedChoice],
+    tally: Tally,
+    request: Request,
+    told_once: ToldOnce = nothing,
 ) -> EventStream:
     """Waits for the first token: until then errors have a status, and the headers can tell the time it took."""
     context = context_of(request)
-    stream = GenerationStream(plan, choices, tally, record_of(request.scope))
+    stream = GenerationStream(plan, choices, tally, record_of(request.scope), told_once)
     outputs = generate_all(context.backend.engine, plan.generations)
     try:
         first = await unless_client_leaves(request.receive, anext(outputs))

@@ -1,6 +1,6 @@
 """The streamed response: one event per token."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from engine.outputs import RequestOutput
@@ -21,6 +21,14 @@ class StreamedChoice(Protocol):
         """The choice's news, one entry of `choices` per event. Never empty."""
 
 
+ToldOnce = Callable[[RequestOutput], Mapping[str, Any]]
+"""From the first output, what the first event tells beside its choices."""
+
+
+def nothing(_: RequestOutput) -> Mapping[str, Any]:
+    return {}
+
+
 class GenerationStream:
     """Turns the outputs of one plan into events."""
 
@@ -30,11 +38,13 @@ class GenerationStream:
         choices: Sequence[StreamedChoice],
         tally: Tally,
         record: RequestRecord,
+        told_once: ToldOnce,
     ) -> None:
         options = plan.request.stream_options
         self._choices = choices
         self._tally = tally
         self._record = record
+        self._told_once = told_once
         self._head = EventHead(plan.head)
         self._include_usage = options is not None and options.include_usage
         self._continuous_usage = options is not None and options.continuous_usage_stats
@@ -44,9 +54,9 @@ class GenerationStream:
     ) -> AsyncGenerator[bytes, None]:
         """All events from the first token to `[DONE]`. An error from here on is an event, for the status is sent."""
         try:
-            yield self._events_of(first)
+            yield self._events_of(first, self._told_once(first[1]))
             async for news in outputs:
-                yield self._events_of(news)
+                yield self._events_of(news, {})
             if self._include_usage:
                 usage = self._tally.usage()
                 yield self._head.event([], usage=usage, metrics=usage_metrics(self._tally.timings()))
@@ -57,16 +67,18 @@ class GenerationStream:
             yield event(body)
         yield DONE
 
-    def _events_of(self, news: IndexedOutput) -> bytes:
+    def _events_of(self, news: IndexedOutput, told: Mapping[str, Any]) -> bytes:
         index, output = news
         self._tally.add(index, output)
-        *others, last = self._choices[index].chunks(output)
-        extra: dict[str, Any] = {}
-        if self._continuous_usage:
-            extra["usage"] = self._tally.usage()
-        elif self._include_usage:
-            extra["usage"] = None
-        events = [self._head.event([choice], **extra) for choice in others]
+        choices = self._choices[index].chunks(output)
+        extras: list[dict[str, Any]] = [self._usage_so_far() for _ in choices]
+        extras[0] |= told
         if output.is_finished and output.timings is not None:
-            extra["timings"] = self._tally.timings_of(index)
-        return b"".join([*events, self._head.event([last], **extra)])
+            extras[-1]["timings"] = self._tally.timings_of(index)
+        events = (self._head.event([choice], **extra) for choice, extra in zip(choices, extras, strict=True))
+        return b"".join(events)
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        if self._continuous_usage:
+            return {"usage": self._tally.usage()}
+        return {"usage": None} if self._include_usage else {}

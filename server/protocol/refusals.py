@@ -38,6 +38,23 @@ COMPLETION_REFUSALS: Mapping[str, str] = {
     "continue_final_message": _CHAT_ONLY,
     "documents": _CHAT_ONLY,
 }
+CHAT_REFUSALS: Mapping[str, str] = {
+    **_REFUSED_EVERYWHERE,
+    "tools": _NOT_SUPPORTED,
+    "tool_choice": _NOT_SUPPORTED,
+    "parallel_tool_calls": _NOT_SUPPORTED,
+    "reasoning_effort": _NOT_SUPPORTED,
+    "functions": "is not supported: it is an older form of tools",
+    "function_call": "is not supported: it is an older form of tool_choice",
+    "modalities": "is not supported: the model writes text only",
+    "audio": "is not supported: the model writes text only",
+    "prediction": _NOT_SUPPORTED,
+    "verbosity": _NOT_SUPPORTED,
+    "web_search_options": _NOT_SUPPORTED,
+    "prompt": "belongs to /v1/completions; use messages",
+    "suffix": "belongs to /v1/completions",
+    "best_of": "belongs to /v1/completions; use n",
+}
 EMBEDDING_REFUSALS: Mapping[str, str] = {"dimensions": "is not supported: vectors have the model's hidden size"}
 
 # Values that ask for nothing, which some clients send always.
@@ -45,6 +62,10 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "tools": ([],),
     "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "best_of": (1,),
     "response_format": ({"type": "text"},),
     "use_beam_search": (False,),
 }

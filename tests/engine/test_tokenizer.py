@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import processors
 
-from engine.errors import InvalidParameterError, ModelError
+from engine.errors import ModelError
 from engine.tokenizer import Tokenizer
 from tests.engine import sample_tokenizers
 
@@ -140,35 +140,22 @@ def test_bad_words_of_a_stripping_tokenizer_are_found_inside_words(sentencepiece
     assert inside
 
 
-def test_chat_template_is_rendered_with_the_named_tokens(byte_level: Tokenizer) -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    assert byte_level.has_chat_template
-    assert byte_level.render_chat(messages) == "<|im_start|>user: hi<|eos|>"
-    assert byte_level.render_chat(messages, chat_template="{{ x }}{{ bos_token }}", x=1) == "1<|bos|>"
+def test_chat_templates_and_the_named_tokens_they_use_are_told(byte_level: Tokenizer) -> None:
+    assert byte_level.chat_templates == {"default": sample_tokenizers.CHAT_TEMPLATE}
+    assert byte_level.named_tokens.items() >= {"eos_token": "<|eos|>", "bos_token": "<|bos|>"}.items()
 
 
 def test_chat_template_file_comes_before_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("file")
     tokenizer = sample_tokenizers.load(tmp_path, sample_tokenizers.byte_level(), chat_template="config")
-    assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "file"
+    assert tokenizer.chat_templates == {"default": "file"}
 
 
-def test_conversations_with_tools_take_the_template_made_for_them(tmp_path: Path) -> None:
-    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0].name }}"}]
+def test_there_may_be_several_chat_templates_or_none(tmp_path: Path, sentencepiece_like: Tokenizer) -> None:
+    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     tokenizer = sample_tokenizers.load(tmp_path, sample_tokenizers.byte_level(), chat_template=templates)
-    assert tokenizer.render_chat([{"role": "user"}], tools=[{"name": "f"}]) == "f"
-
-
-@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% if %}", "{{ ''.__class__.mro() }}"])
-def test_what_a_chat_template_refuses_is_a_clear_error(byte_level: Tokenizer, template: str) -> None:
-    with pytest.raises(InvalidParameterError, match="chat template"):
-        byte_level.render_chat([{"role": "user", "content": "hi"}], chat_template=template)
-
-
-def test_a_missing_chat_template_is_a_clear_error(sentencepiece_like: Tokenizer) -> None:
-    assert not sentencepiece_like.has_chat_template
-    with pytest.raises(InvalidParameterError, match="no chat template"):
-        sentencepiece_like.render_chat([{"role": "user", "content": "hi"}])
+    assert tokenizer.chat_templates == {"default": "plain", "tool_use": "tools"}
+    assert sentencepiece_like.chat_templates == {}
 
 
 def test_a_missing_directory_is_a_clear_error(tmp_path: Path) -> None:
@@ -201,9 +188,12 @@ def test_tokenizing_and_chat_templates_import_no_torch(tmp_path: Path) -> None:
     backend = sample_tokenizers.byte_level()
     sample_tokenizers.write_checkpoint(tmp_path, backend, chat_template=sample_tokenizers.CHAT_TEMPLATE)
     script = (
-        "import sys; from engine.tokenizer import Tokenizer\n"
+        "import sys; from engine.chat_template import ChatTemplate, Conversation\n"
+        "from engine.tokenizer import Tokenizer\n"
         "tokenizer = Tokenizer.from_pretrained(sys.argv[1])\n"
-        "tokenizer.decode(tokenizer.encode(tokenizer.render_chat([{'role': 'user', 'content': 'hi'}])))\n"
-        "sys.exit('torch' in sys.modules)"
+        "template = ChatTemplate(tokenizer.chat_templates['default'])\n"
+        "chat = Conversation(messages=[{'role': 'user', 'content': 'hi'}])\n"
+        "tokenizer.decode(tokenizer.encode(template.render(chat, tokenizer.named_tokens)))\n"
+        "sys.exit(bool({'torch', 'transformers'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, timeout=120).returncode == 0

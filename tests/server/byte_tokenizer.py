@@ -1,20 +1,41 @@
 """A tokenizer that needs no files: one token per byte, 256 begins a text, 257 ends it."""
 
-from collections.abc import Sequence, Set
+import itertools
+import re
+from collections.abc import Mapping, Sequence, Set
 
 BOS, EOS = 256, 257
 VOCAB_SIZE = 258
+CHAT_TEMPLATE = """\
+{{ bos_token }}{% for message in messages %}
+{% if message.role not in ("system", "user", "assistant", "tool") %}
+{{ raise_exception("No such role: " + message.role) }}
+{% endif %}
+[{{ message.role }}]{{ message.content or "" }}{% for call in message.tool_calls or [] %}
+<{{ call.function.name }}{% for name, value in call.function.arguments.items() %} {{ name }}={{ value }}{% endfor %}>
+{%- endfor %}
+{% endfor %}
+{% if add_generation_prompt %}[assistant]{% endif %}"""
 
 
 class ByteTokenizer:
     """Implements `server.text.Tokenizer`."""
 
+    def __init__(self, chat_templates: Mapping[str, str] | None = None) -> None:
+        self.chat_templates = {"default": CHAT_TEMPLATE} if chat_templates is None else chat_templates
+
     @property
     def special_ids(self) -> Set[int]:
         return frozenset({BOS, EOS})
 
+    @property
+    def named_tokens(self) -> Mapping[str, str]:
+        return {"bos_token": "<s>", "eos_token": "</s>"}
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [BOS] * add_special_tokens + list(text.encode())
+        pieces = re.split("(</?s>)", text)
+        ids = [{"<s>": [BOS], "</s>": [EOS]}.get(piece, list(piece.encode())) for piece in pieces]
+        return [BOS] * add_special_tokens + list(itertools.chain(*ids))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = [each for each in token_ids if not (skip_special_tokens and each in self.special_ids)]

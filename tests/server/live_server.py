@@ -16,11 +16,12 @@ import uvicorn
 from engine.client import EngineObserver
 from server.app import create_app
 from server.backend import Backend, OpenBackend
+from server.chat.render import ChatRenderer
 from server.context import AppContext
 from server.generation_defaults import GenerationDefaults
 from server.serve import DrainingServer, listen
 from server.settings import Settings
-from tests.server.byte_tokenizer import ByteTokenizer
+from tests.server.byte_tokenizer import CHAT_TEMPLATE, ByteTokenizer
 from tests.server.fake_engine import FakeEngine
 
 TIMEOUT_S = 20.0
@@ -32,6 +33,7 @@ class FakeBackend:
 
     engine: FakeEngine = field(default_factory=FakeEngine)
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+    chat_templates: dict[str, str] = field(default_factory=lambda: {"default": CHAT_TEMPLATE})
     is_loading: bool = False
     failure: Exception | None = None
 
@@ -44,7 +46,9 @@ class FakeBackend:
             if self.failure is not None:
                 raise self.failure
             max_live = settings.max_num_seqs + settings.max_waiting
-            yield Backend(self.engine, ByteTokenizer(), self.defaults, max_live, loaded_at=1_700_000_000)
+            tokenizer = ByteTokenizer(self.chat_templates)
+            chat = ChatRenderer(tokenizer, None, settings.trust_request_chat_template)
+            yield Backend(self.engine, tokenizer, chat, self.defaults, max_live, loaded_at=1_700_000_000)
             self.engine.stop()
 
         return open_backend
@@ -66,6 +70,12 @@ class LiveServer:
 
     def complete(self, prompt: Any = "Hi", headers: dict[str, str] | None = None, **parameters: Any) -> httpx.Response:
         return self.post("/v1/completions", json.dumps({"prompt": prompt, **parameters}), headers)
+
+    def chat(self, messages: Any = "Hi", headers: dict[str, str] | None = None, **parameters: Any) -> httpx.Response:
+        """A text is the one message of a user."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return self.post("/v1/chat/completions", json.dumps({"messages": messages, **parameters}), headers)
 
     def post(self, path: str, body: str | bytes, headers: dict[str, str] | None = None) -> httpx.Response:
         return self.client.post(path, content=body, headers={"Content-Type": "application/json", **(headers or {})})

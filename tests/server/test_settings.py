@@ -27,6 +27,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "revision": ("main", "main"),
     "trust_remote_code": ("true", True),
     "generation_config": ("none", "none"),
+    "chat_template": ("t.jinja", "t.jinja"),
+    "trust_request_chat_template": ("true", True),
     "dtype": ("bfloat16", "bfloat16"),
     "max_model_len": ("99", 99),
     "device": ("cpu", "cpu"),
@@ -45,6 +47,7 @@ ENGINE_NAMES = {"kv_cache_memory_bytes": "kv_cache_bytes", "num_gpu_blocks_overr
 SERVER_ONLY = {
     *("host", "port", "api_key", "allowed_origins", "max_waiting", "max_body_bytes", "stall_timeout"),
     *("shutdown_timeout", "log_level", "metrics_alias", "served_model_name", "generation_config"),
+    *("chat_template", "trust_request_chat_template"),
 }
 
 

@@ -1,0 +1,71 @@
+"""Renders a template that nobody vouches for, in a process of its own with hard bounds on time and memory.
+
+`python -m engine.template_process` renders one job from standard input. In the same process a template could do harm
+without leaving the sandbox: `{{ 9 ** (9 ** 9) }}` holds the interpreter for ever.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import msgspec
+
+from engine.chat_template import MAX_SECONDS, ChatTemplate, Conversation
+from engine.errors import InvalidParameterError
+
+_MAX_BYTES = 1 << 30
+_MAX_CPU_S = 2
+
+
+class _Job(msgspec.Struct, frozen=True):
+    source: str
+    conversation: Conversation
+    named_tokens: dict[str, str]
+
+
+class _Result(msgspec.Struct, frozen=True):
+    text: str
+    refused_param: str | None = None
+    """When set, `text` is the reason."""
+
+
+def render_isolated(source: str, conversation: Conversation, named_tokens: Mapping[str, str]) -> str:
+    """Blocks for the life of a process, about 0.2 s. Raises InvalidParameterError."""
+    job = json.dumps(msgspec.to_builtins(_Job(source, conversation, dict(named_tokens)))).encode()
+    command = [sys.executable, "-m", "engine.template_process"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        done = subprocess.run(command, input=job, capture_output=True, timeout=MAX_SECONDS, env=environment)
+    except subprocess.TimeoutExpired:
+        raise _refusal(f"it takes more than {MAX_SECONDS:g} seconds") from None
+    if done.returncode != 0:
+        raise _refusal(f"it needs more than {_MAX_CPU_S} seconds or {_MAX_BYTES >> 20} MiB")
+    result = msgspec.json.decode(done.stdout, type=_Result)
+    if result.refused_param is not None:
+        raise InvalidParameterError(result.refused_param, result.text)
+    return result.text
+
+
+def _refusal(reason: str) -> InvalidParameterError:
+    return InvalidParameterError("chat_template", f"The chat template cannot be rendered: {reason}.")
+
+
+def main() -> None:
+    job = msgspec.convert(json.loads(sys.stdin.buffer.read()), _Job)
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (_MAX_CPU_S, _MAX_CPU_S))
+    sys.stdout.buffer.write(msgspec.json.encode(_render(job)))
+
+
+def _render(job: _Job) -> _Result:
+    try:
+        return _Result(ChatTemplate(job.source).render(job.conversation, job.named_tokens))
+    except InvalidParameterError as error:
+        return _Result(str(error), error.param)
+
+
+if __name__ == "__main__":
+    main()

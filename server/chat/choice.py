@@ -1,0 +1,82 @@
+"""One choice of a chat completion: its text goes through a parser, and what comes out is a delta or a message."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.outputs import RequestOutput
+from engine.request import FinishReason
+from server.chat.logprobs import ChatLogprobsFormatter
+from server.chat.message import delta_of, message_of
+from server.chat.parts import Content, MessageParser, Part, ToolCall
+from server.chat.shape import text_of
+from server.generation.outputs import join_outputs
+from server.protocol.chat import ChatRequest
+from server.text import Tokenizer
+
+
+class ChatChoice:
+    """Given the outputs of one generation in their order: each to `chunks`, or all at once to `whole`."""
+
+    def __init__(self, index: int, request: ChatRequest, parser: MessageParser, tokenizer: Tokenizer) -> None:
+        self._index = index
+        self._request = request
+        self._parser = parser
+        self._is_first = True
+        self._has_called = False
+        self._logprobs = (
+            None
+            if request.num_logprobs is None
+            else ChatLogprobsFormatter(tokenizer, request.num_logprobs, request.return_tokens_as_token_ids)
+        )
+        self.num_reasoning_tokens = 0
+        """So far."""
+
+    def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
+        """The token's delta and, behind the last one, an empty delta with the reason; when the last token adds nothing,
+        as EOS does, that one alone."""
+        role = {"role": "assistant"} if self._is_first else {}
+        parts = self._parts(output)
+        if output.finish_reason is None:
+            return [self._chunk({**role, **delta_of(parts)}, output)]
+        ending = self._ending(output, output.finish_reason)
+        if not role and not parts:
+            return [self._chunk({}, output) | ending]
+        empty = {"index": self._index, "delta": {}, "logprobs": None}
+        return [self._chunk({**role, **delta_of(parts)}, output), empty | ending]
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The choice with its message."""
+        message = message_of([part for output in outputs for part in self._parts(output)])
+        joined = join_outputs(outputs)
+        assert joined.finish_reason is not None
+        choice = {"index": self._index, "message": message, **self._tokens(joined)}
+        return choice | self._ending(joined, joined.finish_reason)
+
+    def _parts(self, output: RequestOutput) -> list[Part]:
+        parts: list[Part] = []
+        if self._is_first and self._request.echo:
+            parts.append(Content(text_of(self._request.messages[-1])))
+        self._is_first = False
+        parts += self._parser.feed(output.text)
+        if self._parser.is_reasoning:
+            self.num_reasoning_tokens += len(output.token_ids)
+        if output.is_finished:
+            parts += self._parser.finish()
+        self._has_called |= any(isinstance(part, ToolCall) for part in parts)
+        return parts
+
+    def _chunk(self, delta: dict[str, Any], output: RequestOutput) -> dict[str, Any]:
+        return {"index": self._index, "delta": delta, **self._tokens(output)}
+
+    def _tokens(self, output: RequestOutput) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "logprobs": None if self._logprobs is None else self._logprobs.format(output.logprobs),
+            "finish_reason": None,
+        }
+        if self._request.return_token_ids:
+            fields["token_ids"] = list(output.token_ids)
+        return fields
+
+    def _ending(self, output: RequestOutput, reason: FinishReason) -> dict[str, Any]:
+        is_call = self._has_called and reason is FinishReason.STOP
+        return {"finish_reason": "tool_calls" if is_call else reason.value, "stop_reason": output.stop_reason}

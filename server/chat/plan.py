@@ -1,0 +1,26 @@
+"""What a chat request asks of the engine."""
+
+from engine.config import EngineInfo
+from server.backend import Backend
+from server.generation.door import Arrival
+from server.generation.plan import GenerationPlan, ResponseNames, make_plan
+from server.generation.prompts import prompt_limit, truncate
+from server.protocol.chat import ChatRequest
+
+ChatPlan = GenerationPlan[ChatRequest]
+
+_NAMES = ResponseNames("chatcmpl", "chat.completion", "chat.completion.chunk")
+
+
+async def plan_chat(request: ChatRequest, backend: Backend, arrival: Arrival) -> ChatPlan:
+    """Raises RequestError or BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
+    info, wanted = backend.engine.info, request.token_limit
+    limit = prompt_limit(request.truncate_prompt_tokens, info.max_model_len - (1 if wanted is None else wanted))
+    prompt = truncate(await backend.chat.encode(request), limit)
+    max_tokens = _room(info, len(prompt.token_ids)) if wanted is None else wanted
+    return make_plan(request, [prompt], max_tokens, _NAMES, backend, arrival)
+
+
+def _room(info: EngineInfo, num_prompt_tokens: int) -> int:
+    """What fits behind the prompt: at least one token, so that a prompt too long is refused as that."""
+    return max(1, min(info.max_model_len, info.kv_capacity_tokens) - num_prompt_tokens)

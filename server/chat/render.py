@@ -1,0 +1,95 @@
+"""A conversation -> its prompt, text and token ids."""
+
+import asyncio
+from collections.abc import Mapping
+from functools import cached_property
+
+from engine.chat_template import ChatTemplate, Conversation
+from engine.template_process import render_isolated
+from server.chat.shape import TemplateHabits, shape_messages
+from server.errors import BadRequestError
+from server.generation.prompts import EncodedPrompt
+from server.protocol.chat import ConversationParams
+from server.text import Tokenizer
+
+MAX_ISOLATED = 2
+"""Templates of requests that render at once: each takes a process."""
+
+
+class ChatRenderer:
+    """Renders with the server's template, or with a request's own where that is trusted."""
+
+    def __init__(self, tokenizer: Tokenizer, template: str | None, trusts_requests: bool) -> None:
+        """`template` replaces those of the checkpoint."""
+        self._tokenizer = tokenizer
+        self._trusts_requests = trusts_requests
+        self._isolated = asyncio.Semaphore(MAX_ISOLATED)
+        sources = tokenizer.chat_templates if template is None else {"default": template}
+        self._templates = {name: _KnownTemplate(source, tokenizer.named_tokens) for name, source in sources.items()}
+
+    def load(self) -> None:
+        """Do what the first request would have to wait for. Raises InvalidParameterError for an invalid template."""
+        for template in self._templates.values():
+            template.load()
+
+    async def encode(self, params: ConversationParams) -> EncodedPrompt:
+        """Off the event loop: templates and texts may be long. Raises BadRequestError or InvalidParameterError."""
+        if params.chat_template is None:
+            return await asyncio.to_thread(self._encode, params, self._template_for(params))
+        if not self._trusts_requests:
+            message = "chat_template is refused: this server runs without --trust-request-chat-template."
+            raise BadRequestError(message, "chat_template")
+        async with self._isolated:
+            return await asyncio.to_thread(self._encode_isolated, params, params.chat_template)
+
+    def _template_for(self, params: ConversationParams) -> "_KnownTemplate":
+        default = self._templates.get("default")
+        template = default if params.template_tools is None else self._templates.get("tool_use", default)
+        if template is None:
+            message = "This model has no chat template: start the server with --chat-template, or use /v1/completions."
+            raise BadRequestError(message, "messages")
+        return template
+
+    def _encode(self, params: ConversationParams, template: "_KnownTemplate") -> EncodedPrompt:
+        return self._encode_text(template.render(_conversation(params, template.habits)), params)
+
+    def _encode_isolated(self, params: ConversationParams, source: str) -> EncodedPrompt:
+        conversation = _conversation(params, TemplateHabits.from_source(source))
+        return self._encode_text(render_isolated(source, conversation, self._tokenizer.named_tokens), params)
+
+    def _encode_text(self, text: str, params: ConversationParams) -> EncodedPrompt:
+        return EncodedPrompt(self._tokenizer.encode(text, params.add_special_tokens), text)
+
+
+class _KnownTemplate:
+    """A template that stays, compiled and probed when it is first used."""
+
+    def __init__(self, source: str, named_tokens: Mapping[str, str]) -> None:
+        self._source = source
+        self._named_tokens = named_tokens
+
+    def load(self) -> None:
+        """Raises InvalidParameterError if the template is not valid."""
+        _ = self.habits
+
+    def render(self, conversation: Conversation) -> str:
+        return self._template.render(conversation, self._named_tokens)
+
+    @cached_property
+    def habits(self) -> TemplateHabits:
+        return TemplateHabits.from_probes(self._template, self._named_tokens)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self._source)
+
+
+def _conversation(params: ConversationParams, habits: TemplateHabits) -> Conversation:
+    return Conversation(
+        messages=shape_messages(params.messages, habits),
+        tools=params.template_tools,
+        documents=params.documents,
+        add_generation_prompt=params.opens_turn,
+        continue_final_message=params.continue_final_message,
+        variables=params.chat_template_kwargs,
+    )

@@ -1,0 +1,35 @@
+"""--chat-template: a file, or the template's text."""
+
+import logging
+from pathlib import Path
+
+from engine.errors import ConfigError, InvalidParameterError
+from server.chat.render import ChatRenderer
+from server.settings import Settings
+from server.text import Tokenizer
+
+logger = logging.getLogger("twostep.server")
+
+
+def load_chat_renderer(tokenizer: Tokenizer, settings: Settings) -> ChatRenderer:
+    """Raises ConfigError for a template that was given and cannot be used. One of the checkpoint's that cannot be
+    used is refused when it is asked for: completions do without."""
+    given = None if settings.chat_template is None else _read(settings.chat_template)
+    renderer = ChatRenderer(tokenizer, given, settings.trust_request_chat_template)
+    try:
+        renderer.load()
+    except InvalidParameterError as error:
+        if given is not None:
+            raise ConfigError(f"--chat-template: {error}") from error
+        logger.warning("the model's chat template cannot be used: %s", error)
+    return renderer
+
+
+def _read(setting: str) -> str:
+    """Only templates have braces, or lines; file names have neither."""
+    if "{" in setting or "\n" in setting:
+        return setting
+    try:
+        return Path(setting).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--chat-template: {setting!r} is neither a template nor a file to read: {error}.") from error

@@ -1,0 +1,40 @@
+"""The chat completion that is not streamed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from engine.outputs import RequestOutput
+from server.chat.choice import ChatChoice
+from server.chat.plan import ChatPlan
+from server.chat.tally import ChatTally
+from server.generation.logprobs import prompt_logprobs
+from server.text import Tokenizer
+from server.timings import complete_headers
+
+
+def whole_response(
+    plan: ChatPlan,
+    choices: Sequence[ChatChoice],
+    outputs: Sequence[Sequence[RequestOutput]],
+    tally: ChatTally,
+    tokenizer: Tokenizer,
+) -> JSONResponse:
+    """`outputs` are those of each choice."""
+    body: dict[str, Any] = dict(plan.head)
+    body["choices"] = [choice.whole(own) for choice, own in zip(choices, outputs, strict=True)]
+    timings = tally.timings()  # after the choices, which count reasoning for the usage
+    body |= prompt_fields(plan, outputs[0][0], tokenizer) | {"usage": tally.usage(), "timings": timings}
+    return JSONResponse(body, headers=complete_headers(timings))
+
+
+def prompt_fields(plan: ChatPlan, first: RequestOutput, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What is told of the prompt, once per response. `first` is the first output of any choice."""
+    fields: dict[str, Any] = {}
+    if plan.request.return_token_ids:
+        fields["prompt_token_ids"] = plan.prompts[0].token_ids
+    if plan.request.prompt_logprobs is not None:
+        scores = first.prompt_logprobs or ()
+        fields["prompt_logprobs"] = prompt_logprobs(scores, plan.request.prompt_logprobs, tokenizer)
+    return fields

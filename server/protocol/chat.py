@@ -1,0 +1,164 @@
+"""POST /v1/chat/completions: its own parameters, beside those of `protocol.generation`, and its answers."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from server.protocol.answers import PromptLogprob, Timings, Usage
+from server.protocol.generation import GenerationParams, wrong
+from server.protocol.messages import Messages
+from server.protocol.wire import Int32, Text, WireModel
+
+MAX_TOP_LOGPROBS = 20
+_GIVEN_BY_FIELDS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+
+
+class ConversationParams(WireModel):
+    """What decides the prompt of a conversation."""
+
+    messages: Messages
+    add_generation_prompt: bool | None = Field(
+        None, description="End with what begins the assistant's turn. Default: unless continue_final_message."
+    )
+    continue_final_message: bool = Field(False, description="Go on where the last message's text ends.")
+    chat_template: Text | None = Field(None, description="Only where --trust-request-chat-template is set.")
+    chat_template_kwargs: dict[str, Any] = Field({}, description="Variables that the template knows.")
+    documents: list[dict[str, Any]] | None = Field(None, description="Handed to the template, if it reads them.")
+    add_special_tokens: bool = Field(False, description="Besides those that the template writes.")
+
+    @property
+    def template_tools(self) -> list[dict[str, Any]] | None:
+        """The tools the template is told of."""
+        return None
+
+    @property
+    def opens_turn(self) -> bool:
+        return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+
+    def check_conversation(self) -> None:
+        if self.continue_final_message and self.opens_turn:
+            raise wrong("add_generation_prompt", "cannot be combined with continue_final_message")
+        for name in _GIVEN_BY_FIELDS:
+            if name in self.chat_template_kwargs:
+                raise wrong("chat_template_kwargs", f"must not contain {name}, which is a field of its own")
+
+
+class ChatRequest(ConversationParams, GenerationParams):
+    max_tokens: Int32 | None = Field(None, description="Default: as many as fit the context.")
+    max_completion_tokens: Int32 | None = Field(None, description="The newer name of max_tokens.")
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description="Needs logprobs.")
+    echo: bool = Field(False, description="With continue_final_message: begin the answer with what it continues.")
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> "ChatRequest":
+        self.check_stream_options()
+        self.check_conversation()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise wrong("top_logprobs", "needs logprobs: true")
+        if self.echo and not self.continue_final_message:
+            raise wrong("echo", "needs continue_final_message: true")
+        if self.max_tokens not in (None, self.token_limit):
+            raise wrong("max_tokens", "must not differ from max_completion_tokens, its newer name")
+        if self.token_limit == 0 and self.prompt_logprobs is None:
+            name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+            raise wrong(name, "must be at least 1, unless prompt_logprobs is given")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens to generate at most; None is as many as fit."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[TokenLogprob]
+
+
+class AssistantAnswer(BaseModel):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class _ChatChoice(BaseModel):
+    index: int
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class WholeChatChoice(_ChatChoice):
+    message: AssistantAnswer
+
+
+class Delta(BaseModel):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class ChunkChatChoice(_ChatChoice):
+    delta: Delta
+
+
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
+class ChatUsage(Usage):
+    completion_tokens_details: CompletionTokensDetails
+
+
+class _ChatBody(BaseModel):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    seed: int
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    usage: ChatUsage | None = None
+    timings: Timings | None = None
+
+
+class ChatResponse(_ChatBody):
+    object: Literal["chat.completion"]
+    choices: list[WholeChatChoice]
+
+
+class ChatChunk(_ChatBody):
+    """One event of a stream."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChunkChatChoice]
+    metrics: dict[str, Any] | None = None
+
+
+class RenderResponse(BaseModel):
+    """What would be asked of the engine."""
+
+    prompt: str | None
+    """None where truncate_prompt_tokens cut it."""
+    prompt_token_ids: list[int]
+    count: int
+    max_tokens: int
+    max_model_len: int

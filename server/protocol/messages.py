@@ -1,0 +1,154 @@
+"""The messages of a conversation, by role. Errors name the place: `messages.0.content.1`."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from server.protocol.wire import Text, WireModel
+
+MAX_MESSAGES = 2**14
+MAX_PARTS = 1024
+MAX_TOOL_CALLS = 128
+
+
+class TextPart(WireModel):
+    """Fields beyond these reach the template, as those of messages do."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text"]
+    text: Text
+
+
+class RefusalPart(WireModel):
+    type: Literal["refusal"]
+    refusal: Text
+
+
+class _UnsupportedPart(TextPart):
+    """Images, audio and files: never valid."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        shown = ascii(kind)[:40] if isinstance(kind, str) else "this"
+        raise PydanticCustomError("part", "{kind} is not supported: the model reads text parts only", {"kind": shown})
+
+
+def _part_tag(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return f"<{kind}>" if kind in ("text", "refusal") else "<other>"
+
+
+def _content_tag(content: Any) -> str:
+    return "<parts>" if isinstance(content, list) else "<text>"
+
+
+# Tags in angle brackets are left out of the path that an error names.
+Part = Annotated[
+    Annotated[TextPart, Tag("<text>")]
+    | Annotated[RefusalPart, Tag("<refusal>")]
+    | Annotated[_UnsupportedPart, Tag("<other>")],
+    Discriminator(_part_tag),
+]
+Content = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("<parts>")],
+    Discriminator(_content_tag),
+]
+
+
+class _Message(WireModel):
+    """Fields that the roles do not define reach the template: some have their own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Text | None = None
+
+
+class SystemMessage(_Message):
+    role: Literal["system", "developer"]
+    content: Content
+
+
+class UserMessage(_Message):
+    role: Literal["user"]
+    content: Content
+
+
+class ToolMessage(_Message):
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: Text
+
+
+def _check_arguments(text: str) -> str:
+    try:
+        arguments = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise PydanticCustomError("arguments", "Input should be a JSON object, written as a string")
+    return text
+
+
+class FunctionCall(WireModel):
+    name: Text
+    arguments: Annotated[Text, AfterValidator(_check_arguments)]
+
+    @property
+    def parsed_arguments(self) -> dict[str, Any]:
+        """What templates expect."""
+        parsed: dict[str, Any] = json.loads(self.arguments) if self.arguments else {}
+        return parsed
+
+
+class MessageToolCall(WireModel):
+    id: Text
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class AssistantMessage(_Message):
+    role: Literal["assistant"]
+    content: Content | None = None
+    refusal: Text | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = Field(None, description="Another name of reasoning_content.")
+    tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_TOOL_CALLS, fail_fast=True)] = Field([])
+
+    @model_validator(mode="after")
+    def _check(self) -> "AssistantMessage":
+        for name in ("audio", "function_call"):
+            if name in (self.model_extra or {}):
+                raise PydanticCustomError("field", "{name} is not supported", {"name": name})
+        if self.content is None and self.refusal is None and not self.tool_calls:
+            raise PydanticCustomError("content", "An assistant's message needs content, refusal or tool_calls")
+        return self
+
+
+class _UnknownMessage(_Message):
+    """What has no role that is known: never valid."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content
+
+
+def _role_tag(message: Any) -> str:
+    role = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
+    known = {"system": "<system>", "developer": "<system>", "user": "<user>", "assistant": "<assistant>"}
+    return {**known, "tool": "<tool>"}.get(role, "<unknown>") if isinstance(role, str) else "<unknown>"
+
+
+Message = Annotated[
+    Annotated[SystemMessage, Tag("<system>")]
+    | Annotated[UserMessage, Tag("<user>")]
+    | Annotated[AssistantMessage, Tag("<assistant>")]
+    | Annotated[ToolMessage, Tag("<tool>")]
+    | Annotated[_UnknownMessage, Tag("<unknown>")],
+    Discriminator(_role_tag),
+]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

@@ -1,0 +1,60 @@
+"""POST /v1/chat/completions, and its prompt without an answer."""
+
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.chat.choice import ChatChoice
+from server.chat.parts import PlainParser
+from server.chat.plan import plan_chat
+from server.chat.tally import ChatTally
+from server.chat.whole import prompt_fields, whole_response
+from server.context import context_of
+from server.generation.door import let_in
+from server.generation.respond import all_outputs, stream_response
+from server.protocol.chat import ChatChunk, ChatRequest, ChatResponse, RenderResponse
+from server.protocol.refusals import CHAT_REFUSALS
+from server.record import record_of
+from server.routes.documented import error_responses
+from server.routes.json_route import JsonRoute
+
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
+
+
+@router.post(
+    "/v1/chat/completions",
+    response_model=ChatResponse | ChatChunk,
+    responses={
+        200: {"content": {"text/event-stream": {}}, "description": "With stream: events, each a chunk."},
+        **error_responses(400, 401, 404, 408, 413, 415, 429, 500, 503),
+    },
+)
+async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+    """Answer a conversation. Streamed responses start with the first token; every response tells its phases."""
+    arrival = let_in(body, CHAT_REFUSALS, request)
+    backend = context_of(request).backend
+    plan = await plan_chat(body, backend, arrival)
+    choices = [ChatChoice(index, body, PlainParser(), backend.tokenizer) for index in range(len(plan.generations))]
+    tally = ChatTally(plan, choices, record_of(request.scope))
+    if body.stream:
+        told_once = partial(prompt_fields, plan, tokenizer=backend.tokenizer)
+        return await stream_response(plan, choices, tally, request, told_once)
+    return whole_response(plan, choices, await all_outputs(plan, tally, request), tally, backend.tokenizer)
+
+
+@router.post("/v1/chat/completions/render", responses=error_responses(400, 401, 404, 413, 415, 503))
+async def render_chat_completion(body: ChatRequest, request: Request) -> RenderResponse:
+    """The prompt that this request makes, as text and token ids. Nothing is generated."""
+    arrival = let_in(body, CHAT_REFUSALS, request)
+    backend = context_of(request).backend
+    plan = await plan_chat(body, backend, arrival)
+    prompt = plan.prompts[0]
+    return RenderResponse(
+        prompt=prompt.text,
+        prompt_token_ids=prompt.token_ids,
+        count=len(prompt.token_ids),
+        max_tokens=plan.generations[0].params.max_tokens,
+        max_model_len=backend.engine.info.max_model_len,
+    )
