@@ -5,6 +5,7 @@
     ├── ModelError                  the checkpoint cannot be served; the process exits with code 2
     │   └── UnsupportedModelError   the architecture cannot run over a paged cache, and why
     ├── RequestError                this request can never be served; retrying does not help
+    │   ├── GrammarError            the text asked for cannot be described to the engine, and why
     │   ├── InvalidParameterError   one parameter has a value that cannot be honoured; `.param` names it
     │   └── ContextLengthError      prompt and max_tokens do not fit the context or the KV cache
     ├── OverloadedError             no room at the moment; `.retry_after_s` says when to come back
@@ -45,6 +46,10 @@ class InvalidParameterError(RequestError):
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message, param)
+
+
+class GrammarError(RequestError):
+    """A schema or grammar cannot be followed. The message continues the name of the parameter it came in."""
 
 
 class ContextLengthError(RequestError):

@@ -1,7 +1,9 @@
 """One request inside the engine: its tokens, its one counter of progress, its blocks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from engine.batch import TokenLogprobs
 from engine.sampling_params import SamplingParams
@@ -22,6 +24,20 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class Constraint(Protocol):
+    """Which tokens may come next; owned by its request and gone with it."""
+
+    def allowed_tokens(self, output_token_ids: Sequence[int]) -> bytes | None:
+        """After these tokens: one bit per token id, lowest bit first; None for all."""
+
+
+class Unconstrained:
+    """Any token may come."""
+
+    def allowed_tokens(self, output_token_ids: Sequence[int]) -> bytes | None:
+        return None
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """Mutable, owned by the scheduler. Positions [0, num_computed_tokens) have KV in `block_table`."""
@@ -40,6 +56,8 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     """Not empty at the start for a request that resumes after an engine restart."""
 
+    constraint: Constraint = field(default_factory=Unconstrained)
+    """What `params.grammar` was compiled to."""
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)

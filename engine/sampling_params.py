@@ -41,6 +41,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """When given, no other token can be generated."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that must not be generated."""
+    grammar: str | None = None
+    """What the text must follow, as `engine.grammar_source` writes it. It may end only where the grammar does."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end the sequence besides EOS."""
     ignore_eos: bool = False
@@ -83,6 +85,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _check(budget >= 0, "thinking_token_budget", "must be at least 0", budget)
         _check(all(self.stop), "stop", "must not contain an empty string", self.stop)
         _check(all(self.bad_words), "bad_words", "must not contain an empty word", self.bad_words)
+        endless = self.ignore_eos and self.grammar is not None
+        _check(not endless, "ignore_eos", "cannot be combined with a grammar, which ends by EOS", self.ignore_eos)
 
     def _check_distribution(self) -> None:
         _check(_within(self.temperature, 0.0, 100.0), "temperature", "must be between 0 and 100", self.temperature)

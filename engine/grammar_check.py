@@ -1,0 +1,70 @@
+"""`python -m engine.grammar_check`: tells of each grammar whether it works; started and fed by `GrammarChecker`.
+
+Lines of JSON: null when ready, then for each grammar (a string) null or what is wrong with it. Grammars come from
+clients, and some make the compiler run for minutes, take gigabytes or overflow the stack. Here that harms nobody.
+"""
+
+import json
+import re
+import resource
+import sys
+import time
+
+from llguidance import LLTokenizer
+
+from engine.grammar import compile_grammar, make_tokenizer
+
+MAX_MEMORY_BYTES = 1 << 30
+NUM_TRIED_BYTES = 64  # generated on trial: some grammars compile, and reach the parser's limits soon after
+MAX_TRIAL_S = 0.2  # of CPU time for all of them; the engine's steps will wait for such work
+
+_EOS = 256
+_EXCERPT = re.compile(r"^\s*\d+ \| ")  # the compiler's errors end with the line of the grammar that they are about
+_POSITION = re.compile(r"^(?:at )?\d+\(\d+\): |failed to compile JSON schema: ")
+
+
+def main() -> None:
+    tokenizer = byte_tokenizer()
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    print("null", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(find_fault(tokenizer, json.loads(line))), flush=True)
+
+
+def byte_tokenizer() -> LLTokenizer:
+    """The smallest vocabulary that can write any text."""
+    return make_tokenizer([*(bytes([byte]) for byte in range(256)), b""], [_EOS])
+
+
+def find_fault(tokenizer: LLTokenizer, grammar: str) -> str | None:
+    """Compile, then generate a little. None when all went well."""
+    matcher = compile_grammar(tokenizer, grammar)
+    started_s = time.process_time()
+    for step in range(NUM_TRIED_BYTES):
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+        if matcher.is_error():
+            return _describe(matcher.get_error())
+        bytes_allowed = [byte for byte in range(256) if allowed >> byte & 1]
+        if not bytes_allowed:
+            return None if allowed >> _EOS & 1 else "no text satisfies it"
+        matcher.consume_token(bytes_allowed[step * 31 % len(bytes_allowed)])
+        if time.process_time() - started_s > MAX_TRIAL_S:
+            return "it is too complex to be followed"
+    return _describe(matcher.get_error()) if matcher.is_error() else None
+
+
+def _describe(error: str) -> str:
+    """One line, without the excerpt."""
+    if error.startswith("NoExtension"):
+        return "no text satisfies it"
+    lines = []
+    for line in error.splitlines():
+        if _EXCERPT.match(line) or line.startswith("<non-verbose"):
+            break
+        lines.append(line.strip())
+    text = _POSITION.sub("", _POSITION.sub("", " ".join(filter(None, lines))))
+    return text[:300].rstrip(".")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Whether a grammar works, found out in a child process, so that the worst grammar costs that process and no more."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import select
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+
+from engine.errors import GrammarError
+
+COMMAND = (sys.executable, "-m", "engine.grammar_check")
+_START_S = 60.0
+_NUM_KEPT = 4096
+
+
+class GrammarChecker:
+    """The child process starts with the first grammar, and again after one that it did not survive."""
+
+    def __init__(self, timeout_s: float = 5.0, command: Sequence[str] = COMMAND) -> None:
+        self._timeout_s = timeout_s
+        self._command = command
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-checker")  # one grammar at a time
+        self._child: subprocess.Popen[str] | None = None
+        self._faults: OrderedDict[bytes, str | None] = OrderedDict()  # by the grammar's hash, least recently used first
+
+    async def check(self, grammar: str) -> None:
+        """Raises GrammarError if the engine could not follow the grammar."""
+        key = hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()
+        if key not in self._faults:
+            fault = await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, grammar)
+            self._faults[key] = fault
+            if len(self._faults) > _NUM_KEPT:
+                self._faults.popitem(last=False)
+        self._faults.move_to_end(key)
+        if fault := self._faults[key]:
+            raise GrammarError(fault)
+
+    def close(self) -> None:
+        """End the child, whatever it does. Idempotent; no check may follow."""
+        if self._child is not None:
+            self._child.kill()  # a check under way ends with it
+        self._thread.shutdown(cancel_futures=True)
+        self._end_child()
+
+    def _ask(self, grammar: str) -> str | None:
+        """In the thread. The fault, or None; raises GrammarError when the child did not come to an answer."""
+        child = self._running_child()
+        try:
+            print(json.dumps(grammar), file=child.stdin, flush=True)
+            return _answer(child, self._timeout_s)
+        except (TimeoutError, EOFError, BrokenPipeError):
+            self._end_child()
+            raise GrammarError("it is too complex to be compiled") from None
+
+    def _running_child(self) -> subprocess.Popen[str]:
+        if self._child is None:
+            pipe = subprocess.PIPE
+            # Standard error would only have what the compiler says on its way down.
+            self._child = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+            _answer(self._child, _START_S)
+        return self._child
+
+    def _end_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                with contextlib.suppress(BrokenPipeError):  # of what was written and never read
+                    pipe.close()  # type: ignore[union-attr]
+
+
+def _answer(child: subprocess.Popen[str], timeout_s: float) -> str | None:
+    """The next line: the child writes each in one piece. Raises TimeoutError or EOFError."""
+    assert child.stdout is not None
+    if not select.select([child.stdout], [], [], timeout_s)[0]:
+        raise TimeoutError
+    line = child.stdout.readline()
+    if not line:
+        raise EOFError
+    return cast("str | None", json.loads(line))

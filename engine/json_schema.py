@@ -1,0 +1,114 @@
+"""What of JSON Schema can be followed token by token. Everything else is refused, with the place where it stands.
+
+The dialect is Draft 2020-12, as far as llguidance compiles it (docs/json_schema.md of guidance-ai/llguidance).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from engine.errors import GrammarError
+
+MAX_DEPTH = 100  # of the schema's own JSON
+
+FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
+
+# Keywords that restrict a value and that nothing here can enforce. A keyword that nobody defines restricts nothing.
+UNSUPPORTED = frozenset(
+    {
+        *("not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"),
+        *("propertyNames", "contains", "minContains", "maxContains", "uniqueItems", "additionalItems"),
+        *("unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef"),
+    }
+)
+_NEUTRAL: Mapping[str, Any] = {"uniqueItems": False, "unevaluatedProperties": True, "unevaluatedItems": True}
+
+_IN_A_MAP = ("properties", "patternProperties", "$defs", "definitions")
+_IN_A_LIST = ("anyOf", "allOf", "oneOf", "prefixItems")
+_ALONE = ("items", "additionalProperties")
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Raise GrammarError, with a JSON pointer to the place, for what could not be enforced."""
+    _check_depth(schema)
+    for path, part in _subschemas(schema):
+        for keyword in part:
+            if keyword in UNSUPPORTED and not _is_neutral(keyword, part[keyword]):
+                raise GrammarError(f"the schema's {path}/{keyword} is not supported")
+        _check_format(path, part)
+        _check_reference(path, part)
+        _check_min_properties(path, part)
+
+
+def without_neutral(schema: Any) -> Any:
+    """The same schema without unsupported keywords whose values restrict nothing."""
+    if isinstance(schema, list):
+        return [without_neutral(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: value if key in ("const", "enum", "default", "examples") else without_neutral(value)
+        for key, value in schema.items()
+        if not _is_neutral(key, value)
+    }
+
+
+def _is_neutral(keyword: str, value: object) -> bool:
+    return keyword in _NEUTRAL and value is _NEUTRAL[keyword]
+
+
+def _check_depth(schema: object) -> None:
+    """By level, not by recursion: the schema may be deeper than Python's stack."""
+    level = [schema]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in _children(node)]
+        if not level:
+            return
+    raise GrammarError(f"the schema is nested more than {MAX_DEPTH} levels deep")
+
+
+def _children(node: object) -> list[Any]:
+    if isinstance(node, Mapping):
+        return list(node.values())
+    return node if isinstance(node, list) else []
+
+
+def _subschemas(schema: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every schema object in the schema, itself included, with the JSON pointer to it."""
+    if not isinstance(schema, Mapping):
+        return
+    yield path, schema
+    for keyword in _ALONE:
+        yield from _subschemas(schema.get(keyword), f"{path}/{keyword}")
+    for keyword in _IN_A_MAP:
+        named = schema.get(keyword)
+        for name, part in named.items() if isinstance(named, Mapping) else ():
+            yield from _subschemas(part, f"{path}/{keyword}/{_escape(name)}")
+    for keyword in _IN_A_LIST:
+        listed = schema.get(keyword)
+        for index, part in enumerate(listed if isinstance(listed, list) else ()):
+            yield from _subschemas(part, f"{path}/{keyword}/{index}")
+
+
+def _check_format(path: str, part: Mapping[str, Any]) -> None:
+    if part.get("format") is not None and part["format"] not in FORMATS:
+        raise GrammarError(
+            f"the schema's {path}/format is {part['format']!r}; supported are {', '.join(sorted(FORMATS))}"
+        )
+
+
+def _check_reference(path: str, part: Mapping[str, Any]) -> None:
+    target = part.get("$ref", "#")
+    if not (isinstance(target, str) and target.startswith("#")):
+        raise GrammarError(f"the schema's {path}/$ref leads out of the schema; only #... is followed")
+
+
+def _check_min_properties(path: str, part: Mapping[str, Any]) -> None:
+    """Names of additional properties may be generated twice, which a parser counts once."""
+    count, required = part.get("minProperties", 0), part.get("required", ())
+    if isinstance(count, int | float) and isinstance(required, list | tuple) and count > max(1, len(required)):
+        raise GrammarError(f"the schema's {path}/minProperties must not exceed the number of required properties")
+
+
+def _escape(name: str) -> str:
+    """RFC 6901."""
+    return name.replace("~", "~0").replace("/", "~1")[:100]

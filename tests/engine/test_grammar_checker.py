@@ -1,0 +1,149 @@
+"""Grammars that do harm: each costs its checker at most, and the next grammar finds it well."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from functools import reduce
+from typing import Any
+
+import pytest
+
+from engine.errors import GrammarError
+from engine.grammar_checker import GrammarChecker
+from engine.grammar_source import JSON_OBJECT, JsonSchema, Literal, Regex, to_lark
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[GrammarChecker]:
+    checker = GrammarChecker()
+    yield checker
+    checker.close()
+
+
+def fault(checker: GrammarChecker, grammar: str) -> str | None:
+    try:
+        asyncio.run(checker.check(grammar))
+    except GrammarError as error:
+        return str(error)
+    return None
+
+
+def chain(length: int) -> str:
+    """Each rule refers to the next: the compiler recurses as deep."""
+    return "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(length)) + f'\nr{length}: "a"'
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return reduce(lambda inner, _: {"type": "array", "items": inner}, range(depth), {"type": "null"})
+
+
+def crossed(count: int) -> dict[str, Any]:
+    """All combinations of alternatives: 2 ** count."""
+    pairs = [[{"properties": {f"{name}{i}": {"type": name}}} for name in ("string", "integer")] for i in range(count)]
+    return {"allOf": [{"anyOf": pair} for pair in pairs]}
+
+
+SELF = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+HARMFUL: dict[str, tuple[str | dict[str, Any], str]] = {
+    "refers to itself only": (SELF, "no text satisfies it"),
+    "refers to nothing": ({"$ref": "#/$defs/x"}, r"'/\$defs/x' does not exist"),
+    "contradicts itself": ({"type": "integer", "minimum": 5, "maximum": 3}, r"minimum \(5\) is greater"),
+    "false": ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "unsatisfiable"),
+    "no value": ({"enum": []}, "empty"),
+    "no such type": ({"type": "text"}, "Invalid type"),
+    "look-ahead": (to_lark(Regex("(?=a)b")), "look-around"),
+    "no regex": ({"pattern": "["}, "unclosed character class"),
+    "combinations": (crossed(20), "too large"),
+    "divisors": ({"type": "integer", "multipleOf": 99_999_999}, "too complex"),
+    "ambiguity": ('start: e{1,500}\ne: "a"? "a"? "a"?', "too complex to be followed"),
+    "intersections": ("start: A\nA: " + " & ".join(f"/.*{c}.{{2{i}}}/" for i, c in enumerate("abcd")), "fuel"),
+    "a rule of itself": ("start: start", "no text satisfies it"),
+    "no such rule": ("start: other", 'unknown name: "other"'),
+    "no grammar": ("{}[]", "expecting rule"),
+    "nested rules": ("start: " + "(" * 10_000 + '"a"' + ")" * 10_000, "too deeply nested"),
+    "a chain of rules": (chain(8_000), "too complex"),
+}
+HARMLESS: dict[str, str | dict[str, Any]] = {
+    "recursion": {"$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}}}, "$ref": "#/$defs/t"},
+    "recursion without end": {"$defs": {"t": {"items": {"$ref": "#/$defs/t"}, "minItems": 1}}, "$ref": "#/$defs/t"},
+    "depth": nested(40),
+    "many values": {"enum": [f"value {i}" for i in range(3000)]},
+    "much": {"type": "array", "minItems": 10**6, "maxItems": 10**9, "items": {"type": "string", "minLength": 10**6}},
+    "backtracking": {"type": "string", "pattern": "^(a+)+$"},
+    "powers of terminals": "start: A\n" + 'A: ("a"{1000} "b"){1000}',
+    "powers of rules": 'start: (("a"{1000}){1000}){1000}',
+    "negations": "start: A\nA: " + " & ".join(f"~/.*{c}.{{1{i}}}/" for i, c in enumerate("abcd")),
+    "many optional properties": {"properties": {f"p{i}": {"const": i} for i in range(2000)}},
+    "a long constant": {"const": "x" * 100_000},
+    "many states": {"type": "string", "pattern": "^[ab]*a[ab]{40}$"},
+}
+
+
+def grammar_of(source: str | dict[str, Any]) -> str:
+    return source if isinstance(source, str) else to_lark(JsonSchema(source))
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_what_cannot_be_followed_is_refused_with_the_reason(checker: GrammarChecker, name: str) -> None:
+    source, reason = HARMFUL[name]
+    with pytest.raises(GrammarError, match=reason):
+        asyncio.run(checker.check(grammar_of(source)))
+    assert fault(checker, to_lark(JSON_OBJECT)) is None
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_only_looks_bad_is_followed(checker: GrammarChecker, name: str) -> None:
+    assert fault(checker, grammar_of(HARMLESS[name])) is None
+
+
+def test_reasons_are_one_short_line(checker: GrammarChecker) -> None:
+    reasons = [fault(checker, grammar) for grammar in ("start: /(/", "start: " + "x" * 5000, 'start: "a"\n\nb c')]
+    assert all(reason and len(reason) <= 300 and "\n" not in reason for reason in reasons)
+
+
+def test_what_takes_too_long_is_ended() -> None:
+    checker = GrammarChecker(timeout_s=0.2)
+    assert (
+        fault(checker, grammar_of({"type": "integer", "multipleOf": 99_999_999})) == "it is too complex to be compiled"
+    )
+    assert checker._child is None
+    checker.close()
+
+
+def test_a_grammar_is_checked_once() -> None:
+    checker = GrammarChecker()
+    assert fault(checker, "start: start") == fault(checker, "start: start") != fault(checker, 'start: "a"')
+    assert len(checker._faults) == 2
+    checker.close()
+
+
+def test_what_the_child_did_not_survive_is_tried_again(checker: GrammarChecker) -> None:
+    before = len(checker._faults)
+    fault(checker, chain(8_000))
+    assert len(checker._faults) == before
+
+
+def test_closing_ends_a_check_under_way() -> None:
+    async def check_and_close() -> None:
+        checker = GrammarChecker(timeout_s=60)
+        check = asyncio.create_task(checker.check(grammar_of({"type": "integer", "multipleOf": 99_999_999})))
+        while checker._child is None:
+            await asyncio.sleep(0.001)
+        await asyncio.to_thread(checker.close)
+        with pytest.raises((GrammarError, EOFError)):
+            await check
+
+    asyncio.run(check_and_close())
+
+
+def test_a_checker_that_was_never_asked_starts_nothing() -> None:
+    checker = GrammarChecker(command=[sys.executable, "-c", "raise AssertionError"])
+    checker.close()
+    assert checker._child is None
+
+
+def test_one_that_cannot_start_is_no_verdict() -> None:
+    checker = GrammarChecker(command=[sys.executable, "-c", ""])
+    with pytest.raises(EOFError):
+        asyncio.run(checker.check(to_lark(Literal("a"))))
+    checker.close()

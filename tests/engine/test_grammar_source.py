@@ -1,0 +1,189 @@
+"""What the parts of a grammar accept, how they combine, and what cannot be written."""
+
+from functools import reduce
+from typing import Any
+
+import pytest
+
+from engine.errors import GrammarError
+from engine.grammar_source import (
+    ANY_TEXT,
+    JSON_OBJECT,
+    MAX_GRAMMAR_BYTES,
+    JsonSchema,
+    Literal,
+    OneOf,
+    Part,
+    Regex,
+    Repeat,
+    Sequence,
+    TextUntil,
+    check_lark,
+    choice,
+    to_lark,
+)
+from tests.engine.grammars import accepted, accepts
+
+NAMED = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+OTHER = {**NAMED, "properties": {"b": {"const": 2}}, "required": ["b"]}
+CALL = Sequence((TextUntil("<call>"), JsonSchema(NAMED), Literal("</call>")))
+
+
+@pytest.mark.parametrize(
+    "text", ["a", 'q"u\\o\nte\t/x/', "é😀\u2028", "%json {}", "#//", "/\r\0\x7f\x1fé", "{0}", "a|b"]
+)
+def test_a_literal_is_its_text_and_no_other(text: str) -> None:
+    assert accepted(Literal(text), text, text + " ", text[:-1]) == [text]
+
+
+def test_a_choice_is_one_of_its_options() -> None:
+    assert accepted(choice(["yes", "no", "", "yes!"]), "yes", "no", "", "yes!", "ye", "yesno") == [
+        "yes",
+        "no",
+        "",
+        "yes!",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [("a/b", "a/b", "a/"), ("^ab$", "ab", "xab"), ("a|b", "b", "ab"), ("[/\"']+", "/'\"", "a"), ("", "", "a")],
+)
+def test_a_regex_matches_the_whole_text(pattern: str, good: str, bad: str) -> None:
+    assert accepted(Regex(pattern), good, bad) == [good]
+
+
+def test_any_json_object_is_an_object() -> None:
+    texts = ["{}", '{"a": [1, {"b": null}], "c": "\\n"}', "[]", "1", "{"]
+    assert accepted(JSON_OBJECT, *texts) == texts[:2]
+
+
+def test_json_has_one_space_at_most_and_only_after_separators() -> None:
+    texts = ['{"a": [1, 2]}', '{"a":[1,2]}', '{"a":  1}', '{ "a":1}', '{"a":1 }', ' {"a":1}', '{"a":1}\n', '{"a":\n1}']
+    assert accepted(JSON_OBJECT, *texts) == texts[:2]
+
+
+def test_alternatives_may_begin_alike() -> None:
+    either = OneOf((JsonSchema(NAMED), JsonSchema(OTHER)))
+    assert accepted(either, '{"a":1}', '{"b":2}', '{"a":2}', '{"a":1}{"b":2}') == ['{"a":1}', '{"b":2}']
+
+
+@pytest.mark.parametrize(
+    ("bounds", "counts"), [((0, None), [0, 1, 2, 3]), ((1, None), [1, 2, 3]), ((1, 2), [1, 2]), ((2, 2), [2])]
+)
+def test_repetitions_are_counted(bounds: tuple[int, int | None], counts: list[int]) -> None:
+    part = Repeat(choice(["x", "y"]), *bounds)
+    assert [count for count in range(4) if accepts(part, "xyx"[:count])] == counts
+
+
+def test_text_runs_until_its_end_is_seen_first() -> None:
+    assert accepted(TextUntil("<t>"), "a < b\n<t>", "<t>", "<t><t>", "a") == ["a < b\n<t>", "<t>"]
+
+
+def test_calls_may_stand_in_free_text() -> None:
+    part = Sequence((Repeat(CALL), ANY_TEXT))
+    good = ["no call", "", '<call>{"a": 1}</call>', 'x <call>{"a":1}</call>\ny <call>{"a":1}</call> z']
+    assert accepted(part, *good) == good
+
+
+def test_a_call_that_has_begun_must_be_whole() -> None:
+    assert accepted(CALL, 'x<call>{"a":2}</call>', 'x<call>{"a":1}', "x<call>") == []
+
+
+def test_parts_nest() -> None:
+    part = Sequence(
+        (Literal("["), Repeat(OneOf((Sequence((Literal("("), Regex("[0-9]"), Literal(")"))), CALL))), Literal("]"))
+    )
+    good = ["[]", '[(1)(2)x<call>{"a": 1}</call>]']
+    assert accepted(part, *good, "[(1]", "[(12)]") == good
+
+
+def test_equal_parts_give_equal_grammars() -> None:
+    assert to_lark(CALL) == to_lark(Sequence((TextUntil("<call>"), JsonSchema(dict(NAMED)), Literal("</call>"))))
+
+
+def test_a_schema_cannot_relax_the_compiler() -> None:
+    loose = {"x-guidance": {"lenient": True, "whitespace_flexible": True}, "type": "object"}
+    assert accepted(JsonSchema(loose), '{"a":1}', '{"a" :   1}') == ['{"a":1}']
+
+
+@pytest.mark.parametrize(
+    "text", ['start: "a" // %json\n', 'start: "%json" /%llguidance/', "start: A\nA: /a/\n%ignore / /\n"]
+)
+def test_a_clients_grammar_is_taken_as_it_is(text: str) -> None:
+    assert check_lark(text) is text
+
+
+@pytest.mark.parametrize("text", ['start: %json {"type": "object"}', '%llguidance {"no_forcing": false}\nstart: "a"'])
+def test_a_clients_grammar_has_no_directives_that_get_around_checks(text: str) -> None:
+    with pytest.raises(GrammarError, match="must not contain %"):
+        check_lark(text)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Literal("\ud800"),
+        choice(["ok", "\udfff"]),
+        Literal("x" * MAX_GRAMMAR_BYTES),
+        choice([f"option {number}" for number in range(20_000)]),
+        JsonSchema({"enum": ["x" * MAX_GRAMMAR_BYTES]}),
+        JsonSchema({"maximum": float("inf")}),
+    ],
+    ids=lambda part: repr(part)[:30],
+)
+def test_what_cannot_be_written_is_refused(part: Part) -> None:
+    with pytest.raises(GrammarError):
+        to_lark(part)
+
+
+def refusal(schema: dict[str, Any]) -> str:
+    with pytest.raises(GrammarError) as error:
+        to_lark(JsonSchema(schema))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"uniqueItems": True}, "/uniqueItems"),
+        ({"properties": {"a/b~": {"items": {"not": {}}}}}, "/properties/a~1b~0/items/not"),
+        ({"anyOf": [{}, {"contains": {}}]}, "/anyOf/1/contains"),
+        ({"prefixItems": [{"format": "binary"}]}, "/prefixItems/0/format"),
+        ({"$defs": {"x": {"additionalProperties": {"if": {}}}}}, "/$defs/x/additionalProperties/if"),
+        ({"patternProperties": {"^a": {"dependentRequired": {}}}}, "/patternProperties/^a/dependentRequired"),
+        ({"items": {"$ref": "https://example.com/x"}}, "/items/$ref"),
+        ({"allOf": [{"minProperties": 2}]}, "/allOf/0/minProperties"),
+        ({"oneOf": [{"format": "unknown"}]}, "/oneOf/0/format"),
+    ],
+)
+def test_what_cannot_be_enforced_is_named_with_its_place(schema: dict[str, Any], path: str) -> None:
+    assert f"schema's {path} " in refusal(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "uniqueItems": False, "unevaluatedItems": True},
+        {"title": "T", "description": "not if then", "default": {"not": 1}, "examples": [{"if": 1}], "$schema": "s"},
+        {"const": {"not": {"uniqueItems": False}}},
+        {"enum": [{"format": "binary"}]},
+        {"properties": {"not": {"type": "string"}, "format": {"const": 3}}},
+        {"minProperties": 2, "required": ["a", "b"]},
+        {"minProperties": 1},
+    ],
+)
+def test_what_restricts_nothing_is_no_reason_to_refuse(schema: dict[str, Any]) -> None:
+    to_lark(JsonSchema(schema))
+
+
+def test_constants_are_kept_whatever_they_are_called() -> None:
+    assert accepted(JsonSchema({"const": {"uniqueItems": False}}), '{"uniqueItems":false}', "{}") == [
+        '{"uniqueItems":false}'
+    ]
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: {"items": inner}, lambda inner: {"enum": [inner]}])
+def test_depth_is_bounded_before_anything_recurses(wrap: Any) -> None:
+    deep = reduce(lambda inner, _: wrap(inner), range(100_000), {"type": "null"})
+    assert "levels deep" in refusal(deep)
