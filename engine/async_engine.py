@@ -6,20 +6,21 @@ import asyncio
 import itertools
 import logging
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from engine.admission import check_request
 from engine.client import EngineObserver, GenerationRequest, NullObserver
 from engine.config import EngineConfig, EngineInfo
 from engine.detokenizer import TokenTable
-from engine.errors import EngineFailedError, EngineUnavailableError, RequestError, TwostepError
+from engine.errors import EngineFailedError, EngineUnavailableError, RequestError, RequestTimeoutError, TwostepError
+from engine.expiry import Expiry
 from engine.incarnation import Incarnation
 from engine.live_request import LiveRequest, News
 from engine.messages import AbortRequests, FromEngine, RequestRefused, StepUpdate, ToEngine
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
-from engine.stats import StepStats
-from engine.waiting_room import WaitingRoom
+from engine.stats import RoomStats, StepStats
+from engine.waiting_room import RoomLimits, WaitingRoom
 from engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class AsyncEngine:
         config: EngineConfig,
         table: TokenTable,
         *,
-        max_waiting: int = 256,
+        limits: RoomLimits | None = None,
         observer: EngineObserver | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
         max_silence_s: float = 120.0,
@@ -46,8 +47,9 @@ class AsyncEngine:
         self._table = table
         self._observer = observer or NullObserver()
         self._command = command
-        self._room = WaitingRoom(config.max_num_seqs + max_waiting)
+        self._room = WaitingRoom(limits or RoomLimits(), config.max_num_seqs, config.max_num_batched_tokens)
         self._live: dict[str, LiveRequest] = {}  # by the engine's id
+        self._expiries: dict[str, Expiry] = {}  # of the live ones
         self._numbers = itertools.count()
         self._unsent_aborts: list[str] = []
         self._info: EngineInfo | None = None
@@ -94,6 +96,13 @@ class AsyncEngine:
     def num_live(self) -> int:
         return len(self._live)
 
+    @property
+    def room(self) -> RoomStats:
+        return self._room.stats
+
+    def check_room(self) -> None:
+        self._room.check()
+
     def check_health(self) -> None:
         if self._failure is not None or self._info is None:
             raise self._unavailable()
@@ -113,8 +122,9 @@ class AsyncEngine:
                 yield output
                 if output.finish_reason is not None:
                     return
-        except TwostepError:
-            reason = FinishReason.ERROR
+        except TwostepError as error:
+            if not isinstance(error, RequestTimeoutError):  # else the client said before when it would leave
+                reason = FinishReason.ERROR
             raise
         finally:
             self._end(live, reason)
@@ -123,14 +133,26 @@ class AsyncEngine:
         if self._failure is not None:
             raise self._unavailable()
         check_request(self.info, request.prompt_token_ids, request.params)
-        self._room.enter()
-        live = LiveRequest(request, f"{request.request_id}/{next(self._numbers)}", self._table)
+        place = self._room.enter(len(request.prompt_token_ids), request.patience_s)
+        live = LiveRequest(request, f"{request.request_id}/{next(self._numbers)}", self._table, place)
         if not self._live:
             self._watchdog.heard()
         self._live[live.engine_id] = live
+        queue_limit_s = self._room.queue_limit_s(request.max_queue_s)
+        self._expiries[live.engine_id] = Expiry(
+            request,
+            queue_limit_s,
+            lambda: self._expire(live, live.leave_queue),
+            lambda: self._expire(live, live.expire),
+        )
         self._watchdog.watch()
         self._send(live.add_message)
         return live
+
+    def _expire(self, live: LiveRequest, end: Callable[[], None]) -> None:
+        """The engine is told at once, even if nobody reads the end."""
+        self._abort(live)
+        end()
 
     def _observe(self, live: LiveRequest, output: RequestOutput) -> None:
         if not output.token_ids:
@@ -143,12 +165,18 @@ class AsyncEngine:
         """The one door out, for every request, whatever ended it. Idempotent; never waits."""
         if self._live.pop(live.engine_id, None) is None:
             return
-        self._room.leave()
+        self._expiries.pop(live.engine_id).cancel()
+        live.place.leave()
+        self._abort(live)
+        self._observer.on_finish(reason, live.timings)
+
+    def _abort(self, live: LiveRequest) -> None:
+        """Idempotent; nothing to do once the engine has ended it."""
         if live.is_known_to_engine:
+            live.is_known_to_engine = False
             if not self._unsent_aborts:
                 asyncio.get_running_loop().call_soon(self._send_aborts)
             self._unsent_aborts.append(live.engine_id)
-        self._observer.on_finish(reason, live.timings)
 
     def _send_aborts(self) -> None:
         """One message for all that ended in this turn of the event loop."""
@@ -169,6 +197,9 @@ class AsyncEngine:
     def _on_step(self, step: StepUpdate) -> None:
         self._last_stats = step.stats
         self._observer.on_step(step.stats)
+        for engine_id in step.scheduled:
+            if engine_id in self._expiries:
+                self._expiries[engine_id].on_scheduled()
         for update in step.updates:
             if update.finish_reason is FinishReason.ERROR:
                 self._put(update.request_id, EngineFailedError(update.error or "The engine failed on this request."))

@@ -11,7 +11,7 @@ from engine.config import EngineInfo
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
-from engine.stats import RequestTimings, StepStats
+from engine.stats import RequestTimings, RoomStats, StepStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,16 @@ class GenerationRequest:
     """Who is served: tenants share the engine by their tokens, in proportion to their weights."""
     weight: float = 1.0
     cache_salt: str = ""
+    max_queue_s: float | None = None
+    """Not scheduled within this time, it ends; refused when it would be. The engine has a limit of its own."""
+    deadline_s: float | None = None
+    """So long after its arrival it ends: with the tokens it has, or with RequestTimeoutError if it has none."""
+
+    @property
+    def patience_s(self) -> float | None:
+        """The longest predicted wait that makes sense to begin."""
+        limits = [limit_s for limit_s in (self.max_queue_s, self.deadline_s) if limit_s is not None]
+        return min(limits, default=None)
 
 
 class EngineClient(Protocol):
@@ -50,13 +60,20 @@ class EngineClient(Protocol):
     def num_live(self) -> int:
         """Requests between `generate` and their end."""
 
+    @property
+    def room(self) -> RoomStats:
+        """Who is inside, and how long a new request would wait."""
+
+    def check_room(self) -> None:
+        """Raise OverloadedError if any request that came now would be refused."""
+
     def check_health(self) -> None:
         """Raise EngineUnavailableError when the engine is not loaded, dead, or silent although it has work."""
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
         """Yield the request's outputs, the last one finished. Closing the generator aborts the request at once.
 
-        Raises before the first output: ContextLengthError, OverloadedError, EngineUnavailableError.
+        Raises before the first output: RequestError, OverloadedError, RequestTimeoutError, EngineUnavailableError.
         Raises after it: EngineFailedError, or EngineUnavailableError when the engine was stopped.
         """
 

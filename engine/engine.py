@@ -103,7 +103,7 @@ class Engine:
         self._has_unreported_aborts = False
         stats = self._stats(batch, ended_s - started_s, model_s)
         self._tracer.record(ended_s, batch, stats)
-        return StepUpdate(ended_s, updates, stats)
+        return StepUpdate(ended_s, updates, stats, self._scheduler.newly_scheduled)
 
     def close(self) -> None:
         self._tracer.close()

@@ -9,16 +9,15 @@ a plain sorted queue.
 """
 
 from bisect import insort
-from collections.abc import Callable
+from operator import attrgetter
 
 from engine.request import Request
 
 
 class FairQueue:
-    """The waiting requests. `order` sorts the requests of one tenant; across tenants it means nothing."""
+    """The waiting requests. Their order is kept within a tenant; across tenants it means nothing."""
 
-    def __init__(self, order: Callable[[Request], tuple[int, int]]) -> None:
-        self._order = order
+    def __init__(self) -> None:
         self._waiting: dict[str, list[Request]] = {}  # by tenant, in order; never an empty list
         self._served: dict[str, float] = {}  # by tenant, of whom there are few: its tokens divided by its weight
         self._level = 0.0  # the count of the tenant served last: where one that comes back starts
@@ -30,7 +29,7 @@ class FairQueue:
     def next(self) -> Request | None:
         """The request to run next. A stream that has begun does not wait behind other tenants' new requests."""
         heads = [queue[0] for queue in self._waiting.values()]
-        return min(heads, key=lambda head: (not _has_begun(head), self.served(head), head.arrival_s), default=None)
+        return min(heads, key=lambda head: (not _has_begun(head), self.served(head), head.number), default=None)
 
     def served(self, request: Request) -> float:
         """What the request's tenant has had so far."""
@@ -39,7 +38,7 @@ class FairQueue:
     def add(self, request: Request) -> None:
         if request.tenant not in self._waiting:
             self._served[request.tenant] = max(self.served(request), self._level)
-        insort(self._waiting.setdefault(request.tenant, []), request, key=self._order)
+        insort(self._waiting.setdefault(request.tenant, []), request, key=attrgetter("order"))
 
     def remove(self, request: Request) -> None:
         """It runs now, or ended while it waited."""

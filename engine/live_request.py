@@ -1,16 +1,18 @@
 """One request on the server's side, from admission to its end: turns news into outputs with text and timings."""
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 from engine.batch import TokenLogprobs
 from engine.client import GenerationRequest
 from engine.detokenizer import IncrementalDetokenizer, TokenTable
-from engine.errors import TwostepError
+from engine.errors import RequestTimeoutError, TwostepError
 from engine.messages import AddRequest, FirstTokenInfo, RequestUpdate
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from engine.stats import RequestTimings
+from engine.waiting_room import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,8 @@ class News:
 
     update: RequestUpdate
     time_s: float
+    stop_reason: str | None = None
+    """Of an end that the server made."""
 
 
 class LiveRequest:
@@ -27,11 +31,15 @@ class LiveRequest:
     Knows all that is needed to give the request to another engine process: what was asked, and the tokens so far.
     """
 
-    def __init__(self, request: GenerationRequest, engine_id: str, table: TokenTable) -> None:
+    def __init__(self, request: GenerationRequest, engine_id: str, table: TokenTable, place: Place) -> None:
         params = request.params
         self.request = request
         self.engine_id = engine_id
         """The id that the engine knows: never used twice, unlike ids that clients choose."""
+        self.place = place
+        """Left when the request ends."""
+        self.has_begun = False
+        """Whether the engine gave news of it, which its task may not have read yet."""
         self.output_token_ids: list[int] = []
         self.is_known_to_engine = True
         """Until the engine's last word on it: then there is nothing to abort."""
@@ -74,16 +82,32 @@ class LiveRequest:
         """An error ends the request once the news before it are used up."""
         if isinstance(news, TwostepError) or news.update.finish_reason is not None:
             self.is_known_to_engine = False
+        if isinstance(news, News):
+            self.has_begun = True
+            self.place.begin()
         self._news.put_nowait(news)
+
+    def expire(self) -> None:
+        """End it at its deadline with the tokens that there are. The engine must be told, too."""
+        if self.has_begun:
+            end = RequestUpdate(self.engine_id, finish_reason=FinishReason.LENGTH)
+            self._news.put_nowait(News(end, time.monotonic(), "deadline"))
+        else:
+            self._news.put_nowait(RequestTimeoutError("The deadline passed before the first token."))
+
+    def leave_queue(self) -> None:
+        """End it because it waited too long to be scheduled."""
+        self._news.put_nowait(RequestTimeoutError("The request waited too long to be scheduled; try again later."))
 
     async def next_output(self) -> RequestOutput:
         """Waits for news. Raises the error that was put."""
         news = await self._news.get()
         if isinstance(news, TwostepError):
             raise news
-        return self._output(news.update, news.time_s)
+        return self._output(news)
 
-    def _output(self, update: RequestUpdate, time_s: float) -> RequestOutput:
+    def _output(self, news: News) -> RequestOutput:
+        update, time_s = news.update, news.time_s
         is_first = update.first is not None
         if update.first is not None:
             self._num_cached_tokens = update.first.num_cached_tokens
@@ -91,8 +115,8 @@ class LiveRequest:
         text, num_kept = self._text_of(update)
         self.output_token_ids += update.token_ids[:num_kept]
         self.last_gap_s = self._clock.add_tokens(num_kept, time_s)
-        self._clock.num_preemptions = update.num_preemptions
-        finish_reason, stop_reason = self._end_of(update)
+        self._clock.num_preemptions = max(self._clock.num_preemptions, update.num_preemptions)
+        finish_reason, stop_reason = self._end_of(news)
         timings = self._clock.timings(with_gaps=finish_reason is not None) if is_first or finish_reason else None
         return RequestOutput(
             request_id=self.request.request_id,
@@ -125,10 +149,10 @@ class LiveRequest:
             texts.append(self._detokenizer.flush())
         return "".join(texts), len(token_ids)
 
-    def _end_of(self, update: RequestUpdate) -> tuple[FinishReason | None, int | str | None]:
+    def _end_of(self, news: News) -> tuple[FinishReason | None, int | str | None]:
         if self._detokenizer.stop_string is not None:
             return FinishReason.STOP, self._detokenizer.stop_string
-        return update.finish_reason, update.stop_token_id
+        return news.update.finish_reason, news.update.stop_token_id if news.stop_reason is None else news.stop_reason
 
 
 class TokenClock:

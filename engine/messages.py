@@ -71,6 +71,8 @@ class StepUpdate(msgspec.Struct, frozen=True, tag=True):
     time_s: float
     updates: list[RequestUpdate]
     stats: StepStats
+    scheduled: list[str] = []
+    """Requests that ran for the first time."""
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):

@@ -58,6 +58,8 @@ class Request:
 
     constraint: Constraint = field(default_factory=Unconstrained)
     """What `params.grammar` was compiled to."""
+    number: int = 0
+    """Of its arrival, given by the scheduler."""
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
@@ -71,6 +73,11 @@ class Request:
     is_announced: bool = False
     """Whether its FirstTokenInfo was sent."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Lower runs first."""
+        return self.priority, self.number
 
     @property
     def num_tokens(self) -> int:

@@ -6,6 +6,7 @@ prefill step, of at most `max_prefill_tokens_per_gap` tokens. With nothing decod
 
 from bisect import insort
 from collections.abc import Iterable
+from operator import attrgetter
 
 from engine.batch import Batch, Phase, RequestStepOutput, ScheduledRequest, StepOutput
 from engine.block_pool import BlockPool
@@ -37,11 +38,12 @@ class Scheduler:
         self._max_prefill_tokens_per_gap = min(max_prefill_tokens_per_gap, max_num_batched_tokens)
         self._eos_token_ids = eos_token_ids
         self._requests: dict[str, Request] = {}
-        self._order: dict[str, tuple[int, int]] = {}  # request id -> (priority, arrival number); lower runs first
         self._num_added = 0
-        self._waiting = FairQueue(self._order_of)
-        self._running: list[Request] = []  # in order of `_order`
+        self._waiting = FairQueue()
+        self._running: list[Request] = []  # in their order
         self._last_phase: Phase | None = None
+        self.newly_scheduled: list[str] = []
+        """Ids of requests that the newest `schedule` ran for the first time."""
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -62,7 +64,7 @@ class Scheduler:
         """Queue a request that can fit: prompt and max_tokens within the context and within the whole pool."""
         assert request.request_id not in self._requests, f"request id {request.request_id} is in use"
         self._requests[request.request_id] = request
-        self._order[request.request_id] = (request.priority, self._num_added)
+        request.number = self._num_added
         self._num_added += 1
         self._waiting.add(request)
 
@@ -79,6 +81,7 @@ class Scheduler:
     def schedule(self, now_s: float) -> Batch | None:
         """The next step's work, or None when there is none. Blocks for its tokens are allocated."""
         decoding = any(not request.needs_prefill for request in self._running)
+        self.newly_scheduled = []
         batch = None
         if not decoding:
             batch = self._schedule_prefill(self._max_num_batched_tokens, now_s)
@@ -130,7 +133,7 @@ class Scheduler:
             if block is not None:
                 request.block_table += block
                 continue
-            newest = max(self._running, key=lambda running: (self._waiting.served(running), self._order_of(running)))
+            newest = max(self._running, key=lambda running: (self._waiting.served(running), running.order))
             self._preempt(newest)
             if newest is request:
                 return
@@ -166,9 +169,10 @@ class Scheduler:
         request.block_table = blocks
         request.num_computed_tokens = len(matched) * self._block_size
         request.status = RequestStatus.RUNNING
-        insort(self._running, request, key=self._order_of)
+        insort(self._running, request, key=attrgetter("order"))
         if request.first_scheduled_s is None:
             request.first_scheduled_s = now_s
+            self.newly_scheduled.append(request.request_id)
             request.num_cached_tokens = request.num_computed_tokens
             self._waiting.start(request)
             self.prefix_queries += request.num_tokens
@@ -258,14 +262,11 @@ class Scheduler:
         (self._running if request.status is RequestStatus.RUNNING else self._waiting).remove(request)
         self._release_blocks(request)
         request.status = RequestStatus.FINISHED
-        del self._requests[request.request_id], self._order[request.request_id]
+        del self._requests[request.request_id]
 
     def _release_blocks(self, request: Request) -> None:
         self._pool.release(request.block_table)
         request.block_table = []
-
-    def _order_of(self, request: Request) -> tuple[int, int]:
-        return self._order[request.request_id]
 
 
 def _scheduled(request: Request, num_tokens: int) -> ScheduledRequest:

@@ -35,6 +35,17 @@ class StepStats(msgspec.Struct, frozen=True):
     """Prompt tokens found there."""
 
 
+class RoomStats(msgspec.Struct, frozen=True):
+    """Who is inside, as the server sees it."""
+
+    num_inside: int
+    """Requests between their admission and their end."""
+    num_waiting_tokens: int
+    """Prompt tokens of those that have no first token yet."""
+    predicted_wait_s: float
+    """From now until a new request would be scheduled."""
+
+
 class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
     """Where one request's time went: queue + prefill + decode = e2e, exactly, by construction."""
 

@@ -1,55 +1,148 @@
-"""How many requests may be inside at once, and when one that found no room should come back."""
+"""Who is let in, and when one that is not should come back. On the server's side: it refuses before the engine hears.
+
+Predicted wait of a new request, the longer of two:
+- for a slot: its place behind those that run, times the seconds between two ends, measured while all slots were taken;
+- for prefill: the prompt tokens before it, at the rate measured while more of them waited than one step computes.
+
+What was not measured yet is not predicted: a cold server lets in as many as its bounds on requests and tokens allow.
+"""
 
 import time
-from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from engine.drain_meter import DrainMeter
 from engine.errors import OverloadedError
+from engine.stats import RoomStats
 
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
-_NUM_MEASURED = 64  # leavings that the drain rate is measured over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoomLimits:
+    """What may wait."""
+
+    max_waiting: int = 256
+    """Requests beside those that run."""
+    max_waiting_tokens: int = 1_000_000
+    """Prompt tokens of requests without a first token. A request that is alone may have more."""
+    max_queue_s: float = 30.0
+    """Longest wait to be scheduled, predicted and real."""
+
+
+class Place:
+    """One request's place, from admission to its end."""
+
+    def __init__(self, room: "WaitingRoom", num_tokens: int) -> None:
+        self._room = room
+        self._num_tokens = num_tokens
+
+    def begin(self) -> None:
+        """Its prompt is computed. Idempotent."""
+        if self._num_tokens:
+            self._room._drain(self._num_tokens)
+            self._num_tokens = 0
+
+    def leave(self) -> None:
+        """Once, at its end."""
+        self._room._leave(self._num_tokens)
 
 
 class WaitingRoom:
-    """A bounded number of places. Who finds none is told when one should be free, at the rate measured lately.
-
-    Those refused one after the other are told different times, so that they do not all come back at once.
+    """Bounds requests, prompt tokens and predicted wait. Those refused one after the other are told different times, so
+    that they do not all come back at once.
     """
 
-    def __init__(self, num_places: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._num_places = num_places
-        self._clock = clock
+    def __init__(
+        self, limits: RoomLimits, num_slots: int, batch_tokens: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`num_slots` requests run at once. Of prompts, one step computes `batch_tokens`: fewer need not wait."""
+        self._limits = limits
+        self._num_slots = num_slots
+        self._batch_tokens = batch_tokens
         self._num_inside = 0
+        self._num_tokens = 0  # of prompts that wait to be computed
         self._num_refused = 0  # since someone last found a place
-        self._measured_from_s = 0.0
-        self._left_at_s: deque[float] = deque()
+        self._ends = DrainMeter(max(16, 4 * num_slots), clock)
+        self._prompts = DrainMeter(64, clock)
 
     @property
-    def num_inside(self) -> int:
-        return self._num_inside
+    def stats(self) -> RoomStats:
+        return RoomStats(self._num_inside, self._num_tokens, self.predicted_wait_s)
 
-    def enter(self) -> None:
-        """Take a place. Raises OverloadedError."""
-        if self._num_inside >= self._num_places:
-            self._num_refused += 1
-            raise OverloadedError(
-                f"All {self._num_places} places are taken by running and waiting requests; try again later.",
-                retry_after_s=self._retry_after_s(),
-            )
-        if self._num_inside == 0:  # what was measured before an idle time says nothing about now
-            self._measured_from_s = self._clock()
-            self._left_at_s.clear()
+    @property
+    def predicted_wait_s(self) -> float:
+        """From now until one more request would be scheduled."""
+        return max(self._wait_for_slot_s, self._wait_for_prefill_s)
+
+    def queue_limit_s(self, max_queue_s: float | None) -> float:
+        """How long a request may wait that asks for `max_queue_s`."""
+        return self._limits.max_queue_s if max_queue_s is None else min(max_queue_s, self._limits.max_queue_s)
+
+    def check(self, max_queue_s: float | None = None) -> None:
+        """Raise OverloadedError if even the smallest request found no place that it gets within `max_queue_s`."""
+        self._check_size(1)
+        limit_s = self.queue_limit_s(max_queue_s)
+        wait_s = self.predicted_wait_s
+        if wait_s > limit_s:
+            reason = f"A new request would wait about {wait_s:.1f} s, more than the {limit_s:g} s it may wait"
+            raise self._refusal(reason, wait_s - limit_s)
+
+    def enter(self, num_tokens: int, max_queue_s: float | None = None) -> Place:
+        """Take a place for a prompt of so many tokens. Raises OverloadedError."""
+        self.check(max_queue_s)
+        self._check_size(num_tokens)
         self._num_refused = 0
         self._num_inside += 1
+        self._num_tokens += num_tokens
+        self._update_meters()
+        return Place(self, num_tokens)
 
-    def leave(self) -> None:
+    def _check_size(self, num_tokens: int) -> None:
+        limits = self._limits
+        num_places = self._num_slots + limits.max_waiting
+        if self._num_inside >= num_places:
+            raise self._refusal(f"All {num_places} places are taken by running and waiting requests")
+        num_over = self._num_tokens + num_tokens - limits.max_waiting_tokens
+        if self._num_tokens and num_over > 0:
+            reason = f"{self._num_tokens} prompt tokens are waiting; at most {limits.max_waiting_tokens} may"
+            raise self._refusal(reason, num_over * self._seconds_per_token)
+
+    def _refusal(self, reason: str, excess_s: float = 0.0) -> OverloadedError:
+        self._num_refused += 1
+        retry_after_s = excess_s + self._num_refused * self._seconds_per_end
+        return OverloadedError(f"{reason}; try again later.", min(max(retry_after_s, _MIN_RETRY_S), _MAX_RETRY_S))
+
+    def _drain(self, num_tokens: int) -> None:
+        self._prompts.add(num_tokens)
+        self._num_tokens -= num_tokens
+        self._update_meters()
+
+    def _leave(self, num_tokens: int) -> None:
+        self._ends.add(1)
         self._num_inside -= 1
-        self._left_at_s.append(self._clock())
-        if len(self._left_at_s) > _NUM_MEASURED:
-            self._measured_from_s = self._left_at_s.popleft()
+        self._num_tokens -= num_tokens
+        self._update_meters()
 
-    def _retry_after_s(self) -> float:
-        if not self._left_at_s:
-            return _MIN_RETRY_S
-        seconds_per_place = (self._clock() - self._measured_from_s) / len(self._left_at_s)
-        return min(max(self._num_refused * seconds_per_place, _MIN_RETRY_S), _MAX_RETRY_S)
+    def _update_meters(self) -> None:
+        is_full = self._num_inside >= self._num_slots
+        self._ends.run(is_full)
+        # While all slots are taken prompts are held up by that, which is not the speed of prefill.
+        self._prompts.run(self._num_tokens > self._batch_tokens and not is_full)
+
+    @property
+    def _wait_for_slot_s(self) -> float:
+        return max(0, self._num_inside + 1 - self._num_slots) * self._seconds_per_end
+
+    @property
+    def _wait_for_prefill_s(self) -> float:
+        return self._num_tokens * self._seconds_per_token if self._num_tokens > self._batch_tokens else 0.0
+
+    @property
+    def _seconds_per_end(self) -> float:
+        """Until as many have ended as there are slots, as if all that run would end just now."""
+        return self._ends.measured_s / max(self._ends.total, self._num_slots)
+
+    @property
+    def _seconds_per_token(self) -> float:
+        return self._prompts.measured_s / self._prompts.total if self._prompts.total else 0.0

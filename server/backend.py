@@ -66,7 +66,7 @@ async def _open_backend(settings: Settings, observer: EngineObserver) -> AsyncGe
         trust_remote_code=config.trust_remote_code,
     )
     chat = await asyncio.to_thread(load_chat_renderer, tokenizer, settings)
-    engine = AsyncEngine(config, tokenizer, max_waiting=settings.max_waiting, observer=observer)
+    engine = AsyncEngine(config, tokenizer, limits=settings.room_limits(), observer=observer)
     try:
         await engine.start()
         yield Backend(engine, tokenizer, chat, defaults, settings.max_num_seqs + settings.max_waiting)

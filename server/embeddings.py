@@ -30,15 +30,7 @@ async def plan_embeddings(request: EmbeddingRequest, backend: Backend, arrival: 
     prompts = await encode_prompts(request.input, backend.tokenizer, request.add_special_tokens, limit)
     unique = uuid.uuid4().hex[:12]  # clients may send one request id several times
     return [
-        GenerationRequest(
-            request_id=f"emb-{unique}-{index}",
-            prompt_token_ids=prompt.token_ids,
-            params=_PARAMS,
-            arrival_s=arrival.arrival_s,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-        )
-        for index, prompt in enumerate(prompts)
+        arrival.generation(f"emb-{unique}-{index}", prompt.token_ids, _PARAMS) for index, prompt in enumerate(prompts)
     ]
 
 

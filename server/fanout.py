@@ -5,12 +5,14 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from engine.client import EngineClient, GenerationRequest
-from engine.errors import EngineFailedError
+from engine.errors import EngineFailedError, RequestTimeoutError
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
 
 IndexedOutput = tuple[int, RequestOutput]
 """The generation's position among its siblings, and its news."""
+
+_News = tuple[int, RequestOutput | Exception]
 
 
 async def generate_all(
@@ -22,31 +24,47 @@ async def generate_all(
             async for output in outputs:
                 yield 0, _sound(output)
         return
-    news: asyncio.Queue[IndexedOutput | Exception] = asyncio.Queue()
+    news: asyncio.Queue[_News] = asyncio.Queue()
+    has_begun = False
     tasks = [asyncio.create_task(_pump(engine, index, each, news)) for index, each in enumerate(generations)]
     num_live = len(tasks)
     try:
         while num_live:
-            item = await news.get()
+            index, item = await news.get()
+            if isinstance(item, RequestTimeoutError) and has_begun and generations[index].params.max_tokens > 0:
+                item = _ended_without_token(generations[index])
             if isinstance(item, Exception):
                 raise item
-            num_live -= item[1].is_finished
-            yield item
+            has_begun = True
+            num_live -= item.is_finished
+            yield index, item
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(
-    engine: EngineClient, index: int, generation: GenerationRequest, news: asyncio.Queue[IndexedOutput | Exception]
-) -> None:
+async def _pump(engine: EngineClient, index: int, generation: GenerationRequest, news: asyncio.Queue[_News]) -> None:
     try:
         async with aclosing(engine.generate(generation)) as outputs:
             async for output in outputs:
                 news.put_nowait((index, _sound(output)))
     except Exception as error:
-        news.put_nowait(error)
+        news.put_nowait((index, error))
+
+
+def _ended_without_token(generation: GenerationRequest) -> RequestOutput:
+    """At its deadline, while a sibling has had tokens: the response has begun, so it ends as they do."""
+    return RequestOutput(
+        request_id=generation.request_id,
+        text="",
+        token_ids=(),
+        num_prompt_tokens=len(generation.prompt_token_ids),
+        num_cached_tokens=0,
+        num_output_tokens=0,
+        finish_reason=FinishReason.LENGTH,
+        stop_reason="deadline",
+    )
 
 
 def _sound(output: RequestOutput) -> RequestOutput:

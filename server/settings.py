@@ -12,6 +12,7 @@ from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from engine.config import EngineConfig
+from engine.waiting_room import RoomLimits
 from server.settings_file import SettingsFile
 
 EMBEDDED_MODEL = "embedded"
@@ -41,6 +42,10 @@ class Settings(BaseSettings):
     api_key: Names = setting("Server", (), "Key that clients must send. May be given several times.", "KEY")
     allowed_origins: Names = setting("Server", (), "Origin whose scripts may call (CORS); * for all.", "ORIGIN")
     max_waiting: PositiveInt = setting("Server", 256, "Requests that may wait; more are refused with 429.")
+    max_waiting_tokens: PositiveInt = setting("Server", 1_000_000, "Prompt tokens that may wait to be computed.")
+    max_queue_time: PositiveFloat = setting(
+        "Server", 30.0, "Seconds a request may wait to be scheduled; 429 when it would wait longer.", "SECONDS"
+    )
     max_body_bytes: ByteSize = setting("Server", ByteSize(32 * 2**20), "Largest request body.", "BYTES", gt=0)
     stall_timeout: PositiveFloat = setting("Server", 60.0, "Seconds a client may stop reading its stream.", "SECONDS")
     shutdown_timeout: float = setting("Server", 30.0, "Seconds running streams may go on at shutdown.", "SECONDS", ge=0)
@@ -95,6 +100,11 @@ class Settings(BaseSettings):
     def model_names(self) -> tuple[str, ...]:
         """What clients may call the model; the first is how the server calls it."""
         return self.served_model_name or (self.model,)
+
+    def room_limits(self) -> RoomLimits:
+        return RoomLimits(
+            max_waiting=self.max_waiting, max_waiting_tokens=self.max_waiting_tokens, max_queue_s=self.max_queue_time
+        )
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from engine.client import GenerationRequest
+from engine.sampling_params import SamplingParams
 from server.context import context_of
 from server.errors import BadRequestError
 from server.middleware.record import is_sane_request_id
@@ -24,6 +26,21 @@ class Arrival:
     """The name to answer with."""
     request_id: str
     arrival_s: float
+    fields: RequestFields
+
+    def generation(self, name: str, prompt_token_ids: list[int], params: SamplingParams) -> GenerationRequest:
+        """One sequence, on the terms of the whole request. `name` is the sequence's own."""
+        fields = self.fields
+        return GenerationRequest(
+            request_id=name,
+            prompt_token_ids=prompt_token_ids,
+            params=params,
+            arrival_s=self.arrival_s,
+            priority=fields.priority,
+            cache_salt=fields.cache_salt,
+            max_queue_s=_seconds(fields.max_queue_ms),
+            deadline_s=_seconds(fields.deadline_ms),
+        )
 
 
 def let_in(body: RequestFields, refusals: Mapping[str, str], request: Request) -> Arrival:
@@ -32,7 +49,11 @@ def let_in(body: RequestFields, refusals: Mapping[str, str], request: Request) -
     _check_extra_fields(body, refusals)
     if body.request_id is not None:
         _take_request_id(body.request_id, request, record)
-    return Arrival(model, record.request_id, record.arrival_s)
+    return Arrival(model, record.request_id, record.arrival_s, body)
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
 
 
 def _check_extra_fields(body: RequestFields, refusals: Mapping[str, str]) -> None:

@@ -84,13 +84,10 @@ def _generations(
 ) -> list[GenerationRequest]:
     unique = uuid.uuid4().hex[:12]  # clients may send one request id several times
     return [
-        GenerationRequest(
-            request_id=f"gen-{unique}-{index}",
-            prompt_token_ids=prompts[index // request.num_candidates].token_ids,
-            params=msgspec.structs.replace(params, seed=seed_of(seed, index)),
-            arrival_s=arrival.arrival_s,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
+        arrival.generation(
+            f"gen-{unique}-{index}",
+            prompts[index // request.num_candidates].token_ids,
+            msgspec.structs.replace(params, seed=seed_of(seed, index)),
         )
         for index in range(len(prompts) * request.num_candidates)
     ]

@@ -20,8 +20,6 @@ _REFUSED_EVERYWHERE: Mapping[str, str] = {
     "use_beam_search": _NOT_SUPPORTED,
     "length_penalty": _NOT_SUPPORTED,
     "typical_p": _NOT_SUPPORTED,
-    "max_queue_ms": _NOT_SUPPORTED,
-    "deadline_ms": _NOT_SUPPORTED,
 }
 COMPLETION_REFUSALS: Mapping[str, str] = {
     **_REFUSED_EVERYWHERE,

@@ -18,9 +18,11 @@ from server.protocol.chat import ChatChunk, ChatRequest, ChatResponse, RenderRes
 from server.protocol.refusals import CHAT_REFUSALS
 from server.record import record_of
 from server.routes.documented import error_responses
+from server.routes.generation_route import GenerationRoute
 from server.routes.json_route import JsonRoute
 
-router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
+router = APIRouter(route_class=GenerationRoute, tags=["OpenAI"])
+rendering = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 
 
 @router.post(
@@ -44,7 +46,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     return whole_response(plan, choices, await all_outputs(plan, tally, request), tally, backend.tokenizer)
 
 
-@router.post("/v1/chat/completions/render", responses=error_responses(400, 401, 404, 413, 415, 503))
+@rendering.post("/v1/chat/completions/render", responses=error_responses(400, 401, 404, 413, 415, 503))
 async def render_chat_completion(body: ChatRequest, request: Request) -> RenderResponse:
     """The prompt that this request makes, as text and token ids. Nothing is generated."""
     arrival = let_in(body, CHAT_REFUSALS, request)
@@ -58,3 +60,6 @@ async def render_chat_completion(body: ChatRequest, request: Request) -> RenderR
         max_tokens=plan.generations[0].params.max_tokens,
         max_model_len=backend.engine.info.max_model_len,
     )
+
+
+router.include_router(rendering)

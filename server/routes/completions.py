@@ -16,9 +16,9 @@ from server.protocol.completions import CompletionRequest, CompletionResponse
 from server.protocol.refusals import COMPLETION_REFUSALS
 from server.record import record_of
 from server.routes.documented import error_responses
-from server.routes.json_route import JsonRoute
+from server.routes.generation_route import GenerationRoute
 
-router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
+router = APIRouter(route_class=GenerationRoute, tags=["OpenAI"])
 
 
 @router.post(

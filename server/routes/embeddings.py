@@ -13,10 +13,10 @@ from server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from server.protocol.refusals import EMBEDDING_REFUSALS
 from server.record import record_of
 from server.routes.documented import error_responses
-from server.routes.json_route import JsonRoute
+from server.routes.generation_route import GenerationRoute
 from server.timings import complete_headers
 
-router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
+router = APIRouter(route_class=GenerationRoute, tags=["OpenAI"])
 
 
 @router.post(

@@ -23,6 +23,10 @@ class Load(BaseModel):
     """Sequences between their arrival and their end."""
     requests_running: int
     requests_waiting: int
+    waiting_tokens: int
+    """Prompt tokens of requests without a first token."""
+    predicted_wait_ms: float
+    """Until one more request would be scheduled."""
     kv_cache_usage_ratio: float
 
 
@@ -47,10 +51,12 @@ async def ready(request: Request) -> Status:
 async def load(request: Request) -> Load:
     """For load balancers."""
     engine = context_of(request).backend.engine
-    stats = engine.last_stats
+    stats, room = engine.last_stats, engine.room
     return Load(
         server_load=engine.num_live,
         requests_running=stats.num_running if stats else 0,
         requests_waiting=stats.num_waiting if stats else 0,
+        waiting_tokens=room.num_waiting_tokens,
+        predicted_wait_ms=round(room.predicted_wait_s * 1e3, 3),
         kv_cache_usage_ratio=stats.pool.held / engine.info.num_blocks if stats else 0.0,
     )

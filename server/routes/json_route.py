@@ -26,10 +26,14 @@ class JsonRequest(Request):
 class JsonRoute(APIRoute):
     """A route whose requests have a JSON body. The parsed body is validated by FastAPI as for any route."""
 
+    def check(self, request: Request) -> None:
+        """Raise what can be told before the body is read."""
+
     def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
+            self.check(request)
             media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if request.method == "POST" and media_type != "application/json":
                 raise MediaTypeError("The body must be JSON; send the header Content-Type: application/json.")

@@ -21,9 +21,9 @@ from engine.messages import AddRequest, FirstTokenInfo, RequestUpdate, StepUpdat
 from engine.request import FinishReason
 from engine.stats import PoolStats, StepStats
 
-PLAIN, SLOW, WAIT, RAISE, DIE, HANG, REFUSE, FAIL, BURST = range(9)
+PLAIN, SLOW, WAIT, RAISE, DIE, HANG, REFUSE, FAIL, BURST, PREFILL = range(10)
 """Tokens at once; every 20 ms; never; a step raises; the process is killed; hangs; the request is refused; fails in its
-second step; comes three tokens a step."""
+second step; comes three tokens a step; is scheduled and gets no token."""
 
 
 def info_of(config: EngineConfig) -> EngineInfo:
@@ -57,7 +57,9 @@ class FakeEngine:
 
     @property
     def has_work(self) -> bool:
-        return self._has_news or any(request.prompt_token_ids[-1] != WAIT for request in self._requests.values())
+        return self._has_news or any(
+            request.prompt_token_ids[-1] not in (WAIT, PREFILL) for request in self._requests.values()
+        )
 
     def add_request(self, message: AddRequest) -> None:
         if message.prompt_token_ids[-1] == REFUSE:
@@ -85,14 +87,15 @@ class FakeEngine:
         if HANG in commands:
             time.sleep(1000)
         updates = [update for request in list(self._requests.values()) for update in self._updates_of(request)]
-        return StepUpdate(time.monotonic(), updates, self._stats())
+        scheduled = [name for name, request in self._requests.items() if request.prompt_token_ids[-1] != WAIT]
+        return StepUpdate(time.monotonic(), updates, self._stats(), scheduled)
 
     def close(self) -> None:
         pass
 
     def _updates_of(self, request: AddRequest) -> list[RequestUpdate]:
         command, num_done = request.prompt_token_ids[-1], self._num_done[request.request_id]
-        if command == WAIT:
+        if command in (WAIT, PREFILL):
             return []
         if command == FAIL and num_done == 1:
             del self._requests[request.request_id]

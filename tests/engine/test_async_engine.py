@@ -31,6 +31,7 @@ from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
 from engine.stats import RequestTimings
+from engine.waiting_room import RoomLimits
 from tests.engine import fake_engine_process as fake
 
 COMMAND = (sys.executable, str(fake.__file__))
@@ -335,7 +336,7 @@ def test_what_the_engine_has_finished_is_not_aborted() -> None:
 
 def test_a_full_room_refuses_at_once_until_someone_leaves() -> None:
     async def check() -> None:
-        async with running(max_num_seqs=1, max_waiting=1) as engine:
+        async with running(max_num_seqs=1, limits=RoomLimits(max_waiting=1)) as engine:
             tasks = [asyncio.create_task(collect(engine, request(fake.WAIT, name=f"r{i}"))) for i in range(2)]
             await eventually(lambda: engine.num_live == 2)
             with pytest.raises(OverloadedError) as refused:

@@ -15,6 +15,7 @@ from engine.messages import FirstTokenInfo, RequestUpdate
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
+from engine.waiting_room import RoomLimits, WaitingRoom
 
 
 class Letters:
@@ -33,7 +34,7 @@ def live_request(**params: Any) -> LiveRequest:
     request = GenerationRequest(
         request_id="r", prompt_token_ids=[5, 6, 7], params=SamplingParams(**params), arrival_s=10.0, cache_salt="salt"
     )
-    return LiveRequest(request, "r/0", Letters())
+    return LiveRequest(request, "r/0", Letters(), WaitingRoom(RoomLimits(), 1, 1).enter(1))
 
 
 def outputs_of(live: LiveRequest, *news: News) -> list[RequestOutput]:

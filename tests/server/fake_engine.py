@@ -11,10 +11,10 @@ from engine.batch import Phase, TokenLogprobs
 from engine.client import EngineObserver, GenerationRequest, NullObserver
 from engine.config import EngineInfo
 from engine.detokenizer import IncrementalDetokenizer
-from engine.errors import EngineFailedError, EngineUnavailableError, TwostepError
+from engine.errors import EngineFailedError, EngineUnavailableError, OverloadedError, TwostepError
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
-from engine.stats import PoolStats, RequestTimings, StepStats
+from engine.stats import PoolStats, RequestTimings, RoomStats, StepStats
 from tests.server.byte_tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
 
 NUM_BLOCKS = 64
@@ -72,6 +72,8 @@ class FakeEngine:
     end_early: FinishReason | None = None
     """Each sequence ends at EOS with this reason."""
     health: TwostepError | None = None
+    is_full: bool = False
+    """Refuses at the door."""
     num_cached_tokens: int = 0
     requests: list[GenerationRequest] = field(default_factory=list)
     """All that were admitted."""
@@ -87,6 +89,14 @@ class FakeEngine:
     def reset(self) -> None:
         """As new, but for the observer."""
         self.__dict__.update(FakeEngine(self.observer).__dict__)
+
+    @property
+    def room(self) -> RoomStats:
+        return RoomStats(self.num_live, num_waiting_tokens=7, predicted_wait_s=0.5)
+
+    def check_room(self) -> None:
+        if self.is_full:
+            raise OverloadedError("All places are taken; try again later.", retry_after_s=2.1)
 
     def check_health(self) -> None:
         if self.health is not None:

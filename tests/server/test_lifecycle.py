@@ -63,6 +63,8 @@ class TestHealth:
             "server_load": 3,
             "requests_running": 3,
             "requests_waiting": 0,
+            "waiting_tokens": 7,
+            "predicted_wait_ms": 500.0,
             "kv_cache_usage_ratio": 3 / 64,
         }
         server.engine.hold_at = None

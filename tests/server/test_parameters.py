@@ -84,6 +84,8 @@ WORKING = {
     "truncate_prompt_tokens": Works(1, lambda request, _: request.prompt_token_ids == [105]),
     "priority": Works(-3, lambda request, _: request.priority == -3),
     "cache_salt": Works("s", lambda request, _: request.cache_salt == "s"),
+    "max_queue_ms": Works(1500, lambda request, _: request.max_queue_s == 1.5),
+    "deadline_ms": Works(2500, lambda request, _: request.deadline_s == 2.5),
     "request_id": Works("mine", lambda _, body: body["id"] == "cmpl-mine"),
 }
 STREAMED = {"stream", "stream_options"}

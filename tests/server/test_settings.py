@@ -17,6 +17,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "api_key": ("secret", ("secret",)),
     "allowed_origins": ("https://a.example", ("https://a.example",)),
     "max_waiting": ("3", 3),
+    "max_waiting_tokens": ("1234", 1234),
+    "max_queue_time": ("2.5", 2.5),
     "max_body_bytes": ("1KiB", 1024),
     "stall_timeout": ("1.5", 1.5),
     "shutdown_timeout": ("0", 0.0),
@@ -45,7 +47,17 @@ VALUES: dict[str, tuple[str, Any]] = {
 # As the engine calls it, where that differs.
 ENGINE_NAMES = {"kv_cache_memory_bytes": "kv_cache_bytes", "num_gpu_blocks_override": "num_blocks"}
 SERVER_ONLY = {
-    *("host", "port", "api_key", "allowed_origins", "max_waiting", "max_body_bytes", "stall_timeout"),
+    *(
+        "host",
+        "port",
+        "api_key",
+        "allowed_origins",
+        "max_waiting",
+        "max_waiting_tokens",
+        "max_queue_time",
+        "max_body_bytes",
+        "stall_timeout",
+    ),
     *("shutdown_timeout", "log_level", "metrics_alias", "served_model_name", "generation_config"),
     *("chat_template", "trust_request_chat_template"),
 }

@@ -1,0 +1,52 @@
+"""How fast something drains while it is what others wait for; torch-free."""
+
+from collections import deque
+from collections.abc import Callable
+
+
+class DrainMeter:
+    """Amounts per second of the time in which it was busy, over the newest `num_measured` amounts.
+
+    Time in which nobody waited says nothing about how fast it could go, so the clock runs only between `run` and
+    `pause`, and what was measured before an idle time holds after it.
+    """
+
+    def __init__(self, num_measured: int, clock: Callable[[], float]) -> None:
+        self._num_measured = num_measured
+        self._clock = clock
+        self._busy_s = 0.0  # until `_running_since_s`
+        self._running_since_s: float | None = None
+        self._drained: deque[tuple[float, int]] = deque()  # (busy time, amount)
+        self._total = 0  # of the amounts in `_drained`
+        self._measured_from_s = 0.0  # busy time
+
+    @property
+    def total(self) -> int:
+        return self._total
+
+    @property
+    def measured_s(self) -> float:
+        """The busy time that `total` took. It goes on while nothing drains: a jam makes the rate fall."""
+        return self._now_s - self._measured_from_s
+
+    def run(self, is_busy: bool) -> None:
+        """Let the clock run or pause. Call after each change."""
+        if is_busy and self._running_since_s is None:
+            self._running_since_s = self._clock()
+        elif not is_busy and self._running_since_s is not None:
+            self._busy_s, self._running_since_s = self._now_s, None
+
+    def add(self, amount: int) -> None:
+        """That much drained just now; not counted while the clock is paused."""
+        if self._running_since_s is None:
+            return
+        self._drained.append((self._now_s, amount))
+        self._total += amount
+        if len(self._drained) > self._num_measured:
+            self._measured_from_s, oldest = self._drained.popleft()
+            self._total -= oldest
+
+    @property
+    def _now_s(self) -> float:
+        running_s = 0.0 if self._running_since_s is None else self._clock() - self._running_since_s
+        return self._busy_s + running_s

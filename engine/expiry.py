@@ -1,0 +1,37 @@
+"""The two limits of a request's patience: to be scheduled, from now on, and to be complete, from its arrival on.
+
+Kept on the server's side, so that they hold even while the engine process hangs or starts again.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from engine.client import GenerationRequest
+
+
+class Expiry:
+    """The timers of one request that was admitted."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        max_queue_s: float,
+        on_late_start: Callable[[], None],
+        on_deadline: Callable[[], None],
+    ) -> None:
+        call_later = asyncio.get_running_loop().call_later
+        self._queue = call_later(max_queue_s, on_late_start)
+        self._deadline: asyncio.TimerHandle | None = None
+        if request.deadline_s is not None:
+            left_s = request.arrival_s + request.deadline_s - time.monotonic()
+            self._deadline = call_later(max(0.0, left_s), on_deadline)
+
+    def on_scheduled(self) -> None:
+        """The queue's limit was kept. Idempotent."""
+        self._queue.cancel()
+
+    def cancel(self) -> None:
+        self._queue.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()

@@ -1,0 +1,118 @@
+"""A request ends when its own limits say so, with what there is, and leaves nothing behind."""
+
+import asyncio
+import dataclasses
+from contextlib import aclosing
+
+import pytest
+
+from engine.async_engine import AsyncEngine
+from engine.client import GenerationRequest
+from engine.errors import RequestTimeoutError
+from engine.request import FinishReason
+from engine.waiting_room import RoomLimits
+from tests.engine import fake_engine_process as fake
+from tests.engine.test_async_engine import Recorder, aborts_of, collect, eventually, held_by, request, running, text_of
+
+
+def limited(
+    command: int, max_queue_s: float | None = None, deadline_s: float | None = None, max_tokens: int = 3000
+) -> GenerationRequest:
+    return dataclasses.replace(request(command, max_tokens=max_tokens), max_queue_s=max_queue_s, deadline_s=deadline_s)
+
+
+async def assert_free(engine: AsyncEngine) -> None:
+    await eventually(lambda: (held_by(engine), aborts_of(engine)) == (0, 1))
+    assert (engine.num_live, engine.room.num_inside, engine.room.num_waiting_tokens) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "limits", "why"),
+    [
+        (limited(fake.WAIT, max_queue_s=0.05), RoomLimits(), "to be scheduled"),
+        (limited(fake.WAIT, max_queue_s=50.0), RoomLimits(max_queue_s=0.05), "to be scheduled"),
+        (limited(fake.WAIT), RoomLimits(max_queue_s=0.05), "to be scheduled"),
+        (limited(fake.WAIT, deadline_s=0.05), RoomLimits(), "deadline"),
+        (limited(fake.PREFILL, max_queue_s=0.2, deadline_s=1.0), RoomLimits(), "deadline"),
+    ],
+)
+def test_without_a_token_it_ends_with_an_error(wanted: GenerationRequest, limits: RoomLimits, why: str) -> None:
+    async def check() -> None:
+        recorder = Recorder()
+        async with running(limits=limits, observer=recorder) as engine:
+            now = dataclasses.replace(wanted, arrival_s=request().arrival_s)
+            with pytest.raises(RequestTimeoutError, match=why):
+                await collect(engine, now)
+            await assert_free(engine)
+        assert recorder.ends == [(FinishReason.ABORT, None)]
+
+    asyncio.run(check())
+
+
+def test_with_tokens_it_ends_with_those() -> None:
+    async def check() -> None:
+        recorder = Recorder()
+        async with running(observer=recorder) as engine:
+            outputs = await collect(engine, limited(fake.SLOW, max_queue_s=0.2, deadline_s=0.5))
+            await assert_free(engine)
+        *before, last = outputs
+        assert all(output.finish_reason is None and len(output.token_ids) == 1 for output in before)
+        assert (last.finish_reason, last.stop_reason, last.token_ids) == (FinishReason.LENGTH, "deadline", ())
+        assert text_of(outputs) == "".join(f"w{100 + i} " for i in range(len(before))) != ""
+        assert last.timings is not None and len(last.timings.inter_token_s) == len(before) - 1
+        assert [reason for reason, _ in recorder.ends] == [FinishReason.LENGTH]
+
+    asyncio.run(check())
+
+
+def test_text_that_was_held_back_is_delivered_at_the_deadline() -> None:
+    async def check() -> None:
+        async with running() as engine:
+            stop = " ".join(f"w{100 + i}" for i in range(500))
+            wanted = dataclasses.replace(request(fake.SLOW, max_tokens=3000, stop=(stop,)), deadline_s=0.4)
+            outputs = await collect(engine, wanted)
+        assert [output.text for output in outputs[:-1]] == [""] * (len(outputs) - 1)
+        assert outputs[-1].text.startswith("w100 w101 ")
+
+    asyncio.run(check())
+
+
+def test_the_engine_is_freed_although_nobody_reads() -> None:
+    async def check() -> None:
+        async with running() as engine, aclosing(engine.generate(limited(fake.SLOW, deadline_s=0.4))) as stalled:
+            await anext(stalled)
+            await eventually(lambda: (held_by(engine), aborts_of(engine)) == (0, 1))
+            assert [output async for output in stalled][-1].stop_reason == "deadline"
+
+    asyncio.run(check())
+
+
+def test_what_ended_before_its_deadline_is_not_ended_again() -> None:
+    async def check() -> None:
+        async with running() as engine:
+            stream = engine.generate(limited(fake.PLAIN, max_queue_s=0.2, deadline_s=0.3, max_tokens=3))
+            await anext(stream)
+            await asyncio.sleep(0.4)
+            assert [output.finish_reason async for output in stream] == [None, FinishReason.LENGTH]
+            await collect(engine, request())
+            assert aborts_of(engine) == 0
+
+    asyncio.run(check())
+
+
+def test_timers_end_with_their_request() -> None:
+    async def check() -> None:
+        async with running() as engine:
+            await collect(engine, limited(fake.PLAIN, deadline_s=1000.0, max_tokens=3))
+            loop = asyncio.get_running_loop()
+            timers = [timer for timer in loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+            assert engine._expiries == {} and all(timer.when() - loop.time() < 500 for timer in timers)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("max_queue_s", "deadline_s", "patience_s"), [(None, None, None), (3, None, 3), (None, 4, 4), (3, 4, 3), (5, 4, 4)]
+)
+def test_no_one_waits_in_vain(max_queue_s: float | None, deadline_s: float | None, patience_s: float | None) -> None:
+    assert limited(fake.PLAIN, max_queue_s, deadline_s).patience_s == patience_s
