@@ -4,6 +4,7 @@ import json
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from server.protocol.wire import Text, WireModel
@@ -51,7 +52,7 @@ def _content_tag(content: Any) -> str:
 Part = Annotated[
     Annotated[TextPart, Tag("<text>")]
     | Annotated[RefusalPart, Tag("<refusal>")]
-    | Annotated[_UnsupportedPart, Tag("<other>")],
+    | Annotated[SkipJsonSchema[_UnsupportedPart], Tag("<other>")],
     Discriminator(_part_tag),
 ]
 Content = Annotated[
@@ -148,7 +149,7 @@ Message = Annotated[
     | Annotated[UserMessage, Tag("<user>")]
     | Annotated[AssistantMessage, Tag("<assistant>")]
     | Annotated[ToolMessage, Tag("<tool>")]
-    | Annotated[_UnknownMessage, Tag("<unknown>")],
+    | Annotated[SkipJsonSchema[_UnknownMessage], Tag("<unknown>")],
     Discriminator(_role_tag),
 ]
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

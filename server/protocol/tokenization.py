@@ -1,15 +1,41 @@
 """POST /tokenize and POST /detokenize."""
 
-from pydantic import BaseModel, Field
+from typing import Annotated, Any
 
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+
+from server.protocol.chat import ConversationParams
 from server.protocol.wire import Text, TokenIds, WireModel
 
 
-class TokenizeRequest(WireModel):
-    prompt: Text
+class _TokenizeParams(WireModel):
     model: Text | None = None
-    add_special_tokens: bool = True
     return_token_strs: bool = Field(False, description="Also tell each token's text.")
+
+
+class TokenizeTextRequest(_TokenizeParams):
+    prompt: Text
+    add_special_tokens: bool = True
+
+
+class TokenizeChatRequest(ConversationParams, _TokenizeParams):
+    """The tokens of the prompt that the messages make."""
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> "TokenizeChatRequest":
+        self.check_conversation()
+        return self
+
+
+def _tag(body: Any) -> str:
+    has_messages = "messages" in body if isinstance(body, dict) else isinstance(body, TokenizeChatRequest)
+    return "<messages>" if has_messages else "<prompt>"
+
+
+TokenizeRequest = Annotated[
+    Annotated[TokenizeTextRequest, Tag("<prompt>")] | Annotated[TokenizeChatRequest, Tag("<messages>")],
+    Discriminator(_tag),
+]
 
 
 class TokenizeResponse(BaseModel):

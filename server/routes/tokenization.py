@@ -7,7 +7,13 @@ from starlette.requests import Request
 
 from engine.errors import InvalidParameterError
 from server.context import context_of
-from server.protocol.tokenization import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from server.protocol.tokenization import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenizeTextRequest,
+)
 from server.routes.documented import error_responses
 from server.routes.json_route import JsonRoute
 from server.text import token_name
@@ -17,11 +23,14 @@ router = APIRouter(route_class=JsonRoute, tags=["Tokenizer"])
 
 @router.post("/tokenize", response_model_exclude_none=True, responses=error_responses(400, 401, 404, 413, 415, 503))
 async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
-    """Text to token ids."""
+    """Text, or a conversation's prompt, to token ids."""
     context = context_of(request)
     context.check_model(body.model)
     tokenizer = context.backend.tokenizer
-    tokens = await asyncio.to_thread(tokenizer.encode, body.prompt, body.add_special_tokens)
+    if isinstance(body, TokenizeTextRequest):
+        tokens = await asyncio.to_thread(tokenizer.encode, body.prompt, body.add_special_tokens)
+    else:
+        tokens = (await context.backend.chat.encode(body)).token_ids
     return TokenizeResponse(
         count=len(tokens),
         max_model_len=context.backend.engine.info.max_model_len,

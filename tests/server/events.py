@@ -19,6 +19,11 @@ def text_of(chunks: list[dict[str, Any]], index: int = 0) -> str:
     return "".join(each["text"] for chunk in chunks for each in chunk.get("choices", ()) if each["index"] == index)
 
 
+def deltas_of(chunks: list[dict[str, Any]], index: int = 0) -> list[dict[str, Any]]:
+    """The deltas of one choice of a chat."""
+    return [each["delta"] for chunk in chunks for each in chunk.get("choices", ()) if each["index"] == index]
+
+
 def error_of(response: httpx.Response) -> dict[str, Any]:
     """The error, whose shape must be complete."""
     body = response.json()

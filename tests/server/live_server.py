@@ -75,10 +75,21 @@ class LiveServer:
         """A text is the one message of a user."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return self.post("/v1/chat/completions", json.dumps({"messages": messages, **parameters}), headers)
+        return self.post_json("/v1/chat/completions", {"messages": messages, **parameters}, headers)
+
+    def post_json(self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> httpx.Response:
+        return self.post(path, json.dumps(body), headers)
 
     def post(self, path: str, body: str | bytes, headers: dict[str, str] | None = None) -> httpx.Response:
         return self.client.post(path, content=body, headers={"Content-Type": "application/json", **(headers or {})})
+
+    def request_bytes(self, path: str, body: dict[str, Any]) -> bytes:
+        """A request as it goes over the wire, for clients that leave or do not read."""
+        data = json.dumps(body).encode()
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        )
+        return head.encode() + data
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S)

@@ -3,10 +3,12 @@
 import json
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from server.protocol.chat import ChatRequest
 from server.protocol.completions import CompletionRequest
 from tests.server.events import chunks_of, error_of
 from tests.server.live_server import LiveServer
@@ -44,6 +46,38 @@ BODIES = st.fixed_dictionaries(
     }
     | {"some_field": ANYTHING},
 )
+CONTENT = st.text(max_size=9) | st.lists(
+    st.fixed_dictionaries({"type": st.sampled_from(["text", "refusal", "image_url"]), "text": st.text(max_size=9)})
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool", "function"])},
+        optional={
+            "content": CONTENT | ANYTHING,
+            "tool_call_id": st.just("1"),
+            "reasoning_content": st.text(max_size=5),
+            "tool_calls": ANYTHING
+            | st.just([{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}]),
+            "some_field": ANYTHING,
+        },
+    ),
+    max_size=4,
+)
+LIKELY_IN_CHAT = LIKELY | {
+    "logprobs": st.booleans(),
+    "top_logprobs": st.integers(-1, 21),
+    "max_completion_tokens": st.integers(-1, 40),
+    "chat_template_kwargs": st.dictionaries(st.sampled_from(["messages", "bos_token", "x"]), ANYTHING, max_size=2),
+}
+CHAT_BODIES = st.fixed_dictionaries(
+    {"messages": MESSAGES},
+    optional={
+        name: LIKELY_IN_CHAT.get(name, st.nothing()) | ANYTHING
+        for name in ChatRequest.model_fields
+        if name != "messages"
+    }
+    | {"some_field": ANYTHING},
+)
 FUZZ = settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -52,19 +86,28 @@ FUZZ = settings(
 @FUZZ
 @given(body=BODIES)
 def test_likely_bodies_are_answered_or_refused(server: LiveServer, body: dict[str, Any]) -> None:
-    response = server.post("/v1/completions", json.dumps(body))
-    if response.status_code == 400:
+    answered_or_refused(server.post("/v1/completions", json.dumps(body)), body, "text_completion")
+
+
+@FUZZ
+@given(body=CHAT_BODIES)
+def test_likely_conversations_are_answered_or_refused(server: LiveServer, body: dict[str, Any]) -> None:
+    answered_or_refused(server.post("/v1/chat/completions", json.dumps(body)), body, "chat.completion")
+
+
+def answered_or_refused(response: httpx.Response, body: dict[str, Any], kind: str) -> None:
+    if response.status_code in (400, 404):
         error_of(response)
     elif body.get("stream"):
         assert all("choices" in chunk for chunk in chunks_of(response))
     else:
         assert response.status_code == 200, response.text
-        assert response.json()["object"] == "text_completion"
+        assert response.json()["object"] == kind
 
 
 @FUZZ
 @given(body=ANYTHING)
-@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
 def test_any_json_is_refused_or_answered(server: LiveServer, path: str, body: Any) -> None:
     assert server.post(path, json.dumps(body)).status_code in (200, 400)
 

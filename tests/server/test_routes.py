@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import BaseModel
 
+from server.protocol.chat import ChatChunk, ChatResponse
 from server.protocol.completions import CompletionRequest, CompletionResponse
 from server.version import VERSION
 from tests.server.byte_tokenizer import BOS
@@ -77,6 +78,19 @@ class TestOpenApi:
         for chunk in chunks_of(server.complete("Hi", stream=True, stream_options=options, logprobs=2)):
             assert_described(chunk)
 
+    def test_the_answers_of_chats_are_as_documented(self, server: LiveServer) -> None:
+        parameters: dict[str, Any] = {"n": 2, "max_tokens": 2, "logprobs": True, "top_logprobs": 2}
+        parameters |= {"prompt_logprobs": 1, "return_token_ids": True}
+        assert_described(server.chat("Hi", **parameters).json(), ChatResponse)
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        for chunk in chunks_of(server.chat("Hi", stream=True, stream_options=options, **parameters)):
+            assert_described(chunk, ChatChunk)
+
+    def test_messages_are_described(self, schema: dict[str, Any]) -> None:
+        properties = schema["components"]["schemas"]["ChatRequest"]["properties"]
+        roles = [each["$ref"].rpartition("/")[2] for each in properties["messages"]["items"]["oneOf"]]
+        assert roles == ["SystemMessage", "UserMessage", "AssistantMessage", "ToolMessage"]
+
     def test_the_request_is_described_by_its_own_model(self, schema: dict[str, Any]) -> None:
         operation = schema["paths"]["/v1/completions"]["post"]
         body = operation["requestBody"]["content"]["application/json"]["schema"]
@@ -110,7 +124,7 @@ class TestOpenApi:
         return described
 
 
-def assert_described(body: dict[str, Any]) -> None:
+def assert_described(body: dict[str, Any], model: type[BaseModel] = CompletionResponse) -> None:
     """The response model reads the body, and knows all of its fields."""
-    parsed = TypeAdapter(CompletionResponse).validate_python(body)
+    parsed = model.model_validate(body)
     assert parsed.model_dump(exclude_unset=True) == body

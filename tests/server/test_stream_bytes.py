@@ -17,9 +17,10 @@ from tests.server.live_server import LiveServer
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def raw_stream(server: LiveServer, **parameters: Any) -> bytes:
+def raw_stream(server: LiveServer, kind: str = "completion", **parameters: Any) -> bytes:
     """The body as it came, times and the backend's fingerprint replaced."""
-    body = server.complete("Hi", stream=True, seed=1, headers={"X-Request-Id": "golden"}, **parameters).content
+    ask = server.chat if kind == "chat" else server.complete
+    body = ask("Hi", stream=True, seed=1, headers={"X-Request-Id": "golden"}, **parameters).content
     return re.sub(rb'"created":\d+', b'"created":0', re.sub(rb"fp_[0-9a-f]{10}", b"fp_0", body))
 
 
@@ -37,9 +38,27 @@ def test_the_bytes_of_a_stream_are_as_they_were(server: LiveServer, name: str, p
     assert raw_stream(server, **parameters) == (GOLDEN / f"completion_{name}.sse").read_bytes()
 
 
-def test_the_bytes_after_an_error_are_as_they_were(server: LiveServer) -> None:
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("plain", {}),
+        ("length", {"max_tokens": 3}),
+        ("usage", {"stream_options": {"include_usage": True}}),
+        ("continuous", {"stream_options": {"continuous_usage_stats": True}, "max_tokens": 2}),
+        ("logprobs", {"logprobs": True, "top_logprobs": 1, "return_token_ids": True, "prompt_logprobs": 0}),
+        ("continued", {"continue_final_message": True, "echo": True, "stop": ["é"]}),
+        ("empty", {"stop_token_ids": [97]}),
+    ],
+)
+def test_the_bytes_of_a_chat_stream_are_as_they_were(server: LiveServer, name: str, parameters: dict[str, Any]) -> None:
+    server.engine.rule = saying('a\u2028é\x85"\n')
+    assert raw_stream(server, "chat", **parameters) == (GOLDEN / f"chat_{name}.sse").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_the_bytes_after_an_error_are_as_they_were(server: LiveServer, kind: str) -> None:
     server.engine.fail_at = 1
-    assert raw_stream(server) == (GOLDEN / "completion_error.sse").read_bytes()
+    assert raw_stream(server, kind) == (GOLDEN / f"{kind}_error.sse").read_bytes()
 
 
 def test_streams_are_ascii_with_lf_and_nothing_but_data(server: LiveServer) -> None:
