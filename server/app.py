@@ -74,5 +74,5 @@ def _middlewares(context: AppContext) -> list[Middleware]:
     if settings.api_key:
         stack.append(Middleware(AuthMiddleware, settings.api_key))
     stack.append(Middleware(GateMiddleware, lifecycle))
-    stack.append(Middleware(BodyLimitMiddleware, int(settings.max_body_bytes)))
+    stack.append(Middleware(BodyLimitMiddleware, int(settings.max_body_bytes), settings.body_timeout))
     return stack

@@ -7,6 +7,8 @@ The server's own errors, beside those of `engine.errors`:
     ├── AuthenticationError           no API key, or a wrong one
     ├── ModelNotFoundError            the request names a model that is not served
     ├── BodyTooLargeError             the body exceeds --max-body-bytes
+    ├── HeadTooLargeError             the request's line and headers exceed --max-header-bytes
+    ├── RequestTooSlowError           head or body did not arrive in time
     ├── MediaTypeError                the body is not declared as JSON
     └── NotReadyError                 loading, failed to load, or draining
 
@@ -71,6 +73,14 @@ class BodyTooLargeError(ApiError):
     """The body exceeds the limit."""
 
 
+class HeadTooLargeError(ApiError):
+    """Request line and headers exceed the limit."""
+
+
+class RequestTooSlowError(ApiError):
+    """Head or body did not arrive in time."""
+
+
 class MediaTypeError(ApiError):
     """The body is not declared as JSON."""
 
@@ -89,8 +99,10 @@ ERROR_TABLE: dict[type[Exception], ErrorKind] = {
     AuthenticationError: ErrorKind(401, "authentication_error", "invalid_api_key"),
     ModelNotFoundError: ErrorKind(404, _INVALID, "model_not_found"),
     RequestTimeoutError: ErrorKind(408, "timeout_error", "request_timeout"),
+    RequestTooSlowError: ErrorKind(408, "timeout_error", "request_timeout"),
     BodyTooLargeError: ErrorKind(413, _INVALID, "request_too_large"),
     MediaTypeError: ErrorKind(415, _INVALID, "unsupported_media_type"),
+    HeadTooLargeError: ErrorKind(431, _INVALID, "headers_too_large"),
     OverloadedError: ErrorKind(429, "rate_limit_error", "slow_down"),
     NotReadyError: ErrorKind(503, "server_error", "server_is_overloaded"),
     EngineUnavailableError: ErrorKind(503, "server_error", "server_is_overloaded"),
@@ -136,7 +148,7 @@ def error_response(scope: Scope, error: Exception) -> JSONResponse:
     record = record_of(scope)
     kind, body = describe(error, record.request_id)
     record.error_code = kind.code
-    return JSONResponse(body, kind.status, headers=_headers(kind, error))
+    return JSONResponse(body, kind.status, headers=error_headers(kind, error))
 
 
 def status_response(scope: Scope, error: HTTPException) -> JSONResponse:
@@ -156,7 +168,7 @@ def _status_message(scope: Scope, error: HTTPException) -> str:
             return error.detail
 
 
-def _headers(kind: ErrorKind, error: Exception) -> dict[str, str] | None:
+def error_headers(kind: ErrorKind, error: Exception) -> dict[str, str] | None:
     match kind.status:
         case HTTPStatus.UNAUTHORIZED:
             return {"WWW-Authenticate": "Bearer"}

@@ -7,20 +7,24 @@ import socket
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
+from typing import cast
 
 import uvicorn
+from fastapi import FastAPI
 
-from engine.errors import ConfigError, TwostepError
+from engine.errors import TwostepError
 from server.app import create_app
 from server.backend import OpenBackend
 from server.banner import loading_banner, ready_banner, url_of
+from server.connection import BoundedProtocol, ConnectionLimits
 from server.context import AppContext
 from server.lifecycle import State
+from server.listener import listen, raise_file_limit
 from server.settings import Settings
 
 logger = logging.getLogger("twostep.server")
 
-BACKLOG = 2048
 KEEP_ALIVE_S = 75
 # For connections whose client does not read what is left for it; running streams have --shutdown-timeout.
 CLOSE_TIMEOUT_S = 3
@@ -32,11 +36,24 @@ def serve(settings: Settings, open_backend: OpenBackend) -> int:
     `open_backend` raised of the errors that users can mend."""
     app = create_app(settings, open_backend)
     context: AppContext = app.state.context
-    listener = listen(settings.host, settings.port)
+    listener = listen(settings.host, settings.port, settings.stall_timeout)
     url = url_of(settings.host, listener.getsockname()[1])
     print(loading_banner(settings, url), flush=True)
-    config = uvicorn.Config(
+    DrainingServer(server_config(app, context), context, url).run(sockets=[listener])
+    return _exit_code(context)
+
+
+def server_config(app: FastAPI, context: AppContext) -> uvicorn.Config:
+    settings = context.settings
+    limits = ConnectionLimits(
+        max_connections=raise_file_limit(settings.max_connections),
+        max_head_bytes=int(settings.max_header_bytes),
+        header_timeout_s=settings.header_timeout,
+        on_refusal=context.metrics.on_rejection,
+    )
+    return uvicorn.Config(
         app,
+        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, limits=limits)),
         lifespan="on",
         ws="none",
         log_config=None,
@@ -45,31 +62,6 @@ def serve(settings: Settings, open_backend: OpenBackend) -> int:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
     )
-    DrainingServer(config, context, url).run(sockets=[listener])
-    return _exit_code(context)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """An open port. Raises ConfigError."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"--host: cannot listen on {host}: {error.strerror}.") from error
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Connections inherit it. Without it a response's second write waits 40 ms for the client's delayed ACK.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    try:
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"--port: cannot listen on {host}, port {port}: {error.strerror}. Choose another port, or 0 for a free one."
-        ) from error
-    return listener
 
 
 def _exit_code(context: AppContext) -> int:

@@ -47,6 +47,10 @@ class Settings(BaseSettings):
         "Server", 30.0, "Seconds a request may wait to be scheduled; 429 when it would wait longer.", "SECONDS"
     )
     max_body_bytes: ByteSize = setting("Server", ByteSize(32 * 2**20), "Largest request body.", "BYTES", gt=0)
+    max_header_bytes: ByteSize = setting("Server", ByteSize(64 * 2**10), "Largest request head.", "BYTES", gt=0)
+    max_connections: PositiveInt = setting("Server", 4096, "Connections at once; one that asks for nothing makes room.")
+    header_timeout: PositiveFloat = setting("Server", 15.0, "Seconds a request's head may take.", "SECONDS")
+    body_timeout: PositiveFloat = setting("Server", 30.0, "Seconds a body may take, plus 1 per 16 KiB.", "SECONDS")
     stall_timeout: PositiveFloat = setting("Server", 60.0, "Seconds a client may stop reading its stream.", "SECONDS")
     shutdown_timeout: float = setting("Server", 30.0, "Seconds running streams may go on at shutdown.", "SECONDS", ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = setting("Server", "info", "What to log.")

@@ -1,15 +1,21 @@
-"""Bounds the request body while it is read, so that a chunked one without a declared length is bounded, too."""
+"""Bounds the request body in size and time while it is read: also a chunked one, whose length nobody declares."""
+
+import asyncio
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import BodyTooLargeError, error_response
+from server.errors import BodyTooLargeError, RequestTooSlowError, error_response
+
+MIN_BYTES_PER_S = 16 * 1024
+"""Every byte that has come gives its sender so much more time."""
 
 
 class BodyLimitMiddleware:
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, timeout_s: float) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
+        self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -17,19 +23,30 @@ class BodyLimitMiddleware:
             return
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdecimal() and int(declared) > self._max_body_bytes:
-            await error_response(scope, self._error())(scope, receive, send)
+            await error_response(scope, self._too_large())(scope, receive, send)
             return
-        num_bytes = 0
+        await self._app(scope, self._bounded(receive), send)
 
-        async def counting_receive() -> Message:
-            nonlocal num_bytes
-            message = await receive()
+    def _bounded(self, receive: Receive) -> Receive:
+        num_bytes, is_complete = 0, False
+        start_s = asyncio.get_running_loop().time()
+
+        async def bounded_receive() -> Message:
+            nonlocal num_bytes, is_complete
+            if is_complete:  # what is waited for now is the client's leaving
+                return await receive()
+            try:
+                async with asyncio.timeout_at(start_s + self._timeout_s + num_bytes / MIN_BYTES_PER_S):
+                    message = await receive()
+            except TimeoutError:
+                raise RequestTooSlowError("The request's body took too long (--body-timeout).") from None
             num_bytes += len(message.get("body", b""))
+            is_complete = not message.get("more_body", False)
             if num_bytes > self._max_body_bytes:
-                raise self._error()
+                raise self._too_large()
             return message
 
-        await self._app(scope, counting_receive, send)
+        return bounded_receive
 
-    def _error(self) -> BodyTooLargeError:
+    def _too_large(self) -> BodyTooLargeError:
         return BodyTooLargeError(f"The request body exceeds {self._max_body_bytes} bytes (--max-body-bytes).")

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import uvicorn
 
 from engine.client import EngineObserver
 from server.app import create_app
@@ -19,7 +18,8 @@ from server.backend import Backend, OpenBackend
 from server.chat.render import ChatRenderer
 from server.context import AppContext
 from server.generation_defaults import GenerationDefaults
-from server.serve import DrainingServer, listen
+from server.listener import listen
+from server.serve import DrainingServer, server_config
 from server.settings import Settings
 from tests.server.byte_tokenizer import CHAT_TEMPLATE, ByteTokenizer
 from tests.server.fake_engine import FakeEngine
@@ -119,10 +119,9 @@ def live_server(backend: FakeBackend | None = None, **settings: Any) -> Generato
     parsed = Settings(**{"served_model_name": ["fake"], **settings})
     app = create_app(parsed, backend.opener(parsed))
     context: AppContext = app.state.context
-    listener = listen("127.0.0.1", 0)
+    listener = listen("127.0.0.1", 0, parsed.stall_timeout)
     port = listener.getsockname()[1]
-    config = uvicorn.Config(app, lifespan="on", log_config=None, access_log=False, timeout_graceful_shutdown=3)
-    server = DrainingServer(config, context, f"http://127.0.0.1:{port}")
+    server = DrainingServer(server_config(app, context), context, f"http://127.0.0.1:{port}")
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def run() -> None:

@@ -102,7 +102,7 @@ class TestBodyLimit:
             while True:
                 await receive()
 
-        limited = BodyLimitMiddleware(read_all, max_body_bytes=1000)
+        limited = BodyLimitMiddleware(read_all, max_body_bytes=1000, timeout_s=20.0)
         with pytest.raises(BodyTooLargeError):
             asyncio.run(limited({"type": "http", "headers": []}, receive, receive))  # type: ignore[arg-type]
 

@@ -24,9 +24,11 @@ from server.errors import (
     AuthenticationError,
     BadRequestError,
     BodyTooLargeError,
+    HeadTooLargeError,
     MediaTypeError,
     ModelNotFoundError,
     NotReadyError,
+    RequestTooSlowError,
     kind_of,
 )
 from tests.server.events import chunks_of, error_of
@@ -41,6 +43,8 @@ TABLE: dict[type[Exception], tuple[int, str]] = {
     ModelNotFoundError: (404, "model_not_found"),
     RequestTimeoutError: (408, "request_timeout"),
     BodyTooLargeError: (413, "request_too_large"),
+    HeadTooLargeError: (431, "headers_too_large"),
+    RequestTooSlowError: (408, "request_timeout"),
     MediaTypeError: (415, "unsupported_media_type"),
     OverloadedError: (429, "slow_down"),
     EngineUnavailableError: (503, "server_is_overloaded"),

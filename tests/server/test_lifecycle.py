@@ -11,7 +11,7 @@ from sse_starlette.sse import AppStatus
 
 from engine.errors import EngineUnavailableError, ModelError
 from server.lifecycle import State
-from server.serve import listen
+from server.listener import listen
 from tests.server.events import chunks_of, error_of
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 
@@ -43,7 +43,7 @@ class TestLoading:
 
 
 def test_connections_do_not_collect_small_writes() -> None:
-    with closing(listen("127.0.0.1", 0)) as listener:
+    with closing(listen("127.0.0.1", 0, 60.0)) as listener:
         assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 

@@ -1,0 +1,261 @@
+"""One client's connection: uvicorn's HTTP/1.1 protocol, with bounds that uvicorn does not have.
+
+head            --max-header-bytes, --header-timeout; what comes behind it: `middleware.body_limit`
+pipelining      a few requests, each with little of its body, may wait behind the one that is answered
+chunked bodies  chunk sizes, extensions and trailers may not outweigh the content
+connections     --max-connections; when all are taken, the one that has asked for nothing for longest makes room
+leftovers       of a refused request are read for a moment, so that the answer is not lost to a reset connection
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+import httptools
+from starlette.responses import JSONResponse
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from server.errors import (
+    ApiError,
+    BadRequestError,
+    HeadTooLargeError,
+    NotReadyError,
+    RequestTooSlowError,
+    error_body,
+    error_headers,
+    kind_of,
+)
+
+logger = logging.getLogger("twostep.server")
+
+MAX_PIPELINED = 8
+LINGER_S = 2.0
+NUM_LINGERING = 64
+"""Connections beyond the limit that are told so; more are closed without a word."""
+
+
+class Phase(Enum):
+    """What is read next."""
+
+    BETWEEN = auto()
+    """A request, or nothing more."""
+    HEAD = auto()
+    BODY = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """The bounds, and what the connections of one server share."""
+
+    max_connections: int
+    max_head_bytes: int
+    header_timeout_s: float
+    on_refusal: Callable[[str], None]
+    """Told the error's code of what is refused before there is a request."""
+    waiting: "OrderedDict[BoundedProtocol, None]" = field(default_factory=OrderedDict)
+    """Connections that have no request under way, the longest so first."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._phase = Phase.BETWEEN
+        self._answering: RequestResponseCycle | None = None  # `cycle` is the newest request, perhaps a pipelined one
+        self._timer: asyncio.TimerHandle | None = None
+        self._refusal: ApiError | None = None
+        self._is_refused = False
+        self._has_turned = False  # to another phase, in the bytes at hand
+        self._num_read_bytes = 0  # of the head or of the body, framing included
+        self._num_parsed_bytes = 0  # of the head's fields or of the body's content
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        limits, num_over = self._limits, len(self.connections) - self._limits.max_connections
+        if num_over > 0 and limits.waiting:
+            oldest, _ = limits.waiting.popitem(last=False)
+            oldest._abort()
+        elif num_over > NUM_LINGERING:
+            self._abort()
+            return
+        elif num_over > 0:
+            self._refuse(NotReadyError("All connections are taken (--max-connections); try again later."))
+            return
+        self._await_request()
+        self._set_timer(limits.header_timeout_s, self._on_slow_head)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._limits.waiting.pop(self, None)
+        self._set_timer(None)
+        self._leave()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        self._unset_keepalive_if_required()
+        self._has_turned = False
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # there is nothing to upgrade to: the request is answered as it stands
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or BadRequestError("The request is not valid HTTP."))
+        else:
+            if not self._has_turned:  # else nobody knows how many of these bytes belong to what is read next
+                self._num_read_bytes += len(data)
+            self._check_progress()
+
+    def shutdown(self) -> None:
+        if self._is_refused:
+            return
+        if self._phase is Phase.BODY and not self.cycle.response_started:
+            self._refuse(NotReadyError("The server is shutting down; send the request to another one."))
+        else:
+            super().shutdown()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._enter(Phase.HEAD)
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase is Phase.BODY:
+            return  # a trailer: nobody reads them, and none may pass for a header
+        self._count_head(len(name) + len(value) + len(": \r\n"))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise self._refused(BadRequestError("Too many pipelined requests."))
+        self._enter(Phase.BODY)
+        self._limits.waiting.pop(self, None)
+        self._set_timer(None)
+        super().on_headers_complete()
+        if self.pipeline:  # uvicorn pauses reading here, and would not see the client leave
+            self.flow.resume_reading()
+        if self.parser.should_upgrade():  # what follows would not be parsed
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._num_parsed_bytes += len(body)
+        super().on_body(body)
+        if self.pipeline and len(self.cycle.body) > HIGH_WATER_LIMIT:
+            raise self._refused(BadRequestError("A pipelined request's body is too large."))
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._enter(Phase.BETWEEN)
+        if self._has_no_request:
+            self._set_timer(None)
+            self._await_request()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._phase is Phase.BODY and not self.pipeline:
+            self._set_timer(LINGER_S, self._abort)
+        elif self._has_no_request:
+            self._await_request()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    @property
+    def _has_no_request(self) -> bool:
+        return self._phase is not Phase.BODY and (self.cycle is None or self.cycle.response_complete)
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self._has_turned = True
+        self._num_read_bytes = self._num_parsed_bytes = 0
+
+    def _await_request(self) -> None:
+        self._limits.waiting[self] = None
+        self._limits.waiting.move_to_end(self)
+
+    def _check_progress(self) -> None:
+        """After bytes that made no complete head or body."""
+        if self._phase is Phase.BODY:
+            if self._num_read_bytes > 2 * self._num_parsed_bytes + self._limits.max_head_bytes:
+                self._refuse(BadRequestError("The body's chunks carry more framing than content."))
+        elif self._num_read_bytes > self._limits.max_head_bytes:
+            self._refuse(self._head_too_large())
+        elif self._has_no_request and self._timer is None:
+            self._set_timer(self._limits.header_timeout_s, self._on_slow_head)
+
+    def _count_head(self, num_bytes: int) -> None:
+        self._num_parsed_bytes += num_bytes
+        if self._num_parsed_bytes > self._limits.max_head_bytes:
+            raise self._refused(self._head_too_large())
+
+    def _head_too_large(self) -> ApiError:
+        return HeadTooLargeError(
+            f"The request's head exceeds {self._limits.max_head_bytes} bytes (--max-header-bytes)."
+        )
+
+    def _on_slow_head(self) -> None:
+        if self._phase is Phase.BETWEEN:
+            self._abort()  # it never said anything: there is nothing to answer
+        else:
+            self._refuse(RequestTooSlowError("The request's head took too long (--header-timeout)."))
+
+    def _refused(self, error: ApiError) -> ApiError:
+        """For raising out of a parser callback: the parser wraps what it gets."""
+        self._refusal = error
+        return error
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer the request that is being read, then close. Not while another one is answered: that is cut off."""
+        code = kind_of(type(error)).code
+        logger.debug("connection refused: %s: %s", code, error.detail)
+        self._limits.on_refusal(code)
+        if not self._can_be_answered:
+            self._abort()
+            return
+        self._is_refused = True
+        self._leave()
+        self._limits.waiting.pop(self, None)
+        self.transport.write(_raw_response(error))
+        self.transport.write_eof()
+        self._set_timer(LINGER_S, self._abort)
+
+    @property
+    def _can_be_answered(self) -> bool:
+        if self.pipeline or self.transport.is_closing():
+            return False
+        return self.cycle is None or self.cycle.response_complete or self._is_reading_unanswered
+
+    @property
+    def _is_reading_unanswered(self) -> bool:
+        return self._phase is Phase.BODY and not self.cycle.response_started
+
+    def _leave(self) -> None:
+        """The app sees a client that left, and writes nothing any more."""
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+
+    def _abort(self) -> None:
+        self._is_refused = True
+        self.transport.abort()
+
+    def _set_timer(self, delay_s: float | None, act: Callable[[], None] | None = None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if delay_s is None or act is None else self.loop.call_later(delay_s, act)
+
+
+def _raw_response(error: ApiError) -> bytes:
+    kind = kind_of(type(error))
+    response = JSONResponse(error_body(error.detail, kind), kind.status, headers=error_headers(kind, error))
+    fields = [name + b": " + value + b"\r\n" for name, value in (*response.raw_headers, (b"connection", b"close"))]
+    return b"".join([STATUS_LINE[kind.status], *fields, b"\r\n", response.body])

@@ -1,0 +1,59 @@
+"""The listening socket, what connections inherit from it, and how many of them the process may have."""
+
+import logging
+import resource
+import socket
+
+from engine.errors import ConfigError
+
+logger = logging.getLogger("twostep.server")
+
+BACKLOG = 2048
+PROBE_AFTER_S, PROBE_EVERY_S = 30, 10
+NUM_OTHER_FILES = 128
+"""File descriptors kept for everything that is no client's connection."""
+
+
+def listen(host: str, port: int, stall_timeout_s: float) -> socket.socket:
+    """An open port. Raises ConfigError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"--host: cannot listen on {host}: {error.strerror}.") from error
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _set_options(listener, stall_timeout_s)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"--port: cannot listen on {host}, port {port}: {error.strerror}. Choose another port, or 0 for a free one."
+        ) from error
+    return listener
+
+
+def _set_options(listener: socket.socket, stall_timeout_s: float) -> None:
+    """Connections inherit these. The stall timeout ends one whose client takes no bytes, whatever state it is in: also
+    one that was closed with an answer unsent, and one whose machine vanished, which keep-alive probes find out."""
+    # Without it a response's second write waits 40 ms for the client's delayed ACK.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_timeout_s * 1000))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY_S)
+
+
+def raise_file_limit(max_connections: int) -> int:
+    """Allow this process all the file descriptors it may have; the number of connections, at most as many as asked
+    for, that fit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard == resource.RLIM_INFINITY or hard >= max_connections + NUM_OTHER_FILES:
+        return max_connections
+    fitting = max(1, hard - NUM_OTHER_FILES)
+    logger.warning("the limit of %d open files leaves room for %d connections (--max-connections)", hard, fitting)
+    return fitting
