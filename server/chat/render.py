@@ -35,12 +35,17 @@ class ChatRenderer:
     async def encode(self, params: ConversationParams) -> EncodedPrompt:
         """Off the event loop: templates and texts may be long. Raises BadRequestError or InvalidParameterError."""
         if params.chat_template is None:
-            return await asyncio.to_thread(self._encode, params, self._template_for(params))
+            return await asyncio.to_thread(self._encode, params)
         if not self._trusts_requests:
             message = "chat_template is refused: this server runs without --trust-request-chat-template."
             raise BadRequestError(message, "chat_template")
         async with self._isolated:
             return await asyncio.to_thread(self._encode_isolated, params, params.chat_template)
+
+    def render(self, params: ConversationParams) -> str:
+        """The text that the server's template makes. Raises BadRequestError or InvalidParameterError."""
+        template = self._template_for(params)
+        return template.render(_conversation(params, template.habits))
 
     def _template_for(self, params: ConversationParams) -> "_KnownTemplate":
         default = self._templates.get("default")
@@ -50,8 +55,8 @@ class ChatRenderer:
             raise BadRequestError(message, "messages")
         return template
 
-    def _encode(self, params: ConversationParams, template: "_KnownTemplate") -> EncodedPrompt:
-        return self._encode_text(template.render(_conversation(params, template.habits)), params)
+    def _encode(self, params: ConversationParams) -> EncodedPrompt:
+        return self._encode_text(self.render(params), params)
 
     def _encode_isolated(self, params: ConversationParams, source: str) -> EncodedPrompt:
         conversation = _conversation(params, TemplateHabits.from_source(source))

@@ -310,6 +310,7 @@ class TestTemplates:
             trusting.chat("Hi", chat_template="{{ messages[0].content }}!{{ bos_token }}", max_tokens=1)
             assert trusting.engine.requests[0].prompt_token_ids == [*b"Hi!", BOS]
 
+    @pytest.mark.slow
     def test_others_are_served_while_a_hostile_one_renders(self) -> None:
         with live_server(trust_request_chat_template=True) as server:
             hostile = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -322,7 +323,7 @@ class TestTemplates:
                 )
                 server.wait_until(lambda: server.context.lifecycle.num_under_way == 1)
                 assert server.chat("Hi", max_tokens=1).status_code == 200
-                assert server.context.lifecycle.num_under_way == 1
+                server.wait_until(lambda: server.context.lifecycle.num_under_way == 1)
                 assert connection.recv(12) == b"HTTP/1.1 400"
 
 
