@@ -16,7 +16,7 @@ from engine.errors import EngineFailedError, EngineUnavailableError, RequestErro
 from engine.expiry import Expiry
 from engine.incarnation import Incarnation
 from engine.live_request import LiveRequest, News
-from engine.messages import AbortRequests, FromEngine, RequestRefused, StepUpdate, ToEngine
+from engine.messages import AbortRequests, FromEngine, RequestRefused, RequestUpdate, StepUpdate, ToEngine
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from engine.stats import RoomStats, StepStats
@@ -202,7 +202,7 @@ class AsyncEngine:
                 self._expiries[engine_id].on_scheduled()
         for update in step.updates:
             if update.finish_reason is FinishReason.ERROR:
-                self._put(update.request_id, EngineFailedError(update.error or "The engine failed on this request."))
+                self._put(update.request_id, _error_of(update))
             else:
                 self._put(update.request_id, News(update, step.time_s))
 
@@ -235,3 +235,8 @@ class AsyncEngine:
         logger.error("%s It is killed.", error)
         if self._process is not None:
             self._process.kill(error)
+
+
+def _error_of(update: RequestUpdate) -> TwostepError:
+    message = update.error or "The engine failed on this request."
+    return RequestError(message) if update.blames_request else EngineFailedError(message)

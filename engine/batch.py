@@ -31,6 +31,8 @@ class ScheduledRequest:
     output_token_ids: Sequence[int]
     samples: bool
     """Whether the last position's logits choose the next token (false for all but the last prefill chunk)."""
+    allowed_tokens: bytes | None = None
+    """Of the next token, if one is sampled: one bit per token id, lowest bit first; None for all."""
 
     @property
     def end(self) -> int:
@@ -66,8 +68,8 @@ class TokenLogprobs:
 class RequestStepOutput:
     """What the runner made of one `ScheduledRequest`.
 
-    `token_ids` is empty unless it samples. `prompt_logprobs` has one entry for each computed position whose next
-    token is a prompt token (position p scores token p + 1), when asked for.
+    `token_ids` is empty unless it samples, or when nothing that it may sample is left. `prompt_logprobs` has one entry
+    for each computed position whose next token is a prompt token (position p scores token p + 1), when asked for.
     """
 
     request_id: str

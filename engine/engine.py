@@ -10,6 +10,7 @@ from engine.batch import Batch, Phase, StepOutput
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig, EngineInfo
 from engine.errors import InvalidParameterError
+from engine.grammar import Grammars, NoGrammars, load_grammars
 from engine.messages import AddRequest, RequestUpdate, StepUpdate
 from engine.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
 from engine.request import Request
@@ -18,6 +19,8 @@ from engine.stats import StepStats
 from engine.trace import FileTracer, NullTracer, Tracer
 
 logger = logging.getLogger(__name__)
+
+_MAX_WAIT_S = 0.005  # for a grammar, when there is nothing else to do: messages wait as long
 
 
 class Runner(Protocol):
@@ -38,11 +41,13 @@ class Engine:
         runner: Runner,
         tracer: Tracer | None = None,
         clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
     ) -> None:
         self.info = info
         self._runner = runner
         self._tracer = tracer or NullTracer()
         self._clock = clock
+        self._grammars = NoGrammars() if grammars is None else grammars
         cache: BlockCache = PrefixCache(config.block_size) if config.enable_prefix_caching else NullPrefixCache()
         self._pool = BlockPool(info.num_blocks, cache)
         self._scheduler = Scheduler(
@@ -63,39 +68,43 @@ class Engine:
 
         tracer = FileTracer(config.trace) if config.trace else NullTracer()
         runner, info = load_model_runner(config)
-        return cls(config, info, runner, tracer)
+        return cls(config, info, runner, tracer, grammars=load_grammars(config, info))
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to report."""
-        return self._scheduler.has_unfinished or self._has_unreported_aborts
+        return self._scheduler.has_unfinished or self._has_unreported_aborts or len(self._grammars) > 0
 
     def add_request(self, message: AddRequest) -> None:
         """Queue a request. Raises RequestError, and changes nothing, if it can never run."""
         check_request(self.info, message.prompt_token_ids, message.params)
-        if self._scheduler.has(message.request_id):
+        if self._scheduler.has(message.request_id) or message.request_id in self._grammars:
             raise InvalidParameterError("request_id", f"request_id {message.request_id!r} is in use.")
-        self._scheduler.add(
-            Request(
-                request_id=message.request_id,
-                prompt_token_ids=message.prompt_token_ids,
-                params=message.params,
-                arrival_s=message.arrival_s,
-                priority=message.priority,
-                tenant=message.tenant,
-                weight=message.weight,
-                cache_salt=message.cache_salt,
-                output_token_ids=message.output_token_ids,
-            )
+        request = Request(
+            request_id=message.request_id,
+            prompt_token_ids=message.prompt_token_ids,
+            params=message.params,
+            arrival_s=message.arrival_s,
+            priority=message.priority,
+            tenant=message.tenant,
+            weight=message.weight,
+            cache_salt=message.cache_salt,
+            output_token_ids=message.output_token_ids,
         )
+        if request.params.grammar is None:
+            self._scheduler.add(request)
+        else:
+            self._grammars.add(request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests without further news; unknown ids are ignored."""
-        self._has_unreported_aborts |= self._scheduler.abort(request_ids)
+        ids = list(request_ids)
+        self._has_unreported_aborts |= self._grammars.abort(ids) | self._scheduler.abort(ids)
 
     def step(self) -> StepUpdate:
         """Schedule, run, update. A step that raises ends its own requests with an error, and no others."""
         started_s = self._clock()
+        self._admit_compiled()
         batch = self._scheduler.schedule(started_s)
         model_started_s = self._clock()
         updates, model_s = self._run(batch, model_started_s) if batch else ([], 0.0)
@@ -107,6 +116,11 @@ class Engine:
 
     def close(self) -> None:
         self._tracer.close()
+        self._grammars.close()
+
+    def _admit_compiled(self) -> None:
+        for request in self._grammars.take_ready(0.0 if self._scheduler.has_unfinished else _MAX_WAIT_S):
+            self._scheduler.add(request)
 
     def _run(self, batch: Batch, started_s: float) -> tuple[list[RequestUpdate], float]:
         run = self._runner.prefill if batch.phase is Phase.PREFILL else self._runner.decode
@@ -127,7 +141,7 @@ class Engine:
             duration_s=duration_s,
             model_s=model_s,
             num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
+            num_waiting=scheduler.num_waiting + len(self._grammars),
             pool=self._pool.stats,
             num_preemptions=scheduler.num_preemptions,
             prefix_queries=scheduler.prefix_queries,

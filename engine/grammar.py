@@ -13,15 +13,20 @@ Compiling and masking release the GIL. Making the `LLTokenizer` does not (0.9 s 
 it while it loads, not when the first grammar arrives.
 """
 
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from engine.config import EngineConfig, EngineInfo
+from engine.errors import ModelError, RequestError
 from engine.request import Constraint, Request
+from engine.tokenizer import Tokenizer
 
-Compile = Callable[[str], Constraint]
+logger = logging.getLogger(__name__)
 
 NUM_KEPT = 64  # compiled grammars that are kept for the next request with the same one
 
@@ -46,18 +51,19 @@ class Matcher:
         for token_id in output_token_ids[self._num_consumed :]:
             self._matcher.consume_token(token_id)
         self._num_consumed = len(output_token_ids)
-        return self._matcher.compute_bitmask()
+        bits = self._matcher.compute_bitmask()
+        return bytes(len(bits)) if self._matcher.is_error() else bits  # in an error it would allow EOS
 
 
 class GrammarCompiler:
-    """Compiles in a thread of its own, beside the engine's steps, and keeps what was compiled last."""
+    """Compiles for one vocabulary and keeps what was compiled last. For one thread at a time."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self._tokenizer = tokenizer
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # least recently used first
 
     def __call__(self, grammar: str) -> Matcher:
-        """For one thread at a time. A grammar that cannot be compiled allows no token."""
+        """A grammar that cannot be compiled allows no token."""
         compiled = self._compiled.pop(grammar, None) or compile_grammar(self._tokenizer, grammar)
         self._compiled[grammar] = compiled
         if len(self._compiled) > NUM_KEPT:
@@ -65,10 +71,53 @@ class GrammarCompiler:
         return Matcher(compiled.deep_copy())
 
 
-class GrammarQueue:
-    """Requests whose grammars are being compiled; they are no concern of the scheduler until that is done."""
+class Grammars(Protocol):
+    """Requests whose grammars are being compiled: until that is done they are no concern of the scheduler."""
 
-    def __init__(self, compile: Compile) -> None:
+    def __len__(self) -> int: ...
+
+    def __contains__(self, request_id: str) -> bool: ...
+
+    def add(self, request: Request) -> None:
+        """The request must have a grammar. Raises RequestError."""
+
+    def abort(self, request_ids: Iterable[str]) -> bool:
+        """Ids that are not here are ignored. True if any was."""
+
+    def take_ready(self, timeout_s: float) -> list[Request]:
+        """Those that can run now, in order of arrival; waits for the first that long."""
+
+    def close(self) -> None: ...
+
+
+class NoGrammars:
+    """For models that cannot follow any."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def __contains__(self, request_id: str) -> bool:
+        return False
+
+    def add(self, request: Request) -> None:
+        raise RequestError(
+            "This model cannot be made to follow a schema or grammar: it has no EOS token or no tokenizer."
+        )
+
+    def abort(self, request_ids: Iterable[str]) -> bool:
+        return False
+
+    def take_ready(self, timeout_s: float) -> list[Request]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+class GrammarQueue:
+    """Compiles in a thread of its own, beside the engine's steps."""
+
+    def __init__(self, compile: Callable[[str], Constraint]) -> None:
         self._compile = compile
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._pending: dict[str, tuple[Request, Future[Constraint]]] = {}
@@ -80,18 +129,18 @@ class GrammarQueue:
         return request_id in self._pending
 
     def add(self, request: Request) -> None:
-        """The request must have a grammar."""
-        grammar = request.params.grammar
-        assert grammar is not None
-        self._pending[request.request_id] = (request, self._thread.submit(self._compile, grammar))
+        assert request.params.grammar is not None
+        self._pending[request.request_id] = (request, self._thread.submit(self._compile, request.params.grammar))
 
-    def abort(self, request_id: str) -> None:
-        """Unknown ids are ignored."""
-        if pending := self._pending.pop(request_id, None):
-            pending[1].cancel()
+    def abort(self, request_ids: Iterable[str]) -> bool:
+        found = [self._pending.pop(request_id) for request_id in request_ids if request_id in self._pending]
+        for _, compiling in found:
+            compiling.cancel()
+        return bool(found)
 
     def take_ready(self, timeout_s: float) -> list[Request]:
-        """Those whose constraint is ready, in order of arrival; waits for the first that long."""
+        if not self._pending:
+            return []
         wait([compiling for _, compiling in self._pending.values()], timeout_s, FIRST_COMPLETED)
         ready = [pending for pending in self._pending.values() if pending[1].done()]
         for request, compiling in ready:
@@ -101,6 +150,21 @@ class GrammarQueue:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def load_grammars(config: EngineConfig, info: EngineInfo) -> Grammars:
+    """Takes up to two seconds with the largest vocabularies."""
+    if not info.eos_token_ids:
+        return NoGrammars()
+    try:
+        tokenizer = Tokenizer.from_pretrained(
+            config.model, revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+    except ModelError as error:
+        logger.warning("requests cannot have a grammar: %s", error)
+        return NoGrammars()
+    texts = [b"" if i in tokenizer.special_ids else tokenizer.token_bytes(i) for i in range(info.vocab_size)]
+    return GrammarQueue(GrammarCompiler(make_tokenizer(texts, info.eos_token_ids)))
 
 
 def make_tokenizer(tokens: Sequence[bytes], eos_token_ids: Sequence[int]) -> LLTokenizer:

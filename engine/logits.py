@@ -1,7 +1,8 @@
 """What a request's parameters do to its logits before a token is drawn: biases, masks, penalties; one row at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,6 +40,18 @@ def adjust_row(row: Tensor, request: ScheduledRequest, eos_token_ids: tuple[int,
     if banned:
         row[_ids(banned, row)] = -torch.inf
     _penalize(row, params, request)
+
+
+def forbid_tokens(logits: Tensor, requests: Sequence[ScheduledRequest]) -> None:
+    """Leave each row of `logits` [len(requests), vocab] the tokens that its request's grammar allows."""
+    packed = {row: request.allowed_tokens for row, request in enumerate(requests) if request.allowed_tokens is not None}
+    if not packed:
+        return
+    bits = np.frombuffer(b"".join(packed.values()), np.uint8).reshape(len(packed), -1)
+    allowed = np.unpackbits(bits, axis=1, count=logits.shape[1], bitorder="little")  # [len(packed), vocab]
+    forbidden = torch.from_numpy(allowed == 0).to(logits.device)
+    for row, is_forbidden in zip(packed, forbidden, strict=True):
+        logits[row].masked_fill_(is_forbidden, -torch.inf)
 
 
 def _forced_id(request: ScheduledRequest) -> int | None:

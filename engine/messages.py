@@ -63,6 +63,8 @@ class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
     num_preemptions: int = 0
     embedding: bytes = b""
     error: str | None = None
+    blames_request: bool = False
+    """Whether the error is the request's own fault."""
 
 
 class StepUpdate(msgspec.Struct, frozen=True, tag=True):

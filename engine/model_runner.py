@@ -75,7 +75,7 @@ class ModelRunner:
         """Compute the newest token of every request and get its next one."""
         logits = self._forward(batch, None)
         tokens = self._next_tokens(logits, batch.requests)
-        return StepOutput(tuple(RequestStepOutput(r.request_id, *tokens[r.request_id]) for r in batch.requests))
+        return StepOutput(tuple(RequestStepOutput(r.request_id, *tokens.get(r.request_id, ())) for r in batch.requests))
 
     def _forward(self, batch: Batch, kept: Sequence[int] | None) -> Tensor:
         """Logits [num_kept, vocab] at the `kept` flat positions; None keeps all."""
@@ -95,7 +95,7 @@ class ModelRunner:
     def _next_tokens(
         self, logits: Tensor, requests: Sequence[ScheduledRequest]
     ) -> dict[str, tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]]:
-        """Token and, where asked for, its log-probabilities per request; `logits` [len(requests), vocab]."""
+        """Per request, if it has one, the token and its log-probabilities; `logits` [len(requests), vocab]."""
         if not requests:
             return {}
         sampling = SamplingTensors.from_requests(requests, self._model.device)
@@ -103,6 +103,7 @@ class ModelRunner:
         return {
             request.request_id: ((token_id,), _score_token(logits[row], request, token_id))
             for row, (request, token_id) in enumerate(zip(requests, token_ids, strict=True))
+            if token_id is not None
         }
 
     def _embed(self, rows: Sequence[tuple[int, ScheduledRequest]]) -> dict[str, bytes]:

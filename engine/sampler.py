@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import ScheduledRequest, TokenLogprobs
-from engine.logits import adjust_row, adjusts_logits
+from engine.logits import adjust_row, adjusts_logits, forbid_tokens
 from engine.philox import uniforms
 from engine.sampling_params import SamplingParams
 
@@ -49,12 +49,20 @@ class SamplingTensors:
         )
 
 
-def sample(logits: Tensor, sampling: SamplingTensors, eos_token_ids: tuple[int, ...]) -> list[int]:
-    """One token id per row. `logits` [num_rows, vocab] float32 is changed in place."""
+def sample(logits: Tensor, sampling: SamplingTensors, eos_token_ids: tuple[int, ...]) -> list[int | None]:
+    """One token id per row; None where no token is possible. `logits` [num_rows, vocab] float32 is changed in place."""
+    forbid_tokens(logits, sampling.requests)
     for row in sampling.adjusted_rows:
         adjust_row(logits[row], sampling.requests[row], eos_token_ids)
+    chosen = _choose(logits, sampling)
+    is_possible = logits.gather(1, chosen[:, None])[:, 0] > -torch.inf  # nor is NaN
+    return [token_id if ok else None for token_id, ok in zip(chosen.tolist(), is_possible.tolist(), strict=True)]
+
+
+def _choose(logits: Tensor, sampling: SamplingTensors) -> Tensor:
+    """`logits` [num_rows, vocab] -> token ids [num_rows]."""
     if len(sampling.greedy_rows) == logits.shape[0]:
-        return logits.argmax(dim=-1).tolist()
+        return logits.argmax(dim=-1)
     logits /= sampling.temperatures[:, None]
     chosen = logits.argmax(dim=-1)
     if sampling.plain_rows:
@@ -62,7 +70,7 @@ def sample(logits: Tensor, sampling: SamplingTensors, eos_token_ids: tuple[int, 
         chosen[rows] = _sample_plain(logits[rows], sampling.uniforms[rows])
     for row in sampling.filtered_rows:
         chosen[row] = _sample_filtered(logits[row], sampling.uniforms[row], sampling.requests[row].params)
-    return chosen.tolist()
+    return chosen
 
 
 def score(logits: Tensor, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:

@@ -15,6 +15,8 @@ from engine.messages import FirstTokenInfo, RequestUpdate
 from engine.prefix_cache import BlockCache
 from engine.request import FinishReason, Request, RequestStatus
 
+NO_TOKEN_LEFT = "No token can come next: the request's grammar, and what it allows and forbids besides, leave none."
+
 
 class Scheduler:
     """Owns every unfinished request. A tenant's run first come, first served within equal `priority`."""
@@ -110,11 +112,17 @@ class Scheduler:
         for scheduled in batch.requests:
             request = self._requests.get(scheduled.request_id)
             if request is not None:
-                self._finish(request)
-                updates.append(
-                    RequestUpdate(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=message)
-                )
+                updates.append(self._fail(request, message))
         return updates
+
+    def _fail(self, request: Request, message: str, blames_request: bool = False) -> RequestUpdate:
+        self._finish(request)
+        return RequestUpdate(
+            request_id=request.request_id,
+            finish_reason=FinishReason.ERROR,
+            error=message,
+            blames_request=blames_request,
+        )
 
     # Decode: one token for every running request whose other tokens all have KV.
 
@@ -202,6 +210,8 @@ class Scheduler:
         """Add the sampled tokens up to the first that ends the request."""
         accepted: list[int] = []
         reason, stop_token_id = self._end_before_sampling(request), None
+        if reason is None and not result.token_ids:
+            return self._fail(request, NO_TOKEN_LEFT, blames_request=True)
         for token_id in result.token_ids:
             if reason is not None:
                 break
@@ -215,7 +225,7 @@ class Scheduler:
             request_id=request.request_id,
             token_ids=accepted,
             logprobs=list(result.logprobs[: len(accepted)]),
-            first=self._announce(request),
+            first=_announce(request),
             finish_reason=reason,
             stop_token_id=stop_token_id,
             num_preemptions=request.num_preemptions,
@@ -233,18 +243,6 @@ class Scheduler:
             if token_id in self._eos_token_ids and not params.ignore_eos:
                 return FinishReason.STOP, None
         return self._end_before_sampling(request), None
-
-    def _announce(self, request: Request) -> FirstTokenInfo | None:
-        if request.is_announced:
-            return None
-        request.is_announced = True
-        scored, request.prompt_logprobs = request.prompt_logprobs, []
-        return FirstTokenInfo(
-            first_scheduled_s=request.first_scheduled_s,
-            num_cached_tokens=request.num_cached_tokens,
-            num_prefill_chunks=request.num_prefill_chunks,
-            prompt_logprobs=scored if request.params.prompt_logprobs is not None else None,
-        )
 
     def _preempt(self, request: Request) -> None:
         """Back to waiting, at its old place in the order; its tokens are computed again."""
@@ -272,6 +270,7 @@ class Scheduler:
 def _scheduled(request: Request, num_tokens: int) -> ScheduledRequest:
     start = request.num_computed_tokens
     end = start + num_tokens
+    samples = end == request.num_tokens
     return ScheduledRequest(
         request_id=request.request_id,
         token_ids=request.token_ids(start, end),
@@ -280,5 +279,20 @@ def _scheduled(request: Request, num_tokens: int) -> ScheduledRequest:
         params=request.params,
         prompt_token_ids=request.prompt_token_ids,
         output_token_ids=request.output_token_ids,
-        samples=end == request.num_tokens,
+        samples=samples,
+        allowed_tokens=request.constraint.allowed_tokens(request.output_token_ids) if samples else None,
+    )
+
+
+def _announce(request: Request) -> FirstTokenInfo | None:
+    """What is told once, with the first news."""
+    if request.is_announced:
+        return None
+    request.is_announced = True
+    scored, request.prompt_logprobs = request.prompt_logprobs, []
+    return FirstTokenInfo(
+        first_scheduled_s=request.first_scheduled_s,
+        num_cached_tokens=request.num_cached_tokens,
+        num_prefill_chunks=request.num_prefill_chunks,
+        prompt_logprobs=scored if request.params.prompt_logprobs is not None else None,
     )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine.engine import Engine
+from engine.grammar_source import Regex, to_lark
 from engine.messages import RequestUpdate
 from engine.model_loader import LoadedModel
 from engine.thinking import Thinking
@@ -25,6 +26,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": SAMPLED,
     "filtered": {**SAMPLED, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    "grammar": {**SAMPLED, "ignore_eos": False, "grammar": to_lark(Regex("((a|bc|dab){2}(b|c)d{1,9}){12,}"))},
     "thinking": {**SAMPLED, "thinking": Thinking(max_tokens=5, end_id=VOCAB_SIZE - 1)},
     "penalized": {**SAMPLED, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3},
 }

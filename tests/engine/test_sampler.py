@@ -1,5 +1,6 @@
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,13 @@ EOS = (0,)
 CPU = torch.device("cpu")
 
 
-def scheduled(position: int = 5, prompt: tuple[int, ...] = (), output: tuple[int, ...] = (), **params: Any) -> Any:
+def scheduled(
+    position: int = 5,
+    prompt: tuple[int, ...] = (),
+    output: tuple[int, ...] = (),
+    allowed: Sequence[int] | None = None,
+    **params: Any,
+) -> Any:
     return ScheduledRequest(
         request_id="r",
         token_ids=(1,),
@@ -28,14 +35,15 @@ def scheduled(position: int = 5, prompt: tuple[int, ...] = (), output: tuple[int
         prompt_token_ids=prompt,
         output_token_ids=output,
         samples=True,
+        allowed_tokens=None if allowed is None else sum(1 << token_id for token_id in allowed).to_bytes(4, "little"),
     )
 
 
-def draw(logits: torch.Tensor, requests: list[ScheduledRequest]) -> list[int]:
+def draw(logits: torch.Tensor, requests: list[ScheduledRequest]) -> list[int | None]:
     return sample(logits.clone(), SamplingTensors.from_requests(requests, CPU), EOS)
 
 
-def draw_many(row: list[float], count: int = 4000, **params: Any) -> Counter[int]:
+def draw_many(row: list[float], count: int = 4000, **params: Any) -> Counter[int | None]:
     requests = [scheduled(position=position + 1, **params) for position in range(count)]
     return Counter(draw(torch.tensor(row).expand(count, -1), requests))
 
@@ -144,10 +152,49 @@ def test_a_row_is_sampled_the_same_among_any_others(seed: int, neighbours: int, 
     assert draw(logits[rows], [requests[index] for index in rows])[-1:] == alone
 
 
-def test_rows_of_nan_or_all_banned_stay_within_the_vocabulary() -> None:
+def test_rows_of_nan_or_all_banned_have_no_token() -> None:
     logits = torch.stack([torch.full((5,), torch.nan), torch.full((5,), -torch.inf)])
     for filters in ({}, {"top_p": 0.5}, {"temperature": 0.0}):
-        assert all(0 <= token < 5 for token in draw(logits, [scheduled(**filters)] * 2))
+        assert draw(logits, [scheduled(**filters)] * 2) == [None, None]
+
+
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.0}, {"top_p": 0.5}, {"top_k": 1}, {"min_p": 0.9}])
+def test_only_what_the_grammar_allows_can_come(how: dict[str, Any]) -> None:
+    logits = torch.tensor([9.0, 1.0, 8.0, 1.0, 9.0]).expand(60, -1)
+    chosen = draw(logits, [scheduled(position=end + 1, allowed=[1, 3], **how) for end in range(60)])
+    assert set(chosen) <= {1, 3}
+
+
+def test_a_grammar_is_its_own_rows_only() -> None:
+    requests = [scheduled(temperature=0.0), scheduled(temperature=0.0, allowed=[2]), scheduled(temperature=0.0)]
+    assert draw(torch.tensor([1.0, 9.0, 2.0]).expand(3, -1), requests) == [1, 2, 1]
+
+
+def test_tokens_beyond_the_mask_are_not_allowed() -> None:
+    logits = torch.arange(40.0)[None]  # the mask has 32 bits
+    assert draw(logits, [scheduled(temperature=0.0, allowed=[3, 31])]) == [31]
+    assert draw(logits, [scheduled(temperature=0.0, allowed=[])]) == [None]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_token_ids": (2,)},
+        {"bad_words": ((0,), (1,))},
+        {"min_tokens": 1, "stop_token_ids": (0, 1)},
+        {"logit_bias": {2: 100.0}, "allowed_token_ids": (2, 3)},
+    ],
+)
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.0}, {"top_p": 0.5}])
+def test_when_all_is_forbidden_nothing_comes(fields: dict[str, Any], how: dict[str, Any]) -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    assert draw(logits, [scheduled(allowed=[0, 1], **fields, **how)]) == [None]
+
+
+def test_no_bias_and_no_penalty_brings_back_what_is_forbidden() -> None:
+    params: dict[str, Any] = {"logit_bias": {1: 100.0}, "repetition_penalty": 0.01, "presence_penalty": -2.0}
+    request = scheduled(allowed=[0], output=(1, 2), **params)
+    assert draw(torch.tensor([[-5.0, 5.0, 5.0]]), [request]) == [0]
 
 
 def test_logit_bias_is_added() -> None:

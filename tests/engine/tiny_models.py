@@ -1,5 +1,7 @@
 """Tiny random checkpoints of every architecture, and engines over them."""
 
+import itertools
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from engine.attention import AttentionBackend, select_backend
 from engine.batch import Batch, StepOutput
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.grammar import GrammarCompiler, GrammarQueue, make_tokenizer
 from engine.kernels import load_kernels
 from engine.kv_cache import KVCache
 from engine.model_loader import LoadedModel, load_model
@@ -163,4 +166,12 @@ def tiny_engine(
     info = fake_info(num_blocks, block_size, max_model_len=model.max_model_len)
     fields = {name: getattr(info, name) for name in info.__struct_fields__}
     info = type(info)(**{**fields, "vocab_size": model.vocab_size, "eos_token_ids": model.eos_token_ids})
-    return Engine(config, info, RecordingRunner(ModelRunner(model, cache, backend)))
+    runner = RecordingRunner(ModelRunner(model, cache, backend))
+    return Engine(config, info, runner, grammars=GrammarQueue(_grammar_compiler()))
+
+
+@cache
+def _grammar_compiler() -> GrammarCompiler:
+    """Reads token ids as short words over four letters; the last one is EOS, if only for grammars."""
+    words = ["".join(letters) for length in (1, 2, 3, 4) for letters in itertools.product("abcd", repeat=length)]
+    return GrammarCompiler(make_tokenizer([word.encode() for word in words[:VOCAB_SIZE]], [VOCAB_SIZE - 1]))

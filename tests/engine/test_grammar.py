@@ -1,0 +1,293 @@
+"""Grammars at work in the engine: beside the steps, replayed from the tokens, gone with their requests."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.batch import Batch, StepOutput
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import InvalidParameterError, RequestError
+from engine.grammar import NUM_KEPT, GrammarCompiler, GrammarQueue, Matcher, make_tokenizer
+from engine.grammar_source import Literal, Regex, Repeat, choice, to_lark
+from engine.messages import RequestUpdate
+from engine.request import Constraint, FinishReason
+from engine.sampling_params import SamplingParams
+from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_info, run_to_end, tokens_of
+
+EOS = 0
+TEXTS = [b"", *(bytes([byte]) for byte in range(32, 80)), b""]  # 50 tokens, as many as the fakes have
+DIGITS = to_lark(Regex("[0-9]{3}"))
+
+
+def ids(text: str) -> list[int]:
+    return [TEXTS.index(bytes([byte])) for byte in text.encode()]
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    return b"".join(TEXTS[token_id] for token_id in token_ids).decode()
+
+
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(make_tokenizer(TEXTS, [EOS]))
+
+
+def allowed(matcher: Constraint, output: Sequence[int]) -> list[int]:
+    bits = matcher.allowed_tokens(output)
+    assert bits is not None
+    return np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")).tolist()
+
+
+class ObedientRunner(FakeRunner):
+    """Takes the nearest allowed token above the fake model's own; none where none is allowed."""
+
+    def _answer(self, request: Any) -> Any:
+        answer = super()._answer(request)
+        if request.allowed_tokens is None or not answer.token_ids:
+            return answer
+        bits = int.from_bytes(request.allowed_tokens, "little")
+        near = [(answer.token_ids[0] + step) % len(TEXTS) for step in range(len(TEXTS))]
+        return type(answer)(request.request_id, tuple(token for token in near if bits >> token & 1)[:1])
+
+
+def engine_with(compile: Callable[[str], Constraint], num_blocks: int = 64, **settings: Any) -> Engine:
+    config = EngineConfig(model="fake", block_size=4, **settings)
+    return Engine(config, fake_info(num_blocks, 4), ObedientRunner(4), grammars=GrammarQueue(compile))
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    engine = engine_with(compiler())
+    yield engine
+    engine.close()
+
+
+def add_with(engine: Engine, request_id: str, grammar: str | None, **fields: Any) -> None:
+    add(engine, request_id, **{"grammar": grammar, "ignore_eos": False, "max_tokens": 20, **fields})
+
+
+def the_end(updates: list[RequestUpdate]) -> FinishReason | None:
+    return updates[-1].finish_reason
+
+
+def test_the_text_follows_the_grammar_and_ends_with_it(engine: Engine) -> None:
+    add_with(engine, "a", DIGITS)
+    updates = run_to_end(engine)["a"]
+    tokens = tokens_of(updates)
+    assert text_of(tokens[:3]).isdigit() and tokens[3:] == [EOS] and the_end(updates) is FinishReason.STOP
+
+
+def test_a_grammar_that_is_cut_off_is_a_matter_of_length(engine: Engine) -> None:
+    add_with(engine, "a", DIGITS, max_tokens=2)
+    assert the_end(run_to_end(engine)["a"]) is FinishReason.LENGTH
+
+
+def test_requests_without_a_grammar_are_left_alone(engine: Engine) -> None:
+    add_with(engine, "a", DIGITS)
+    add(engine, "b", max_tokens=20)
+    assert tokens_of(run_to_end(engine)["b"]) == expected_tokens([1, 2, 3], 20)
+
+
+def test_eos_is_allowed_exactly_where_the_text_may_end() -> None:
+    matcher = compiler()(to_lark(Regex("1+2?")))
+    masks = {text: allowed(matcher, ids(text)) for text in ("", "1", "11", "112")}
+    assert masks == {"": ids("1"), "1": [EOS, *ids("12")], "11": [EOS, *ids("12")], "112": [EOS]}
+
+
+def test_every_eos_token_is_allowed_where_one_is() -> None:
+    matcher = GrammarCompiler(make_tokenizer(TEXTS, [EOS, 49]))(to_lark(Literal("1")))
+    assert (allowed(matcher, []), allowed(matcher, ids("1"))) == (ids("1"), [EOS, 49])
+
+
+def test_tokens_without_text_never_come() -> None:
+    assert allowed(compiler()(to_lark(Regex("(?s:.*)"))), []) == list(range(49))
+
+
+def test_a_tokens_whole_text_must_fit() -> None:
+    tokens = [b"", b"a", b"ab", b"abc", b"b", b"bc", b"\xc3", b"\xa9"]
+    matcher = GrammarCompiler(make_tokenizer(tokens, [EOS]))(to_lark(choice(["ab", "é"])))
+    assert allowed(matcher, []) == [1, 2, 6]
+    assert allowed(matcher, [6]) == [7] and allowed(matcher, [6, 7]) == [EOS]
+
+
+def test_the_state_is_a_function_of_the_tokens() -> None:
+    compile, output, grammar = compiler(), ids("((12)(()3))"), 'start: "(" (start | /[0-9]/)* ")"'
+    stepwise = compile(grammar)
+    for length in range(len(output) + 1):
+        assert allowed(stepwise, output[:length]) == allowed(compile(grammar), output[:length])
+
+
+def test_asking_twice_changes_nothing() -> None:
+    matcher = compiler()(DIGITS)
+    assert allowed(matcher, ids("1")) == allowed(matcher, ids("1")) == ids("0123456789")
+
+
+@pytest.mark.parametrize("grammar", ["start: other", "start: start", "{"])
+def test_what_cannot_be_compiled_allows_nothing(grammar: str) -> None:
+    assert allowed(compiler()(grammar), []) == []
+
+
+def test_tokens_that_do_not_follow_allow_nothing_after_them() -> None:
+    matcher = compiler()(DIGITS)
+    assert allowed(matcher, ids("A")) == [] and allowed(matcher, ids("A1")) == []
+
+
+def test_equal_grammars_are_compiled_once_and_share_no_state() -> None:
+    compile = compiler()
+    first, second = compile(DIGITS), compile(DIGITS)
+    assert len(compile._compiled) == 1
+    assert allowed(first, ids("123")) == [EOS] and allowed(second, []) == ids("0123456789")
+
+
+def test_the_grammars_used_last_are_kept() -> None:
+    compile = compiler()
+    for number in range(NUM_KEPT + 1):
+        compile(to_lark(Literal("0")))
+        compile(to_lark(Literal(f"!{number}")))
+    assert len(compile._compiled) == NUM_KEPT
+    assert to_lark(Literal("0")) in compile._compiled and to_lark(Literal("!0")) not in compile._compiled
+
+
+class Gate:
+    """Compiles when it is opened."""
+
+    def __init__(self) -> None:
+        self.is_open = threading.Event()
+        self.is_compiling = threading.Event()
+
+    def __call__(self, grammar: str) -> Matcher:
+        self.is_compiling.set()
+        assert self.is_open.wait(20)
+        return compiler()(grammar)
+
+
+def test_a_compiling_grammar_holds_up_nobody_else() -> None:
+    gate = Gate()
+    engine = engine_with(gate)
+    add_with(engine, "a", DIGITS)
+    add(engine, "b", max_tokens=5)
+    assert gate.is_compiling.wait(20)
+    tokens: list[int] = []
+    while len(tokens) < 5:
+        (update,) = engine.step().updates
+        assert update.request_id == "b"
+        tokens += update.token_ids
+    assert engine.has_work and engine.step().stats.num_waiting == 1
+    gate.is_open.set()
+    assert the_end(run_to_end(engine)["a"]) is FinishReason.STOP
+    engine.close()
+
+
+def test_a_request_may_leave_while_its_grammar_is_compiled() -> None:
+    gate = Gate()
+    engine = engine_with(gate)
+    for name in ("a", "b"):
+        add_with(engine, name, DIGITS)
+    engine.abort_requests(["a", "b", "c"])
+    assert engine.has_work and engine.step().stats.num_waiting == 0 and not engine.has_work
+    gate.is_open.set()
+    engine.close()
+
+
+def test_an_id_is_in_use_while_its_grammar_is_compiled() -> None:
+    gate = Gate()
+    engine = engine_with(gate)
+    add_with(engine, "a", DIGITS)
+    with pytest.raises(InvalidParameterError):
+        add(engine, "a")
+    gate.is_open.set()
+    engine.close()
+
+
+@pytest.mark.parametrize("end", ["stop", "abort", "length", "error"])
+def test_a_matcher_is_gone_with_its_request(end: str) -> None:
+    made: list[weakref.ref[Matcher]] = []
+    compile = compiler()
+
+    def remember(grammar: str) -> Matcher:
+        matcher = compile(grammar)
+        made.append(weakref.ref(matcher))
+        return matcher
+
+    engine = engine_with(remember)
+    add_with(engine, "a", DIGITS if end != "error" else "start: start", max_tokens=2 if end == "length" else 9)
+    while not engine.step().updates:
+        pass
+    if end == "abort":
+        engine.abort_requests(["a"])
+    run_to_end(engine)
+    gc.collect()
+    assert [matcher() for matcher in made] == [None]
+    engine.close()
+
+
+def test_a_request_that_may_have_no_token_ends_with_an_error_of_its_own(engine: Engine) -> None:
+    add_with(engine, "a", "start: start")
+    add_with(engine, "b", DIGITS)
+    updates = run_to_end(engine)
+    (update,) = updates["a"]
+    assert update.finish_reason is FinishReason.ERROR and update.blames_request and "grammar" in (update.error or "")
+    assert the_end(updates["b"]) is FinishReason.STOP
+    assert engine._pool.stats.held == 0
+
+
+def test_preemption_changes_no_token() -> None:
+    grammar = to_lark(Repeat(Regex("[A-F]{1,4}[0-9]"), 15, 19))
+    calm, tight = engine_with(compiler()), engine_with(compiler(), num_blocks=20, enable_prefix_caching=False)
+    for engine in (calm, tight):
+        add_with(engine, "older", None, max_tokens=40, ignore_eos=True)
+        add_with(engine, "a", grammar, max_tokens=70, prompt=(4, 5, 6))
+    expected, preempted = run_to_end(calm)["a"], run_to_end(tight)["a"]
+    assert preempted[-1].num_preemptions > 0
+    assert tokens_of(preempted) == tokens_of(expected) and the_end(preempted) is FinishReason.STOP
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 25])
+def test_a_resumed_request_goes_on_where_it_was(count: int) -> None:
+    grammar = to_lark(Repeat(Regex("[A-F]{1,4}[0-9]"), 15, 19))
+    first, second = engine_with(compiler()), engine_with(compiler(), max_num_batched_tokens=3)
+    add_with(first, "a", grammar, max_tokens=90)
+    tokens = tokens_of(run_to_end(first)["a"])
+    add_with(second, "a", grammar, max_tokens=90, output_token_ids=tokens[:count])
+    assert tokens_of(run_to_end(second)["a"]) == tokens[count:]
+
+
+def test_a_model_that_cannot_follow_says_so() -> None:
+    engine = Engine(EngineConfig(model="fake"), fake_info(64, 16), FakeRunner(16))
+    with pytest.raises(RequestError, match="EOS"):
+        add_with(engine, "a", DIGITS)
+    assert not engine.has_work
+
+
+def test_a_grammar_cannot_be_made_endless() -> None:
+    with pytest.raises(InvalidParameterError, match="ignore_eos"):
+        SamplingParams(grammar=DIGITS, ignore_eos=True)
+
+
+def test_only_the_chunk_that_samples_has_a_mask() -> None:
+    engine = engine_with(compiler(), max_num_batched_tokens=2)
+    add_with(engine, "a", DIGITS, prompt=range(1, 6))
+    run_to_end(engine)
+    batches: list[Batch] = engine._runner.batches  # type: ignore[attr-defined]
+    masks = [request.allowed_tokens is not None for batch in batches for request in batch.requests]
+    assert masks == [False, False, True, True, True, True]
+
+
+class Breaks(ObedientRunner):
+    def decode(self, batch: Batch) -> StepOutput:
+        raise RuntimeError("broken")
+
+
+def test_the_engines_own_failures_are_not_blamed_on_the_request() -> None:
+    engine = Engine(
+        EngineConfig(model="fake", block_size=4), fake_info(64, 4), Breaks(4), grammars=GrammarQueue(compiler())
+    )
+    add_with(engine, "a", DIGITS)
+    update = run_to_end(engine)["a"][-1]
+    assert update.finish_reason is FinishReason.ERROR and not update.blames_request
+    engine.close()
