@@ -46,7 +46,7 @@ class Settings(BaseSettings):
     max_queue_time: PositiveFloat = setting(
         "Server", 30.0, "Seconds a request may wait to be scheduled; 429 when it would wait longer.", "SECONDS"
     )
-    max_body_bytes: ByteSize = setting("Server", ByteSize(32 * 2**20), "Largest request body.", "BYTES", gt=0)
+    max_body_bytes: ByteSize = setting("Server", ByteSize(8 * 2**20), "Largest request body.", "BYTES", gt=0)
     max_header_bytes: ByteSize = setting("Server", ByteSize(64 * 2**10), "Largest request head.", "BYTES", gt=0)
     max_connections: PositiveInt = setting("Server", 4096, "Connections at once; one that asks for nothing makes room.")
     header_timeout: PositiveFloat = setting("Server", 15.0, "Seconds a request's head may take.", "SECONDS")

@@ -4,7 +4,16 @@ from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from server.protocol.request import RequestFields
-from server.protocol.wire import Int32, Int64, StopStrings, Texts, TokenIds, WireModel
+from server.protocol.wire import (
+    AllowedTokenIds,
+    BadWords,
+    Int32,
+    Int64,
+    LogitBias,
+    StopStrings,
+    StopTokenIds,
+    WireModel,
+)
 
 MAX_CHOICES = 128
 
@@ -26,7 +35,7 @@ class GenerationParams(RequestFields):
     seed: Int64 | None = Field(None, description="The choice with index i uses seed + i. Drawn and reported if absent.")
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    logit_bias: dict[str, float] = Field({}, description="Token ids, as strings, to what is added to their logits.")
+    logit_bias: LogitBias = Field({}, description="Token ids, as strings, to what is added to their logits.")
     stream: bool = False
     stream_options: StreamOptions | None = None
 
@@ -35,11 +44,11 @@ class GenerationParams(RequestFields):
     repetition_penalty: float | None = None
     min_tokens: Int32 = 0
     ignore_eos: bool = False
-    stop_token_ids: TokenIds = Field([])
+    stop_token_ids: StopTokenIds = Field([])
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    bad_words: Texts = Field([])
-    allowed_token_ids: TokenIds | None = None
+    bad_words: BadWords = Field([])
+    allowed_token_ids: AllowedTokenIds | None = None
     prompt_logprobs: Int32 | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = Field(False, description='Tokens in logprobs are written "token_id:123".')

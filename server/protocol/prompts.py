@@ -32,9 +32,9 @@ def _text(item: Any) -> str:
 
 
 def _token_ids(item: Any) -> list[int]:
-    if not isinstance(item, list) or any(type(token_id) is not int for token_id in _bounded(item, MAX_TOKEN_IDS)):
+    if not isinstance(item, list) or set(map(type, _bounded(item, MAX_TOKEN_IDS))) - {int}:
         raise _mismatch()
-    if any(not 0 <= token_id <= MAX_INT32 for token_id in item):
+    if item and not (min(item) >= 0 and max(item) <= MAX_INT32):
         raise PydanticCustomError("token_id", "Token ids must not be negative nor outside the vocabulary")
     return item
 

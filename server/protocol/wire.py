@@ -10,6 +10,12 @@ MAX_INT64 = 2**63 - 1
 MAX_STRINGS = 1024
 MAX_TOKEN_IDS = 2**20
 MAX_STOP_STRINGS = 64  # each is looked for in every character that is generated
+MAX_STOP_LENGTH = 1024  # as much text may have to be held back
+MAX_BAD_WORDS = 256  # each is tokenized four times, on the event loop
+MAX_BAD_WORD_LENGTH = 256
+MAX_STOP_TOKEN_IDS = 1024
+MAX_ALLOWED_TOKEN_IDS = 2**16  # they are sent to the engine for each of `n` sequences
+MAX_LOGIT_BIASES = 1024
 
 
 class WireModel(BaseModel):
@@ -36,6 +42,13 @@ def check_text(text: str) -> str:
     return text
 
 
+def _check_size(value: Any) -> Any:
+    """Before each entry is looked at: pydantic would describe what is wrong with every one of them."""
+    if isinstance(value, dict) and len(value) > MAX_LOGIT_BIASES:
+        raise PydanticCustomError("too_long", "Must not have more than {limit} entries", {"limit": MAX_LOGIT_BIASES})
+    return value
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -43,11 +56,16 @@ def _as_list(value: Any) -> Any:
 Int32 = Annotated[int, Field(ge=-(2**31), le=MAX_INT32)]
 Int64 = Annotated[int, Field(ge=-(2**63), le=MAX_INT64)]
 Text = Annotated[str, AfterValidator(check_text)]
-Texts = Annotated[list[Text], Field(max_length=MAX_STRINGS, fail_fast=True)]
 StopStrings = Annotated[
-    list[Text],
+    list[Annotated[Text, Field(max_length=MAX_STOP_LENGTH)]],
     Field(max_length=MAX_STOP_STRINGS, fail_fast=True),
     BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
 ]
+BadWords = Annotated[
+    list[Annotated[Text, Field(max_length=MAX_BAD_WORD_LENGTH)]], Field(max_length=MAX_BAD_WORDS, fail_fast=True)
+]
+LogitBias = Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES), BeforeValidator(_check_size)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
+StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
+AllowedTokenIds = Annotated[list[TokenId], Field(max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)]

@@ -1,0 +1,78 @@
+"""How much of each thing a request may ask for: just so much is taken, one more is refused by name."""
+
+import gc
+import json
+from typing import Any
+
+import pytest
+
+from server.protocol import wire
+from server.routes import json_route
+from tests.server.events import error_of
+from tests.server.live_server import LiveServer
+
+
+@pytest.mark.parametrize(
+    ("param", "limit", "value"),
+    [
+        ("stop", wire.MAX_STOP_STRINGS, lambda count: ["x"] * count),
+        ("stop", wire.MAX_STOP_LENGTH, lambda count: "x" * count),
+        ("bad_words", wire.MAX_BAD_WORDS, lambda count: ["x"] * count),
+        ("bad_words", wire.MAX_BAD_WORD_LENGTH, lambda count: ["x" * count]),
+        ("stop_token_ids", wire.MAX_STOP_TOKEN_IDS, lambda count: [1] * count),
+        ("allowed_token_ids", wire.MAX_ALLOWED_TOKEN_IDS, lambda count: [97] * count),
+        ("n", 128, lambda count: count),
+        ("prompt", 128, lambda count: ["x"] * count),
+        ("cache_salt", 1024, lambda count: "x" * count),
+    ],
+)
+def test_so_much_is_taken_and_one_more_is_refused_by_name(
+    server: LiveServer, param: str, limit: int, value: Any
+) -> None:
+    taken = server.complete(**{"prompt": "Hi", "max_tokens": 1, param: value(limit)})
+    assert taken.status_code == 200, taken.text
+    if param == "prompt":
+        limit = 320  # what the server takes at once
+    refused = server.complete(**{"prompt": "Hi", "max_tokens": 1, param: value(limit + 1)})
+    assert (refused.status_code, error_of(refused)["param"]) == (400, param)
+
+
+def test_logit_biases_are_counted_before_they_are_read(server: LiveServer) -> None:
+    refused = server.complete("Hi", logit_bias={f"no id {each}": "no number" for each in range(1025)})
+    message = error_of(refused)["message"]
+    assert refused.status_code == 400 and message == "logit_bias: Must not have more than 1024 entries."
+
+
+def test_so_are_fields(server: LiveServer) -> None:
+    fields = {f"unknown_{each}": 1 for each in range(json_route.MAX_FIELDS - 1)}
+    assert server.complete("Hi", **fields).status_code == 200
+    refused = server.complete("Hi", **fields, one_more=1)
+    assert refused.status_code == 400 and "257 fields" in error_of(refused)["message"]
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+class TestJson:
+    @pytest.mark.parametrize("start", ["[", '{"a":', '{"prompt":["', '{"prompt": [1,', "1", "-", '"'])
+    def test_what_is_cut_off_or_endless_is_refused(self, server: LiveServer, size: int, start: str) -> None:
+        refused = server.post("/v1/completions", start * size)
+        assert (refused.status_code, error_of(refused)["code"]) == (400, "invalid_request_error")
+
+    @pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+    def test_it_is_utf8(self, server: LiveServer, size: int, encoding: str) -> None:
+        body = json.dumps({"prompt": "ä" * size}, ensure_ascii=False).encode(encoding)
+        assert server.post("/v1/completions", body).status_code == 400
+
+    def test_the_collector_goes_on(self, server: LiveServer, size: int) -> None:
+        server.post("/v1/completions", "[" * size)
+        assert gc.isenabled()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity"])
+def test_packed_bodies_are_refused_by_name(server: LiveServer, encoding: str) -> None:
+    refused = server.complete("Hi", headers={"Content-Encoding": encoding})
+    assert (refused.status_code, error_of(refused)["code"]) == (415, "unsupported_media_type")
+    assert encoding.lower() in refused.text
+
+
+def test_a_body_that_says_it_is_not_packed_is_read(server: LiveServer) -> None:
+    assert server.complete("Hi", headers={"Content-Encoding": "identity"}).status_code == 200
