@@ -152,6 +152,18 @@ def test_the_prompt_can_be_scored(server: str) -> None:
     assert len(scores) == 5 and scores[0] is None and all(score < 0 for score in scores[1:])
 
 
+def test_a_chat_is_the_completion_of_its_rendered_prompt(server: str) -> None:
+    chat = {"messages": [{"role": "user", "content": "What is os.path?"}], "max_tokens": 24, "seed": 3}
+    rendered = httpx.post(f"{server}/v1/chat/completions/render", json=chat, timeout=300).json()
+    completed = complete(server, prompt=rendered["prompt_token_ids"], max_tokens=24, seed=3)
+    with OpenAI(base_url=f"{server}/v1", api_key="none") as client:
+        answer = client.chat.completions.create(model="embedded", **chat)
+        stream = client.chat.completions.create(model="embedded", stream=True, **chat)
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert answer.choices[0].message.content == streamed == completed["choices"][0]["text"] != ""
+    assert rendered["prompt"] == "<|im_start|>user\nWhat is os.path?<|im_end|>\n<|im_start|>assistant\n"
+
+
 def test_a_killed_engine_is_said_and_not_hidden() -> None:
     process, url = start()
     try:

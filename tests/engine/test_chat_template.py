@@ -79,10 +79,17 @@ def test_the_last_of_several_parts_is_continued() -> None:
     assert "continue" not in str(parts)
 
 
-@pytest.mark.parametrize("source", ["{{ messages[0].content | upper }}", "{{ messages[0].content[:3] }}", "nothing"])
-def test_a_message_that_the_template_changes_cannot_be_continued(source: str) -> None:
+def test_a_text_may_contain_what_marks_its_end() -> None:
+    text = f"a {engine.chat_template._END_OF_MESSAGE} b"
+    assert (
+        render("{{ messages[0].content }};", [{"role": "user", "content": text}], continue_final_message=True) == text
+    )
+
+
+@pytest.mark.parametrize("way", [" | upper", "[:3]", " | replace('é', 'e')", " * 0"])
+def test_a_message_that_the_template_changes_cannot_be_continued(way: str) -> None:
     with pytest.raises(InvalidParameterError, match="cannot be continued"):
-        render(source, continue_final_message=True)
+        render("{{ messages[0].content" + way + " }}", continue_final_message=True)
 
 
 @pytest.mark.parametrize("content", [None, [], [{"type": "image"}]])

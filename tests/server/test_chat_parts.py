@@ -1,0 +1,139 @@
+"""Parts of messages, from a parser of the test's own: as deltas, and added up."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from engine.outputs import RequestOutput
+from engine.request import FinishReason
+from server.chat.choice import ChatChoice
+from server.chat.message import delta_of, message_of
+from server.chat.parts import Content, Part, PlainParser, Reasoning, ToolCall
+from server.protocol.chat import ChatRequest
+from tests.server.byte_tokenizer import ByteTokenizer
+
+THINK = [Reasoning("Let me "), Reasoning("see")]
+CALLS = [ToolCall(0, '{"a"', "id-0", "f"), ToolCall(0, ": 1}"), ToolCall(1, "{}", "id-1", "g")]
+
+
+class ScriptedParser:
+    """Text in small letters is reasoning, in capitals content; "!" is a call, told at the end."""
+
+    def __init__(self) -> None:
+        self.is_reasoning = False
+        self._held: list[Part] = []
+
+    def feed(self, text: str) -> list[Part]:
+        self.is_reasoning = text.islower()
+        if "!" in text:
+            self._held = [ToolCall(0, "{}", "id", "f")]
+            return []
+        return [Reasoning(text) if self.is_reasoning else Content(text)] if text else []
+
+    def finish(self) -> list[Part]:
+        return self._held
+
+
+def outputs(*texts: str, reason: FinishReason = FinishReason.STOP) -> list[RequestOutput]:
+    """One token per text; the last one ends."""
+    return [
+        RequestOutput(
+            request_id="r",
+            text=text,
+            token_ids=(number,),
+            num_prompt_tokens=1,
+            num_cached_tokens=0,
+            num_output_tokens=number + 1,
+            finish_reason=reason if number == len(texts) - 1 else None,
+        )
+        for number, text in enumerate(texts)
+    ]
+
+
+def choice(**parameters: Any) -> ChatChoice:
+    request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}], **parameters})
+    return ChatChoice(0, request, ScriptedParser(), ByteTokenizer())
+
+
+@pytest.mark.parametrize(
+    ("parts", "delta"),
+    [
+        ([], {"content": ""}),
+        ([Content("a"), Content("b")], {"content": "ab"}),
+        (THINK, {"reasoning_content": "Let me see"}),
+        ([*THINK, Content("!")], {"reasoning_content": "Let me see", "content": "!"}),
+        (
+            CALLS[:2],
+            {
+                "tool_calls": [
+                    {"index": 0, "id": "id-0", "type": "function", "function": {"name": "f", "arguments": '{"a"'}},
+                    {"index": 0, "function": {"arguments": ": 1}"}},
+                ]
+            },
+        ),
+    ],
+)
+def test_parts_of_one_token_are_one_delta(parts: Sequence[Part], delta: dict[str, Any]) -> None:
+    assert delta_of(parts) == delta
+
+
+def test_calls_are_put_together() -> None:
+    assert message_of(CALLS) == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "tool_calls": [
+            {"id": "id-0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}},
+            {"id": "id-1", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+        ],
+    }
+
+
+@pytest.mark.parametrize(("parts", "content"), [([], ""), (THINK, ""), ([Content("a"), *CALLS], "a"), (CALLS, None)])
+def test_content_is_null_only_beside_calls(parts: Sequence[Part], content: str | None) -> None:
+    assert message_of(parts)["content"] == content
+
+
+def test_deltas_add_up_to_the_message() -> None:
+    texts = ("think", "ing", "ANSWER", "!")
+    message = choice().whole(outputs(*texts))["message"]
+    streamed = choice()
+    deltas = [each["delta"] for output in outputs(*texts) for each in streamed.chunks(output)]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message["reasoning_content"] == "thinking"
+    assert "".join(delta.get("content", "") for delta in deltas) == message["content"] == "ANSWER"
+    assert deltas[0] == {"role": "assistant", "reasoning_content": "think"} and deltas[-1] == {}
+    assert deltas[-2]["tool_calls"][0]["function"] == message["tool_calls"][0]["function"]
+
+
+def test_reasoning_tokens_are_counted_streamed_or_not() -> None:
+    whole, streamed = choice(), choice()
+    whole.whole(outputs("think", "ing", "ANSWER"))
+    for output in outputs("think", "ing", "ANSWER"):
+        streamed.chunks(output)
+    assert whole.num_reasoning_tokens == streamed.num_reasoning_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason", "told"),
+    [
+        (("A", "!"), FinishReason.STOP, "tool_calls"),
+        (("A", "!"), FinishReason.LENGTH, "length"),
+        (("A", "B"), FinishReason.STOP, "stop"),
+    ],
+)
+def test_a_call_is_the_reason_of_a_stop(texts: tuple[str, ...], reason: FinishReason, told: str) -> None:
+    streamed = choice()
+    last = [each for output in outputs(*texts, reason=reason) for each in streamed.chunks(output)][-1]
+    assert last["finish_reason"] == choice().whole(outputs(*texts, reason=reason))["finish_reason"] == told
+
+
+def test_what_was_held_back_is_told_when_the_end_brings_no_text() -> None:
+    streamed = choice()
+    chunks = [each for output in outputs("A", "!", "") for each in streamed.chunks(output)]
+    assert [set(each["delta"]) for each in chunks] == [{"role", "content"}, {"content"}, {"tool_calls"}, set()]
+
+
+def test_without_a_parser_all_text_is_content() -> None:
+    parser = PlainParser()
+    assert [parser.feed("<think>"), parser.feed(""), parser.finish()] == [[Content("<think>")], [], []]
