@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from server.backend import OpenBackend
 from server.context import AppContext
 from server.handlers import add_exception_handlers
+from server.key_ring import KeyRing
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
 from server.middleware.access import AccessMiddleware
@@ -26,11 +27,12 @@ from server.version import VERSION
 
 
 def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
-    """The server for one model. Loading begins with the app's lifespan and does not hold it up."""
+    """The server for one model. Loading begins with the app's lifespan and does not hold it up. Raises ConfigError."""
     # Importing sse-starlette makes uvicorn cut every open stream at SIGTERM; `lifecycle` drains instead.
     AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     metrics = Metrics(settings.model_names[0], with_vllm_names=settings.metrics_alias == "vllm")
-    context = AppContext(settings, metrics, Lifecycle(open_backend, metrics))
+    keys = KeyRing(settings.api_key, settings.api_keys_file)
+    context = AppContext(settings, metrics, Lifecycle(open_backend, metrics), keys)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
@@ -71,8 +73,8 @@ def _middlewares(context: AppContext) -> list[Middleware]:
                 expose_headers=EXPOSED_HEADERS,
             )
         )
-    if settings.api_key:
-        stack.append(Middleware(AuthMiddleware, settings.api_key))
+    if not context.keys.is_open:
+        stack.append(Middleware(AuthMiddleware, context.keys))
     stack.append(Middleware(GateMiddleware, lifecycle))
     stack.append(Middleware(BodyLimitMiddleware, int(settings.max_body_bytes), settings.body_timeout))
     return stack

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import SettingsError
 
 from engine.errors import ConfigError, TwostepError
+from server.api_keys import new_key
 from server.logs import configure_logging
 from server.settings import Names, Settings
 from server.version import VERSION
@@ -25,6 +26,7 @@ model is served, which needs no download.
 
 Every flag can also be set in the environment (--max-num-seqs is TWOSTEP_MAX_NUM_SEQS) and in a YAML file given with
 --config (max-num-seqs: 32). A flag wins over the environment, the environment over the file."""
+_KEY_DESCRIPTION = "Make a random API key: its entry for --api-keys-file on stdout, the key itself on stderr."
 _EXAMPLES = """\
 examples:
   twostep serve                                        try it with the embedded toy model
@@ -48,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The process's exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the server runs, it ends as Ctrl-C does
     try:
-        settings = read_settings(parse_flags(arguments))
+        command, flags = parse_command(arguments)
+        if command == "key":
+            return print_key(flags["name"])
+        settings = read_settings(flags)
         configure_logging(settings.log_level)
         # These import the web framework: --help and wrong settings do not wait for it.
         from server.backend import backend_opener
@@ -56,20 +61,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return serve(settings, backend_opener(settings))
     except TwostepError as error:
-        print(f"twostep serve: {error}", file=sys.stderr)
+        print(f"twostep: {error}", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
         return 0
 
 
-def parse_flags(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """The settings given as flags, unchecked. Ends the process on --help, --version and flags that do not exist."""
+def parse_command(arguments: Sequence[str] | None = None) -> tuple[str, dict[str, Any]]:
+    """The command and its flags, unchecked. Ends the process on --help, --version and flags that do not exist."""
     parser = _parser()
     flags = vars(parser.parse_args(arguments))
-    if flags.pop("command") is None:
+    command = flags.pop("command")
+    if command is None:
         parser.print_help(sys.stderr)
         parser.exit(EXIT_ERROR)
-    return flags
+    return command, flags
+
+
+def print_key(name: str) -> int:
+    """So that `twostep key NAME >> FILE` keeps the entry and shows the key. Raises ConfigError."""
+    secret, entry = new_key(name)
+    print(entry, end="")
+    print(f"The key of {name}, shown this once: {secret}", file=sys.stderr)
+    return 0
 
 
 def read_settings(flags: Mapping[str, Any]) -> Settings:
@@ -98,7 +112,7 @@ def _source_of(name: str, flags: Mapping[str, Any]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="twostep", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=_Formatter)
     parser.add_argument("--version", action="version", version=f"twostep {VERSION}")
-    commands = parser.add_subparsers(dest="command", metavar="serve", title="commands")
+    commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
     serve = commands.add_parser(
         "serve",
         help="serve a model over HTTP; twostep serve --help lists the settings",
@@ -108,6 +122,8 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
+    key = commands.add_parser("key", help="make an API key for --api-keys-file", description=_KEY_DESCRIPTION)
+    key.add_argument("name", metavar="NAME", help="whose key it is: in the log, the metrics and the file")
     groups: dict[str, Any] = {}
     for name, field in Settings.model_fields.items():
         extra = field.json_schema_extra

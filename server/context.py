@@ -7,6 +7,7 @@ from starlette.requests import Request
 
 from server.backend import Backend
 from server.errors import ModelNotFoundError
+from server.key_ring import KeyRing
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
 from server.settings import Settings
@@ -17,6 +18,7 @@ class AppContext:
     settings: Settings
     metrics: Metrics
     lifecycle: Lifecycle
+    keys: KeyRing
 
     @property
     def backend(self) -> Backend:

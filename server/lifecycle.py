@@ -94,7 +94,9 @@ class Lifecycle:
     async def _hold_backend(self) -> None:
         try:
             async with self._open_backend(self._metrics) as self._backend:
-                self._metrics.on_engine_info(self._backend.engine.info)
+                engine = self._backend.engine
+                self._metrics.on_engine_info(engine.info)
+                self._metrics.watch_room(lambda: engine.room)
                 if self.state is State.LOADING:
                     self.state = State.READY
                 self._settled.set()

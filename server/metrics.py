@@ -1,14 +1,17 @@
 """The app's Prometheus metrics: one registry, fed by the engine as its observer, and by the HTTP side."""
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from engine.batch import Phase
 from engine.config import EngineInfo
 from engine.request import FinishReason
-from engine.stats import RequestTimings, StepStats
+from engine.stats import RequestTimings, RoomStats, StepStats
 from server.metrics_engine import EngineCollector
 from server.metrics_names import Exposition
+from server.timings import TokenCounts
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -44,6 +47,10 @@ class Metrics:
         """Called when the model is loaded."""
         self._engine.info = info
 
+    def watch_room(self, room: Callable[[], RoomStats]) -> None:
+        """Who waits is asked for when Prometheus asks."""
+        self._engine.room = room
+
     def on_step(self, stats: StepStats) -> None:
         self._engine.stats = stats
         if stats.phase is not None:
@@ -74,6 +81,15 @@ class Metrics:
         """`reason` is the error's code."""
         self._rejections.labels(reason).inc()
 
+    def on_key_request(self, key: str, counts: TokenCounts | None, error_code: str | None) -> None:
+        """A POST has ended that came with this key; `counts` is None if it got no token."""
+        self._key_requests.labels(key).inc()
+        if counts is not None:
+            self._key_tokens.labels(key, "prompt").inc(counts.prompt)
+            self._key_tokens.labels(key, "generated").inc(counts.output)
+        if error_code is not None:
+            self._key_rejections.labels(key, error_code).inc()
+
     def on_http_request(self, handler: str, method: str, status: int, duration_s: float) -> None:
         self._http_requests.labels(handler, method, str(status)).inc()
         self._http_duration.labels(handler, method).observe(duration_s)
@@ -90,6 +106,9 @@ class Metrics:
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated and delivered.")
         self._requests = self._counter("requests", "Requests that ended, by how.", "finish_reason")
         self._rejections = self._counter("rejections", "Requests that were refused, by error code.", "reason")
+        self._key_requests = self._counter("key_requests", "POST requests that ended, by API key.", "key")
+        self._key_tokens = self._counter("key_tokens", "Tokens of requests that ended, by API key.", "key", "kind")
+        self._key_rejections = self._counter("key_rejections", "Refused requests, by API key.", "key", "reason")
         for reason in FinishReason:
             self._requests.labels(reason.value)
 

@@ -1,13 +1,13 @@
 """What the engine's newest step says, read when Prometheus asks: costs nothing while tokens flow."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from engine.config import EngineInfo
-from engine.stats import PoolStats, StepStats
+from engine.stats import PoolStats, RoomStats, StepStats
 
 
 class EngineCollector(Collector):
@@ -16,13 +16,16 @@ class EngineCollector(Collector):
     def __init__(self) -> None:
         self.info: EngineInfo | None = None
         self.stats: StepStats | None = None
+        self.room: Callable[[], RoomStats] = lambda: RoomStats(0, 0, 0.0)
 
     def collect(self) -> Iterator[Metric]:
-        stats, info = self.stats, self.info
+        stats, info, room = self.stats, self.info, self.room()
         pool = stats.pool if stats else PoolStats(info.num_blocks if info else 0, 0, 0)
         total = pool.free + pool.held + pool.cached
         yield self._gauge("requests_running", "Requests being computed.", stats.num_running if stats else 0)
         yield self._gauge("requests_waiting", "Requests waiting to be scheduled.", stats.num_waiting if stats else 0)
+        yield self._gauge("waiting_tokens", "Prompt tokens that wait to be computed.", room.num_waiting_tokens)
+        yield self._gauge("predicted_wait_seconds", "Wait of a new request to be scheduled.", room.predicted_wait_s)
         yield self._gauge("kv_cache_usage_ratio", "Share of KV blocks held.", pool.held / total if total else 0.0)
         yield self._blocks(pool)
         yield self._config(info)

@@ -6,6 +6,7 @@ from typing import cast
 
 from starlette.types import Scope
 
+from server.api_keys import NOBODY, ApiKey
 from server.timings import PhaseReport
 
 
@@ -16,6 +17,8 @@ class RequestRecord:
     request_id: str
     arrival_s: float
     """On `time.monotonic()`, when the request's head was read."""
+    key: ApiKey = NOBODY
+    """Who calls."""
     status: int = 0
     error_code: str | None = None
     client_left: bool = False

@@ -97,10 +97,12 @@ class DrainingServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal)
+        if self._context.settings.api_keys_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._context.keys.reload)
         try:
             yield
         finally:
-            for number in SIGNALS:
+            for number in (*SIGNALS, signal.SIGHUP):
                 loop.remove_signal_handler(number)
 
     def _on_signal(self) -> None:

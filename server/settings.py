@@ -40,6 +40,10 @@ class Settings(BaseSettings):
     host: str = setting("Server", "127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
     port: int = setting("Server", 8000, "Port to listen on; 0 for a free one.", ge=0, le=65535)
     api_key: Names = setting("Server", (), "Key that clients must send. May be given several times.", "KEY")
+    api_keys_file: Path | None = setting(
+        "Server", None, "YAML file of named API keys; read again on SIGHUP. twostep key NAME makes one.", "FILE"
+    )
+    share_prefix_cache: bool = setting("Server", False, "Share KV blocks of equal prompts between API keys, too.")
     allowed_origins: Names = setting("Server", (), "Origin whose scripts may call (CORS); * for all.", "ORIGIN")
     max_waiting: PositiveInt = setting("Server", 256, "Requests that may wait; more are refused with 429.")
     max_waiting_tokens: PositiveInt = setting("Server", 1_000_000, "Prompt tokens that may wait to be computed.")

@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from engine.client import GenerationRequest
 from engine.sampling_params import SamplingParams
+from server.api_keys import ApiKey
 from server.context import context_of
 from server.errors import BadRequestError
 from server.middleware.record import is_sane_request_id
@@ -26,6 +27,9 @@ class Arrival:
     """The name to answer with."""
     request_id: str
     arrival_s: float
+    key: ApiKey
+    cache_salt: str
+    """Of the key and of the request."""
     fields: RequestFields
 
     def generation(self, name: str, prompt_token_ids: list[int], params: SamplingParams) -> GenerationRequest:
@@ -37,7 +41,9 @@ class Arrival:
             params=params,
             arrival_s=self.arrival_s,
             priority=fields.priority,
-            cache_salt=fields.cache_salt,
+            tenant=self.key.name,
+            weight=self.key.weight,
+            cache_salt=self.cache_salt,
             max_queue_s=_seconds(fields.max_queue_ms),
             deadline_s=_seconds(fields.deadline_ms),
         )
@@ -45,11 +51,13 @@ class Arrival:
 
 def let_in(body: RequestFields, refusals: Mapping[str, str], request: Request) -> Arrival:
     """Raises ModelNotFoundError, or BadRequestError for a field that this endpoint refuses."""
-    model, record = context_of(request).check_model(body.model), record_of(request.scope)
+    context, record = context_of(request), record_of(request.scope)
+    model = context.check_model(body.model)
     _check_extra_fields(body, refusals)
     if body.request_id is not None:
         _take_request_id(body.request_id, request, record)
-    return Arrival(model, record.request_id, record.arrival_s, body)
+    cache_salt = body.cache_salt if context.settings.share_prefix_cache else record.key.salt(body.cache_salt)
+    return Arrival(model, record.request_id, record.arrival_s, record.key, cache_salt, body)
 
 
 def _seconds(milliseconds: int | None) -> float | None:

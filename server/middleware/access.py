@@ -41,6 +41,9 @@ class AccessMiddleware:
         self._metrics.on_http_request(_handler(scope), method, record.status, elapsed_s)
         if record.error_code is not None and method == "POST":
             self._metrics.on_rejection(record.error_code)
+        if record.key.name and method == "POST":
+            counts = None if record.report is None else record.report().counts
+            self._metrics.on_key_request(record.key.name, counts, record.error_code)
         level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
         if logger.isEnabledFor(level):
             elapsed_ms = elapsed_s * 1e3

@@ -1,31 +1,57 @@
-"""Refuses requests without one of the API keys."""
+"""Refuses requests without one of the API keys, and work beyond what its key may have at once."""
 
-import secrets
+from contextlib import ExitStack
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.errors import OverloadedError
+from server.api_keys import ApiKey
 from server.errors import AuthenticationError, error_response
+from server.key_ring import KeyRing
+from server.record import record_of
 
 OPEN_PATHS = frozenset({"/metrics", "/health", "/ready"})
 
 
 class AuthMiddleware:
-    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
-        self._api_keys = tuple(key.encode() for key in api_keys)
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_allowed(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        error = AuthenticationError("The API key is missing or wrong. Send it as: Authorization: Bearer <key>.")
-        await error_response(scope, error)(scope, receive, send)
+        key = self._key_of(scope)
+        if key is None:
+            error = AuthenticationError("The API key is missing or wrong. Send it as: Authorization: Bearer <key>.")
+            await error_response(scope, error)(scope, receive, send)
+            return
+        record_of(scope).key = key
+        if scope["method"] == "POST":
+            await self._work(key, scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
-    def _is_allowed(self, scope: Scope) -> bool:
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+    async def _work(self, key: ApiKey, scope: Scope, receive: Receive, send: Send) -> None:
+        with ExitStack() as place:
+            try:
+                place.enter_context(self._keys.under_way(key))
+            except OverloadedError as error:
+                await error_response(scope, error)(scope, receive, send)
+                return
+
+            async def leaving_send(message: Message) -> None:
+                """The place is free before the client can know that its response is complete, and send the next."""
+                if message["type"] == "http.response.body" and not message.get("more_body", False):
+                    place.close()
+                await send(message)
+
+            await self._app(scope, receive, leaving_send)
+
+    def _key_of(self, scope: Scope) -> ApiKey | None:
+        scheme, _, secret = Headers(scope=scope).get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            return False
-        given = key.strip().encode("latin-1")  # how starlette decodes header bytes
-        # Every key is compared, in constant time each: how long it takes says nothing about any of them.
-        return any([secrets.compare_digest(given, api_key) for api_key in self._api_keys])
+            return None
+        return self._keys.find(secret.strip().encode("latin-1"))  # how starlette decodes header bytes

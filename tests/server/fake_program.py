@@ -1,4 +1,4 @@
-"""The program over an engine without a model: `python fake_program.py loading|ready|slow|stuck|broken`."""
+"""The program over an engine without a model: `python fake_program.py loading|ready|slow|stuck|broken [KEYS_FILE]`."""
 
 import sys
 from collections.abc import Callable
@@ -20,5 +20,5 @@ KINDS: dict[str, Callable[[], FakeBackend]] = {
 }
 
 if __name__ == "__main__":
-    settings = Settings(port=0, shutdown_timeout=1000)
+    settings = Settings(port=0, shutdown_timeout=1000, api_keys_file=sys.argv[2] if len(sys.argv) > 2 else None)
     sys.exit(serve(settings, KINDS[sys.argv[1]]().opener(settings)))

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from server.api_keys import new_key
 from server.banner import ready_banner, url_of
 from server.cli import main
 from server.settings import Settings
@@ -174,6 +175,21 @@ class TestSignals:
                 process.send_signal(signal.SIGINT)
                 assert chunks_of_text(response)[-1]["error"]["code"] == "server_is_overloaded"
             assert_ended_well(process)
+
+
+def test_hang_up_reads_the_keys_again(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(new_key("alice")[1])
+    secret, entry = new_key("bob")
+    headers = {"Authorization": f"Bearer {secret}"}
+    with fake_program("ready", str(path)) as process:
+        models = url_in(process, "listens") + "/v1/models"
+        assert httpx.get(models, headers=headers).status_code == 401
+        path.write_text(entry)
+        process.send_signal(signal.SIGHUP)
+        wait_until(lambda: httpx.get(models, headers=headers).status_code == 200)
+        process.send_signal(signal.SIGTERM)
+        assert_ended_well(process)
 
 
 def chunks_of_text(response: httpx.Response) -> list[dict[str, Any]]:

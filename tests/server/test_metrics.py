@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.batch import Phase
 from engine.request import FinishReason
-from engine.stats import PoolStats, RequestTimings, StepStats
+from engine.stats import PoolStats, RequestTimings, RoomStats, StepStats
 from server.metrics import Metrics
+from server.timings import TokenCounts
 from tests.server.events import chunks_of
 from tests.server.fake_engine import INFO
 from tests.server.live_server import LiveServer
@@ -20,6 +21,8 @@ from tests.server.live_server import LiveServer
 TABLE: dict[str, tuple[str, set[str], list[str]]] = {
     "requests_running": ("gauge", set(), ["vllm:num_requests_running"]),
     "requests_waiting": ("gauge", set(), ["vllm:num_requests_waiting"]),
+    "waiting_tokens": ("gauge", set(), []),
+    "predicted_wait_seconds": ("gauge", set(), []),
     "kv_cache_usage_ratio": ("gauge", set(), ["vllm:kv_cache_usage_perc"]),
     "kv_blocks": ("gauge", {"state"}, []),
     "cache_config_info": ("gauge", {"block_size", "num_gpu_blocks"}, ["vllm:cache_config_info"]),
@@ -41,6 +44,9 @@ TABLE: dict[str, tuple[str, set[str], list[str]]] = {
     "requests": ("counter", {"finish_reason"}, ["vllm:request_success"]),
     "preemptions": ("counter", set(), ["vllm:num_preemptions"]),
     "rejections": ("counter", {"reason"}, []),
+    "key_requests": ("counter", {"key"}, []),
+    "key_tokens": ("counter", {"key", "kind"}, []),
+    "key_rejections": ("counter", {"key", "reason"}, []),
     "engine_restarts": ("counter", set(), []),
     "step_duration_seconds": ("histogram", {"phase"}, []),
     "step_tokens": ("histogram", {"phase"}, ["vllm:iteration_tokens_total"]),
@@ -66,6 +72,9 @@ def busy_metrics(with_vllm_names: bool = True) -> Metrics:
     metrics.on_finish(FinishReason.STOP, timings)
     metrics.on_finish(FinishReason.ABORT, None)
     metrics.on_rejection("slow_down")
+    metrics.watch_room(lambda: RoomStats(12, 345, 6.5))
+    metrics.on_key_request("alice", TokenCounts(11, 4, 2), None)
+    metrics.on_key_request("alice", None, "slow_down")
     metrics.on_http_request("/health", "GET", 200, 0.001)
     return metrics
 
@@ -123,6 +132,16 @@ class TestValues:
         assert self.value("twostep_kv_cache_usage_ratio") == 20 / 64
         assert [self.value("twostep_kv_blocks", state=state) for state in ("free", "held", "cached")] == [10, 20, 34]
         assert self.value("twostep_prefix_cache_hits_total") == 50
+
+    def test_who_waits_is_told(self) -> None:
+        assert self.value("twostep_waiting_tokens") == 345
+        assert self.value("twostep_predicted_wait_seconds") == 6.5
+
+    def test_each_key_has_its_own_counts(self) -> None:
+        assert self.value("twostep_key_requests_total", key="alice") == 2
+        assert self.value("twostep_key_tokens_total", key="alice", kind="prompt") == 11
+        assert self.value("twostep_key_tokens_total", key="alice", kind="generated") == 2
+        assert self.value("twostep_key_rejections_total", key="alice", reason="slow_down") == 1
 
     def test_phases_are_apart_and_their_sum_is_the_alias(self) -> None:
         assert self.value("twostep_step_tokens_sum", phase="prefill") == 100

@@ -7,7 +7,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from server.cli import parse_flags, read_settings
+from server.cli import parse_command, read_settings
 from server.settings import Settings
 
 # A value unlike the default for each setting, as text, and what it becomes.
@@ -15,6 +15,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "host": ("0.0.0.0", "0.0.0.0"),
     "port": ("1234", 1234),
     "api_key": ("secret", ("secret",)),
+    "api_keys_file": ("keys.yaml", Path("keys.yaml")),
+    "share_prefix_cache": ("true", True),
     "allowed_origins": ("https://a.example", ("https://a.example",)),
     "max_waiting": ("3", 3),
     "max_waiting_tokens": ("1234", 1234),
@@ -51,6 +53,8 @@ SERVER_ONLY = {
         "host",
         "port",
         "api_key",
+        "api_keys_file",
+        "share_prefix_cache",
         "allowed_origins",
         "max_waiting",
         "max_waiting_tokens",
@@ -73,7 +77,7 @@ def flags_of(name: str, text: str) -> list[str]:
 
 
 def read(*arguments: str) -> Settings:
-    return read_settings(parse_flags(["serve", *arguments]))
+    return read_settings(parse_command(["serve", *arguments])[1])
 
 
 def test_every_setting_is_tested_here() -> None:

@@ -1,0 +1,92 @@
+"""API keys: who may call, and on which terms. The file of --api-keys-file, as YAML:
+
+    alice:
+      sha256: 2c26b46b...     # of the key; `twostep key alice` makes both
+      weight: 2               # share of the engine against other keys; default 1
+      max-concurrent: 8       # requests at once; default no limit
+
+A plain hash is enough at rest: such a key is 256 random bits, so there is nothing to guess that a slow hash would slow
+down, and every request would pay for it.
+"""
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+
+from engine.errors import ConfigError
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    name: str
+    digest: bytes
+    weight: float = 1.0
+    max_concurrent: int | None = None
+
+    def salt(self, cache_salt: str) -> str:
+        """The request's salt, apart from every other key's: how fast an answer comes tells nothing of others' prompts.
+
+        Names and salts have no null characters.
+        """
+        return f"{self.name}\0{cache_salt}" if self.name else cache_salt
+
+
+NOBODY = ApiKey("", b"")
+"""Who calls a server without keys."""
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$")]
+    weight: float = Field(1.0, ge=0.001, le=1000)
+    max_concurrent: int | None = Field(None, ge=1, alias="max-concurrent")
+
+
+_FILE = TypeAdapter(dict[Name, _Entry])
+
+
+def digest_of(secret: bytes) -> bytes:
+    return hashlib.sha256(secret).digest()
+
+
+def read_keys(path: Path) -> list[ApiKey]:
+    """Raises ConfigError, which names the key at fault but shows nothing of it."""
+    try:
+        content = yaml.safe_load(path.expanduser().read_text(encoding="utf-8"))
+        entries = _FILE.validate_python(content or {})
+    except OSError as error:
+        raise ConfigError(f"--api-keys-file: {path} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-keys-file: {path} is not YAML.") from error
+    except ValidationError as error:
+        problem = error.errors(include_input=False)[0]
+        place = ".".join(str(part)[:64] for part in problem["loc"])
+        raise ConfigError(f"--api-keys-file: {path}: {place or 'its content'}: {problem['msg']}.") from None
+    return [
+        ApiKey(name, bytes.fromhex(entry.sha256), entry.weight, entry.max_concurrent) for name, entry in entries.items()
+    ]
+
+
+def plain_keys(given: tuple[str, ...]) -> list[ApiKey]:
+    """Those of --api-key, which have no names of their own."""
+    names = ["default"] if len(given) == 1 else [f"key-{number}" for number in range(1, len(given) + 1)]
+    return [ApiKey(name, digest_of(secret.encode())) for name, secret in zip(names, given, strict=True)]
+
+
+def new_key(name: str) -> tuple[str, str]:
+    """A random key and its entry in the file. Raises ConfigError for a name that cannot be one."""
+    secret = f"sk-{secrets.token_urlsafe(32)}"
+    entry = f'{name}:\n  sha256: "{digest_of(secret.encode()).hex()}"\n'
+    try:
+        _FILE.validate_python(yaml.safe_load(entry))
+    except (yaml.YAMLError, ValidationError):
+        raise ConfigError(f"{name!r} cannot name a key: use letters, digits, '.', '_' and '-', at most 64.") from None
+    return secret, entry
