@@ -15,7 +15,7 @@ STATUS_CLIENT_LEFT = 499
 """nginx's number for it; seen in the log and the metrics, never sent."""
 
 
-_TOLD_EXACTLY = frozenset({"messages"})
+_TOLD_EXACTLY = frozenset({"messages", "tools", "tool_choice"})
 """Parameters so deep that the place in them is named, too."""
 
 

@@ -5,31 +5,35 @@ from typing import Any
 
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
+from server.chat.answer import Answer
 from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.message import delta_of, message_of
-from server.chat.parts import Content, MessageParser, Part, ToolCall
+from server.chat.parts import Content, Part, ToolCall
 from server.chat.shape import text_of
 from server.generation.outputs import join_outputs
 from server.protocol.chat import ChatRequest
-from server.text import Tokenizer
 
 
 class ChatChoice:
     """Given the outputs of one generation in their order: each to `chunks`, or all at once to `whole`."""
 
-    def __init__(self, index: int, request: ChatRequest, parser: MessageParser, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, request: ChatRequest, answer: Answer, response_id: str) -> None:
         self._index = index
         self._request = request
-        self._parser = parser
+        self._parser = answer.parser(response_id, index)
+        self._thinking = answer.thinking_counter()
         self._is_first = True
         self._has_called = False
         self._logprobs = (
             None
             if request.num_logprobs is None
-            else ChatLogprobsFormatter(tokenizer, request.num_logprobs, request.return_tokens_as_token_ids)
+            else ChatLogprobsFormatter(answer.tokenizer, request.num_logprobs, request.return_tokens_as_token_ids)
         )
-        self.num_reasoning_tokens = 0
+
+    @property
+    def num_reasoning_tokens(self) -> int:
         """So far."""
+        return self._thinking.num_tokens
 
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
         """The token's delta and, behind the last one, an empty delta with the reason; when the last token adds nothing,
@@ -58,8 +62,7 @@ class ChatChoice:
             parts.append(Content(text_of(self._request.messages[-1])))
         self._is_first = False
         parts += self._parser.feed(output.text)
-        if self._parser.is_reasoning:
-            self.num_reasoning_tokens += len(output.token_ids)
+        self._thinking.add(output.token_ids)
         if output.is_finished:
             parts += self._parser.finish()
         self._has_called |= any(isinstance(part, ToolCall) for part in parts)

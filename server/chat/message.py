@@ -1,6 +1,7 @@
 """Parts added up: to one delta of a stream, or to the whole message."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from server.chat.parts import Content, Part, Reasoning, ToolCall
@@ -9,15 +10,14 @@ from server.chat.parts import Content, Part, Reasoning, ToolCall
 def delta_of(parts: Sequence[Part]) -> dict[str, Any]:
     """A token whose text is empty, or held back, still is a delta: of empty content."""
     texts = _texts(parts)
-    calls = [_call_delta(part) for part in parts if isinstance(part, ToolCall)]
-    if calls:
-        texts["tool_calls"] = calls
+    if calls := _calls(parts):
+        texts["tool_calls"] = [_call_delta(call) for call in calls]
     return texts or {"content": ""}
 
 
 def message_of(parts: Sequence[Part]) -> dict[str, Any]:
     """Content is null only beside tool calls."""
-    texts, calls = _texts(parts), _whole_calls(parts)
+    texts, calls = _texts(parts), [_whole_call(call) for call in _calls(parts)]
     message = {"role": "assistant", "content": None if calls else "", "refusal": None, **texts}
     return {**message, "tool_calls": calls} if calls else message
 
@@ -30,21 +30,21 @@ def _texts(parts: Sequence[Part]) -> dict[str, Any]:
     return texts
 
 
-def _call_delta(piece: ToolCall) -> dict[str, Any]:
-    function = {"arguments": piece.arguments}
-    if piece.id is None:
-        return {"index": piece.index, "function": function}
-    return {"index": piece.index, "id": piece.id, "type": "function", "function": {"name": piece.name, **function}}
-
-
-def _whole_calls(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    calls: dict[int, dict[str, Any]] = {}
+def _calls(parts: Sequence[Part]) -> list[ToolCall]:
+    """One per index: clients take two entries of one index for two calls."""
+    calls: dict[int, ToolCall] = {}
     for piece in parts:
-        if not isinstance(piece, ToolCall):
-            continue
-        if piece.index in calls:
-            calls[piece.index]["function"]["arguments"] += piece.arguments
-        else:
-            function = {"name": piece.name, "arguments": piece.arguments}
-            calls[piece.index] = {"id": piece.id, "type": "function", "function": function}
+        if isinstance(piece, ToolCall):
+            before = calls.get(piece.index)
+            calls[piece.index] = replace(before, arguments=before.arguments + piece.arguments) if before else piece
     return list(calls.values())
+
+
+def _call_delta(call: ToolCall) -> dict[str, Any]:
+    if call.id is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {"index": call.index, **_whole_call(call)}
+
+
+def _whole_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -45,19 +45,3 @@ class MessageParser(Protocol):
 
     def finish(self) -> list[Part]:
         """What was held back. Called once, after the last text, however the choice ended."""
-
-    @property
-    def is_reasoning(self) -> bool:
-        """Whether the text fed last belongs to the reasoning, markers included: for the count of such tokens."""
-
-
-class PlainParser:
-    """All text is content: what models without reasoning and tools say."""
-
-    is_reasoning = False
-
-    def feed(self, text: str) -> list[Part]:
-        return [Content(text)] if text else []
-
-    def finish(self) -> list[Part]:
-        return []

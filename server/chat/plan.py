@@ -1,10 +1,14 @@
 """What a chat request asks of the engine."""
 
+import msgspec
+
 from engine.config import EngineInfo
 from server.backend import Backend
+from server.chat.answer import Answer, expected_answer
 from server.generation.door import Arrival
 from server.generation.plan import GenerationPlan, ResponseNames, make_plan
 from server.generation.prompts import prompt_limit, truncate
+from server.generation.sampling import sampling_params
 from server.protocol.chat import ChatRequest
 
 ChatPlan = GenerationPlan[ChatRequest]
@@ -12,13 +16,19 @@ ChatPlan = GenerationPlan[ChatRequest]
 _NAMES = ResponseNames("chatcmpl", "chat.completion", "chat.completion.chunk")
 
 
-async def plan_chat(request: ChatRequest, backend: Backend, arrival: Arrival) -> ChatPlan:
+async def plan_chat(request: ChatRequest, backend: Backend, arrival: Arrival) -> tuple[ChatPlan, Answer]:
     """Raises RequestError or BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
     info, wanted = backend.engine.info, request.token_limit
     limit = prompt_limit(request.truncate_prompt_tokens, info.max_model_len - (1 if wanted is None else wanted))
     prompt = truncate(await backend.chat.encode(request), limit)
     max_tokens = _room(info, len(prompt.token_ids)) if wanted is None else wanted
-    return make_plan(request, [prompt], max_tokens, _NAMES, backend, arrival)
+    answer = expected_answer(request, backend.chat.dialect_for(request), prompt.token_ids, backend.tokenizer)
+    params = msgspec.structs.replace(
+        sampling_params(request, backend.defaults, backend.tokenizer, max_tokens),
+        shown_token_ids=answer.shown_token_ids,
+        thinking=answer.thinking_budget(request.thinking_token_budget),
+    )
+    return make_plan(request, [prompt], params, _NAMES, backend, arrival), answer
 
 
 def _room(info: EngineInfo, num_prompt_tokens: int) -> int:

@@ -11,6 +11,9 @@ from server.errors import BadRequestError
 from server.generation.prompts import EncodedPrompt
 from server.protocol.chat import ConversationParams
 from server.text import Tokenizer
+from server.tools.dialect import Dialect, DialectSettings
+from server.tools.formats import JSON
+from server.tools.plain import tell_calls, tell_tools
 
 MAX_ISOLATED = 2
 """Templates of requests that render at once: each takes a process."""
@@ -19,9 +22,16 @@ MAX_ISOLATED = 2
 class ChatRenderer:
     """Renders with the server's template, or with a request's own where that is trusted."""
 
-    def __init__(self, tokenizer: Tokenizer, template: str | None, trusts_requests: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: str | None = None,
+        trusts_requests: bool = False,
+        dialects: DialectSettings | None = None,
+    ) -> None:
         """`template` replaces those of the checkpoint."""
         self._tokenizer = tokenizer
+        self._dialects = dialects or DialectSettings()
         self._trusts_requests = trusts_requests
         self._isolated = asyncio.Semaphore(MAX_ISOLATED)
         sources = tokenizer.chat_templates if template is None else {"default": template}
@@ -31,6 +41,11 @@ class ChatRenderer:
         """Do what the first request would have to wait for. Raises InvalidParameterError for an invalid template."""
         for template in self._templates.values():
             template.load()
+
+    def dialect_for(self, params: ConversationParams) -> Dialect:
+        """How the model, asked with the template that `encode` takes, writes what is not content."""
+        source = self._template_for(params).source if params.chat_template is None else params.chat_template
+        return self._dialects.dialect_of(source)
 
     async def encode(self, params: ConversationParams) -> EncodedPrompt:
         """Off the event loop: templates and texts may be long. Raises BadRequestError or InvalidParameterError."""
@@ -45,7 +60,7 @@ class ChatRenderer:
     def render(self, params: ConversationParams) -> str:
         """The text that the server's template makes. Raises BadRequestError or InvalidParameterError."""
         template = self._template_for(params)
-        return template.render(_conversation(params, template.habits))
+        return template.render(_conversation(params, template.habits, self.dialect_for(params)))
 
     def _template_for(self, params: ConversationParams) -> "_KnownTemplate":
         default = self._templates.get("default")
@@ -59,7 +74,7 @@ class ChatRenderer:
         return self._encode_text(self.render(params), params)
 
     def _encode_isolated(self, params: ConversationParams, source: str) -> EncodedPrompt:
-        conversation = _conversation(params, TemplateHabits.from_source(source))
+        conversation = _conversation(params, TemplateHabits.from_source(source), self.dialect_for(params))
         return self._encode_text(render_isolated(source, conversation, self._tokenizer.named_tokens), params)
 
     def _encode_text(self, text: str, params: ConversationParams) -> EncodedPrompt:
@@ -70,7 +85,7 @@ class _KnownTemplate:
     """A template that stays, compiled and probed when it is first used."""
 
     def __init__(self, source: str, named_tokens: Mapping[str, str]) -> None:
-        self._source = source
+        self.source = source
         self._named_tokens = named_tokens
 
     def load(self) -> None:
@@ -86,13 +101,19 @@ class _KnownTemplate:
 
     @cached_property
     def _template(self) -> ChatTemplate:
-        return ChatTemplate(self._source)
+        return ChatTemplate(self.source)
 
 
-def _conversation(params: ConversationParams, habits: TemplateHabits) -> Conversation:
+def _conversation(params: ConversationParams, habits: TemplateHabits, dialect: Dialect) -> Conversation:
+    spelling = (dialect.calls or JSON).spelling
+    messages, tools = shape_messages(params.messages, habits), params.template_tools
+    if not habits.knows_calls:
+        messages = tell_calls(messages, spelling)
+    if tools is not None and not habits.knows_tools:
+        messages, tools = tell_tools(messages, tools, spelling), None
     return Conversation(
-        messages=shape_messages(params.messages, habits),
-        tools=params.template_tools,
+        messages=messages,
+        tools=tools,
         documents=params.documents,
         add_generation_prompt=params.opens_turn,
         continue_final_message=params.continue_final_message,

@@ -7,6 +7,7 @@ from typing import Any
 from engine.chat_template import ChatTemplate, Conversation
 from engine.errors import InvalidParameterError
 from server.protocol.messages import AssistantMessage, Message, TextPart
+from server.tools.formats import mentions_tools
 
 _PROBE = "pRoBe"
 _PARTS = [{"type": "text", "text": _PROBE}]
@@ -22,6 +23,8 @@ _PROBES: dict[str, list[dict[str, Any]]] = {
 class TemplateHabits:
     """What a template can take, which templates do not say."""
 
+    knows_tools: bool
+    knows_calls: bool
     knows_developer: bool
     """A template that never names the role would write it into the prompt of a model that never saw it."""
     roles_with_parts: frozenset[str] = frozenset()
@@ -29,7 +32,7 @@ class TemplateHabits:
 
     @classmethod
     def from_source(cls, source: str) -> "TemplateHabits":
-        return cls("developer" in source)
+        return cls(mentions_tools(source), "tool_calls" in source, "developer" in source)
 
     @classmethod
     def from_probes(cls, template: ChatTemplate, named_tokens: Mapping[str, str]) -> "TemplateHabits":

@@ -7,6 +7,7 @@ from engine.errors import ConfigError, InvalidParameterError
 from server.chat.render import ChatRenderer
 from server.settings import Settings
 from server.text import Tokenizer
+from server.tools.dialect import DialectSettings
 
 logger = logging.getLogger("twostep.server")
 
@@ -15,7 +16,12 @@ def load_chat_renderer(tokenizer: Tokenizer, settings: Settings) -> ChatRenderer
     """Raises ConfigError for a template that was given and cannot be used. One of the checkpoint's that cannot be
     used is refused when it is asked for: completions do without."""
     given = None if settings.chat_template is None else _read(settings.chat_template)
-    renderer = ChatRenderer(tokenizer, given, settings.trust_request_chat_template)
+    renderer = ChatRenderer(
+        tokenizer,
+        given,
+        settings.trust_request_chat_template,
+        DialectSettings(settings.tool_call_parser, settings.reasoning_parser),
+    )
     try:
         renderer.load()
     except InvalidParameterError as error:

@@ -14,7 +14,7 @@ from server.backend import Backend
 from server.errors import BadRequestError
 from server.generation.door import Arrival
 from server.generation.prompts import EncodedPrompt
-from server.generation.sampling import draw_seed, sampling_params, seed_of
+from server.generation.sampling import draw_seed, seed_of
 from server.protocol.generation import GenerationParams
 
 RequestT = TypeVar("RequestT", bound=GenerationParams)
@@ -51,19 +51,18 @@ class GenerationPlan(Generic[RequestT_co]):
 def make_plan(
     request: RequestT,
     prompts: Sequence[EncodedPrompt],
-    max_tokens: int,
+    params: SamplingParams,
     names: ResponseNames,
     backend: Backend,
     arrival: Arrival,
 ) -> GenerationPlan[RequestT]:
-    """Raises RequestError or BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
+    """Raises BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
     num_generations = len(prompts) * request.num_candidates
     if num_generations > backend.max_live:
         limit = f"{backend.max_live} that this server takes at once"
         param = "prompt" if len(prompts) > 1 else "n"
         raise BadRequestError(f"{num_generations} sequences in one request are more than the {limit}.", param)
     seed = draw_seed() if request.seed is None else request.seed
-    params = sampling_params(request, backend.defaults, backend.tokenizer, max_tokens)
     return GenerationPlan(
         request=request,
         head={

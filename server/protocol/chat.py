@@ -7,13 +7,14 @@ from pydantic import BaseModel, Field, model_validator
 from server.protocol.answers import PromptLogprob, Timings, Usage
 from server.protocol.generation import GenerationParams, wrong
 from server.protocol.messages import Messages
-from server.protocol.wire import Int32, Text, WireModel
+from server.protocol.tools import ToolParams
+from server.protocol.wire import Int32, Text
 
 MAX_TOP_LOGPROBS = 20
 _GIVEN_BY_FIELDS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
 
-class ConversationParams(WireModel):
+class ConversationParams(ToolParams):
     """What decides the prompt of a conversation."""
 
     messages: Messages
@@ -27,17 +28,13 @@ class ConversationParams(WireModel):
     add_special_tokens: bool = Field(False, description="Besides those that the template writes.")
 
     @property
-    def template_tools(self) -> list[dict[str, Any]] | None:
-        """The tools the template is told of."""
-        return None
-
-    @property
     def opens_turn(self) -> bool:
         return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
     def check_conversation(self) -> None:
         if self.continue_final_message and self.opens_turn:
             raise wrong("add_generation_prompt", "cannot be combined with continue_final_message")
+        self.check_tools()
         for name in _GIVEN_BY_FIELDS:
             if name in self.chat_template_kwargs:
                 raise wrong("chat_template_kwargs", f"must not contain {name}, which is a field of its own")
@@ -48,6 +45,9 @@ class ChatRequest(ConversationParams, GenerationParams):
     max_completion_tokens: Int32 | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS, description="Needs logprobs.")
+    thinking_token_budget: Int32 | None = Field(
+        None, ge=0, description="Thinking ends after this many tokens, if the model has not ended it before."
+    )
     echo: bool = Field(False, description="With continue_final_message: begin the answer with what it continues.")
 
     @model_validator(mode="after")

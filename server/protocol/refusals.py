@@ -38,12 +38,9 @@ COMPLETION_REFUSALS: Mapping[str, str] = {
 }
 CHAT_REFUSALS: Mapping[str, str] = {
     **_REFUSED_EVERYWHERE,
-    "tools": _NOT_SUPPORTED,
-    "tool_choice": _NOT_SUPPORTED,
-    "parallel_tool_calls": _NOT_SUPPORTED,
     "reasoning_effort": _NOT_SUPPORTED,
-    "functions": "is not supported: it is an older form of tools",
-    "function_call": "is not supported: it is an older form of tool_choice",
+    "functions": "is not supported: it is the older form of tools; use tools",
+    "function_call": "is not supported: it is the older form of tool_choice; use that",
     "modalities": "is not supported: the model writes text only",
     "audio": "is not supported: the model writes text only",
     "prediction": _NOT_SUPPORTED,

@@ -7,7 +7,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.chat.choice import ChatChoice
-from server.chat.parts import PlainParser
 from server.chat.plan import plan_chat
 from server.chat.tally import ChatTally
 from server.chat.whole import prompt_fields, whole_response
@@ -37,8 +36,8 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     """Answer a conversation. Streamed responses start with the first token; every response tells its phases."""
     arrival = let_in(body, CHAT_REFUSALS, request)
     backend = context_of(request).backend
-    plan = await plan_chat(body, backend, arrival)
-    choices = [ChatChoice(index, body, PlainParser(), backend.tokenizer) for index in range(len(plan.generations))]
+    plan, answer = await plan_chat(body, backend, arrival)
+    choices = [ChatChoice(index, body, answer, str(plan.head["id"])) for index in range(len(plan.generations))]
     tally = ChatTally(plan, choices, record_of(request.scope))
     if body.stream:
         told_once = partial(prompt_fields, plan, tokenizer=backend.tokenizer)
@@ -51,7 +50,7 @@ async def render_chat_completion(body: ChatRequest, request: Request) -> RenderR
     """The prompt that this request makes, as text and token ids. Nothing is generated."""
     arrival = let_in(body, CHAT_REFUSALS, request)
     backend = context_of(request).backend
-    plan = await plan_chat(body, backend, arrival)
+    plan, _ = await plan_chat(body, backend, arrival)
     prompt = plan.prompts[0]
     return RenderResponse(
         prompt=prompt.text,

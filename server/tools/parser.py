@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 
-from server.chat.parts import Part
+from server.chat.parts import Part, ToolCall
 from server.tools.readers import Reader
 from server.tools.tape import Tape
 
@@ -10,8 +10,12 @@ from server.tools.tape import Tape
 class ReadingParser:
     """Parts come as soon as they are certain; what may yet be part of a call or of a mark is held back."""
 
-    def __init__(self, reader: Reader, names: Collection[str], call_id: Callable[[int], str]) -> None:
-        """`names` are the functions that may be called; `call_id` makes an id for the call of this index."""
+    def __init__(
+        self, reader: Reader, names: Collection[str], call_id: Callable[[int], str], max_calls: int | None = None
+    ) -> None:
+        """`names` are the functions that may be called; `call_id` makes an id for the call of this index. Calls beyond
+        `max_calls` are left out."""
+        self._max_calls = max_calls
         self._tape = Tape(names, call_id)
         self._reading = reader(self._tape)
 
@@ -25,4 +29,7 @@ class ReadingParser:
 
     def _read(self) -> list[Part]:
         next(self._reading, None)
-        return self._tape.take_parts()
+        return [part for part in self._tape.take_parts() if not self._is_surplus(part)]
+
+    def _is_surplus(self, part: Part) -> bool:
+        return isinstance(part, ToolCall) and self._max_calls is not None and part.index >= self._max_calls

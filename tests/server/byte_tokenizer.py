@@ -21,20 +21,25 @@ CHAT_TEMPLATE = """\
 class ByteTokenizer:
     """Implements `server.text.Tokenizer`."""
 
-    def __init__(self, chat_templates: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, chat_templates: Mapping[str, str] | None = None, special_tokens: Mapping[str, int] | None = None
+    ) -> None:
+        """More special tokens take the places of bytes that are never in UTF-8: 0xF8 to 0xFF."""
+        self._special = {"<s>": BOS, "</s>": EOS, **(special_tokens or {})}
+        self._texts = {token_id: text.encode() for text, token_id in self._special.items()}
         self.chat_templates = {"default": CHAT_TEMPLATE} if chat_templates is None else chat_templates
 
     @property
     def special_ids(self) -> Set[int]:
-        return frozenset({BOS, EOS})
+        return frozenset(self._texts)
 
     @property
     def named_tokens(self) -> Mapping[str, str]:
         return {"bos_token": "<s>", "eos_token": "</s>"}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        pieces = re.split("(</?s>)", text)
-        ids = [{"<s>": [BOS], "</s>": [EOS]}.get(piece, list(piece.encode())) for piece in pieces]
+        pieces = re.split(f"({'|'.join(map(re.escape, self._special))})", text)
+        ids = [[self._special[piece]] if piece in self._special else list(piece.encode()) for piece in pieces]
         return [BOS] * add_special_tokens + list(itertools.chain(*ids))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -42,7 +47,7 @@ class ByteTokenizer:
         return b"".join(self.token_bytes(each) for each in kept).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        return {BOS: b"<s>", EOS: b"</s>"}.get(token_id) or bytes([token_id])
+        return self._texts.get(token_id) or bytes([token_id])
 
     def bad_word_ids(self, word: str) -> list[tuple[int, ...]]:
         return [tuple(word.encode())] if word else []

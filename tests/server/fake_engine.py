@@ -60,6 +60,7 @@ class FakeEngine:
     """Implements `EngineClient`. Times are invented: 1 ms of queue, 2 ms of prefill, 0.5 ms between tokens."""
 
     observer: EngineObserver = field(default_factory=NullObserver)
+    tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     rule: Callable[[GenerationRequest, int], int] = letters
     delay_s: float = 0.0
     """Real time before each token."""
@@ -87,8 +88,8 @@ class FakeEngine:
     """Sequences that wait at `hold_at`."""
 
     def reset(self) -> None:
-        """As new, but for the observer."""
-        self.__dict__.update(FakeEngine(self.observer).__dict__)
+        """As new, but for the observer and the tokenizer."""
+        self.__dict__.update(FakeEngine(self.observer, self.tokenizer).__dict__)
 
     @property
     def room(self) -> RoomStats:
@@ -163,7 +164,7 @@ class _Sequence:
         self.finish_reason: FinishReason | None = None
         params = request.params
         self._detokenizer = IncrementalDetokenizer(
-            ByteTokenizer(),
+            engine.tokenizer,
             stop=params.stop,
             include_stop_str_in_output=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,

@@ -15,7 +15,7 @@ import httpx
 from engine.client import EngineObserver
 from server.app import create_app
 from server.backend import Backend, OpenBackend
-from server.chat.render import ChatRenderer
+from server.chat.template_setting import load_chat_renderer
 from server.context import AppContext
 from server.generation_defaults import GenerationDefaults
 from server.listener import listen
@@ -33,6 +33,7 @@ class FakeBackend:
 
     engine: FakeEngine = field(default_factory=FakeEngine)
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+    special_tokens: dict[str, int] = field(default_factory=dict)
     chat_templates: dict[str, str] = field(default_factory=lambda: {"default": CHAT_TEMPLATE})
     is_loading: bool = False
     failure: Exception | None = None
@@ -46,8 +47,8 @@ class FakeBackend:
             if self.failure is not None:
                 raise self.failure
             max_live = settings.max_num_seqs + settings.max_waiting
-            tokenizer = ByteTokenizer(self.chat_templates)
-            chat = ChatRenderer(tokenizer, None, settings.trust_request_chat_template)
+            tokenizer = self.engine.tokenizer = ByteTokenizer(self.chat_templates, self.special_tokens)
+            chat = load_chat_renderer(tokenizer, settings)
             yield Backend(self.engine, tokenizer, chat, self.defaults, max_live, loaded_at=1_700_000_000)
             self.engine.stop()
 

@@ -57,6 +57,8 @@ OF_CHAT = {
 WORKING_IN_CHAT = {name: works for name, works in WORKING.items() if name not in ONLY_IN_COMPLETIONS} | OF_CHAT
 # Tested where templates are.
 OF_TEMPLATES = {"chat_template", "documents"}
+# Tested where calls and thinking are.
+OF_TOOLS = {"tools", "tool_choice", "parallel_tool_calls", "thinking_token_budget"}
 
 
 def ask(server: LiveServer, **parameters: Any) -> dict[str, Any]:
@@ -69,12 +71,12 @@ def ask(server: LiveServer, **parameters: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [*OPENAI, *EXTENSIONS])
 def test_no_parameter_of_the_contract_is_ignored_in_silence(name: str) -> None:
-    known = WORKING_IN_CHAT.keys() | STREAMED | OF_TEMPLATES
+    known = WORKING_IN_CHAT.keys() | STREAMED | OF_TEMPLATES | OF_TOOLS
     assert sum((name in known, name in CHAT_REFUSALS, name in WITHOUT_EFFECT)) == 1
 
 
 def test_every_parameter_that_is_defined_is_in_the_contract() -> None:
-    assert set(ChatRequest.model_fields) == WORKING_IN_CHAT.keys() | STREAMED | OF_TEMPLATES
+    assert set(ChatRequest.model_fields) == WORKING_IN_CHAT.keys() | STREAMED | OF_TEMPLATES | OF_TOOLS
 
 
 @pytest.mark.parametrize("name", WORKING_IN_CHAT)
@@ -93,7 +95,7 @@ def test_parameters_matter(server: LiveServer, name: str) -> None:
         assert not works.check(server.engine.requests[0], body)
 
 
-@pytest.mark.parametrize("name", sorted(WORKING_IN_CHAT.keys() | OF_TEMPLATES))
+@pytest.mark.parametrize("name", sorted(WORKING_IN_CHAT.keys() | OF_TEMPLATES | OF_TOOLS))
 @pytest.mark.parametrize("stream", [False, True])
 def test_explicit_nulls_count_as_absent(server: LiveServer, name: str, stream: bool) -> None:
     response = server.chat(**{"messages": MESSAGES, "stream": stream, "max_tokens": 1, name: None})

@@ -33,6 +33,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "generation_config": ("none", "none"),
     "chat_template": ("t.jinja", "t.jinja"),
     "trust_request_chat_template": ("true", True),
+    "tool_call_parser": ("hermes", "hermes"),
+    "reasoning_parser": ("think", "think"),
     "dtype": ("bfloat16", "bfloat16"),
     "max_model_len": ("99", 99),
     "device": ("cpu", "cpu"),
@@ -63,7 +65,7 @@ SERVER_ONLY = {
         "stall_timeout",
     ),
     *("shutdown_timeout", "log_level", "metrics_alias", "served_model_name", "generation_config"),
-    *("chat_template", "trust_request_chat_template"),
+    *("chat_template", "trust_request_chat_template", "tool_call_parser", "reasoning_parser"),
 }
 
 

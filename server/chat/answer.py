@@ -1,0 +1,106 @@
+"""How the answer to one request is read: with calls of which functions, with thinking or without."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from engine.thinking import Thinking
+from server.chat.parts import MessageParser
+from server.errors import BadRequestError
+from server.protocol.chat import ChatRequest
+from server.text import Tokenizer
+from server.tools.dialect import Dialect
+from server.tools.formats import CallFormat
+from server.tools.parser import ReadingParser
+from server.tools.readers import THINK_CLOSE, THINK_OPEN, after_thinking, read_content
+from server.tools.thinking import NoThinking, ThinkingCounter, begins_thinking
+
+_ID_LENGTH = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is expected of the model's text."""
+
+    tokenizer: Tokenizer
+    names: frozenset[str]
+    """Functions that may be called."""
+    max_calls: int | None
+    calls: CallFormat | None
+    """None where nothing may be called."""
+    thinks: bool
+    begins_inside: bool
+    """The prompt has begun the thinking."""
+
+    def parser(self, response_id: str, choice: int) -> MessageParser:
+        reader = read_content if self.calls is None else self.calls.read
+        if self.thinks:
+            reader = after_thinking(reader, self.begins_inside)
+        return ReadingParser(reader, self.names, partial(self._call_id, response_id, choice), self.max_calls)
+
+    def thinking_counter(self) -> ThinkingCounter | NoThinking:
+        return ThinkingCounter(self.tokenizer, self.begins_inside) if self.thinks else NoThinking()
+
+    @property
+    def shown_token_ids(self) -> tuple[int, ...]:
+        """Marks that are special tokens, which would not be in the text."""
+        marks = (*(self.calls.marks if self.calls else ()), *((THINK_OPEN, THINK_CLOSE) if self.thinks else ()))
+        ids = (_single_id(self.tokenizer, mark) for mark in marks)
+        return tuple(token_id for token_id in ids if token_id is not None and token_id in self.tokenizer.special_ids)
+
+    def thinking_budget(self, max_tokens: int | None) -> Thinking | None:
+        """Raises BadRequestError where there is no thinking, or none that could be ended."""
+        if max_tokens is None:
+            return None
+        if not self.thinks:
+            raise BadRequestError("thinking_token_budget: this model does not think.", "thinking_token_budget")
+        start_id, end_id = (_single_id(self.tokenizer, mark) for mark in (THINK_OPEN, THINK_CLOSE))
+        if start_id is None or end_id is None:
+            message = "thinking_token_budget is not supported: this model has no tokens that begin and end thinking."
+            raise BadRequestError(message, "thinking_token_budget")
+        return Thinking(max_tokens=max_tokens, end_id=end_id, start_id=None if self.begins_inside else start_id)
+
+    def _call_id(self, response_id: str, choice: int, index: int) -> str:
+        """A function of the request's id: a stream that is repeated or resumed names its calls as before."""
+        digest = hashlib.sha256(f"{response_id}/{choice}/{index}".encode()).hexdigest()
+        if self.calls is not None and self.calls.id_length is not None:
+            return digest[: self.calls.id_length]
+        return f"call_{digest[:_ID_LENGTH]}"
+
+
+def expected_answer(
+    request: ChatRequest, dialect: Dialect, prompt_token_ids: Sequence[int], tokenizer: Tokenizer
+) -> Answer:
+    """Raises BadRequestError if calls are possible and could not be read."""
+    functions = request.callable_functions
+    if functions and dialect.calls is None:
+        raise BadRequestError(
+            "tools are not supported: how this model writes calls is not known here. "
+            "If you run the server, see its option --tool-call-parser.",
+            "tools",
+        )
+    _refuse_guarantees(request)
+    return Answer(
+        tokenizer=tokenizer,
+        names=frozenset(function.name for function in functions.values()),
+        max_calls=request.max_calls,
+        calls=dialect.calls if functions else None,
+        thinks=dialect.thinks,
+        begins_inside=dialect.thinks and begins_thinking(prompt_token_ids, tokenizer),
+    )
+
+
+def _refuse_guarantees(request: ChatRequest) -> None:
+    if request.must_call:
+        raise BadRequestError("tool_choice: to require calls is not supported; use auto.", "tool_choice")
+    for index, function in request.callable_functions.items():
+        if function.strict:
+            place = f"tools.{index}.function.strict"
+            raise BadRequestError(f"{place} is not supported: calls are as the model writes them.", place)
+
+
+def _single_id(tokenizer: Tokenizer, mark: str) -> int | None:
+    """The token that is this mark, if there is one."""
+    ids = tokenizer.encode(mark, add_special_tokens=False)
+    return ids[0] if len(ids) == 1 else None

@@ -1,0 +1,188 @@
+"""The tools of a request, and which of them may or must be called."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from server.protocol.generation import wrong
+from server.protocol.wire import Text, WireModel
+
+MAX_TOOLS = 128
+MAX_TOOLS_CHARS = 2**20
+"""Of all tools together, as JSON."""
+MAX_SCHEMA_DEPTH = 64
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise PydanticCustomError("name", "Names have 1 to 64 letters, digits, underscores and dashes")
+    return name
+
+
+def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """What functions take is an object. Deeper than this, templates could not write it."""
+    if schema.get("type", "object") != "object":
+        raise PydanticCustomError("schema", 'Input should be the JSON schema of an object, with "type": "object"')
+    level: list[Any] = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        level = [item for value in level for item in _items(value)]
+        if not level:
+            return schema
+    raise PydanticCustomError("depth", "The schema is nested too deeply")
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _check_kind(kind: Any) -> Any:
+    if kind != "function" and isinstance(kind, str):
+        raise PydanticCustomError("kind", "{kind} is not supported: tools are functions", {"kind": ascii(kind)[:40]})
+    return kind
+
+
+Name = Annotated[str, AfterValidator(_check_name)]
+Kind = Annotated[Literal["function"], BeforeValidator(_check_kind)]
+Schema = Annotated[dict[str, Any], AfterValidator(_check_schema)]
+
+
+class Function(WireModel):
+    name: Name
+    description: Text | None = None
+    parameters: Schema | None = Field(None, description="A JSON schema; a function without takes nothing.")
+    strict: bool = Field(False, description="Calls satisfy the schema also where they are not forced.")
+
+    @property
+    def schema_of_arguments(self) -> dict[str, Any]:
+        if self.parameters is None:
+            return {"type": "object", "properties": {}}
+        return {"type": "object", **self.parameters}
+
+
+class Tool(WireModel):
+    type: Kind
+    function: Function
+
+
+class FunctionName(WireModel):
+    name: Name
+
+
+class NamedTool(WireModel):
+    type: Kind
+    function: FunctionName
+
+
+class AllowedTools(WireModel):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class AllowedToolsChoice(WireModel):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _choice_tag(choice: Any) -> str:
+    match choice:
+        case {"type": "allowed_tools"} | AllowedToolsChoice():
+            return "<allowed>"
+        case dict() | NamedTool():
+            return "<named>"
+        case _:
+            return "<mode>"
+
+
+# Tags in angle brackets are left out of the path that an error names.
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
+    | Annotated[NamedTool, Tag("<named>")]
+    | Annotated[AllowedToolsChoice, Tag("<allowed>")],
+    Discriminator(_choice_tag),
+]
+
+
+class ToolParams(WireModel):
+    """The fields of a request that concern tools."""
+
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field([])
+    tool_choice: ToolChoice | None = Field(
+        None, description="Default: auto. What is required is guaranteed, by a grammar."
+    )
+    parallel_tool_calls: bool = Field(True, description="false: at most one call.")
+
+    def check_tools(self) -> None:
+        names = [tool.function.name for tool in self.tools]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise wrong(f"tools.{index}.function.name", f"must not be {name!r} again")
+        if len(json.dumps([tool.model_dump() for tool in self.tools])) > MAX_TOOLS_CHARS:
+            raise wrong("tools", f"must not have more than {MAX_TOOLS_CHARS} characters together")
+        if not names:
+            self._check_unused()
+        for place, name in self._chosen_names():
+            if name not in names:
+                raise wrong(place, f"is {name!r}, which is none of tools")
+
+    def _check_unused(self) -> None:
+        if self.tool_choice not in (None, "none"):
+            raise wrong("tool_choice", "is only allowed with tools")
+        if "parallel_tool_calls" in self.model_fields_set:
+            raise wrong("parallel_tool_calls", "is only allowed with tools")
+
+    def _chosen_names(self) -> list[tuple[str, str]]:
+        match self.tool_choice:
+            case NamedTool(function=function):
+                return [("tool_choice.function.name", function.name)]
+            case AllowedToolsChoice(allowed_tools=allowed):
+                return [
+                    (f"tool_choice.allowed_tools.tools.{index}.function.name", tool.function.name)
+                    for index, tool in enumerate(allowed.tools)
+                ]
+            case _:
+                return []
+
+    @property
+    def template_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the template is told of: none where none may be called, for a model then calls none."""
+        return None if self.tool_choice == "none" or not self.tools else [_told(tool) for tool in self.tools]
+
+    @property
+    def callable_functions(self) -> Mapping[int, Function]:
+        """Those that may be called, by their place in `tools`."""
+        chosen = {name for _, name in self._chosen_names()}
+        if self.tool_choice == "none":
+            return {}
+        return {
+            index: tool.function for index, tool in enumerate(self.tools) if not chosen or tool.function.name in chosen
+        }
+
+    @property
+    def must_call(self) -> bool:
+        match self.tool_choice:
+            case AllowedToolsChoice(allowed_tools=allowed):
+                return allowed.mode == "required"
+            case NamedTool() | "required":
+                return True
+            case _:
+                return False
+
+    @property
+    def max_calls(self) -> int | None:
+        """None for any number. A function that is chosen by its name is called once, as OpenAI's models do."""
+        is_one = not self.parallel_tool_calls or isinstance(self.tool_choice, NamedTool)
+        return 1 if is_one else None
+
+
+def _told(tool: Tool) -> dict[str, Any]:
+    """Templates take parameters for granted."""
+    function = tool.function.model_dump(exclude_none=True, exclude={"strict"})
+    return {"type": "function", "function": {**function, "parameters": tool.function.schema_of_arguments}}

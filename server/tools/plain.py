@@ -1,0 +1,75 @@
+"""Tools in plain text, for chat templates that know nothing of them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server.tools.formats import Spelling
+
+_INTRODUCTION = """\
+You can call functions. To call one, answer with nothing but this, its name and arguments filled in:
+{call}
+To call two, answer with:
+{calls}
+These are the functions, with JSON schemas of their arguments:
+{functions}"""
+_EXAMPLE = ("NAME", '{"ARGUMENT": "VALUE"}')
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+def tell_tools(messages: Messages, tools: Sequence[Mapping[str, Any]], spelling: Spelling) -> list[dict[str, Any]]:
+    """The conversation with the tools told at the end of its system message."""
+    told = _INTRODUCTION.format(
+        call=spelling.of([_EXAMPLE]),
+        calls=spelling.of([_EXAMPLE, _EXAMPLE]),
+        functions="\n".join(_dumps(tool["function"]) for tool in tools),
+    )
+    first, *rest = map(dict, messages)
+    if first["role"] not in ("system", "developer"):
+        return [{"role": "system", "content": told}, first, *rest]
+    return [first | {"content": f"{_text_of(first)}\n\n{told}"}, *rest]
+
+
+def tell_calls(messages: Messages, spelling: Spelling) -> list[dict[str, Any]]:
+    """The conversation with calls as the assistant's text, and with their results as the user's.
+
+    Results of one turn are one message: many templates want user and assistant to take turns.
+    """
+    told: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
+    last_role = None
+    for message in messages:
+        if message["role"] == "tool":
+            call_id = message["tool_call_id"]
+            result = f"Result of {names.get(call_id, call_id)}: {_text_of(message)}"
+            before = f"{told.pop()['content']}\n" if last_role == "tool" else ""
+            told.append({"role": "user", "content": before + result})
+        elif message.get("tool_calls"):
+            names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"]}
+            told.append(_without_calls(message, spelling))
+        else:
+            told.append(dict(message))
+        last_role = message["role"]
+    return told
+
+
+def _without_calls(message: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]:
+    functions = [call["function"] for call in message["tool_calls"]]
+    calls = spelling.of((function["name"], _dumps(function["arguments"])) for function in functions)
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return rest | {"content": "\n".join(filter(None, [_text_of(message), calls]))}
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    match message.get("content"):
+        case str(text):
+            return text
+        case None:
+            return ""
+        case parts:
+            return "\n".join(part.get("text", "") for part in parts)
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,161 @@
+"""Which format a model was trained on, tools in plain text, and what counts as thinking."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.chat.parts import Reasoning
+from server.tools.formats import BY_NAME, HERMES, JSON, LLAMA, MISTRAL_LIST, MISTRAL_NAMED, CallFormat, format_of
+from server.tools.parser import ReadingParser
+from server.tools.plain import tell_calls, tell_tools
+from server.tools.readers import after_thinking, read_content
+from server.tools.thinking import ThinkingCounter, begins_thinking, mentions_thinking
+from tests.server.byte_tokenizer import ByteTokenizer
+from tests.server.test_tool_parsing import calls, cuts, parse
+from tests.server.test_tool_parsing import told as told_parts
+
+SAYS_TOOLS = "{% if tools %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ messages }}", JSON),
+        ("{{ toolset }}", JSON),
+        (SAYS_TOOLS + "'<tool_call>\\n{\"name\": '", HERMES),
+        (SAYS_TOOLS + "'<tool_call>\\n<function=' + call.name", None),
+        (SAYS_TOOLS + "'[TOOL_CALLS] [' + call", MISTRAL_LIST),
+        (SAYS_TOOLS + "'[TOOL_CALLS]' + call.name + '[ARGS]'", MISTRAL_NAMED),
+        (SAYS_TOOLS + "'<|python_tag|>' + call.name", LLAMA),
+        (SAYS_TOOLS + '\'Environment: ipython\' \'{"name": function name, "parameters": dictionary', LLAMA),
+        (SAYS_TOOLS + "'<\uff5ctool\u2581calls\u2581begin\uff5c>'", None),
+        (SAYS_TOOLS, None),
+    ],
+)
+def test_the_template_tells_the_format(template: str, expected: CallFormat | None) -> None:
+    assert format_of(template) is expected
+
+
+def test_formats_have_different_names() -> None:
+    assert list(BY_NAME) == ["hermes", "llama3", "mistral", "json"]
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA, MISTRAL_LIST, MISTRAL_NAMED, JSON], ids=lambda form: form.name)
+@given(calls=calls, data=st.data())
+def test_what_is_spelled_is_read(form: CallFormat, calls: list[tuple[str, str]], data: st.DataObject) -> None:
+    assert parse(form.read, *cuts(form.spelling.of(calls), data)) == told_parts(calls)
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA, MISTRAL_LIST, MISTRAL_NAMED], ids=lambda form: form.name)
+def test_every_mark_of_a_spelling_is_among_the_marks(form: CallFormat) -> None:
+    spelled = "".join(getattr(form.spelling, name) for name in form.spelling.__slots__)
+    for mark in ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]"):
+        assert (mark in form.marks) or mark not in spelled
+    assert form.opening is None or form.opening in form.marks
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": "é"}}}
+
+
+def test_tools_are_told_in_a_system_message_of_their_own() -> None:
+    system, user = tell_tools([{"role": "user", "content": "Hi"}], TOOLS, JSON.spelling)
+    assert system["role"] == "system" and json.loads(system["content"].splitlines()[-1]) == TOOLS[0]["function"]
+    assert user == {"role": "user", "content": "Hi"}
+
+
+@pytest.mark.parametrize("content", ["Be kind.", [{"type": "text", "text": "Be kind."}]])
+def test_tools_are_told_behind_the_system_message_that_there_is(content: object) -> None:
+    (system,) = tell_tools([{"role": "system", "content": content}], TOOLS, JSON.spelling)
+    assert system["content"].startswith("Be kind.\n\nYou can call functions.")
+
+
+@pytest.mark.parametrize("form", [HERMES, JSON], ids=lambda form: form.name)
+def test_tools_and_calls_are_told_as_calls_are_read(form: CallFormat) -> None:
+    system, _ = tell_tools([{"role": "user", "content": "Hi"}], TOOLS, form.spelling)
+    assert form.spelling.of([("NAME", '{"ARGUMENT": "VALUE"}')]) in system["content"]
+    (told,) = tell_calls([{"role": "assistant", "content": None, "tool_calls": [CALL, CALL]}], form.spelling)
+    assert told == {"role": "assistant", "content": form.spelling.of([("f", '{"a": "é"}')] * 2)}
+
+
+def test_calls_are_told_behind_the_text_before_them() -> None:
+    (told,) = tell_calls([{"role": "assistant", "content": "So:", "tool_calls": [CALL]}], JSON.spelling)
+    assert told["content"] == 'So:\n{"name": "f", "arguments": {"a": "é"}}'
+
+
+def test_results_are_told_as_one_message_of_the_user() -> None:
+    results = [{"role": "tool", "tool_call_id": each, "content": f"is {each}"} for each in ("1", "2")]
+    call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    _, told, after = tell_calls([call, *results, {"role": "user", "content": "So?"}], JSON.spelling)
+    assert told == {"role": "user", "content": "Result of f: is 1\nResult of 2: is 2"}
+    assert after == {"role": "user", "content": "So?"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("[assistant]<think>", True),
+        ("[assistant]<think>\n", True),
+        ("<think>", True),
+        ("[assistant]<think>\n\n</think>\n\n", False),
+        ("[user]<think>[assistant]", False),
+        ("[assistant]", False),
+    ],
+)
+def test_a_prompt_that_ends_with_the_mark_begins_thinking(prompt: str, expected: bool) -> None:
+    assert begins_thinking(ByteTokenizer().encode(prompt), ByteTokenizer()) is expected
+
+
+def test_templates_that_name_the_marks_are_of_thinking_models() -> None:
+    assert mentions_thinking("{{ '<think>' }}") and mentions_thinking("content.split('</think>')")
+    assert not mentions_thinking("{{ thinking }}")
+
+
+def num_thinking(tokens: Sequence[bytes], starts_inside: bool) -> int:
+    class Tokens(ByteTokenizer):
+        def token_bytes(self, token_id: int) -> bytes:
+            return tokens[token_id]
+
+    counter = ThinkingCounter(Tokens(), starts_inside)
+    for token_id in range(len(tokens)):
+        counter.add([token_id])
+    return counter.num_tokens
+
+
+@pytest.mark.parametrize(
+    ("tokens", "inside", "expected"),
+    [
+        ([b"<think>", b"hm", b"</think>", b"Yes"], False, 3),
+        ([b"\n", b"<th", b"ink>", b"h\xc3", b"\xa4</", b"think", b">Yes", b"Yes"], False, 7),
+        ([b"hm", b"</think>", b"Yes"], True, 2),
+        ([b"hm", b"</thin", b"</th", b"ink>", b"Yes"], True, 4),
+        ([b"<think>", b"hm"], False, 2),
+        ([b"Yes", b"<think>", b"hm"], False, 0),
+        ([b"<th", b"at", b"<think>"], False, 0),
+        ([b"<think></think>Yes", b"Yes"], False, 1),
+        ([], True, 0),
+        ([b"<thin"], False, 0),
+    ],
+)
+def test_thinking_is_counted_in_tokens_with_its_marks(tokens: list[bytes], inside: bool, expected: int) -> None:
+    assert num_thinking(tokens, inside) == expected
+
+
+pieces = st.sampled_from(["<think>", "</think>", "<th", "ink>", "</", "think>", "a", "\n", "é"])
+
+
+@given(st.lists(pieces, max_size=8), st.booleans())
+def test_there_are_tokens_of_thinking_where_there_is_text_of_it(tokens: list[str], inside: bool) -> None:
+    parts = parse(after_thinking(read_content, inside), "".join(tokens))
+    num_tokens = num_thinking([token.encode() for token in tokens], inside)
+    if any(isinstance(part, Reasoning) for part in parts):
+        assert num_tokens > 0
+    assert num_tokens == len(tokens) or "</think>" in "".join(tokens[:num_tokens]) or num_tokens == 0
+
+
+def test_text_without_a_parser_is_content() -> None:
+    parser = ReadingParser(read_content, (), str)
+    assert parser.feed("") == [] and parser.finish() == []
