@@ -32,7 +32,8 @@ class TemplateHabits:
 
     @classmethod
     def from_source(cls, source: str) -> "TemplateHabits":
-        return cls(mentions_tools(source), "tool_calls" in source, "developer" in source)
+        knows_developer = "'developer'" in source or '"developer"' in source
+        return cls(mentions_tools(source), "tool_calls" in source, knows_developer)
 
     @classmethod
     def from_probes(cls, template: ChatTemplate, named_tokens: Mapping[str, str]) -> "TemplateHabits":

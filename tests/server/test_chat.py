@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from tests.server.byte_tokenizer import BOS, EOS
+from server.chat.render import ChatRenderer
+from server.protocol.chat import ConversationParams
+from tests.server.byte_tokenizer import BOS, EOS, ByteTokenizer
 from tests.server.events import chunks_of, deltas_of, error_of
 from tests.server.fake_engine import INFO, saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
@@ -186,9 +188,11 @@ class TestLogprobs:
     def test_what_cannot_be_is_refused(self, server: LiveServer, parameters: dict[str, Any]) -> None:
         assert error_of(server.chat("Hi", **parameters))["param"] == "top_logprobs"
 
+    @pytest.mark.parametrize("max_tokens", [1, 2])
     @pytest.mark.parametrize("stream", [False, True])
-    def test_the_prompts_are_told_once(self, server: LiveServer, stream: bool) -> None:
-        response = server.chat("Hi", prompt_logprobs=1, return_token_ids=True, max_tokens=2, n=2, stream=stream)
+    def test_the_prompts_are_told_once(self, server: LiveServer, stream: bool, max_tokens: int) -> None:
+        parameters: dict[str, Any] = {"prompt_logprobs": 1, "return_token_ids": True, "n": 2}
+        response = server.chat("Hi", max_tokens=max_tokens, stream=stream, **parameters)
         bodies = chunks_of(response) if stream else [response.json()]
         (scores,) = [body["prompt_logprobs"] for body in bodies if "prompt_logprobs" in body]
         (ids,) = [body["prompt_token_ids"] for body in bodies if "prompt_token_ids" in body]
@@ -295,13 +299,31 @@ class TestTemplates:
         template = """
         {%- for m in messages %}{{ m.role }}:
         {%- if m.role == 'user' %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% else %}{{ m.content }}{% endif %}
-        {%- endfor %}{# developer #}"""
+        {%- if m.role == "developer" %}!{% endif %}{% endfor %}"""
         parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
         messages = [{"role": role, "content": parts} for role in ("developer", "user", "assistant")]
         with live_server(FakeBackend(chat_templates={"default": template})) as server:
             server.chat(messages, max_tokens=1)
             prompt = bytes(server.engine.requests[0].prompt_token_ids).decode()
-        assert prompt == "developer:a\nbuser:<a><b>assistant:a\nb"
+        assert prompt == "developer:a\nb!user:<a><b>assistant:a\nb"
+
+    def test_naming_developers_in_a_text_is_not_to_know_the_role(self) -> None:
+        template = "You help developers.{{ messages[0].role }}"
+        with live_server(FakeBackend(chat_templates={"default": template})) as server:
+            server.chat([{"role": "developer", "content": "x"}], max_tokens=1)
+            assert bytes(server.engine.requests[0].prompt_token_ids) == b"You help developers.system"
+
+    def test_conversations_with_tools_take_the_one_made_for_them(self) -> None:
+        class WithTools(ConversationParams):
+            @property
+            def template_tools(self) -> list[dict[str, Any]]:
+                return [{"name": "f"}]
+
+        body = {"messages": [{"role": "user", "content": "x"}]}
+        templates = {"default": "plain", "tool_use": "{{ tools[0].name }}"}
+        renderer = ChatRenderer(ByteTokenizer(templates), None, trusts_requests=False)
+        rendered = [renderer.render(kind.model_validate(body)) for kind in (ConversationParams, WithTools)]
+        assert rendered == ["plain", "f"]
 
     def test_a_requests_own_is_refused_unless_trusted(self, server: LiveServer) -> None:
         error = error_of(server.chat("Hi", chat_template="x"))

@@ -1,13 +1,16 @@
 """Parts of messages, from a parser of the test's own: as deltas, and added up."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from engine.batch import TokenLogprobs
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from server.chat.choice import ChatChoice
+from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.message import delta_of, message_of
 from server.chat.parts import Content, Part, PlainParser, Reasoning, ToolCall
 from server.protocol.chat import ChatRequest
@@ -137,3 +140,11 @@ def test_what_was_held_back_is_told_when_the_end_brings_no_text() -> None:
 def test_without_a_parser_all_text_is_content() -> None:
     parser = PlainParser()
     assert [parser.feed("<think>"), parser.feed(""), parser.finish()] == [[Content("<think>")], [], []]
+
+
+def test_only_as_many_alternatives_are_told_as_asked_for() -> None:
+    """The engine may have been asked for more."""
+    score = TokenLogprobs(65, math.nan, 1, ((65, -math.inf), (66, -2.0)))
+    (entry,) = ChatLogprobsFormatter(ByteTokenizer(), 1, names_as_ids=False).format([score])["content"]
+    assert entry["logprob"] == -9999.0
+    assert entry["top_logprobs"] == [{"token": "A", "logprob": -9999.0, "bytes": [65]}]
