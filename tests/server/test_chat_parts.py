@@ -9,10 +9,11 @@ import pytest
 from engine.batch import TokenLogprobs
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
+from server.chat.answer import Answer
 from server.chat.choice import ChatChoice
 from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.message import delta_of, message_of
-from server.chat.parts import Content, Part, PlainParser, Reasoning, ToolCall
+from server.chat.parts import Content, MessageParser, Part, Reasoning, ToolCall
 from server.protocol.chat import ChatRequest
 from tests.server.byte_tokenizer import ByteTokenizer
 
@@ -24,18 +25,21 @@ class ScriptedParser:
     """Text in small letters is reasoning, in capitals content; "!" is a call, told at the end."""
 
     def __init__(self) -> None:
-        self.is_reasoning = False
         self._held: list[Part] = []
 
     def feed(self, text: str) -> list[Part]:
-        self.is_reasoning = text.islower()
         if "!" in text:
             self._held = [ToolCall(0, "{}", "id", "f")]
             return []
-        return [Reasoning(text) if self.is_reasoning else Content(text)] if text else []
+        return [Reasoning(text) if text.islower() else Content(text)] if text else []
 
     def finish(self) -> list[Part]:
         return self._held
+
+
+class ScriptedAnswer(Answer):
+    def parser(self, response_id: str, choice: int) -> MessageParser:
+        return ScriptedParser()
 
 
 def outputs(*texts: str, reason: FinishReason = FinishReason.STOP) -> list[RequestOutput]:
@@ -56,7 +60,8 @@ def outputs(*texts: str, reason: FinishReason = FinishReason.STOP) -> list[Reque
 
 def choice(**parameters: Any) -> ChatChoice:
     request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}], **parameters})
-    return ChatChoice(0, request, ScriptedParser(), ByteTokenizer())
+    answer = ScriptedAnswer(ByteTokenizer(), frozenset(), None, None, thinks=True, begins_inside=True)
+    return ChatChoice(0, request, answer, "id")
 
 
 @pytest.mark.parametrize(
@@ -70,8 +75,7 @@ def choice(**parameters: Any) -> ChatChoice:
             CALLS[:2],
             {
                 "tool_calls": [
-                    {"index": 0, "id": "id-0", "type": "function", "function": {"name": "f", "arguments": '{"a"'}},
-                    {"index": 0, "function": {"arguments": ": 1}"}},
+                    {"index": 0, "id": "id-0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
                 ]
             },
         ),
@@ -111,8 +115,8 @@ def test_deltas_add_up_to_the_message() -> None:
 
 def test_reasoning_tokens_are_counted_streamed_or_not() -> None:
     whole, streamed = choice(), choice()
-    whole.whole(outputs("think", "ing", "ANSWER"))
-    for output in outputs("think", "ing", "ANSWER"):
+    whole.whole(outputs("think", "ing"))
+    for output in outputs("think", "ing"):
         streamed.chunks(output)
     assert whole.num_reasoning_tokens == streamed.num_reasoning_tokens == 2
 
@@ -135,11 +139,6 @@ def test_what_was_held_back_is_told_when_the_end_brings_no_text() -> None:
     streamed = choice()
     chunks = [each for output in outputs("A", "!", "") for each in streamed.chunks(output)]
     assert [set(each["delta"]) for each in chunks] == [{"role", "content"}, {"content"}, {"tool_calls"}, set()]
-
-
-def test_without_a_parser_all_text_is_content() -> None:
-    parser = PlainParser()
-    assert [parser.feed("<think>"), parser.feed(""), parser.finish()] == [[Content("<think>")], [], []]
 
 
 def test_only_as_many_alternatives_are_told_as_asked_for() -> None:
