@@ -8,8 +8,8 @@
     to_lark(Repeat(OneOf((call_a, call_b)), at_least=1))          one of several, again and again
     to_lark(Sequence((Repeat(Sequence((TextUntil("<call>"), JsonSchema(s), Literal("</call>")))), ANY_TEXT)))
 
-The parts nest freely; the last example is free text with calls in it. What a client wrote as Lark itself goes through
-`check_lark`. The string belongs in `SamplingParams.grammar`. Whether it compiles is for `GrammarChecker` to say.
+The parts nest freely; the last example is free text with calls in it. A client's own grammar is `to_lark(Lark(text))`.
+The string belongs in `SamplingParams.grammar`. Whether it compiles is for `GrammarChecker` to say.
 
 A literal also matches an added token of the same text (`<tool_call>`) unless that token is special: special tokens are
 no text. The dialect is llguidance's: https://github.com/guidance-ai/llguidance, docs/syntax.md.
@@ -48,7 +48,7 @@ class JsonSchema:
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """Text that matches as a whole; Rust's regex syntax, without look-around and back-references."""
+    """Text that matches as a whole; Rust's regex syntax without look-around, and digits are those from 0 to 9."""
 
     pattern: str
 
@@ -89,19 +89,28 @@ JSON_OBJECT = JsonSchema({"type": "object"})
 ANY_TEXT = Regex("(?s:.*)")
 
 
+@dataclass(frozen=True, slots=True)
+class Lark:
+    """A whole grammar that a client wrote; no part of others."""
+
+    text: str
+
+
 def choice(options: Iterable[str]) -> OneOf:
     return OneOf(tuple(Literal(option) for option in options))
 
 
-def to_lark(part: Part) -> str:
+def to_lark(part: Part | Lark) -> str:
     """The canonical grammar, equal for equal parts. Raises GrammarError for what can be seen to be wrong."""
+    if isinstance(part, Lark):
+        return _checked(part.text)
     rules = _Rules()
     start = rules.expression(part)
     return _bounded("\n".join((f"start: {start}", *rules.lines)))
 
 
-def check_lark(text: str) -> str:
-    """A grammar that a client wrote. Directives that would get around the checks of this file are refused."""
+def _checked(text: str) -> str:
+    """Directives that would get around the checks of this file are refused."""
     _bounded(text)
     if directive := _DIRECTIVE.search(_QUOTED.sub('""', text)):
         raise GrammarError(f"the grammar must not contain {directive[0]}")
@@ -127,7 +136,7 @@ class _Rules:
             case JsonSchema(schema):
                 return _json(schema)
             case Regex(pattern):
-                return f"/{llguidance.regex_to_lark(pattern, '')}/"
+                return f"/{llguidance.regex_to_lark(pattern, 'd')}/"
             case TextUntil(end):
                 return self._rule(f"/(?s:.*)/ {_quote(end)}", "[lazy]")
             case Sequence(parts):

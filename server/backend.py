@@ -11,6 +11,7 @@ from pathlib import Path
 
 from engine.checkpoint import check_checkpoint
 from engine.client import EngineClient, EngineObserver
+from engine.grammar_checker import GrammarChecker
 from server.chat.render import ChatRenderer
 from server.chat.template_setting import load_chat_renderer
 from server.generation_defaults import GenerationDefaults, load_generation_defaults
@@ -27,6 +28,7 @@ class Backend:
     defaults: GenerationDefaults
     max_live: int
     """Sequences that may run or wait at once; one request for more could never be admitted."""
+    grammars: GrammarChecker
     loaded_at: int = field(default_factory=lambda: int(time.time()))
     """Unix time; the models' `created`."""
 
@@ -66,9 +68,12 @@ async def _open_backend(settings: Settings, observer: EngineObserver) -> AsyncGe
         trust_remote_code=config.trust_remote_code,
     )
     chat = await asyncio.to_thread(load_chat_renderer, tokenizer, settings)
+    grammars = GrammarChecker()
     engine = AsyncEngine(config, tokenizer, limits=settings.room_limits(), observer=observer)
     try:
         await engine.start()
-        yield Backend(engine, tokenizer, chat, defaults, settings.max_num_seqs + settings.max_waiting)
+        max_live = settings.max_num_seqs + settings.max_waiting
+        yield Backend(engine, tokenizer, chat, defaults, max_live, grammars)
     finally:
+        grammars.close()
         await engine.stop()

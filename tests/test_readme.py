@@ -97,10 +97,18 @@ def test_curl_prints_what_is_shown(url: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(START_TIMEOUT_S)
 def test_the_python_example_prints_the_same_text_twice(url: str) -> None:
-    (example,) = blocks("python")
+    example, _ = blocks("python")
     output = run([sys.executable, "-c"], example, url)
     half = len(output) // 2
     assert output[:half] == output[half + 1 :] != ""  # between the two: the first one's end of line
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(START_TIMEOUT_S)
+def test_the_order_is_an_order(url: str) -> None:
+    client, order = blocks("python")
+    output = run([sys.executable, "-c"], client + order, url).splitlines()[-1]
+    assert re.fullmatch(r"item='(tea|coffee)' cups=[1-9]", output)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from server.backend import Backend
 from server.generation.door import Arrival
+from server.generation.grammar import grammar_of
 from server.generation.plan import GenerationPlan, ResponseNames, make_plan
 from server.generation.prompts import encode_prompts, prompt_limit
 from server.generation.sampling import sampling_params
@@ -16,5 +17,6 @@ async def plan_completion(request: CompletionRequest, backend: Backend, arrival:
     """Raises RequestError or BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
     limit = prompt_limit(request.truncate_prompt_tokens, backend.engine.info.max_model_len - request.max_tokens)
     prompts = await encode_prompts(request.prompt, backend.tokenizer, request.add_special_tokens, limit)
-    params = sampling_params(request, backend.defaults, backend.tokenizer, request.max_tokens)
+    grammar = await grammar_of(request.demand, backend.grammars)
+    params = sampling_params(request, backend.defaults, backend.tokenizer, request.max_tokens, grammar)
     return make_plan(request, prompts, params, _NAMES, backend, arrival)

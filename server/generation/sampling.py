@@ -10,7 +10,11 @@ from server.text import Tokenizer
 
 
 def sampling_params(
-    request: GenerationParams, defaults: GenerationDefaults, tokenizer: Tokenizer, max_tokens: int
+    request: GenerationParams,
+    defaults: GenerationDefaults,
+    tokenizer: Tokenizer,
+    max_tokens: int,
+    grammar: str | None = None,
 ) -> SamplingParams:
     """Without the seed, which is each generation's own. Raises InvalidParameterError for values out of range."""
     top_k = request.top_k if request.top_k is not None else defaults.top_k
@@ -27,6 +31,7 @@ def sampling_params(
         logit_bias={_token_id(key): bias for key, bias in request.logit_bias.items()},
         allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
         bad_words=tuple(ids for word in request.bad_words for ids in _bad_word_ids(word, tokenizer)),
+        grammar=grammar,
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         stop=tuple(request.stop),

@@ -1,9 +1,12 @@
 """The parameters that all generating endpoints share: what one adds here, each of them takes."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.protocol.request import RequestFields
+from server.protocol.structured import Demand, ResponseFormat, StructuredOutputs
 from server.protocol.wire import (
     AllowedTokenIds,
     BadWords,
@@ -52,6 +55,14 @@ class GenerationParams(RequestFields):
     prompt_logprobs: Int32 | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = Field(False, description='Tokens in logprobs are written "token_id:123".')
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @model_validator(mode="after")
+    def _check_one_demand(self) -> Self:
+        if self.structured_outputs is not None and self.response_format is not None and self.response_format.demand:
+            raise wrong("structured_outputs", "cannot be combined with response_format")
+        return self
 
     @property
     def num_candidates(self) -> int:
@@ -67,6 +78,12 @@ class GenerationParams(RequestFields):
     def num_prompt_logprobs(self) -> int | None:
         """The same for the prompt's tokens."""
         return self.prompt_logprobs
+
+    @property
+    def demand(self) -> Demand | None:
+        """What the text must follow; None for free text."""
+        given = self.structured_outputs or self.response_format
+        return None if given is None else given.demand
 
     def check_stream_options(self) -> None:
         if self.stream_options is not None and not self.stream:

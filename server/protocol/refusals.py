@@ -10,13 +10,11 @@ WITHOUT_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety
 _NOT_SUPPORTED = "is not supported by this server"
 _CHAT_ONLY = "belongs to chat completions, not to /v1/completions"
 _REFUSED_EVERYWHERE: Mapping[str, str] = {
-    "response_format": _NOT_SUPPORTED,
-    "structured_outputs": _NOT_SUPPORTED,
-    "guided_json": _NOT_SUPPORTED,
-    "guided_regex": _NOT_SUPPORTED,
-    "guided_choice": _NOT_SUPPORTED,
-    "guided_grammar": _NOT_SUPPORTED,
-    "grammar": _NOT_SUPPORTED,
+    "guided_json": "is not supported: use structured_outputs.json",
+    "guided_regex": "is not supported: use structured_outputs.regex",
+    "guided_choice": "is not supported: use structured_outputs.choice",
+    "guided_grammar": "is not supported: use structured_outputs.grammar",
+    "grammar": "is not supported: use structured_outputs.grammar",
     "use_beam_search": _NOT_SUPPORTED,
     "length_penalty": _NOT_SUPPORTED,
     "typical_p": _NOT_SUPPORTED,
@@ -61,7 +59,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "modalities": (["text"],),
     "best_of": (1,),
-    "response_format": ({"type": "text"},),
     "use_beam_search": (False,),
 }
 

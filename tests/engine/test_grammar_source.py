@@ -11,6 +11,7 @@ from engine.grammar_source import (
     JSON_OBJECT,
     MAX_GRAMMAR_BYTES,
     JsonSchema,
+    Lark,
     Literal,
     OneOf,
     Part,
@@ -18,7 +19,6 @@ from engine.grammar_source import (
     Repeat,
     Sequence,
     TextUntil,
-    check_lark,
     choice,
     to_lark,
 )
@@ -47,7 +47,14 @@ def test_a_choice_is_one_of_its_options() -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "good", "bad"),
-    [("a/b", "a/b", "a/"), ("^ab$", "ab", "xab"), ("a|b", "b", "ab"), ("[/\"']+", "/'\"", "a"), ("", "", "a")],
+    [
+        ("a/b", "a/b", "a/"),
+        ("^ab$", "ab", "xab"),
+        ("a|b", "b", "ab"),
+        (r"\d", "5", "٣"),
+        ("[/\"']+", "/'\"", "a"),
+        ("", "", "a"),
+    ],
 )
 def test_a_regex_matches_the_whole_text(pattern: str, good: str, bad: str) -> None:
     assert accepted(Regex(pattern), good, bad) == [good]
@@ -111,13 +118,13 @@ def test_a_schema_cannot_relax_the_compiler() -> None:
     "text", ['start: "a" // %json\n', 'start: "%json" /%llguidance/', "start: A\nA: /a/\n%ignore / /\n"]
 )
 def test_a_clients_grammar_is_taken_as_it_is(text: str) -> None:
-    assert check_lark(text) is text
+    assert to_lark(Lark(text)) is text
 
 
 @pytest.mark.parametrize("text", ['start: %json {"type": "object"}', '%llguidance {"no_forcing": false}\nstart: "a"'])
 def test_a_clients_grammar_has_no_directives_that_get_around_checks(text: str) -> None:
     with pytest.raises(GrammarError, match="must not contain %"):
-        check_lark(text)
+        to_lark(Lark(text))
 
 
 @pytest.mark.parametrize(

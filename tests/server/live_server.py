@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from engine.client import EngineObserver
+from engine.grammar_checker import GrammarChecker
 from server.app import create_app
 from server.backend import Backend, OpenBackend
 from server.chat.template_setting import load_chat_renderer
@@ -49,7 +50,9 @@ class FakeBackend:
             max_live = settings.max_num_seqs + settings.max_waiting
             tokenizer = self.engine.tokenizer = ByteTokenizer(self.chat_templates, self.special_tokens)
             chat = load_chat_renderer(tokenizer, settings)
-            yield Backend(self.engine, tokenizer, chat, self.defaults, max_live, loaded_at=1_700_000_000)
+            grammars = GrammarChecker()
+            yield Backend(self.engine, tokenizer, chat, self.defaults, max_live, grammars, loaded_at=1_700_000_000)
+            grammars.close()
             self.engine.stop()
 
         return open_backend

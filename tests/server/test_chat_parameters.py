@@ -48,6 +48,8 @@ OF_CHAT = {
         True,
         lambda _, body: len(body["prompt_token_ids"]) == NUM_PROMPT_TOKENS and first(body)["token_ids"] == [97, 257],
     ),
+    "response_format": Works({"type": "json_object"}, lambda request, _: "object" in (request.params.grammar or "")),
+    "structured_outputs": Works({"regex": "a+"}, lambda request, _: request.params.grammar == "start: /a+/"),
     "return_tokens_as_token_ids": Works(
         True, lambda _, body: first(body)["logprobs"]["content"][0]["token"] == "token_id:97", {"logprobs": True}
     ),

@@ -78,6 +78,8 @@ WORKING = {
     "return_token_ids": Works(
         True, lambda _, body: (first(body)["prompt_token_ids"], first(body)["token_ids"]) == ([BOS, 72, 105], [97, 257])
     ),
+    "response_format": Works({"type": "json_object"}, lambda request, _: "object" in (request.params.grammar or "")),
+    "structured_outputs": Works({"regex": "a+"}, lambda request, _: request.params.grammar == "start: /a+/"),
     "return_tokens_as_token_ids": Works(
         True, lambda _, body: first(body)["logprobs"]["tokens"] == ["token_id:97", "token_id:257"], {"logprobs": 0}
     ),

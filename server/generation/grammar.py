@@ -1,0 +1,21 @@
+"""What a request demands of its text -> the grammar that the engine is given."""
+
+import asyncio
+
+from engine.errors import GrammarError
+from engine.grammar_checker import GrammarChecker
+from engine.grammar_source import to_lark
+from server.errors import BadRequestError
+from server.protocol.structured import Demand
+
+
+async def grammar_of(demand: Demand | None, checker: GrammarChecker) -> str | None:
+    """Off the event loop, all of it. Raises BadRequestError for what cannot be followed."""
+    if demand is None:
+        return None
+    try:
+        grammar = await asyncio.to_thread(to_lark, demand.source)
+        await checker.check(grammar)
+    except GrammarError as error:
+        raise BadRequestError(f"{demand.param}: {error}.", demand.param) from error
+    return grammar

@@ -1,0 +1,87 @@
+"""`response_format` (OpenAI's) and `structured_outputs` (vLLM's): what the text must follow."""
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from engine.grammar_source import JSON_OBJECT, JsonSchema, Lark, Part, Regex, choice
+from server.protocol.wire import Text, WireModel
+
+MAX_CHOICES = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the text must follow, and the parameter that says so."""
+
+    param: str
+    source: Part | Lark
+
+
+class JsonSchemaFormat(WireModel):
+    name: Text = Field(pattern="^[a-zA-Z0-9_-]{1,64}$")
+    description: Text | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool = Field(False, description="Makes no difference: the text always follows the schema.")
+
+
+class ResponseFormat(WireModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise _wrong("json_schema must be given with the type json_schema, and only then")
+        return self
+
+    @property
+    def demand(self) -> Demand | None:
+        if self.json_schema is not None:
+            return Demand("response_format", JsonSchema(self.json_schema.schema_))
+        return Demand("response_format", JSON_OBJECT) if self.type == "json_object" else None
+
+
+def _parsed(value: Any) -> Any:
+    """Clients send schemas as objects, and as strings that hold one."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise _wrong("Input should be a JSON schema, or a string that holds one") from error
+
+
+class StructuredOutputs(WireModel):
+    """Exactly one of these."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: Annotated[dict[str, Any], BeforeValidator(_parsed)] | None = Field(None, alias="json")
+    regex: Text | None = Field(None, description="The whole text matches.")
+    choice: list[Text] | None = Field(None, min_length=1, max_length=MAX_CHOICES, fail_fast=True)
+    grammar: Text | None = Field(None, description="In Lark's notation.")
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "StructuredOutputs":
+        if sum(value is not None for value in (self.json_, self.regex, self.choice, self.grammar)) != 1:
+            raise _wrong("Exactly one of json, regex, choice and grammar must be given")
+        return self
+
+    @property
+    def demand(self) -> Demand:
+        return Demand("structured_outputs", self._source())
+
+    def _source(self) -> Part | Lark:
+        if self.json_ is not None:
+            return JsonSchema(self.json_)
+        if self.choice is not None:
+            return choice(self.choice)
+        return Lark(self.grammar) if self.grammar is not None else Regex(self.regex or "")
+
+
+def _wrong(message: str) -> PydanticCustomError:
+    return PydanticCustomError("structured", message)

@@ -1,0 +1,184 @@
+"""response_format and structured_outputs: what reaches the engine, and what is refused with which words."""
+
+import json
+from functools import reduce
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.grammar_source import MAX_GRAMMAR_BYTES
+from tests.engine.grammars import accepted, accepts
+from tests.server.events import error_of
+from tests.server.fake_engine import saying
+from tests.server.live_server import FakeBackend, LiveServer, live_server
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+TEXTS = ['{"a": 1}', '{"b": 1}', "[]", "yes", "no", "1"]
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def named(schema: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema, **fields}}
+
+
+def grammar(server: LiveServer, **parameters: Any) -> str:
+    """What the engine is told."""
+    response = server.complete("Hi", **parameters)
+    assert response.status_code == 200, response.text
+    (request,) = server.engine.requests
+    assert request.params.grammar is not None
+    return request.params.grammar
+
+
+@pytest.mark.parametrize(
+    ("parameters", "texts"),
+    [
+        ({"response_format": {"type": "json_object"}}, TEXTS[:2]),
+        ({"response_format": named(SCHEMA)}, TEXTS[:1]),
+        ({"response_format": named(SCHEMA, strict=True, description="d")}, TEXTS[:1]),
+        ({"response_format": named(SCHEMA, strict=False)}, TEXTS[:1]),
+        ({"response_format": named({})}, [*TEXTS[:3], "1"]),
+        ({"structured_outputs": {"json": SCHEMA}}, TEXTS[:1]),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, TEXTS[:1]),
+        ({"structured_outputs": {"regex": "[a-z]+|1"}}, TEXTS[3:]),
+        ({"structured_outputs": {"choice": ["yes", "no", "[]"], "regex": None}}, TEXTS[2:5]),
+        ({"structured_outputs": {"grammar": 'start: "y" rest\nrest: "es"'}}, ["yes"]),
+        ({"structured_outputs": {"regex": "1"}, "response_format": {"type": "text"}}, ["1"]),
+    ],
+    ids=lambda value: json.dumps(value)[:60],
+)
+def test_what_is_asked_for_reaches_the_engine(server: LiveServer, parameters: dict[str, Any], texts: list[str]) -> None:
+    assert accepted(grammar(server, **parameters), *TEXTS) == texts
+
+
+def test_chats_have_them_too(server: LiveServer) -> None:
+    body = json.dumps({"messages": MESSAGES, "response_format": named(SCHEMA)})
+    assert server.post("/v1/chat/completions", body).status_code == 200
+    assert accepted(server.engine.requests[0].params.grammar or "", *TEXTS) == TEXTS[:1]
+
+
+def test_every_choice_of_every_prompt_follows(server: LiveServer) -> None:
+    server.complete(["Hi", "Yo"], n=2, response_format={"type": "json_object"})
+    grammars = {request.params.grammar for request in server.engine.requests}
+    assert len(server.engine.requests) == 4 and len(grammars) == 1 and None not in grammars
+
+
+def test_text_asks_for_nothing(server: LiveServer) -> None:
+    server.complete("Hi", response_format={"type": "text"})
+    assert server.engine.requests[0].params.grammar is None
+
+
+def test_streams_and_echoes_are_as_ever(server: LiveServer) -> None:
+    server.engine.rule = saying('{"a": 1}')
+    body = server.complete("Hi", echo=True, logprobs=1, response_format=named(SCHEMA)).json()
+    assert body["choices"][0]["text"] == 'Hi{"a": 1}'
+
+
+deep = reduce(lambda inner, _: {"items": inner}, range(150), {"type": "null"})
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown type": ({"response_format": {"type": "xml"}}, "text"),
+    "no type": ({"response_format": {}}, "type"),
+    "no object": ({"response_format": "json_object"}, "response_format"),
+    "no schema": ({"response_format": {"type": "json_schema"}}, "json_schema must be given"),
+    "a needless schema": ({"response_format": {**named({}), "type": "json_object"}}, "only then"),
+    "no name": ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "json_schema.name"),
+    "a bad name": ({"response_format": named({}, name="a b")}, "json_schema.name"),
+    "a list for a schema": ({"response_format": named([])}, "json_schema.schema"),
+    "strictness in words": ({"response_format": named({}, strict="yes")}, "json_schema.strict"),
+    "nothing": ({"structured_outputs": {}}, "Exactly one"),
+    "two": ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "Exactly one"),
+    "something else": ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "whitespace_pattern"),
+    "no choice": ({"structured_outputs": {"choice": []}}, "choice"),
+    "choices that are no texts": ({"structured_outputs": {"choice": [1]}}, "choice"),
+    "a lone surrogate": ({"structured_outputs": {"choice": ["\ud800"]}}, "surrogates"),
+    "no JSON": ({"structured_outputs": {"json": "{"}}, "json"),
+    "JSON of no object": ({"structured_outputs": {"json": "[]"}}, "json"),
+    "JSON without a bottom": ({"structured_outputs": {"json": "[" * 100_000}}, "json"),
+    "both": ({"structured_outputs": {"regex": "a"}, "response_format": named({})}, "cannot be combined"),
+    "an unsupported keyword": ({"response_format": named({"items": {"not": {}}})}, "/items/not is not supported"),
+    "an unknown format": ({"response_format": named({"format": "color"})}, "/format is 'color'"),
+    "contradictions": ({"response_format": named({"type": "integer", "minimum": 2, "maximum": 1})}, "minimum"),
+    "endless recursion": ({"response_format": named({"$ref": "#"})}, "no text satisfies it"),
+    "depth": ({"response_format": named(deep)}, "levels deep"),
+    "size": ({"structured_outputs": {"choice": ["x" * MAX_GRAMMAR_BYTES]}}, "bytes"),
+    "no regex": ({"structured_outputs": {"regex": "("}}, "unclosed group"),
+    "look-ahead": ({"structured_outputs": {"regex": "(?=a)a"}}, "look-around"),
+    "no grammar": ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs"),
+    "a directive": ({"structured_outputs": {"grammar": "start: %json {}"}}, "%json"),
+    "a crash": (
+        {
+            "structured_outputs": {
+                "grammar": "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(8000)) + '\nr8000: "a"'
+            }
+        },
+        "too complex",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_followed_is_refused_by_name(server: LiveServer, name: str) -> None:
+    parameters, words = REFUSED[name]
+    response = server.complete("Hi", **parameters)
+    error = error_of(response)
+    assert (response.status_code, error["param"]) == (400, next(iter(parameters))), error
+    assert words in error["message"] and len(error["message"]) < 500
+    assert server.engine.requests == []
+    assert server.complete("Hi", response_format=named(SCHEMA)).status_code == 200
+
+
+def test_a_grammar_cannot_be_made_endless(server: LiveServer) -> None:
+    response = server.complete("Hi", ignore_eos=True, response_format={"type": "json_object"})
+    assert (response.status_code, error_of(response)["param"]) == (400, "ignore_eos")
+
+
+THINKING = "{{ messages[0].content }}{% if deep %}<think>\n{% endif %}"
+CALLING = "{{ messages[0].content }}{# <tool_call> tool_calls #}{{ tools }}"
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def chat(backend: FakeBackend, **parameters: Any) -> tuple[httpx.Response, str]:
+    """The answer to a chat, and the grammar that the engine was told."""
+    with live_server(backend) as server:
+        response = server.post("/v1/chat/completions", json.dumps({"messages": MESSAGES, **parameters}))
+        return response, "".join(request.params.grammar or "" for request in server.engine.requests)
+
+
+@pytest.mark.parametrize(
+    ("deep", "texts"),
+    [
+        (False, ['{"a":1}', '<think>{"b"</think>{"a":1}', '\n<think>\n</think>\n\n{"a":1}']),
+        (True, ['hm\n</think>\n\n{"a":1}', '{"a":1}</think>{"a":1}']),
+    ],
+)
+def test_thoughts_are_free_and_the_answer_is_not(deep: bool, texts: list[str]) -> None:
+    backend = FakeBackend(chat_templates={"default": THINKING})
+    response, told = chat(backend, response_format=named(SCHEMA), chat_template_kwargs={"deep": deep})
+    assert response.status_code == 200
+    wrong = ["hm", "</think>", 'hm</think>{"b":1}', "<think>hm", '<think>hm</think>\n\n\n{"a":1}']
+    assert accepted(told, *texts, *wrong) == texts
+    assert deep != accepts(told, '{"a":1}')
+
+
+@pytest.mark.parametrize(
+    ("backend", "parameters"),
+    [
+        (FakeBackend(chat_templates={"default": THINKING}, special_tokens={"<think>": 0xFA, "</think>": 0xFB}), {}),
+        (FakeBackend(chat_templates={"default": THINKING}), {"structured_outputs": {"grammar": 'start: "a"'}}),
+        (FakeBackend(chat_templates={"default": CALLING}), {"tools": [TOOL]}),
+    ],
+    ids=["special marks", "a whole grammar after thinking", "tools"],
+)
+def test_what_cannot_be_combined_is_said(backend: FakeBackend, parameters: dict[str, Any]) -> None:
+    demand = {"response_format": {"type": "json_object"}} if "structured_outputs" not in parameters else {}
+    response, _ = chat(backend, **demand, **parameters)
+    error = error_of(response)
+    assert (response.status_code, error["param"]) == (400, next(iter(demand or parameters)))
+    assert "cannot be combined" in error["message"]
+
+
+def test_tools_that_may_not_be_called_are_no_hindrance() -> None:
+    backend = FakeBackend(chat_templates={"default": CALLING})
+    response, told = chat(backend, tools=[TOOL], tool_choice="none", response_format=named(SCHEMA))
+    assert response.status_code == 200 and accepts(told, '{"a":1}')
