@@ -7,6 +7,7 @@ Predicted wait of a new request, the longer of two:
 What was not measured yet is not predicted: a cold server lets in as many as its bounds on requests and tokens allow.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from engine.errors import OverloadedError
 from engine.stats import RoomStats
 
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
+_NUM_DEVIATIONS = 3  # of the time that so many ends take which come at random (the deviation of n is sqrt(n))
+_PREFILL_MARGIN = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +86,12 @@ class WaitingRoom:
         """Raise OverloadedError if even the smallest request found no place that it gets within `max_queue_s`."""
         self._check_size(1)
         limit_s = self.queue_limit_s(max_queue_s)
-        wait_s = self.predicted_wait_s
-        if wait_s > limit_s:
-            reason = f"A new request would wait about {wait_s:.1f} s, more than the {limit_s:g} s it may wait"
-            raise self._refusal(reason, wait_s - limit_s)
+        excess_s = self._cautious_wait_s - limit_s
+        if excess_s > 0:
+            reason = (
+                f"A new request would wait about {self.predicted_wait_s:.1f} s, and must not wait over {limit_s:g} s"
+            )
+            raise self._refusal(reason, excess_s)
 
     def enter(self, num_tokens: int, max_queue_s: float | None = None) -> Place:
         """Take a place for a prompt of so many tokens. Raises OverloadedError."""
@@ -131,8 +136,22 @@ class WaitingRoom:
         self._prompts.run(self._num_tokens > self._batch_tokens and not is_full)
 
     @property
+    def _cautious_wait_s(self) -> float:
+        """Hardly anyone waits longer. An overloaded room is always as full as it may be: all that are let in would wait
+        as long as is predicted, and without a margin half of them longer.
+        """
+        num_ends = self._num_ends_ahead
+        for_slot_s = (num_ends + _NUM_DEVIATIONS * math.sqrt(num_ends)) * self._seconds_per_end
+        return max(for_slot_s, _PREFILL_MARGIN * self._wait_for_prefill_s)
+
+    @property
+    def _num_ends_ahead(self) -> int:
+        """How many must end before one more could run."""
+        return max(0, self._num_inside + 1 - self._num_slots)
+
+    @property
     def _wait_for_slot_s(self) -> float:
-        return max(0, self._num_inside + 1 - self._num_slots) * self._seconds_per_end
+        return self._num_ends_ahead * self._seconds_per_end
 
     @property
     def _wait_for_prefill_s(self) -> float:

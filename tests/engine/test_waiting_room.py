@@ -192,18 +192,19 @@ class TestWaitForPrefill:
 
 
 class TestRefusal:
-    @pytest.mark.parametrize(("limit_s", "own_s"), [(5.9, None), (1e6, 5.9), (5.9, 100.0)])
+    # Three ends, 2 s each, and three times the deviation of three: 6 + 2 * 3 * 3 ** 0.5 = 16.39 s.
+    @pytest.mark.parametrize(("limit_s", "own_s"), [(16.3, None), (1e6, 16.3), (16.3, 100.0)])
     def test_who_would_wait_too_long_is_refused_at_once(self, limit_s: float, own_s: float | None) -> None:
         room = Room(num_slots=4, max_queue_s=limit_s)
         room.fill(4)
         room.serve(50, seconds_each=2.0)
         room.fill(2)
         assert room.predicted_wait_s == pytest.approx(6.0)
-        assert "would wait about 6.0 s, more than the 5.9 s" in str(room.refused(max_queue_s=own_s))
+        assert "would wait about 6.0 s, and must not wait over 16.3 s" in str(room.refused(max_queue_s=own_s))
 
-    @pytest.mark.parametrize("own_s", [None, 6.1, 100.0])
+    @pytest.mark.parametrize("own_s", [None, 16.5, 100.0])
     def test_who_would_not_is_let_in(self, own_s: float | None) -> None:
-        room = Room(num_slots=4, max_queue_s=6.1)
+        room = Room(num_slots=4, max_queue_s=16.5)
         room.fill(4)
         room.serve(50, seconds_each=2.0)
         room.fill(2)
@@ -216,6 +217,26 @@ class TestRefusal:
             room.check()
         room.end()
         room.check()
+
+    @pytest.mark.parametrize(("limit_s", "is_let_in"), [(24.9, False), (25.1, True)])
+    def test_prefill_may_take_a_quarter_longer(self, limit_s: float, is_let_in: bool) -> None:
+        room = Room(num_slots=100, batch_tokens=100)
+        room.fill(20, 100)
+        for place in room.places[:10]:
+            room.clock.now_s += 2
+            place.begin()
+        assert room.predicted_wait_s == pytest.approx(20.0)
+        if is_let_in:
+            room.enter(1, limit_s)
+        else:
+            room.refused(max_queue_s=limit_s)
+
+    def test_a_free_slot_is_given_to_the_least_patient(self) -> None:
+        room = Room(num_slots=4)
+        room.fill(4)
+        room.serve(50, seconds_each=2.0)
+        room.end()
+        room.enter(1, 0.001)
 
     @pytest.mark.parametrize("times", [10, 200])
     def test_retry_after_follows_the_rate_of_ends(self, times: int) -> None:
@@ -234,7 +255,7 @@ class TestRefusal:
         room = Room(num_slots=4, max_queue_s=1e6)
         room.fill(6)
         room.serve(50, seconds_each=2.0)
-        assert room.refused(max_queue_s=1.0).retry_after_s == pytest.approx(6.0 - 1.0 + 2.0)
+        assert room.refused(max_queue_s=1.0).retry_after_s == pytest.approx(16.392 - 1.0 + 2.0, abs=0.001)
 
     def test_tokens_that_are_too_many_are_waited_for(self) -> None:
         room = Room(num_slots=100, batch_tokens=100, max_waiting_tokens=2000)
