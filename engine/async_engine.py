@@ -12,15 +12,25 @@ from engine.admission import check_request
 from engine.client import EngineObserver, GenerationRequest, NullObserver
 from engine.config import EngineConfig, EngineInfo
 from engine.detokenizer import TokenTable
-from engine.errors import EngineFailedError, EngineUnavailableError, RequestError, RequestTimeoutError, TwostepError
+from engine.errors import (
+    EngineFailedError,
+    EngineRestartingError,
+    EngineUnavailableError,
+    OverloadedError,
+    RequestError,
+    RequestTimeoutError,
+    TwostepError,
+)
 from engine.expiry import Expiry
-from engine.incarnation import Incarnation
 from engine.live_request import LiveRequest, News
-from engine.messages import AbortRequests, FromEngine, RequestRefused, RequestUpdate, StepUpdate, ToEngine
+from engine.messages import AbortRequests, FromEngine, RequestRefused, RequestUpdate, StepUpdate
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
-from engine.stats import RoomStats, StepStats
-from engine.waiting_room import RoomLimits, WaitingRoom
+from engine.restart_policy import RestartPolicy
+from engine.roster import Roster
+from engine.stats import RoomStats, StepStats, standstill
+from engine.supervisor import Supervisor
+from engine.waiting_room import Place, RoomLimits, WaitingRoom
 from engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -29,7 +39,10 @@ ENGINE_COMMAND = (sys.executable, "-m", "engine.process")
 
 
 class AsyncEngine:
-    """Implements `EngineClient` over one engine process. All methods are for the event loop's thread."""
+    """Implements `EngineClient` over one engine process at a time. All methods are for the event loop's thread.
+
+    When the process dies, another one is started and told of every live request, with the tokens received so far.
+    """
 
     def __init__(
         self,
@@ -40,47 +53,46 @@ class AsyncEngine:
         observer: EngineObserver | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
         max_silence_s: float = 120.0,
+        max_restarts: int = 5,
     ) -> None:
-        """`command` starts the engine process, given the socket's address as last argument. An engine that has work
-        and says nothing for `max_silence_s` counts as hung: it is killed."""
-        self._config = config
+        """`command` starts the engine process: see `Incarnation`. An engine that has work and says nothing for
+        `max_silence_s` counts as hung: it is killed. `max_restarts` in a row may bring nothing: see `RestartPolicy`."""
         self._table = table
         self._observer = observer or NullObserver()
-        self._command = command
         self._room = WaitingRoom(limits or RoomLimits(), config.max_num_seqs, config.max_num_batched_tokens)
-        self._live: dict[str, LiveRequest] = {}  # by the engine's id
         self._expiries: dict[str, Expiry] = {}  # of the live ones
         self._numbers = itertools.count()
         self._unsent_aborts: list[str] = []
         self._info: EngineInfo | None = None
         self._last_stats: StepStats | None = None
         self._failure: TwostepError | None = None
-        self._watchdog = Watchdog(max_silence_s, lambda: bool(self._live), self._on_hang)
-        self._process: Incarnation | None = None
+        self._watchdog = Watchdog(max_silence_s, self._awaits_engine, self._on_hang)
+        self._supervisor = Supervisor(config, command, RestartPolicy(max_restarts), self)
+        self._roster = Roster(self._supervisor.send)
+        self._has_answered = False  # the engine process that is up or was last
 
     async def start(self) -> EngineInfo:
         """Start the process and wait until the model is loaded, once.
 
         Raises ConfigError or ModelError as the process reports them, EngineUnavailableError if it dies.
         """
-        self._process = Incarnation(self._command, self._on_message, self._fail)
         try:
-            self._info = await self._process.start(self._config)
+            self._info = await self._supervisor.start()
         except BaseException as error:
-            self._fail(error if isinstance(error, TwostepError) else self._stopped())
+            self._fail(error if isinstance(error, TwostepError) else _stopped())
             await self.stop()
             raise
+        self._roster.engine_is_up()
         return self._info
 
     async def stop(self) -> None:
         """End the process, whatever it does, and what is still live with it. Idempotent."""
-        self._fail(self._stopped())
-        if self._process is not None:
-            await self._process.stop(self._stopped())
+        self._fail(_stopped())
+        await self._supervisor.stop(_stopped())
 
     @property
     def is_ready(self) -> bool:
-        return self._info is not None and self._failure is None
+        return self._supervisor.is_up and self._failure is None
 
     @property
     def info(self) -> EngineInfo:
@@ -94,7 +106,7 @@ class AsyncEngine:
 
     @property
     def num_live(self) -> int:
-        return len(self._live)
+        return len(self._roster)
 
     @property
     def room(self) -> RoomStats:
@@ -133,11 +145,11 @@ class AsyncEngine:
         if self._failure is not None:
             raise self._unavailable()
         check_request(self.info, request.prompt_token_ids, request.params)
-        place = self._room.enter(len(request.prompt_token_ids), request.patience_s)
+        place = self._enter_room(request)
         live = LiveRequest(request, f"{request.request_id}/{next(self._numbers)}", self._table, place)
-        if not self._live:
+        if not self._roster:
             self._watchdog.heard()
-        self._live[live.engine_id] = live
+        self._roster.add(live)
         queue_limit_s = self._room.queue_limit_s(request.max_queue_s)
         self._expiries[live.engine_id] = Expiry(
             request,
@@ -146,13 +158,23 @@ class AsyncEngine:
             lambda: self._expire(live, live.expire),
         )
         self._watchdog.watch()
-        self._send(live.add_message)
+        self._report_pause()
         return live
+
+    def _enter_room(self, request: GenerationRequest) -> Place:
+        try:
+            return self._room.enter(len(request.prompt_token_ids), request.patience_s)
+        except OverloadedError as error:
+            if self._supervisor.is_up:
+                raise
+            retry_after_s = max(error.retry_after_s, self._supervisor.up_in_s)
+            raise EngineRestartingError(f"The engine is being restarted. {error}", retry_after_s) from error
 
     def _expire(self, live: LiveRequest, end: Callable[[], None]) -> None:
         """The engine is told at once, even if nobody reads the end."""
         self._abort(live)
         end()
+        self._roster.go_on()
 
     def _observe(self, live: LiveRequest, output: RequestOutput) -> None:
         if not output.token_ids:
@@ -163,12 +185,13 @@ class AsyncEngine:
 
     def _end(self, live: LiveRequest, reason: FinishReason) -> None:
         """The one door out, for every request, whatever ended it. Idempotent; never waits."""
-        if self._live.pop(live.engine_id, None) is None:
+        if not self._roster.remove(live):
             return
         self._expiries.pop(live.engine_id).cancel()
         live.place.leave()
         self._abort(live)
         self._observer.on_finish(reason, live.timings)
+        self._report_pause()
 
     def _abort(self, live: LiveRequest) -> None:
         """Idempotent; nothing to do once the engine has ended it."""
@@ -181,35 +204,66 @@ class AsyncEngine:
     def _send_aborts(self) -> None:
         """One message for all that ended in this turn of the event loop."""
         request_ids, self._unsent_aborts = self._unsent_aborts, []
-        self._send(AbortRequests(request_ids))
+        self._supervisor.send(AbortRequests(request_ids))
 
-    def _send(self, message: ToEngine) -> None:
-        if self._process is not None:
-            self._process.send(message)
+    # What the supervisor reports.
 
-    def _on_message(self, message: FromEngine) -> None:
+    def on_message(self, message: FromEngine) -> None:
         self._watchdog.heard()
         if isinstance(message, StepUpdate):
             self._on_step(message)
         elif isinstance(message, RequestRefused):
-            self._put(message.request_id, RequestError(message.message, message.param))
+            self._roster.put(message.request_id, RequestError(message.message, message.param))
+        self._roster.go_on()
+
+    def on_engine_down(self) -> bool:
+        self._watchdog.stop()
+        self._roster.engine_is_down()
+        self._report_pause()
+        return self._has_answered or not self._roster
+
+    def on_engine_starting(self) -> None:
+        self._has_answered = False
+        self._last_stats = None
+        self._observer.on_restart()
+        self._report_pause()
+
+    def on_engine_up(self, computed: Sequence[str]) -> None:
+        guilty = self._roster.engine_is_up(computed)
+        if guilty is not None:
+            self._has_answered = True
+            logger.error("request %s is refused: the engine died twice computing it and nothing else", guilty)
+        num_begun, num_suspects = self._roster.num_begun, self._roster.num_suspects
+        text = (
+            "the engine is up again after %.1f s: %d streams go on, %d requests wait; %d run alone first, as suspects"
+        )
+        logger.warning(text, self._supervisor.down_s, num_begun, len(self._roster) - num_begun, num_suspects)
+        self._watchdog.heard()
+        self._watchdog.watch()
+
+    def on_engine_lost(self, error: EngineFailedError) -> None:
+        self._fail(error)
 
     def _on_step(self, step: StepUpdate) -> None:
-        self._last_stats = step.stats
-        self._observer.on_step(step.stats)
+        self._has_answered |= bool(step.updates)
+        if self._supervisor.is_up:  # a dead engine's last words are no news of the present
+            self._last_stats = step.stats
+            self._observer.on_step(step.stats)
         for engine_id in step.scheduled:
             if engine_id in self._expiries:
                 self._expiries[engine_id].on_scheduled()
         for update in step.updates:
             if update.finish_reason is FinishReason.ERROR:
-                self._put(update.request_id, _error_of(update))
+                self._roster.put(update.request_id, _error_of(update))
             else:
-                self._put(update.request_id, News(update, step.time_s))
+                self._roster.put(update.request_id, News(update, step.time_s))
 
-    def _put(self, engine_id: str, news: News | TwostepError) -> None:
-        live = self._live.get(engine_id)
-        if live is not None:  # else it ended here, and the engine does not know yet
-            live.put(news)
+    def _report_pause(self) -> None:
+        """While no engine process is up, everything waits and no block is held."""
+        if self._supervisor.is_up or self._info is None:
+            return
+        self._last_stats = standstill(self._last_stats, len(self._roster), self._info.num_blocks)
+        self._observer.on_step(self._last_stats)
 
     def _fail(self, error: TwostepError) -> None:
         """From now on the engine is not ready. The first failure stands."""
@@ -217,26 +271,27 @@ class AsyncEngine:
             return
         self._failure = error
         self._watchdog.stop()
-        for live in self._live.values():
+        for live in self._roster:
             live.put(EngineFailedError(str(error), error.detail) if isinstance(error, EngineFailedError) else error)
 
     def _unavailable(self) -> EngineUnavailableError:
         return EngineUnavailableError(str(self._failure or "The engine is still loading the model."))
 
-    def _stopped(self) -> EngineUnavailableError:
-        return EngineUnavailableError("The engine was stopped.")
+    def _awaits_engine(self) -> bool:
+        return self._supervisor.is_up and len(self._roster) > 0
 
     def _silence_error(self) -> EngineFailedError:
         silence_s = self._watchdog.silence_s
         return EngineFailedError(f"The engine has work but was silent for {silence_s:.0f} seconds.")
 
     def _on_hang(self) -> None:
-        error = self._silence_error()
-        logger.error("%s It is killed.", error)
-        if self._process is not None:
-            self._process.kill(error)
+        self._supervisor.kill(self._silence_error())
 
 
 def _error_of(update: RequestUpdate) -> TwostepError:
     message = update.error or "The engine failed on this request."
     return RequestError(message) if update.blames_request else EngineFailedError(message)
+
+
+def _stopped() -> EngineUnavailableError:
+    return EngineUnavailableError("The engine was stopped.")

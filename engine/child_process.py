@@ -26,8 +26,10 @@ class ChildProcess:
         self._exited = asyncio.create_task(self._wait(on_exit))
 
     @classmethod
-    async def start(cls, command: Sequence[str], on_exit: Callable[[], None]) -> "ChildProcess":
-        """Both output streams go, as they come, to this process's standard error."""
+    async def start(
+        cls, command: Sequence[str], on_exit: Callable[[], None], pass_fds: Sequence[int] = ()
+    ) -> "ChildProcess":
+        """Both output streams go, as they come, to this process's standard error. `pass_fds` keep their numbers."""
         life_read_fd, life_fd = os.pipe()
         output_fd, output_write_fd = os.pipe()
         try:
@@ -37,6 +39,7 @@ class ChildProcess:
                 stdout=output_write_fd,
                 stderr=output_write_fd,
                 start_new_session=True,  # Ctrl-C goes to the terminal's whole group: this process decides what it means
+                pass_fds=pass_fds,
             )
         except BaseException:
             os.close(life_fd)
@@ -50,6 +53,11 @@ class ChildProcess:
     @property
     def is_running(self) -> bool:
         return self._process.returncode is None
+
+    @property
+    def was_killed(self) -> bool:
+        """By a signal: then it had no time for last words."""
+        return (self._process.returncode or 0) < 0
 
     @property
     def how_it_ended(self) -> str:

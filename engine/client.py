@@ -46,7 +46,8 @@ class EngineClient(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """True from the moment the model is loaded until the engine dies or stops."""
+        """Whether an engine process is there to run requests. False while it loads the model, also when it does so
+        again because the one before died; and from when it is stopped or given up."""
 
     @property
     def info(self) -> EngineInfo:
@@ -68,13 +69,15 @@ class EngineClient(Protocol):
         """Raise OverloadedError if any request that came now would be refused."""
 
     def check_health(self) -> None:
-        """Raise EngineUnavailableError when the engine is not loaded, dead, or silent although it has work."""
+        """Raise EngineUnavailableError when the engine is not loaded, given up, or silent although it has work. One
+        that is being restarted is healthy."""
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
         """Yield the request's outputs, the last one finished. Closing the generator aborts the request at once.
 
         Raises before the first output: RequestError, OverloadedError, RequestTimeoutError, EngineUnavailableError.
-        Raises after it: EngineFailedError, or EngineUnavailableError when the engine was stopped.
+        Raises after it: EngineFailedError, or EngineUnavailableError when the engine was stopped. An engine that dies
+        is no error as long as it can be restarted: the outputs go on where they stopped.
         """
 
 
@@ -82,6 +85,9 @@ class EngineObserver(Protocol):
     """Receives numbers as they arise, on the event loop. Must not block or raise."""
 
     def on_step(self, stats: StepStats) -> None: ...
+
+    def on_restart(self) -> None:
+        """The engine process died, and a new one is started. Its steps count from 0 again."""
 
     def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int, num_cached_tokens: int) -> None: ...
 
@@ -96,6 +102,9 @@ class NullObserver:
     """Observes nothing."""
 
     def on_step(self, stats: StepStats) -> None:
+        pass
+
+    def on_restart(self) -> None:
         pass
 
     def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int, num_cached_tokens: int) -> None:

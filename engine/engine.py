@@ -16,6 +16,7 @@ from engine.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
 from engine.request import Request
 from engine.scheduler import Scheduler
 from engine.stats import StepStats
+from engine.step_marker import Marker, NullMarker
 from engine.trace import FileTracer, NullTracer, Tracer
 
 logger = logging.getLogger(__name__)
@@ -40,12 +41,14 @@ class Engine:
         info: EngineInfo,
         runner: Runner,
         tracer: Tracer | None = None,
+        marker: Marker | None = None,
         clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
     ) -> None:
         self.info = info
         self._runner = runner
         self._tracer = tracer or NullTracer()
+        self._marker = marker or NullMarker()
         self._clock = clock
         self._grammars = NoGrammars() if grammars is None else grammars
         cache: BlockCache = PrefixCache(config.block_size) if config.enable_prefix_caching else NullPrefixCache()
@@ -62,13 +65,13 @@ class Engine:
         self._has_unreported_aborts = False
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> "Engine":
+    def from_config(cls, config: EngineConfig, marker: Marker | None = None) -> "Engine":
         """Load the model and size the KV cache. Raises ConfigError or ModelError."""
         from engine.model_setup import load_model_runner  # torch enters the process only here
 
         tracer = FileTracer(config.trace) if config.trace else NullTracer()
         runner, info = load_model_runner(config)
-        return cls(config, info, runner, tracer, grammars=load_grammars(config, info))
+        return cls(config, info, runner, tracer, marker, grammars=load_grammars(config, info))
 
     @property
     def has_work(self) -> bool:
@@ -90,6 +93,7 @@ class Engine:
             weight=message.weight,
             cache_salt=message.cache_salt,
             output_token_ids=message.output_token_ids,
+            is_announced=bool(message.output_token_ids),
         )
         if request.params.grammar is None:
             self._scheduler.add(request)
@@ -123,6 +127,7 @@ class Engine:
             self._scheduler.add(request)
 
     def _run(self, batch: Batch, started_s: float) -> tuple[list[RequestUpdate], float]:
+        self._marker.mark([request.request_id for request in batch.requests])
         run = self._runner.prefill if batch.phase is Phase.PREFILL else self._runner.decode
         try:
             output = run(batch)

@@ -11,6 +11,7 @@
     ├── OverloadedError             no room at the moment; `.retry_after_s` says when to come back
     ├── RequestTimeoutError         the request's own deadline passed
     └── EngineUnavailableError      the engine process is loading, dead or shutting down
+        ├── EngineRestartingError   the engine is being restarted, and no room is left to wait; `.retry_after_s`
         └── EngineFailedError       the engine failed on this request's step; `.detail` is for the log
 
 The server maps each class to an HTTP status in one table (`server/errors.py`).
@@ -70,6 +71,14 @@ class RequestTimeoutError(TwostepError):
 
 class EngineUnavailableError(TwostepError):
     """The engine process cannot take work now."""
+
+
+class EngineRestartingError(EngineUnavailableError):
+    """The engine is being restarted, and all places to wait are taken."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class EngineFailedError(EngineUnavailableError):

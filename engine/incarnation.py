@@ -8,7 +8,8 @@ from engine.child_process import ChildProcess
 from engine.config import EngineConfig, EngineInfo
 from engine.errors import ConfigError, EngineFailedError, ModelError, TwostepError, UnsupportedModelError
 from engine.messages import EngineFailure, EngineReady, FromEngine, Shutdown, Start, ToEngine
-from engine.transport import ServerLink
+from engine.step_marker import StepMarker
+from engine.transport import BrokenLinkError, ServerLink
 
 _STOP_GRACE_S = 3.0
 _LAST_WORDS_S = 0.5  # how long the last message of a process may arrive after its end was noticed
@@ -24,15 +25,21 @@ class Incarnation:
         on_message: Callable[[FromEngine], None],
         on_death: Callable[[TwostepError], None],
     ) -> None:
-        """`command` starts the process, given the socket's address as last argument. `on_death` is called once, with
-        the reason, when the process ends or fails after it was ready, unless it was told to."""
+        """`command` starts the process, given the socket's address and the marker's descriptor as last arguments.
+
+        `on_death` is called once, with the reason, when the process ends or fails after it was ready, unless it was
+        told to. Messages that it sent before may still arrive until `close`.
+        """
         self._command = command
         self._on_message = on_message
         self._on_death = on_death
-        self._link = ServerLink(self._receive)
+        self._marker = StepMarker.create()
+        self._link = ServerLink(self._receive, self._on_broken_link)
         self._child: ChildProcess | None = None
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
-        self._is_over = False
+        self._is_closed = False
+        self.death: TwostepError | None = None
+        """Why it ended; None while it lives."""
 
     async def start(self, config: EngineConfig) -> EngineInfo:
         """Start the process and wait until the model is loaded.
@@ -40,9 +47,10 @@ class Incarnation:
         Raises ConfigError or ModelError as the process reports them, EngineFailedError if it dies, and
         EngineUnavailableError if it is stopped meanwhile.
         """
-        self._child = await ChildProcess.start([*self._command, self._link.address], self._on_exit)
+        command = [*self._command, self._link.address, str(self._marker.fd)]
+        self._child = await ChildProcess.start(command, self._on_exit, pass_fds=(self._marker.fd,))
         self.send(Start(config, logging.getLogger().getEffectiveLevel()))
-        return await self._ready
+        return await asyncio.shield(self._ready)
 
     def send(self, message: ToEngine) -> None:
         self._link.send(message)
@@ -54,19 +62,34 @@ class Incarnation:
             self._child.kill()
 
     async def stop(self, reason: TwostepError) -> None:
-        """End the process, whatever it does, without reporting a death. Nothing of it is left. Idempotent."""
+        """End the process, whatever it does, without reporting a death, and close. Idempotent."""
         was_ready = self._is_ready
-        self._is_over = True
+        self.death = self.death or reason
         if not self._ready.done():
             self._fail_to_start(reason)
         self.send(Shutdown())
         try:
-            if self._child is not None:
-                if not was_ready:
-                    self._child.kill()  # while it loads the model it reads no message
-                await self._child.stop(_STOP_GRACE_S)
+            if self._child is not None and not was_ready:
+                self._child.kill()  # while it loads the model it reads no message
+            await self.reap()
         finally:
-            self._link.close()
+            self.close()
+
+    async def reap(self) -> None:
+        """Wait until nothing of the process is left, and see to it."""
+        if self._child is not None:
+            await self._child.stop(_STOP_GRACE_S)
+
+    def close(self) -> list[str]:
+        """Hear what it said last, then nothing any more. Returns the requests that it computed last. Idempotent."""
+        if self._is_closed:
+            return []
+        self._is_closed = True
+        computed = self._marker.read()
+        self._marker.close()
+        self._link.receive()
+        self._link.close()
+        return computed
 
     @property
     def _is_ready(self) -> bool:
@@ -82,8 +105,13 @@ class Incarnation:
         else:
             self._on_message(message)
 
+    def _on_broken_link(self, error: BrokenLinkError) -> None:
+        self.kill(EngineFailedError(str(error)))
+
     def _on_exit(self) -> None:
-        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._end_after_exit)
+        assert self._child is not None
+        delay_s = 0.0 if self._child.was_killed else _LAST_WORDS_S
+        asyncio.get_running_loop().call_later(delay_s, self._end_after_exit)
 
     def _end_after_exit(self) -> None:
         assert self._child is not None
@@ -95,9 +123,9 @@ class Incarnation:
 
     def _end(self, reason: TwostepError) -> None:
         """The first reason stands."""
-        if self._is_over:
+        if self.death is not None:
             return
-        self._is_over = True
+        self.death = reason
         if self._is_ready:
             self._on_death(reason)
         else:

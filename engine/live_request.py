@@ -28,7 +28,9 @@ class News:
 class LiveRequest:
     """Between the receive loop, which puts news in, and the request's own task, which makes outputs of them.
 
-    Knows all that is needed to give the request to another engine process: what was asked, and the tokens so far.
+    Knows all that is needed to give the request to another engine process: what was asked, and the tokens received so
+    far. Those tokens are in order and each of them once, for the engine that dies is heard to its end before the next
+    one is told to go on.
     """
 
     def __init__(self, request: GenerationRequest, engine_id: str, table: TokenTable, place: Place) -> None:
@@ -40,9 +42,14 @@ class LiveRequest:
         """Left when the request ends."""
         self.has_begun = False
         """Whether the engine gave news of it, which its task may not have read yet."""
-        self.output_token_ids: list[int] = []
-        self.is_known_to_engine = True
-        """Until the engine's last word on it: then there is nothing to abort."""
+        self.is_known_to_engine = False
+        """From when the engine was told of it to the engine's last word on it, or death."""
+        self.is_complete = False
+        """Whether all its news is there; they may not have been read yet."""
+        self._received_token_ids: list[int] = []  # all that engines made; text may stop before the last ones
+        self._num_received_before = 0  # by earlier engine processes than the one that knows it
+        self._num_preemptions_before = 0
+        self._num_output_tokens = 0
         self.last_gap_s: float | None = None
         """From the newest output's token to the one before; None for the first."""
         self._news: asyncio.Queue[News | TwostepError] = asyncio.Queue()
@@ -57,9 +64,11 @@ class LiveRequest:
             shown_token_ids=params.shown_token_ids,
         )
 
-    @property
-    def add_message(self) -> AddRequest:
-        """What the engine must be told for the request to start, or to go on."""
+    def hand_over(self) -> AddRequest:
+        """What an engine process must be told for the request to start, or to go on: from now on it knows it."""
+        self.is_known_to_engine = True
+        self._num_received_before = len(self._received_token_ids)
+        self._num_preemptions_before = self._clock.num_preemptions
         request = self.request
         return AddRequest(
             request_id=self.engine_id,
@@ -70,34 +79,47 @@ class LiveRequest:
             tenant=request.tenant,
             weight=request.weight,
             cache_salt=request.cache_salt,
-            output_token_ids=self.output_token_ids,
+            output_token_ids=self._received_token_ids,
         )
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the engine process that knows it survived its prefill and its decode: see `engine.suspects`."""
+        return self.is_complete or len(self._received_token_ids) >= self._num_received_before + 2
 
     @property
     def timings(self) -> RequestTimings | None:
         """So far; None before the first token."""
-        return self._clock.timings() if self.output_token_ids else None
+        return self._clock.timings() if self._num_output_tokens else None
 
     def put(self, news: News | TwostepError) -> None:
         """An error ends the request once the news before it are used up."""
-        if isinstance(news, TwostepError) or news.update.finish_reason is not None:
-            self.is_known_to_engine = False
         if isinstance(news, News):
             self.has_begun = True
             self.place.begin()
-        self._news.put_nowait(news)
+            self._received_token_ids += news.update.token_ids
+            self._clock.num_preemptions = self._num_preemptions_before + news.update.num_preemptions
+        if isinstance(news, TwostepError) or news.update.finish_reason is not None:
+            self._put_last(news)
+        else:
+            self._news.put_nowait(news)
 
     def expire(self) -> None:
         """End it at its deadline with the tokens that there are. The engine must be told, too."""
         if self.has_begun:
             end = RequestUpdate(self.engine_id, finish_reason=FinishReason.LENGTH)
-            self._news.put_nowait(News(end, time.monotonic(), "deadline"))
+            self._put_last(News(end, time.monotonic(), "deadline"))
         else:
-            self._news.put_nowait(RequestTimeoutError("The deadline passed before the first token."))
+            self._put_last(RequestTimeoutError("The deadline passed before the first token."))
 
     def leave_queue(self) -> None:
         """End it because it waited too long to be scheduled."""
-        self._news.put_nowait(RequestTimeoutError("The request waited too long to be scheduled; try again later."))
+        self._put_last(RequestTimeoutError("The request waited too long to be scheduled; try again later."))
+
+    def _put_last(self, news: News | TwostepError) -> None:
+        self.is_complete = True
+        self.is_known_to_engine = False
+        self._news.put_nowait(news)
 
     async def next_output(self) -> RequestOutput:
         """Waits for news. Raises the error that was put."""
@@ -113,9 +135,8 @@ class LiveRequest:
             self._num_cached_tokens = update.first.num_cached_tokens
             self._clock.start(update.first, time_s)
         text, num_kept = self._text_of(update)
-        self.output_token_ids += update.token_ids[:num_kept]
+        self._num_output_tokens += num_kept
         self.last_gap_s = self._clock.add_tokens(num_kept, time_s)
-        self._clock.num_preemptions = max(self._clock.num_preemptions, update.num_preemptions)
         finish_reason, stop_reason = self._end_of(news)
         timings = self._clock.timings(with_gaps=finish_reason is not None) if is_first or finish_reason else None
         return RequestOutput(
@@ -127,7 +148,7 @@ class LiveRequest:
             embedding=update.embedding,
             num_prompt_tokens=len(self.request.prompt_token_ids),
             num_cached_tokens=self._num_cached_tokens,
-            num_output_tokens=len(self.output_token_ids),
+            num_output_tokens=self._num_output_tokens,
             timings=timings,
             finish_reason=finish_reason,
             stop_reason=stop_reason,

@@ -1,4 +1,5 @@
-"""The engine process: `python -m engine.process ADDRESS`, started by `AsyncEngine`, talks in `engine.messages` only.
+"""The engine process: `python -m engine.process ADDRESS MARKER_FD`, started by `engine.incarnation`.
+It talks in `engine.messages` only.
 
 Its standard input is a pipe that ends when the server process does, however that dies; then this process ends, too.
 """
@@ -27,6 +28,7 @@ from engine.messages import (
     StepUpdate,
     ToEngine,
 )
+from engine.step_marker import Marker, StepMarker
 from engine.transport import EngineLink, ServerGoneError
 
 logger = logging.getLogger(__name__)
@@ -68,12 +70,15 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def main(arguments: list[str], load: Callable[[EngineConfig], SteppingEngine]) -> int:
+Load = Callable[[EngineConfig, Marker], SteppingEngine]
+
+
+def main(arguments: list[str], load: Load) -> int:
     """The exit code: 0 after Shutdown or the server's end, 2 if the engine cannot start as configured, else 1."""
     ignore_signals()
     link = EngineLink(arguments[0], parent_fd=sys.stdin.fileno())
     try:
-        return run(link, load)
+        return run(link, load, StepMarker(int(arguments[1])))
     except ServerGoneError:
         logger.warning("the server process has ended; so does the engine")
         return 0
@@ -81,19 +86,19 @@ def main(arguments: list[str], load: Callable[[EngineConfig], SteppingEngine]) -
         link.close()
 
 
-def run(link: Link, load: Callable[[EngineConfig], SteppingEngine]) -> int:
+def run(link: Link, load: Load, marker: Marker) -> int:
     """Load, then serve until told to stop. Never raises but for ServerGoneError: failures are sent, then returned."""
     try:
         start = _wait_for_start(link)
         if start is None:
             return 0
         logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        engine = load(start.config)
+        engine = load(start.config, marker)
         gc.collect()
         gc.freeze()  # the model lives as long as the process: collections between steps need not look at it
         link.send(EngineReady(engine.info))
         try:
-            _serve(engine, link)
+            _serve(engine, link, marker)
         finally:
             engine.close()
         return 0
@@ -118,18 +123,19 @@ def _wait_for_start(link: Link) -> Start | None:
                 return None
 
 
-def _serve(engine: SteppingEngine, link: Link) -> None:
+def _serve(engine: SteppingEngine, link: Link, marker: Marker) -> None:
     """Messages are handled between steps only. Waiting for one takes no CPU time but for the heart-beat."""
     while True:
         for message in link.receive(0.0 if engine.has_work else HEARTBEAT_S):
             if isinstance(message, Shutdown):
                 return
-            _handle(message, engine, link)
+            _handle(message, engine, link, marker)
         link.send(engine.step() if engine.has_work else Heartbeat(time.monotonic()))
 
 
-def _handle(message: ToEngine, engine: SteppingEngine, link: Link) -> None:
+def _handle(message: ToEngine, engine: SteppingEngine, link: Link, marker: Marker) -> None:
     if isinstance(message, AddRequest):
+        marker.mark((message.request_id,))
         try:
             engine.add_request(message)
         except RequestError as error:

@@ -46,6 +46,12 @@ class RoomStats(msgspec.Struct, frozen=True):
     """From now until a new request would be scheduled."""
 
 
+def standstill(before: StepStats | None, num_waiting: int, num_blocks: int) -> StepStats:
+    """While there is no engine everything waits and no block is held. Totals are those of the step `before`."""
+    totals = (before.num_preemptions, before.prefix_queries, before.prefix_hits) if before else (0, 0, 0)
+    return StepStats(None, 0, 0, 0.0, 0.0, 0, num_waiting, PoolStats(num_blocks, 0, 0), *totals)
+
+
 class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
     """Where one request's time went: queue + prefill + decode = e2e, exactly, by construction."""
 

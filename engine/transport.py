@@ -1,8 +1,9 @@
 """Typed messages over a local ZeroMQ socket: msgpack that is checked against the message types, never pickle.
 
 The engine process binds a socket in a directory private to the server, which connects: a connecting end keeps what is
-sent before the other end is there, and never blocks. What does not decode is logged and dropped. Reading the socket
-from the event loop's own poll takes half the CPU time per message that zmq.asyncio does.
+sent before the other end is there, and never blocks. Messages are numbered: one that is lost, or does not decode, would
+be a token that never arrives, so it ends the connection. Reading the socket from the event loop's own poll takes half
+the CPU time per message that zmq.asyncio does.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import msgspec
 import zmq
@@ -25,17 +27,27 @@ logger = logging.getLogger(__name__)
 _CONNECT_EVERY_MS = 20
 
 
+_NUMBER_BYTES = 8
+
+
 class ServerGoneError(Exception):
     """The process that started this one has ended."""
 
 
-class ServerLink:
-    """The server's end, for the event loop's thread. Each message is passed to `on_message` as it arrives."""
+class BrokenLinkError(Exception):
+    """A message was lost, or arrived as something else."""
 
-    def __init__(self, on_message: Callable[[FromEngine], None]) -> None:
+
+class ServerLink:
+    """The server's end, for the event loop's thread. Each message is passed to `on_message` as it arrives.
+
+    After a broken one, told to `on_broken`, nothing is passed on any more.
+    """
+
+    def __init__(self, on_message: Callable[[FromEngine], None], on_broken: Callable[[BrokenLinkError], None]) -> None:
         self._on_message = on_message
-        self._decoder = msgspec.msgpack.Decoder(FromEngine)
-        self._encoder = msgspec.msgpack.Encoder()
+        self._on_broken = on_broken
+        self._frames = _Frames(msgspec.msgpack.Decoder(FromEngine))
         self._loop = asyncio.get_running_loop()
         self._directory = tempfile.mkdtemp(prefix="twostep-")  # mode 0700: nobody else can connect
         self.address = f"ipc://{self._directory}/engine"
@@ -50,7 +62,7 @@ class ServerLink:
         """Never blocks: the queue has no limit but what admission sets."""
         if self._socket.closed:
             return
-        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        self._socket.send(self._frames.pack(message), zmq.NOBLOCK)
         # ZeroMQ's descriptor signals changes only, and sending may consume the signal of a message that came meanwhile.
         if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self.receive)
@@ -63,10 +75,11 @@ class ServerLink:
             except zmq.Again:
                 return
             try:
-                message = self._decoder.decode(data)
-            except (msgspec.MsgspecError, TwostepError) as error:
-                logger.error("dropped a malformed message from the engine: %s", error)
-                continue
+                message = self._frames.unpack(data)
+            except BrokenLinkError as error:
+                self.close()
+                self._on_broken(error)
+                return
             try:
                 self._on_message(message)
             except Exception:
@@ -87,8 +100,7 @@ class EngineLink:
     def __init__(self, address: str, parent_fd: int | None = None) -> None:
         """`parent_fd` is a pipe's read end that nobody writes to: its end is the end of the server process."""
         self._parent_fd = parent_fd
-        self._decoder = msgspec.msgpack.Decoder(ToEngine)
-        self._encoder = msgspec.msgpack.Encoder()
+        self._frames = _Frames(msgspec.msgpack.Decoder(ToEngine))
         self._context = zmq.Context()
         self._socket = _pair(self._context)
         self._socket.bind(address)
@@ -99,7 +111,10 @@ class EngineLink:
             self._poller.register(parent_fd, zmq.POLLIN)
 
     def receive(self, timeout_s: float) -> list[ToEngine]:
-        """Every message that has arrived; waits for the first one at most so long. Raises ServerGoneError."""
+        """Every message that has arrived; waits for the first one at most so long.
+
+        Raises ServerGoneError and BrokenLinkError.
+        """
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
         if self._parent_fd is not None and self._parent_fd in ready and not os.read(self._parent_fd, 1):
             raise ServerGoneError
@@ -109,15 +124,12 @@ class EngineLink:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return messages
-            try:
-                messages.append(self._decoder.decode(data))
-            except (msgspec.MsgspecError, TwostepError) as error:
-                logger.error("dropped a malformed message from the server: %s", error)
+            messages.append(self._frames.unpack(data))
 
     def send(self, message: FromEngine) -> None:
         """Never blocks. Without a server the message is dropped; `receive` will tell."""
         with contextlib.suppress(zmq.Again):
-            self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+            self._socket.send(self._frames.pack(message), zmq.NOBLOCK)
 
     def close(self) -> None:
         """Waits a moment for the last messages to leave. A server that was killed cannot remove the directory."""
@@ -125,6 +137,35 @@ class EngineLink:
         with contextlib.suppress(OSError):
             self._path.unlink()
             self._path.parent.rmdir()
+
+
+Received = TypeVar("Received")
+
+
+class _Frames(Generic[Received]):
+    """Messages as bytes: the number of the message on this connection, then msgpack."""
+
+    def __init__(self, decoder: "msgspec.msgpack.Decoder[Received]") -> None:
+        self._decoder = decoder
+        self._encoder = msgspec.msgpack.Encoder()
+        self._num_packed = 0
+        self._num_unpacked = 0
+
+    def pack(self, message: ToEngine | FromEngine) -> bytes:
+        data = self._num_packed.to_bytes(_NUMBER_BYTES) + self._encoder.encode(message)
+        self._num_packed += 1
+        return data
+
+    def unpack(self, data: bytes) -> Received:
+        """Raises BrokenLinkError."""
+        number = int.from_bytes(data[:_NUMBER_BYTES])
+        if len(data) < _NUMBER_BYTES or number != self._num_unpacked:
+            raise BrokenLinkError(f"Message {self._num_unpacked} between server and engine is not the next to arrive.")
+        self._num_unpacked += 1
+        try:
+            return self._decoder.decode(memoryview(data)[_NUMBER_BYTES:])
+        except (msgspec.MsgspecError, TwostepError) as error:
+            raise BrokenLinkError(f"A message between server and engine cannot be read: {error}") from error
 
 
 def _pair(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":

@@ -69,7 +69,14 @@ async def _open_backend(settings: Settings, observer: EngineObserver) -> AsyncGe
     )
     chat = await asyncio.to_thread(load_chat_renderer, tokenizer, settings)
     grammars = GrammarChecker()
-    engine = AsyncEngine(config, tokenizer, limits=settings.room_limits(), observer=observer)
+    engine = AsyncEngine(
+        config,
+        tokenizer,
+        limits=settings.room_limits(),
+        observer=observer,
+        max_silence_s=settings.engine_timeout,
+        max_restarts=settings.max_engine_restarts,
+    )
     try:
         await engine.start()
         max_live = settings.max_num_seqs + settings.max_waiting

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from enum import StrEnum
 
-from engine.errors import TwostepError
+from engine.errors import EngineUnavailableError, TwostepError
 from server.backend import Backend, OpenBackend
 from server.errors import NotReadyError
 from server.metrics import Metrics
@@ -41,7 +41,7 @@ class Lifecycle:
         """HTTP requests between their head and the last byte of their response."""
         self.state = State.LOADING
         self.failure: Exception | None = None
-        """Why loading failed."""
+        """Why loading failed, or what the engine died of."""
 
     @property
     def backend(self) -> Backend:
@@ -102,6 +102,9 @@ class Lifecycle:
                 self._settled.set()
                 await self._told_to_stop.wait()
                 self.state = State.STOPPED
+                self._backend.engine.check_health()
+        except EngineUnavailableError as error:
+            self.failure, self.state = error, State.FAILED if self.state is State.LOADING else self.state
         except TwostepError as error:
             self.failure, self.state = error, State.FAILED
         except Exception as error:

@@ -57,6 +57,9 @@ class Metrics:
             self._step_duration[stats.phase].observe(stats.duration_s)
             self._step_tokens[stats.phase].observe(stats.num_tokens)
 
+    def on_restart(self) -> None:
+        self._engine.on_restart()
+
     def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         self._ttft.observe(timings.ttft_s)
         self._queue_time.observe(timings.queue_s)

@@ -1,5 +1,6 @@
 """What the engine's newest step says, read when Prometheus asks: costs nothing while tokens flow."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -11,12 +12,20 @@ from engine.stats import PoolStats, RoomStats, StepStats
 
 
 class EngineCollector(Collector):
-    """`info` is set when the model is loaded, `stats` by each step."""
+    """`info` is set when the model is loaded, `stats` by each step. Totals go on over restarts of the engine."""
 
     def __init__(self) -> None:
         self.info: EngineInfo | None = None
         self.stats: StepStats | None = None
         self.room: Callable[[], RoomStats] = lambda: RoomStats(0, 0, 0.0)
+        self._num_restarts = 0
+        self._totals_before: Counter[str] = Counter()  # of engine processes that died
+
+    def on_restart(self) -> None:
+        """Call before the first step of the new process: it counts from 0."""
+        self._num_restarts += 1
+        self._totals_before = self._totals()
+        self.stats = None
 
     def collect(self) -> Iterator[Metric]:
         stats, info, room = self.stats, self.info, self.room()
@@ -29,10 +38,15 @@ class EngineCollector(Collector):
         yield self._gauge("kv_cache_usage_ratio", "Share of KV blocks held.", pool.held / total if total else 0.0)
         yield self._blocks(pool)
         yield self._config(info)
-        yield self._total("preemptions", "Requests put back to make room.", stats.num_preemptions if stats else 0)
-        yield self._total("prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_queries if stats else 0)
-        yield self._total("prefix_cache_hits", "Prompt tokens found.", stats.prefix_hits if stats else 0)
-        yield self._total("engine_restarts", "Restarts of the engine process.", 0)
+        totals = self._totals()
+        yield self._total("preemptions", "Requests put back to make room.", totals["num_preemptions"])
+        yield self._total("prefix_cache_queries", "Prompt tokens looked up.", totals["prefix_queries"])
+        yield self._total("prefix_cache_hits", "Prompt tokens found.", totals["prefix_hits"])
+        yield self._total("engine_restarts", "Restarts of the engine process.", self._num_restarts)
+
+    def _totals(self) -> Counter[str]:
+        names = ("num_preemptions", "prefix_queries", "prefix_hits")
+        return self._totals_before + Counter({name: getattr(self.stats, name, 0) for name in names})
 
     def _blocks(self, pool: PoolStats) -> Metric:
         family = GaugeMetricFamily("twostep_kv_blocks", "KV blocks by state.", labels=["state"])

@@ -65,8 +65,8 @@ def server_config(app: FastAPI, context: AppContext) -> uvicorn.Config:
 
 
 def _exit_code(context: AppContext) -> int:
-    failure = context.lifecycle.failure
-    if isinstance(failure, TwostepError):
+    failure, state = context.lifecycle.failure, context.lifecycle.state
+    if isinstance(failure, TwostepError) and state is State.FAILED:
         raise failure
     return 0 if failure is None else 1
 

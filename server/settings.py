@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ByteSize, Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import BeforeValidator, ByteSize, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -85,6 +85,12 @@ class Settings(BaseSettings):
     kv_cache_memory_bytes: ByteSize | None = setting("Engine", None, "Memory for KV, such as 2GiB.", "BYTES", gt=0)
     num_gpu_blocks_override: PositiveInt | None = setting("Engine", None, "Exact number of KV blocks, on any device.")
     enable_prefix_caching: bool = setting("Engine", True, "Share KV blocks of equal prompt beginnings.")
+    engine_timeout: PositiveFloat = setting(
+        "Engine", 120.0, "Seconds an engine with work may be silent; then it is killed and restarted.", "SECONDS"
+    )
+    max_engine_restarts: NonNegativeInt = setting(
+        "Engine", 5, "Restarts in a row, without any token, before giving up."
+    )
     trace: str | None = setting("Engine", None, "File that receives one JSON line per step.", "FILE")
 
     @field_validator("model", "host", "generation_config")

@@ -15,7 +15,8 @@ router = APIRouter(tags=["Operations"])
 
 
 class Status(BaseModel):
-    status: Literal["ok"] = "ok"
+    status: Literal["ok", "restarting"] = "ok"
+    """restarting: the engine process died and another one loads the model; streams and new requests wait for it."""
 
 
 class Load(BaseModel):
@@ -32,18 +33,22 @@ class Load(BaseModel):
 
 @router.get("/health", responses=error_responses(503))
 async def health(request: Request) -> Status:
-    """Liveness: 503 when the engine is dead, or silent although it has work. Stays 200 while draining."""
-    context_of(request).backend.engine.check_health()
-    return Status()
+    """Liveness: 503 when the engine is given up, or silent although it has work. Stays 200 while it is restarted and
+    while the server drains."""
+    engine = context_of(request).backend.engine
+    engine.check_health()
+    return Status(status="ok" if engine.is_ready else "restarting")
 
 
 @router.get("/ready", responses=error_responses(503))
 async def ready(request: Request) -> Status:
-    """Readiness: 503 unless new work is taken."""
+    """Readiness: 503 unless new work is taken and done at once."""
     context = context_of(request)
     if context.lifecycle.state is not State.READY:
         raise NotReadyError("The server is shutting down.")
     context.backend.engine.check_health()
+    if not context.backend.engine.is_ready:
+        raise NotReadyError("The engine is being restarted.")
     return Status()
 
 

@@ -1,4 +1,4 @@
-"""An engine process without a model: `python fake_engine_process.py ADDRESS`. What it does is told by the request.
+"""An engine process without a model: `python fake_engine_process.py ADDRESS MARKER_FD`. Requests tell what it does.
 
 Token i of a request is `prompt[0] + i`. The last prompt token is one of the commands below, and `config.model` may be
 one of the ways to fail to start.
@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from engine import process
@@ -20,10 +22,12 @@ from engine.errors import InvalidParameterError, ModelError
 from engine.messages import AddRequest, FirstTokenInfo, RequestUpdate, StepUpdate
 from engine.request import FinishReason
 from engine.stats import PoolStats, StepStats
+from engine.step_marker import Marker, NullMarker
 
-PLAIN, SLOW, WAIT, RAISE, DIE, HANG, REFUSE, FAIL, BURST, PREFILL = range(10)
+PLAIN, SLOW, WAIT, RAISE, DIE, HANG, REFUSE, FAIL, BURST, PREFILL, EXIT, CRASH, STUMBLE, CHOKE = range(14)
 """Tokens at once; every 20 ms; never; a step raises; the process is killed; hangs; the request is refused; fails in its
-second step; comes three tokens a step; is scheduled and gets no token."""
+second step; comes three tokens a step; is scheduled and gets no token; the process exits; crashes; is killed by the
+second token that it makes of the request; exits when told of the request."""
 
 
 def info_of(config: EngineConfig) -> EngineInfo:
@@ -48,7 +52,8 @@ def info_of(config: EngineConfig) -> EngineInfo:
 class FakeEngine:
     """`num_requests` of its statistics counts the aborts it was told of, `prefix_queries` the messages with them."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, marker: Marker | None = None) -> None:
+        self._marker = marker or NullMarker()
         self.info = info_of(config)
         self._requests: dict[str, AddRequest] = {}
         self._num_done: dict[str, int] = {}
@@ -64,8 +69,10 @@ class FakeEngine:
     def add_request(self, message: AddRequest) -> None:
         if message.prompt_token_ids[-1] == REFUSE:
             raise InvalidParameterError("prompt", "The fake refuses this prompt.")
+        if message.prompt_token_ids[-1] == CHOKE:
+            os._exit(9)
         self._requests[message.request_id] = message
-        self._num_done[message.request_id] = 0
+        self._num_done[message.request_id] = len(message.output_token_ids)
         self._has_news = True
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
@@ -76,6 +83,7 @@ class FakeEngine:
 
     def step(self) -> StepUpdate:
         self._has_news = False
+        self._marker.mark(list(self._requests))
         commands = {request.prompt_token_ids[-1] for request in self._requests.values()}
         if SLOW in commands:
             time.sleep(0.02)
@@ -86,12 +94,22 @@ class FakeEngine:
             os.kill(os.getpid(), signal.SIGKILL)
         if HANG in commands:
             time.sleep(1000)
+        if EXIT in commands:
+            os._exit(5)
+        if CRASH in commands:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if any(self._stumbles(request) for request in self._requests.values()):
+            os.kill(os.getpid(), signal.SIGKILL)
         updates = [update for request in list(self._requests.values()) for update in self._updates_of(request)]
         scheduled = [name for name, request in self._requests.items() if request.prompt_token_ids[-1] != WAIT]
         return StepUpdate(time.monotonic(), updates, self._stats(), scheduled)
 
     def close(self) -> None:
         pass
+
+    def _stumbles(self, request: AddRequest) -> bool:
+        num_new = self._num_done[request.request_id] - len(request.output_token_ids)
+        return request.prompt_token_ids[-1] == STUMBLE and num_new == 1
 
     def _updates_of(self, request: AddRequest) -> list[RequestUpdate]:
         command, num_done = request.prompt_token_ids[-1], self._num_done[request.request_id]
@@ -127,7 +145,7 @@ class FakeEngine:
         return StepStats(Phase.DECODE, self._num_aborts, 0, 0.0, 0.0, running, 0, pool, 0, self._num_abort_messages, 0)
 
 
-def load(config: EngineConfig) -> FakeEngine:
+def load(config: EngineConfig, marker: Marker) -> FakeEngine:
     if config.model == "missing":
         raise ModelError("The model is missing.")
     if config.model == "broken":
@@ -137,7 +155,25 @@ def load(config: EngineConfig) -> FakeEngine:
         os._exit(7)
     if config.model == "slow":
         time.sleep(1000)
-    return FakeEngine(config)
+    engine = FakeEngine(config, marker)
+    how, _, folder = config.model.partition(":")
+    if folder:
+        number = len(os.listdir(folder))
+        Path(folder, str(number)).touch()
+        load_again(how, number, engine)
+    return engine
+
+
+def load_again(how: str, number: int, engine: FakeEngine) -> None:
+    """What goes wrong when this model is loaded once more after `number` times."""
+    if how == "vanishes" and number > 0:
+        raise ModelError("The model is missing.")
+    if how == "changes":
+        engine.info = msgspec.structs.replace(engine.info, weight_bytes=number)
+    if how == "stumbles" and number == 1:
+        os._exit(7)
+    if how == "freezes" and number == 1:
+        time.sleep(1000)
 
 
 if __name__ == "__main__":

@@ -101,20 +101,43 @@ def test_there_is_one_gap_fewer_than_tokens(steps: list[tuple[int, float]]) -> N
     assert timings.queue_s + timings.prefill_s + timings.decode_s == timings.e2e_s
 
 
-def test_a_new_engine_is_told_what_was_asked_and_what_was_delivered() -> None:
+def test_a_new_engine_is_told_what_was_asked_and_what_was_received() -> None:
     live = live_request(max_tokens=9)
-    assert live.add_message.output_token_ids == []
-    outputs_of(live, News(RequestUpdate("r/0", [0, 1], first=FIRST), 12.0), News(RequestUpdate("r/0", [2]), 13.0))
-    message = live.add_message
+    assert live.hand_over().output_token_ids == []
+    outputs_of(live, News(RequestUpdate("r/0", [0, 1], first=FIRST), 12.0))
+    live.put(News(RequestUpdate("r/0", [2]), 13.0))  # and not read yet
+    message = live.hand_over()
     assert (message.request_id, message.output_token_ids) == ("r/0", [0, 1, 2])
     assert (message.prompt_token_ids, message.arrival_s, message.cache_salt) == ([5, 6, 7], 10.0, "salt")
 
 
+def test_an_engine_is_survived_with_the_second_token_it_made() -> None:
+    live, proven = live_request(max_tokens=9), []
+    for update in [RequestUpdate("r/0", [0], first=FIRST), RequestUpdate("r/0", [1])] * 2:
+        if update.first is not None:
+            live.hand_over()
+        live.put(News(update, 12.0))
+        proven.append(live.is_proven)
+    assert proven == [False, True, False, True]
+
+
+def test_preemptions_of_all_engines_count() -> None:
+    live = live_request()
+    live.put(News(RequestUpdate("r/0", [0], first=FIRST, num_preemptions=2), 12.0))
+    live.hand_over()
+    end = News(RequestUpdate("r/0", [1], finish_reason=FinishReason.LENGTH, num_preemptions=3), 13.0)
+    live.put(end)
+    timings = [asyncio.run(live.next_output()).timings for _ in range(2)][-1]
+    assert timings is not None and timings.preemptions == 5
+
+
 def test_what_came_before_a_failure_is_delivered_first() -> None:
     live = live_request()
+    live.hand_over()
     live.put(News(RequestUpdate("r/0", [0], first=FIRST), 12.0))
+    assert live.is_known_to_engine and not live.is_complete
     live.put(EngineFailedError("gone"))
-    assert not live.is_known_to_engine
+    assert live.is_complete and not live.is_known_to_engine
 
     async def read() -> str:
         text = (await live.next_output()).text

@@ -1,7 +1,5 @@
 """The engine process's main loop, run in this process over a scripted link."""
 
-from collections.abc import Callable
-
 import pytest
 
 from engine.config import EngineConfig
@@ -19,8 +17,10 @@ from engine.messages import (
     StepUpdate,
     ToEngine,
 )
-from engine.process import run
+from engine.process import Load
+from engine.process import run as run_process
 from engine.sampling_params import SamplingParams
+from engine.step_marker import Marker, NullMarker
 from engine.transport import ServerGoneError
 from tests.engine import fake_engine_process as fake
 
@@ -59,18 +59,22 @@ class ClosingEngine(fake.FakeEngine):
         self.is_closed = True
 
 
+def run(link: ScriptedLink, load: Load) -> int:
+    return run_process(link, load, NullMarker())
+
+
 def add(name: str, command: int = fake.PLAIN, max_tokens: int = 2) -> AddRequest:
     return AddRequest(
         request_id=name, prompt_token_ids=[10, command], params=SamplingParams(max_tokens=max_tokens), arrival_s=0.0
     )
 
 
-def loader_of(engine: fake.FakeEngine) -> Callable[[EngineConfig], fake.FakeEngine]:
-    return lambda config: engine
+def loader_of(engine: fake.FakeEngine) -> Load:
+    return lambda config, marker: engine
 
 
-def raising(error: Exception) -> Callable[[EngineConfig], fake.FakeEngine]:
-    def load(config: EngineConfig) -> fake.FakeEngine:
+def raising(error: Exception) -> Load:
+    def load(config: EngineConfig, marker: Marker) -> fake.FakeEngine:
         raise error
 
     return load

@@ -1,4 +1,4 @@
-"""Messages over the wire: what is sent arrives equal; what is not a message changes nothing."""
+"""Messages over the wire: what is sent arrives equal; what is lost or is no message ends the connection."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ from engine.messages import (
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
 from engine.stats import PoolStats, StepStats
-from engine.transport import EngineLink, ServerGoneError, ServerLink
+from engine.transport import BrokenLinkError, EngineLink, ServerGoneError, ServerLink
 from tests.engine import fake_engine_process as fake
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -62,6 +62,7 @@ updates = st.builds(
     st.none() | st.sampled_from(FinishReason),
     st.none() | numbers,
     numbers,
+    st.binary(max_size=4),
     st.none() | texts,
 )
 stats = st.builds(
@@ -107,37 +108,56 @@ bad_config = msgspec.msgpack.encode({"type": "Start", "config": {"model": "m", "
 wrong = st.sampled_from([b"", b"\x80", bad_params, bad_config, msgspec.msgpack.encode({"type": "Unknown"})])
 
 
+number = st.sampled_from([b"", b"\0" * 8, b"\0" * 7 + b"\1"])
+broken = st.builds(bytes.__add__, number, st.binary(max_size=40) | wrong)
+
+
 @settings(max_examples=15, deadline=None)
-@given(st.lists(st.binary(max_size=40) | wrong, max_size=5), to_engine)
-def test_malformed_messages_to_the_engine_are_dropped(frames: list[bytes], message: ToEngine) -> None:
+@given(broken)
+def test_a_broken_message_to_the_engine_ends_the_connection(frame: bytes) -> None:
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket, tempfile.TemporaryDirectory() as folder:
         link = EngineLink(f"ipc://{folder}/s")
         socket.connect(f"ipc://{folder}/s")
-        for frame in [*frames, msgspec.msgpack.encode(message)]:
-            socket.send(frame)
-        received: list[ToEngine] = []
-        while not received:
-            received += link.receive(1.0)
+        socket.send(frame)
+        with pytest.raises(BrokenLinkError):
+            link.receive(10.0)
         link.close()
         os.makedirs(folder, exist_ok=True)
-    assert received == [message]
+
+
+def frames_seen_by_the_server(frames: list[bytes]) -> list[FromEngine | BrokenLinkError]:
+    async def check() -> list[FromEngine | BrokenLinkError]:
+        seen: asyncio.Queue[FromEngine | BrokenLinkError] = asyncio.Queue()
+        link = ServerLink(seen.put_nowait, seen.put_nowait)
+        with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+            socket.bind(link.address)
+            for frame in frames:
+                socket.send(frame)
+            try:
+                return [await asyncio.wait_for(seen.get(), 10) for _ in frames]
+            except TimeoutError:
+                raise AssertionError("some frames led to nothing") from None
+            finally:
+                link.close()
+
+    return asyncio.run(check())
+
+
+def numbered(*messages: FromEngine, first: int = 0) -> list[bytes]:
+    return [n.to_bytes(8) + msgspec.msgpack.encode(message) for n, message in enumerate(messages, first)]
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.lists(st.binary(max_size=40) | wrong, max_size=5), from_engine)
-def test_malformed_messages_from_the_engine_are_dropped(frames: list[bytes], message: FromEngine) -> None:
-    async def check() -> list[FromEngine]:
-        received: asyncio.Queue[FromEngine] = asyncio.Queue()
-        link = ServerLink(received.put_nowait)
-        with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
-            socket.bind(link.address)
-            for frame in [*frames, msgspec.msgpack.encode(message)]:
-                socket.send(frame)
-            first = await asyncio.wait_for(received.get(), 10)
-        link.close()
-        return [first, *(received.get_nowait() for _ in range(received.qsize()))]
+@given(broken, from_engine)
+def test_a_broken_message_from_the_engine_is_told_after_those_before_it(frame: bytes, message: FromEngine) -> None:
+    before, error = frames_seen_by_the_server([*numbered(message), b"\1" + frame])
+    assert before == message and isinstance(error, BrokenLinkError)
 
-    assert asyncio.run(check()) == [message]
+
+@pytest.mark.parametrize("next_number", [0, 2])
+def test_a_message_that_is_lost_or_comes_twice_is_noticed(next_number: int) -> None:
+    frames = numbered(Heartbeat(0.0)) + numbered(Heartbeat(1.0), first=next_number)
+    assert isinstance(frames_seen_by_the_server(frames)[-1], BrokenLinkError)
 
 
 async def connected(server: ServerLink, engine: EngineLink) -> None:
@@ -153,7 +173,7 @@ def test_a_handler_that_raises_does_not_stop_the_stream() -> None:
             assert isinstance(message, Heartbeat) and message.time_s > 0
             times.put_nowait(message.time_s)
 
-        server = ServerLink(handle)
+        server = ServerLink(handle, pytest.fail)
         engine = EngineLink(server.address)
         await connected(server, engine)
         for time_s in (0.0, 1.0):
@@ -170,7 +190,7 @@ def test_thousands_of_messages_both_ways_keep_their_order() -> None:
 
     async def check() -> None:
         received: list[float] = []
-        server = ServerLink(lambda message: received.append(getattr(message, "time_s", -1.0)))
+        server = ServerLink(lambda message: received.append(getattr(message, "time_s", -1.0)), pytest.fail)
         engine = EngineLink(server.address)
         await connected(server, engine)
         for number in range(2000):
@@ -192,7 +212,7 @@ def test_thousands_of_messages_both_ways_keep_their_order() -> None:
 
 def test_the_socket_is_private_and_goes_with_the_link() -> None:
     async def check() -> None:
-        link = ServerLink(lambda message: None)
+        link = ServerLink(lambda message: None, pytest.fail)
         directory = Path(link.address.removeprefix("ipc://")).parent
         assert directory.stat().st_mode & 0o077 == 0
         link.close()

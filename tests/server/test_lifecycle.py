@@ -55,6 +55,13 @@ class TestHealth:
             response = server.client.get(path)
             assert response.status_code == 503 and "silent" in error_of(response)["message"]
 
+    def test_a_restarting_engine_is_alive_but_not_ready(self, server: LiveServer) -> None:
+        server.engine.is_ready = False
+        assert server.client.get("/health").json() == {"status": "restarting"}
+        response = server.client.get("/ready")
+        assert response.status_code == 503 and "restarted" in error_of(response)["message"]
+        assert int(response.headers["retry-after"]) >= 1
+
     def test_load_tells_what_is_live(self, server: LiveServer) -> None:
         server.engine.hold_at = 0
         thread = in_thread(lambda: server.complete("Hi", n=3))

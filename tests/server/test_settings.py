@@ -46,6 +46,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "kv_cache_memory_bytes": ("2GiB", 2**31),
     "num_gpu_blocks_override": ("44", 44),
     "enable_prefix_caching": ("false", False),
+    "engine_timeout": ("30", 30.0),
+    "max_engine_restarts": ("0", 0),
     "trace": ("t.jsonl", "t.jsonl"),
 }
 # As the engine calls it, where that differs.

@@ -1,0 +1,88 @@
+"""All live requests, and which of them the engine process knows: it is told of each once, and its successor again."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from engine.errors import EngineFailedError, TwostepError
+from engine.live_request import LiveRequest, News
+from engine.messages import AddRequest
+from engine.suspects import Suspects
+
+
+class Roster:
+    """In order of arrival. While no engine process is up, requests wait here; while a suspect is on trial, too."""
+
+    def __init__(self, send: Callable[[AddRequest], None]) -> None:
+        self._send = send
+        self._live: dict[str, LiveRequest] = {}  # by the engine's id
+        self._suspects = Suspects()
+        self._is_up = False
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        return iter(self._live.values())
+
+    @property
+    def num_begun(self) -> int:
+        return sum(live.has_begun for live in self)
+
+    @property
+    def num_suspects(self) -> int:
+        return len(self._suspects)
+
+    def add(self, live: LiveRequest) -> None:
+        self._live[live.engine_id] = live
+        self._hand_over(live)
+
+    def remove(self, live: LiveRequest) -> bool:
+        """False if it was not here any more."""
+        if self._live.pop(live.engine_id, None) is None:
+            return False
+        self.go_on()
+        return True
+
+    def put(self, engine_id: str, news: News | TwostepError) -> None:
+        live = self._live.get(engine_id)
+        if live is not None:  # else it ended here, and the engine does not know yet
+            live.put(news)
+
+    def engine_is_down(self) -> None:
+        self._is_up = False
+        for live in self:
+            live.is_known_to_engine = False
+
+    def engine_is_up(self, computed: Sequence[str] = ()) -> str | None:
+        """Tell the new process of everyone, or of the first suspect. `computed` is what the one before died of, or of
+        one of them. Returns the request that is guilty of it, if one is: that one has failed."""
+        unproven = [name for name in computed if name in self._live and not self._live[name].is_proven]
+        guilty = self._suspects.on_death(unproven, was_alone=len(computed) == 1)
+        if guilty is not None:
+            self.put(guilty, EngineFailedError(f"The engine died twice computing request {guilty} and nothing else."))
+        self._is_up = True
+        self._hand_over_all()
+        self.go_on()
+        return guilty
+
+    def go_on(self) -> None:
+        """Call after news: when the trial of a suspect is over, the next one begins, and after the last everything."""
+        while (on_trial := self._suspects.on_trial) is not None and self._is_over(on_trial):
+            self._suspects.clear(on_trial)
+            self._hand_over_all()
+
+    def _is_over(self, on_trial: str) -> bool:
+        live = self._live.get(on_trial)
+        return live is None or live.is_complete or (live.is_known_to_engine and live.is_proven)
+
+    def _hand_over_all(self) -> None:
+        for live in self:
+            self._hand_over(live)
+
+    def _hand_over(self, live: LiveRequest) -> None:
+        may_start = self._is_up and self._suspects.on_trial in (None, live.engine_id)
+        if not may_start or live.is_known_to_engine or live.is_complete:
+            return
+        try:
+            self._send(live.hand_over())
+        except Exception as error:  # text that is no Unicode, say: it must not take others with it
+            live.put(EngineFailedError(f"The request cannot be given to the engine: {error}"))

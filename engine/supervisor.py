@@ -1,0 +1,170 @@
+"""Keeps an engine process alive: starts it, starts another when it dies, and gives up when that does not help."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from engine.config import EngineConfig, EngineInfo
+from engine.errors import ConfigError, EngineFailedError, EngineUnavailableError, ModelError, TwostepError
+from engine.incarnation import Incarnation
+from engine.messages import FromEngine, ToEngine
+from engine.restart_policy import RestartPolicy
+
+logger = logging.getLogger(__name__)
+
+_LOAD_FACTOR, _LOAD_GRACE_S = 10.0, 60.0  # a restart that takes so much longer than the first start hangs
+
+
+class EngineOwner(Protocol):
+    """Whom the supervisor serves. Nothing here may raise."""
+
+    def on_message(self, message: FromEngine) -> None: ...
+
+    def on_engine_down(self) -> bool:
+        """The process died; what it said last may still come. Returns whether it was of use, or had nothing to do."""
+
+    def on_engine_starting(self) -> None:
+        """Another process is being started."""
+
+    def on_engine_up(self, computed: Sequence[str]) -> None:
+        """The new process is ready and knows of no request. The dead one, of which nothing more will come, computed
+        these when it died."""
+
+    def on_engine_lost(self, error: EngineFailedError) -> None:
+        """There will be no other process."""
+
+
+class Supervisor:
+    """All methods are for the event loop's thread."""
+
+    def __init__(self, config: EngineConfig, command: Sequence[str], policy: RestartPolicy, owner: EngineOwner) -> None:
+        self._config = config
+        self._command = command
+        self._policy = policy
+        self._owner = owner
+        self._process: Incarnation | None = None
+        self._restart: asyncio.Task[None] | None = None
+        self._info: EngineInfo | None = None
+        self._load_s = 0.0
+        self._down_since_s = 0.0
+        self.is_up = False
+        """Whether there is a process that is ready."""
+
+    async def start(self) -> EngineInfo:
+        """Start the first process. Raises ConfigError or ModelError as it reports them, EngineFailedError if it
+        dies: then no other one is started."""
+        started_s = time.monotonic()
+        self._process = self._new_process()
+        self._info = await self._process.start(self._config)
+        if self._process.death is not None:
+            raise self._process.death
+        self._load_s = time.monotonic() - started_s
+        # What was measured holds for every later process, so that what was admitted fits.
+        self._config = msgspec.structs.replace(
+            self._config, num_blocks=self._info.num_blocks, max_model_len=self._info.max_model_len
+        )
+        self.is_up = True
+        return self._info
+
+    @property
+    def down_s(self) -> float:
+        """Since the process died, or the one before."""
+        return time.monotonic() - self._down_since_s
+
+    @property
+    def up_in_s(self) -> float:
+        """When the process that is being started should be ready, judged by how long the first one took."""
+        return max(self._load_s - self.down_s, 0.0)
+
+    def send(self, message: ToEngine) -> None:
+        """Dropped while there is no process: the next one knows nothing anyway."""
+        if self.is_up and self._process is not None:
+            self._process.send(message)
+
+    def kill(self, reason: EngineFailedError) -> None:
+        """End the process, as if it had died of this."""
+        if self._process is not None:
+            self._process.kill(reason)
+
+    async def stop(self, reason: EngineUnavailableError) -> None:
+        """End what there is of processes, and start no more. Idempotent."""
+        if self._restart is not None:
+            self._restart.cancel()
+            await asyncio.wait((self._restart,))
+        if self._process is not None:
+            await self._process.stop(reason)
+        self.is_up = False
+
+    def _new_process(self) -> Incarnation:
+        return Incarnation(self._command, self._owner.on_message, self._on_death)
+
+    def _on_death(self, reason: TwostepError) -> None:
+        if not self.is_up:
+            return  # it was not taken into use yet: who is about to do so looks
+        self.is_up = False
+        self._down_since_s = time.monotonic()
+        logger.error("the engine process died: %s", reason)
+        was_fruitful = self._owner.on_engine_down()
+        self._restart = asyncio.create_task(self._replace(reason, was_fruitful))
+
+    async def _replace(self, reason: TwostepError, was_fruitful: bool) -> None:
+        dead = self._process
+        assert dead is not None
+        try:
+            await dead.reap()  # it may hold the memory that the next one needs
+            process = await self._next_process(reason, was_fruitful)
+            computed = dead.close()
+            self._process, self.is_up = process, True
+            self._owner.on_engine_up(computed)
+        except Exception as error:
+            logger.critical("the engine is lost: %s", error, exc_info=not isinstance(error, TwostepError))
+            self._owner.on_engine_lost(EngineFailedError(str(error), _detail(error)))
+        finally:
+            dead.close()
+
+    async def _next_process(self, reason: TwostepError, was_fruitful: bool) -> Incarnation:
+        """A process that is ready. Raises EngineFailedError when the policy has enough or the cause will not pass."""
+        while True:
+            delay_s = self._policy.on_death(was_fruitful)
+            if delay_s is None:
+                raise EngineFailedError(f"The engine keeps dying and is not started again. {reason}", _detail(reason))
+            await asyncio.sleep(delay_s)
+            self._owner.on_engine_starting()
+            process = self._new_process()
+            try:
+                await self._load(process)
+                return process
+            except (ConfigError, ModelError) as error:
+                raise EngineFailedError(f"The engine died and cannot be started again: {error}") from error
+            except (EngineUnavailableError, OSError) as error:
+                logger.error("the engine process could not be started again: %s", error)
+                reason = EngineFailedError(str(error), _detail(error))
+                was_fruitful = False
+
+    async def _load(self, process: Incarnation) -> None:
+        """Leaves nothing of a process that does not get ready."""
+        limit_s = _LOAD_FACTOR * self._load_s + _LOAD_GRACE_S
+        try:
+            async with asyncio.timeout(limit_s):
+                self._check_same(await process.start(self._config))
+            if process.death is not None:
+                raise process.death
+        except BaseException as error:
+            await process.stop(EngineUnavailableError("The engine was stopped."))
+            if isinstance(error, TimeoutError):
+                raise EngineFailedError(f"It was not ready after {limit_s:.0f} seconds.") from None
+            raise
+
+    def _check_same(self, info: EngineInfo) -> None:
+        """Streams may go on with the same model only. Raises ModelError."""
+        assert self._info is not None
+        if msgspec.structs.replace(info, load_s=self._info.load_s) != self._info:
+            raise ModelError(f"The model is not the one that was loaded first: now {info}, before {self._info}.")
+
+
+def _detail(error: Exception) -> str:
+    return error.detail if isinstance(error, EngineFailedError) else ""

@@ -1,0 +1,139 @@
+"""Who is refused when the engine dies: exactly those that kill it, however they are mixed with others."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.suspects import Suspects
+
+MAX_NUM_SEQS = 4
+
+
+@dataclass
+class Culprit:
+    """Kills the engine that computes this token of it, in the phases named."""
+
+    position: int
+    kills_prefill: bool
+
+
+@dataclass
+class World:
+    """An engine that runs requests as the real one does: prefill gives a first token, then all decode together."""
+
+    culprits: dict[str, Culprit]
+    num_tokens: dict[str, int]
+    """Of every request that is left to run."""
+    batched_prefill: bool
+    suspects: Suspects = field(default_factory=Suspects)
+    refused: list[str] = field(default_factory=list)
+    num_deaths: int = 0
+    kills: list[int] = field(default_factory=list)
+    """Lives that end from outside after so many steps."""
+    max_tokens: int = 40
+
+    def live(self) -> None:
+        """One engine process, from its start to its death or the end of all work."""
+        started: dict[str, int] = {}  # tokens from this process
+        num_steps = 0
+        while self.num_tokens:
+            step = self.next_step(started)
+            num_steps += 1
+            is_killed = bool(self.kills) and self.kills[0] < num_steps
+            if is_killed or any(self.is_fatal(name, name in started) for name in step):
+                if is_killed:
+                    self.kills.pop(0)
+                return self.die(step, started)
+            self.advance(step, started)
+
+    def next_step(self, started: dict[str, int]) -> list[str]:
+        trial = self.suspects.on_trial
+        fresh = [name for name in self.num_tokens if name not in started and trial in (None, name)]
+        room = MAX_NUM_SEQS - len(started)
+        prefill = fresh[: max(room, 0) if self.batched_prefill else min(room, 1)]
+        return prefill or list(started)
+
+    def is_fatal(self, name: str, decodes: bool) -> bool:
+        culprit = self.culprits.get(name)
+        return culprit is not None and self.num_tokens[name] >= culprit.position and (decodes or culprit.kills_prefill)
+
+    def advance(self, step: list[str], started: dict[str, int]) -> None:
+        for name in step:
+            started[name] = started.get(name, 0) + 1
+            self.num_tokens[name] += 1
+            if self.num_tokens[name] >= self.max_tokens:
+                del self.num_tokens[name], started[name]
+                self.suspects.clear(name)
+            elif started[name] >= 2:
+                self.suspects.clear(name)
+
+    def die(self, step: list[str], started: dict[str, int]) -> None:
+        self.num_deaths += 1
+        unproven = [name for name in step if started.get(name, 0) < 2]
+        guilty = self.suspects.on_death(unproven, was_alone=len(step) == 1)
+        if guilty is not None:
+            self.refused.append(guilty)
+            del self.num_tokens[guilty]
+
+    def run(self, max_lives: int) -> None:
+        for _ in range(max_lives):
+            if self.num_tokens:
+                self.live()
+        assert not self.num_tokens, "requests are left"
+
+
+names = [f"r{i}" for i in range(8)]
+culprits = st.dictionaries(st.sampled_from(names), st.builds(Culprit, st.integers(0, 3), st.booleans()), max_size=3)
+
+
+@settings(max_examples=300)
+@given(culprits, st.booleans())
+def test_exactly_those_that_kill_are_refused_soon(culprits: dict[str, Culprit], batched_prefill: bool) -> None:
+    world = World(culprits, dict.fromkeys(names, 0), batched_prefill)
+    world.run(max_lives=10 * len(culprits) + 1)
+    assert sorted(world.refused) == sorted(culprits)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.integers(2, 30), max_size=20), st.booleans())
+def test_victims_of_kills_from_outside_are_not_refused(kills: list[int], batched_prefill: bool) -> None:
+    """As long as each process gets as far as two steps: see the rule for the one who is hit twice before."""
+    world = World({}, dict.fromkeys(names, 0), batched_prefill, kills=kills)
+    world.run(max_lives=len(kills) + 1)
+    assert world.refused == []
+
+
+def test_one_who_kills_alone_is_refused_at_the_second_death() -> None:
+    suspects = Suspects()
+    assert suspects.on_death(["a"], was_alone=True) is None and suspects.on_trial == "a"
+    assert suspects.on_death(["a"], was_alone=True) == "a" and suspects.on_trial is None
+
+
+def test_a_death_in_company_proves_nothing() -> None:
+    suspects = Suspects()
+    assert [suspects.on_death(["a"], was_alone=False) for _ in range(5)] == [None] * 5
+
+
+def test_two_tokens_forgive_an_earlier_death() -> None:
+    suspects = Suspects()
+    suspects.on_death(["a"], was_alone=True)
+    suspects.clear("a")
+    assert suspects.on_death(["a"], was_alone=True) is None
+
+
+def test_the_newest_suspects_are_tried_first() -> None:
+    suspects, order = Suspects(), []
+    suspects.on_death(["a", "b"], was_alone=False)
+    suspects.on_death(["b", "c"], was_alone=False)
+    assert len(suspects) == 3
+    while (on_trial := suspects.on_trial) is not None:
+        order.append(on_trial)
+        suspects.clear(on_trial)
+    assert order == ["b", "c", "a"]
+
+
+def test_a_death_between_steps_is_held_against_nobody() -> None:
+    suspects = Suspects()
+    suspects.on_death([], was_alone=False)
+    assert suspects.on_trial is None
