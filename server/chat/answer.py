@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from engine.thinking import Thinking
-from server.chat.parts import MessageParser
+from server.chat.parts import MessageParser, PlainParser
 from server.errors import BadRequestError
 from server.protocol.chat import ChatRequest
 from server.text import Tokenizer
@@ -34,6 +34,8 @@ class Answer:
     """The prompt has begun the thinking."""
 
     def parser(self, response_id: str, choice: int) -> MessageParser:
+        if self.calls is None and not self.thinks:
+            return PlainParser()
         reader = read_content if self.calls is None else self.calls.read
         if self.thinks:
             reader = after_thinking(reader, self.begins_inside)

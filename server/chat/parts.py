@@ -45,3 +45,13 @@ class MessageParser(Protocol):
 
     def finish(self) -> list[Part]:
         """What was held back. Called once, after the last text, however the choice ended."""
+
+
+class PlainParser:
+    """All text is content: where nothing can be called and the model does not think."""
+
+    def feed(self, text: str) -> list[Part]:
+        return [Content(text)] if text else []
+
+    def finish(self) -> list[Part]:
+        return []

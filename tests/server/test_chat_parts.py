@@ -13,7 +13,7 @@ from server.chat.answer import Answer
 from server.chat.choice import ChatChoice
 from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.message import delta_of, message_of
-from server.chat.parts import Content, MessageParser, Part, Reasoning, ToolCall
+from server.chat.parts import Content, MessageParser, Part, PlainParser, Reasoning, ToolCall
 from server.protocol.chat import ChatRequest
 from tests.server.byte_tokenizer import ByteTokenizer
 
@@ -139,6 +139,13 @@ def test_what_was_held_back_is_told_when_the_end_brings_no_text() -> None:
     streamed = choice()
     chunks = [each for output in outputs("A", "!", "") for each in streamed.chunks(output)]
     assert [set(each["delta"]) for each in chunks] == [{"role", "content"}, {"content"}, {"tool_calls"}, set()]
+
+
+def test_where_nothing_is_called_or_thought_all_text_is_content() -> None:
+    answer = Answer(ByteTokenizer(), frozenset(), None, None, thinks=False, begins_inside=False)
+    parser = answer.parser("id", 0)
+    assert isinstance(parser, PlainParser)  # the usual case, and the cheapest
+    assert [parser.feed("<think>"), parser.feed(""), parser.finish()] == [[Content("<think>")], [], []]
 
 
 def test_only_as_many_alternatives_are_told_as_asked_for() -> None:
