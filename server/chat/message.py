@@ -9,6 +9,9 @@ from server.chat.parts import Content, Part, Reasoning, ToolCall
 
 def delta_of(parts: Sequence[Part]) -> dict[str, Any]:
     """A token whose text is empty, or held back, still is a delta: of empty content."""
+    match parts:
+        case [Content(text)]:  # the usual one, once per token
+            return {"content": text}
     texts = _texts(parts)
     if calls := _calls(parts):
         texts["tool_calls"] = [_call_delta(call) for call in calls]

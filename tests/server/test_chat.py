@@ -1,10 +1,12 @@
 """What a chat completion says, whole and streamed."""
 
+import asyncio
+import time
 from typing import Any
 
 import pytest
 
-from server.chat.render import ChatRenderer
+from server.chat.render import MAX_ISOLATED, ChatRenderer
 from server.protocol.chat import ConversationParams
 from tests.server.byte_tokenizer import BOS, EOS, ByteTokenizer
 from tests.server.events import chunks_of, deltas_of, error_of
@@ -331,6 +333,27 @@ class TestTemplates:
         with live_server(trust_request_chat_template=True) as trusting:
             trusting.chat("Hi", chat_template="{{ messages[0].content }}!{{ bos_token }}", max_tokens=1)
             assert trusting.engine.requests[0].prompt_token_ids == [*b"Hi!", BOS]
+
+    def test_only_so_many_of_requests_own_render_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        running, most = 0, 0
+
+        def render_slowly(*_: object) -> str:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            time.sleep(0.02)
+            running -= 1
+            return "x"
+
+        async def render_many() -> None:
+            await asyncio.gather(*(renderer.encode(params) for _ in range(6)))
+
+        monkeypatch.setattr("server.chat.render.render_isolated", render_slowly)
+        renderer = ChatRenderer(ByteTokenizer(), None, trusts_requests=True)
+        messages = [{"role": "user", "content": "x"}]
+        params = ConversationParams.model_validate({"messages": messages, "chat_template": "x"})
+        asyncio.run(render_many())
+        assert most == MAX_ISOLATED
 
     @pytest.mark.slow
     def test_others_are_served_while_a_hostile_one_renders(self) -> None:
