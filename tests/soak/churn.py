@@ -143,7 +143,7 @@ def check_flat(samples: list[Sample]) -> bool:
 
 def run(num_requests: int, seed: int) -> bool:
     rng = random.Random(seed)
-    with running_server("--max-num-seqs", "32") as server:
+    with running_server("--max-num-seqs", "32", "--kv-cache-memory-bytes", "32MiB") as server:  # soon all touched
         samples = []
         before, seen = server.metrics(), Seen()
         for index in range(NUM_ROUNDS):
