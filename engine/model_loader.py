@@ -1,9 +1,8 @@
 """A Hugging Face checkpoint -> a module ready to run over the paged cache, or a clear refusal."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -15,7 +14,7 @@ from engine.activations import replace_activations
 from engine.checkpoint import check_checkpoint, is_local
 from engine.config import EngineConfig
 from engine.embedding import HeadInputs
-from engine.errors import ConfigError, ModelError, UnsupportedModelError
+from engine.errors import ConfigError, ModelError, TwostepError, UnsupportedModelError
 from engine.kernels import load_kernels
 from engine.kernels.cpu_features import has_native_bf16
 from engine.kv_cache import LayerShape
@@ -23,7 +22,6 @@ from engine.linear import prepare_linears
 from engine.model_probe import probe_layers
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +46,27 @@ class LoadedModel:
 
 def load_model(config: EngineConfig) -> LoadedModel:
     """Raises ConfigError, ModelError or UnsupportedModelError, each saying what to do."""
+    check_checkpoint(config.model)
+    try:
+        return _load(config)
+    except TwostepError:
+        raise
+    except (SafetensorError, EOFError, RuntimeError) as error:
+        raise ModelError(f"The checkpoint {config.model} is damaged: {_first_line(error)}") from error
+    except Exception as error:  # a checkpoint's values reach code all over transformers, which raises anything
+        logger.debug("loading the checkpoint failed", exc_info=True)
+        if attention_hook.ATTENTION_NAME in str(error):  # the model looked for it in a list of its own
+            raise UnsupportedModelError(
+                f"The model {config.model} does not use transformers' attention registry, "
+                "so it cannot run over a paged cache."
+            ) from error
+        hint = "" if is_local(config.model) else " Give a checkpoint directory, or a hub id this machine can reach."
+        raise ModelError(f"The checkpoint {config.model} cannot be loaded: {_first_line(error)}{hint}") from error
+
+
+def _load(config: EngineConfig) -> LoadedModel:
     source = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
-    hf_config = _read(config.model, lambda: AutoConfig.from_pretrained(config.model, **source))
+    hf_config = AutoConfig.from_pretrained(config.model, **source)
     _check_architecture(hf_config, config)
     device = _device(config.device)
     dtype = _dtype(config.dtype, device, hf_config)
@@ -80,25 +97,9 @@ def load_model(config: EngineConfig) -> LoadedModel:
     )
 
 
-def _read(model: str, load: Callable[[], T]) -> T:
-    """Run a transformers loader and turn its many errors into one clear one."""
-    check_checkpoint(model)
-    try:
-        return load()
-    except (SafetensorError, EOFError, RuntimeError) as error:
-        raise ModelError(f"The checkpoint {model} is damaged: {_first_line(error)}") from error
-    except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
-        if attention_hook.ATTENTION_NAME in str(error):  # the model looked for it in a list of its own
-            raise UnsupportedModelError(
-                f"The model {model} does not use transformers' attention registry, so it cannot run over a paged cache."
-            ) from error
-        hint = "" if is_local(model) else " Give a checkpoint directory, or a hub id this machine can reach."
-        raise ModelError(f"The checkpoint {model} cannot be loaded: {_first_line(error)}{hint}") from error
-
-
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else 'no details'}"
+    return f"{type(error).__name__}: {text[0][:500] if text else 'no details'}"
 
 
 def _check_architecture(hf_config: PreTrainedConfig, config: EngineConfig) -> None:
@@ -133,16 +134,13 @@ def _load_weights(
 ) -> PreTrainedModel:
     attention_hook.register()
 
-    def load() -> Any:
-        return AutoModelForCausalLM.from_pretrained(
-            config.model,
-            dtype=dtype,
-            attn_implementation=attention_hook.ATTENTION_NAME,
-            output_loading_info=True,
-            **source,
-        )
-
-    module, info = _read(config.model, load)
+    module, info = AutoModelForCausalLM.from_pretrained(
+        config.model,
+        dtype=dtype,
+        attn_implementation=attention_hook.ATTENTION_NAME,
+        output_loading_info=True,
+        **source,
+    )
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
             f"The checkpoint {config.model} is incomplete: {len(missing)} tensors such as {missing[0]} lack."

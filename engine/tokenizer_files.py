@@ -42,11 +42,11 @@ def load_tokenizer_files(model: str, *, revision: str | None, trust_remote_code:
         return _from_transformers(folder, trust_remote_code)
     try:
         backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # the library raises plain Exception
+        named = {name: content for name in _NAMED_TOKENS if (content := _content(config.get(name)))}
+        _add_missing_tokens(backend, config, named)
+        return TokenizerFiles(_plain(backend), named, _chat_templates(folder, config))
+    except Exception as error:  # the library raises plain Exception; and any field may be of any type
         raise ModelError(f"The tokenizer of {model} is damaged: {error}.") from error
-    named = {name: content for name in _NAMED_TOKENS if (content := _content(config.get(name)))}
-    _add_missing_tokens(backend, config, named)
-    return TokenizerFiles(_plain(backend), named, _chat_templates(folder, config))
 
 
 def _folder_of(model: str, revision: str | None) -> Path:

@@ -18,9 +18,12 @@ CHUNKED = REQUEST.replace(b"Content-Length: %d" % len(BODY), b"Transfer-Encoding
     BODY, b"%x;ext=1\r\n%b\r\n0\r\nTrailer: x\r\n\r\n" % (len(BODY), BODY)
 )
 PIECES = st.sampled_from(
-    [b"\r\n", b"\r\n\r\n", b"\n", b"\0", b" ", b":", b"Content-Length: 5\r\n", b"Content-Length: 999999999999\r\n"]
-    + [b"Transfer-Encoding: chunked\r\n", b"Expect: 100-continue\r\n", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"]
-    + [b"GET / HTTP/1.1\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"HTTP/0.9", b"\xff"]
+    [
+        *(b"\r\n", b"\r\n\r\n", b"\n", b"\0", b" ", b":", b"\xff", b"HTTP/0.9"),
+        *(b"Content-Length: 5\r\n", b"Content-Length: 999999999999\r\n", b"Transfer-Encoding: chunked\r\n"),
+        *(b"Expect: 100-continue\r\n", b"Connection: Upgrade\r\nUpgrade: h2c\r\n", b"GET / HTTP/1.1\r\n\r\n"),
+        *(b"CONNECT a:1 HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+    ]
 )
 
 
@@ -38,14 +41,16 @@ def mutated(draw: st.DrawFn) -> bytes:
 @fuzz(150)
 @given(data=st.binary(max_size=300) | mutated(), cut=st.integers(0, 300), closes=st.booleans())
 def test_any_bytes_are_survived(server: LiveServer, data: bytes, cut: int, closes: bool) -> None:
+    server.engine.reset()
     with closing(server.connect()) as connection, suppress(ConnectionError):
         connection.sendall(data[:cut])
         connection.sendall(data[cut:])
         if not closes:
-            connection.shutdown(socket.SHUT_WR)
+            with suppress(OSError):  # the server may have hung up by now
+                connection.shutdown(socket.SHUT_WR)
             answer = b""
             while part := connection.recv(65536):
                 answer += part
-            assert answer == b"" or answer.startswith(b"HTTP/1.1 ") and b" 500 " not in answer[:13]
+            assert answer == b"" or (answer.startswith(b"HTTP/1.1 ") and b" 500 " not in answer[:13])
     server.wait_until_idle()
     assert server.complete("Hi", max_tokens=1).status_code == 200

@@ -67,6 +67,15 @@ class TestJson:
         assert gc.isenabled()
 
 
+@pytest.mark.parametrize(("item", "is_taken"), [("[]", False), ("{}", False), ("1", True), (f'"[{"x" * 16}"', True)])
+def test_too_many_lists_and_objects_are_refused_unless_they_are_text(
+    server: LiveServer, item: str, is_taken: bool
+) -> None:
+    body = '{"unknown": [' + ",".join([item] * (json_route.MAX_CONTAINERS + 1)) + '], "prompt": "Hi"}'
+    refused = server.post("/v1/completions", body)
+    assert refused.status_code == (200 if is_taken else 400), refused.text
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity"])
 def test_packed_bodies_are_refused_by_name(server: LiveServer, encoding: str) -> None:
     refused = server.complete("Hi", headers={"Content-Encoding": encoding})

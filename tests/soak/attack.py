@@ -89,7 +89,7 @@ async def connects(port: int) -> None:
 ATTACKS: tuple[tuple[Callable[[int], Awaitable[None]], int], ...] = (
     (slow_head, NUM_ATTACKERS),
     (slow_body, NUM_ATTACKERS),
-    (stalled_reader, 8),
+    (stalled_reader, 4),
     (connects, 500),
     (malformed, 4),
     (large_bodies, 1),
@@ -165,7 +165,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak.attack", description=__doc__)
     parser.add_argument("seconds", nargs="?", type=float, default=15.0, help="of each turn")
     seconds = parser.parse_args().seconds
-    with running_server("--max-num-seqs", "16", "--stall-timeout", "5") as server:
+    with running_server("--max-num-seqs", "64", "--stall-timeout", "5") as server:
         ratios = [asyncio.run(compare(attack, count, server.port, seconds)) for attack, count in ATTACKS]
         assert eventually(server.is_idle), "something still runs, waits or holds blocks"
     return 0 if max(ratios) <= TARGET else 1
