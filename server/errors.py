@@ -17,6 +17,7 @@ They are starlette HTTPExceptions because only those pass through FastAPI's read
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -33,6 +34,7 @@ from engine.errors import (
     RequestError,
     RequestTimeoutError,
 )
+from server.anthropic.errors import anthropic_error, anthropic_status, is_anthropic
 from server.record import record_of
 
 logger = logging.getLogger("twostep.server")
@@ -145,17 +147,23 @@ def describe(error: Exception, request_id: str) -> tuple[ErrorKind, dict[str, An
 
 def error_response(scope: Scope, error: Exception) -> JSONResponse:
     """The HTTP answer to an error that was raised before the response started."""
-    record = record_of(scope)
-    kind, body = describe(error, record.request_id)
-    record.error_code = kind.code
-    return JSONResponse(body, kind.status, headers=error_headers(kind, error))
+    kind, body = describe(error, record_of(scope).request_id)
+    return _response(scope, kind, body, error_headers(kind, error))
 
 
 def status_response(scope: Scope, error: HTTPException) -> JSONResponse:
     """The answer to starlette's own errors, in our shape and with its headers (`Allow` on 405)."""
     kind = STATUS_TABLE.get(error.status_code, INTERNAL)
-    record_of(scope).error_code = kind.code
-    return JSONResponse(error_body(_status_message(scope, error), kind), error.status_code, headers=error.headers)
+    return _response(scope, kind, error_body(_status_message(scope, error), kind), error.headers)
+
+
+def _response(scope: Scope, kind: ErrorKind, body: dict[str, Any], headers: Mapping[str, str] | None) -> JSONResponse:
+    record = record_of(scope)
+    record.error_code = kind.code
+    if is_anthropic(scope["path"]):
+        body = anthropic_error(kind.status, body["error"]["message"], record.request_id)
+        return JSONResponse(body, anthropic_status(kind.status), headers=headers)
+    return JSONResponse(body, kind.status, headers=headers)
 
 
 def _status_message(scope: Scope, error: HTTPException) -> str:

@@ -28,6 +28,11 @@ def event(data: Mapping[str, Any]) -> bytes:
     return f"data: {_dumps(data)}\n\n".encode("ascii")
 
 
+def typed_event(data: Mapping[str, Any]) -> bytes:
+    """Named by its type, for the APIs whose clients go by names."""
+    return f"event: {data['type']}\n".encode("ascii") + event(data)
+
+
 class EventHead:
     """The fields that all events of a stream begin with, encoded once."""
 
@@ -51,6 +56,7 @@ class EventStream(EventSourceResponse):
         source: AsyncGenerator[Any, None],
         headers: Mapping[str, str],
         stall_timeout_s: float,
+        keep_alive: bytes = KEEP_ALIVE,
     ) -> None:
         self._source = source
         self._last_sent_s = time.monotonic()
@@ -61,7 +67,7 @@ class EventStream(EventSourceResponse):
             headers={"Cache-Control": "no-cache", **headers},
             sep="\n",
             ping=PING_S,
-            ping_message_factory=lambda: _IdlePing(self._last_sent_s),
+            ping_message_factory=lambda: _IdlePing(self._last_sent_s, keep_alive),
             send_timeout=stall_timeout_s,
             client_close_handler_callable=self._on_client_left,
         )
@@ -92,9 +98,10 @@ class EventStream(EventSourceResponse):
 class _IdlePing(ServerSentEvent):
     """sse-starlette asks for one now and then; between tokens it is empty."""
 
-    def __init__(self, last_sent_s: float) -> None:
+    def __init__(self, last_sent_s: float, keep_alive: bytes) -> None:
         super().__init__()
+        self._keep_alive = keep_alive
         self._is_idle = time.monotonic() - last_sent_s >= IDLE_S
 
     def encode(self) -> bytes:
-        return KEEP_ALIVE if self._is_idle else b""
+        return self._keep_alive if self._is_idle else b""

@@ -5,35 +5,29 @@ from typing import Any
 
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
-from server.chat.answer import Answer
 from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.message import delta_of, message_of
-from server.chat.parts import Content, Part, ToolCall
+from server.chat.parts import Content, Part
+from server.chat.reading import AnswerReader
 from server.chat.shape import text_of
 from server.generation.outputs import join_outputs
 from server.protocol.chat import ChatRequest
+from server.text import Tokenizer
 
 
 class ChatChoice:
     """Given the outputs of one generation in their order: each to `chunks`, or all at once to `whole`."""
 
-    def __init__(self, index: int, request: ChatRequest, answer: Answer, response_id: str) -> None:
+    def __init__(self, index: int, request: ChatRequest, reader: AnswerReader, tokenizer: Tokenizer) -> None:
         self._index = index
         self._request = request
-        self._parser = answer.parser(response_id, index)
-        self._thinking = answer.thinking_counter()
+        self._reader = reader
         self._is_first = True
-        self._has_called = False
         self._logprobs = (
             None
             if request.num_logprobs is None
-            else ChatLogprobsFormatter(answer.tokenizer, request.num_logprobs, request.return_tokens_as_token_ids)
+            else ChatLogprobsFormatter(tokenizer, request.num_logprobs, request.return_tokens_as_token_ids)
         )
-
-    @property
-    def num_reasoning_tokens(self) -> int:
-        """So far."""
-        return self._thinking.num_tokens
 
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
         """The token's delta and, behind the last one, an empty delta with the reason; when the last token adds nothing,
@@ -61,12 +55,7 @@ class ChatChoice:
         if self._is_first and self._request.echo:
             parts.append(Content(text_of(self._request.messages[-1])))
         self._is_first = False
-        parts += self._parser.feed(output.text)
-        self._thinking.add(output.token_ids)
-        if output.is_finished:
-            parts += self._parser.finish()
-        self._has_called |= any(isinstance(part, ToolCall) for part in parts)
-        return parts
+        return parts + self._reader.read(output)
 
     def _chunk(self, delta: dict[str, Any], output: RequestOutput) -> dict[str, Any]:
         return {"index": self._index, "delta": delta, **self._tokens(output)}
@@ -81,5 +70,5 @@ class ChatChoice:
         return fields
 
     def _ending(self, output: RequestOutput, reason: FinishReason) -> dict[str, Any]:
-        is_call = self._has_called and reason is FinishReason.STOP
+        is_call = self._reader.has_called and reason is FinishReason.STOP
         return {"finish_reason": "tool_calls" if is_call else reason.value, "stop_reason": output.stop_reason}

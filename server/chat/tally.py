@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from server.chat.choice import ChatChoice
 from server.chat.plan import ChatPlan
+from server.chat.reading import AnswerReader
 from server.generation.tally import Tally
 from server.record import RequestRecord
 
 
 class ChatTally(Tally):
-    def __init__(self, plan: ChatPlan, choices: Sequence[ChatChoice], record: RequestRecord) -> None:
+    def __init__(self, plan: ChatPlan, readers: Sequence[AnswerReader], record: RequestRecord) -> None:
         super().__init__(plan, record)
-        self._choices = choices
+        self._readers = readers
 
     def usage(self) -> dict[str, Any]:
-        reasoning = sum(choice.num_reasoning_tokens for choice in self._choices)
+        reasoning = sum(reader.num_reasoning_tokens for reader in self._readers)
         return super().usage() | {"completion_tokens_details": {"reasoning_tokens": reasoning}}

@@ -1,22 +1,31 @@
 """Runs a plan: until its first token for a stream, to its end otherwise. Either ends when the client leaves."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 from starlette.requests import Request
 
 from engine.outputs import RequestOutput
 from server.context import context_of
 from server.disconnect import unless_client_leaves
-from server.fanout import generate_all
+from server.fanout import IndexedOutput, generate_all
 from server.generation.outputs import collect
 from server.generation.plan import GenerationPlan
 from server.generation.stream import GenerationStream, StreamedChoice, ToldOnce, nothing
 from server.generation.tally import Tally
 from server.protocol.generation import GenerationParams
 from server.record import record_of
-from server.sse import EventStream
+from server.sse import KEEP_ALIVE, EventStream
 from server.timings import first_token_headers
+
+
+class Events(Protocol):
+    """Turns outputs into events."""
+
+    def events(
+        self, first: IndexedOutput, outputs: AsyncGenerator[IndexedOutput, None]
+    ) -> AsyncGenerator[bytes, None]: ...
 
 
 async def stream_response(
@@ -26,9 +35,15 @@ async def stream_response(
     request: Request,
     told_once: ToldOnce = nothing,
 ) -> EventStream:
+    """The stream of the endpoints whose responses have choices."""
+    return await open_stream(plan, GenerationStream(plan, choices, tally, record_of(request.scope), told_once), request)
+
+
+async def open_stream(
+    plan: GenerationPlan[GenerationParams], stream: Events, request: Request, keep_alive: bytes = KEEP_ALIVE
+) -> EventStream:
     """Waits for the first token: until then errors have a status, and the headers can tell the time it took."""
     context = context_of(request)
-    stream = GenerationStream(plan, choices, tally, record_of(request.scope), told_once)
     outputs = generate_all(context.backend.engine, plan.generations)
     try:
         first = await unless_client_leaves(request.receive, anext(outputs))
@@ -37,6 +52,7 @@ async def stream_response(
             outputs,
             first_token_headers(first[1], plan.num_prompt_tokens),
             context.settings.stall_timeout,
+            keep_alive,
         )
     except BaseException:
         await outputs.aclose()

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from engine.outputs import RequestOutput
-from server.errors import describe, log_failure
+from server.errors import ErrorKind, describe, log_failure
 from server.fanout import IndexedOutput
 from server.generation.plan import GenerationPlan
 from server.generation.tally import Tally
@@ -27,6 +27,14 @@ ToldOnce = Callable[[RequestOutput], Mapping[str, Any]]
 
 def nothing(_: RequestOutput) -> Mapping[str, Any]:
     return {}
+
+
+def note_failure(error: Exception, record: RequestRecord) -> tuple[ErrorKind, dict[str, Any]]:
+    """In log and record; what to tell the client, whose response has begun."""
+    kind, body = describe(error, record.request_id)
+    record.error_code = kind.code
+    log_failure(error, record.request_id)
+    return kind, body
 
 
 class GenerationStream:
@@ -61,9 +69,7 @@ class GenerationStream:
                 usage = self._tally.usage()
                 yield self._head.event([], usage=usage, metrics=usage_metrics(self._tally.timings()))
         except Exception as error:
-            kind, body = describe(error, self._record.request_id)
-            self._record.error_code = kind.code
-            log_failure(error, self._record.request_id)
+            _, body = note_failure(error, self._record)
             yield event(body)
         yield DONE
 

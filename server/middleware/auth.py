@@ -51,7 +51,8 @@ class AuthMiddleware:
             await self._app(scope, receive, leaving_send)
 
     def _key_of(self, scope: Scope) -> ApiKey | None:
-        scheme, _, secret = Headers(scope=scope).get("authorization", "").partition(" ")
+        headers = Headers(scope=scope)
+        scheme, _, secret = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            return None
+            secret = headers.get("x-api-key", "")  # Anthropic's way
         return self._keys.find(secret.strip().encode("latin-1"))  # how starlette decodes header bytes

@@ -6,6 +6,7 @@ import uuid
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.anthropic.errors import is_anthropic
 from server.record import RequestRecord, attach_record
 
 MAX_REQUEST_ID_LENGTH = 128
@@ -33,7 +34,10 @@ class RecordMiddleware:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode())]
+                own = record.request_id.encode()
+                message["headers"] = [*message["headers"], (b"x-request-id", own)]
+                if is_anthropic(scope["path"]):
+                    message["headers"].append((b"request-id", own))
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -28,30 +28,34 @@ class StreamOptions(WireModel):
     """Every chunk tells the token counts so far."""
 
 
-class GenerationParams(RequestFields):
-    """Values are checked for type here and for range where they are used."""
+class SamplingFields(RequestFields):
+    """How tokens are chosen. Values are checked for type here and for range where they are used."""
 
     temperature: float | None = None
     top_p: float | None = None
-    n: int = Field(1, ge=1, le=MAX_CHOICES)
-    stop: StopStrings = Field([])
     seed: Int64 | None = Field(None, description="The choice with index i uses seed + i. Drawn and reported if absent.")
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: LogitBias = Field({}, description="Token ids, as strings, to what is added to their logits.")
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-
     top_k: Int32 | None = Field(None, description="0 or -1 keeps all tokens.")
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: Int32 = 0
     ignore_eos: bool = False
     stop_token_ids: StopTokenIds = Field([])
-    include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     bad_words: BadWords = Field([])
     allowed_token_ids: AllowedTokenIds | None = None
+
+
+class GenerationParams(SamplingFields):
+    """And what of it is told, and how."""
+
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    stop: StopStrings = Field([])
+    include_stop_str_in_output: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
     prompt_logprobs: Int32 | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = Field(False, description='Tokens in logprobs are written "token_id:123".')

@@ -28,15 +28,15 @@ class RefusalPart(WireModel):
     refusal: Text
 
 
-class _UnsupportedPart(TextPart):
-    """Images, audio and files: never valid."""
+def refuse_part(data: Any) -> Any:
+    """A validator for what is never valid: images, audio and files."""
+    kind = data.get("type") if isinstance(data, dict) else None
+    shown = ascii(kind)[:40] if isinstance(kind, str) else "this"
+    raise PydanticCustomError("part", "{kind} is not supported: the model reads text parts only", {"kind": shown})
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, data: Any) -> Any:
-        kind = data.get("type") if isinstance(data, dict) else None
-        shown = ascii(kind)[:40] if isinstance(kind, str) else "this"
-        raise PydanticCustomError("part", "{kind} is not supported: the model reads text parts only", {"kind": shown})
+
+class _UnsupportedPart(TextPart):
+    _refuse = model_validator(mode="before")(refuse_part)
 
 
 def _part_tag(part: Any) -> str:

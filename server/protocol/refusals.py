@@ -48,6 +48,24 @@ CHAT_REFUSALS: Mapping[str, str] = {
     "suffix": "belongs to /v1/completions",
     "best_of": "belongs to /v1/completions; use n",
 }
+_STORES_NOTHING = "is not supported: nothing is stored; send the whole conversation as input"
+RESPONSES_REFUSALS: Mapping[str, str] = {
+    **_REFUSED_EVERYWHERE,
+    "previous_response_id": _STORES_NOTHING,
+    "conversation": _STORES_NOTHING,
+    "prompt": "is not supported: there are no stored prompts; use instructions and input",
+    "max_tool_calls": "is not supported: it bounds built-in tools, of which there are none",
+    "context_management": _NOT_SUPPORTED,
+    "prompt_cache_options": _NOT_SUPPORTED,
+    "moderation": _NOT_SUPPORTED,
+    "messages": "belongs to chat completions; use input",
+    "max_tokens": "belongs to chat completions; use max_output_tokens",
+    "max_completion_tokens": "belongs to chat completions; use max_output_tokens",
+    "response_format": "belongs to chat completions; use text.format",
+    "structured_outputs": "belongs to chat completions; use text.format",
+    "n": "belongs to chat completions: there is one answer",
+    "logprobs": 'belongs to chat completions; use include: ["message.output_text.logprobs"]',
+}
 EMBEDDING_REFUSALS: Mapping[str, str] = {"dimensions": "is not supported: vectors have the model's hidden size"}
 
 # Values that ask for nothing, which some clients send always.
@@ -59,6 +77,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "modalities": (["text"],),
     "best_of": (1,),
+    "n": (1,),
     "use_beam_search": (False,),
 }
 

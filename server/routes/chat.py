@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from server.chat.choice import ChatChoice
 from server.chat.plan import plan_chat
+from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
 from server.chat.whole import prompt_fields, whole_response
 from server.context import context_of
@@ -37,8 +38,9 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     arrival = let_in(body, CHAT_REFUSALS, request)
     backend = context_of(request).backend
     plan, answer = await plan_chat(body, backend, arrival)
-    choices = [ChatChoice(index, body, answer, str(plan.head["id"])) for index in range(len(plan.generations))]
-    tally = ChatTally(plan, choices, record_of(request.scope))
+    readers = [AnswerReader(answer, str(plan.head["id"]), index) for index in range(len(plan.generations))]
+    choices = [ChatChoice(index, body, reader, backend.tokenizer) for index, reader in enumerate(readers)]
+    tally = ChatTally(plan, readers, record_of(request.scope))
     if body.stream:
         told_once = partial(prompt_fields, plan, tokenizer=backend.tokenizer)
         return await stream_response(plan, choices, tally, request, told_once)

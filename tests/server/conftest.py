@@ -5,7 +5,7 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.server.live_server import LiveServer, live_server
+from tests.server.live_server import FakeBackend, LiveServer, live_server
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,3 +30,25 @@ def server(shared_server: LiveServer) -> Generator[LiveServer, None, None]:
     shared_server.engine.reset()
     yield shared_server
     shared_server.wait_until_idle()
+
+
+AGENT_TEMPLATE = """\
+{{ tools | tojson if tools }}{% for m in messages %}[{{ m.role }}]
+{%- if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}
+{%- for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+{%- endfor %}[assistant]{% if deep %}<think>{% endif %}"""
+MARKS = {"<tool_call>": 0xF8, "</tool_call>": 0xF9, "<think>": 0xFA, "</think>": 0xFB}
+
+
+@pytest.fixture(scope="session")
+def shared_agent(no_settings_from_outside: None) -> Generator[LiveServer, None, None]:
+    with live_server(FakeBackend(chat_templates={"default": AGENT_TEMPLATE}, special_tokens=MARKS)) as running:
+        yield running
+
+
+@pytest.fixture
+def agent(shared_agent: LiveServer) -> Generator[LiveServer, None, None]:
+    """A server whose model thinks and calls tools."""
+    shared_agent.engine.reset()
+    yield shared_agent
+    shared_agent.wait_until_idle()

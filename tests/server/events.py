@@ -31,3 +31,22 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     assert isinstance(body["error"]["code"], str)
     error: dict[str, Any] = body["error"]
     return error
+
+
+def typed_events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream that names them by their type."""
+    assert response.status_code == 200, response.text
+    *events, rest = response.text.split("\n\n")
+    assert rest == ""
+    parsed = [json.loads(event.partition("\ndata: ")[2]) for event in events]
+    assert [event.partition("\n")[0] for event in events] == [f"event: {event['type']}" for event in parsed]
+    return parsed
+
+
+def anthropic_error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error in Anthropic's shape, which must be complete."""
+    body = response.json()
+    assert set(body) == {"type", "error", "request_id"} and set(body["error"]) == {"type", "message"}
+    assert body["type"] == "error" and body["request_id"] == response.headers["request-id"]
+    error: dict[str, Any] = body["error"]
+    return error

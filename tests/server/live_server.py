@@ -84,6 +84,16 @@ class LiveServer:
     def post_json(self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> httpx.Response:
         return self.post(path, json.dumps(body), headers)
 
+    def respond(self, input: Any = "Hi", headers: dict[str, str] | None = None, **parameters: Any) -> httpx.Response:
+        return self.post("/v1/responses", json.dumps({"input": input, **parameters}), headers)
+
+    def message(self, messages: Any = "Hi", headers: dict[str, str] | None = None, **parameters: Any) -> httpx.Response:
+        """A text is the one message of a user."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        body = {"messages": messages, "max_tokens": 16, **parameters}
+        return self.post("/v1/messages", json.dumps(body), headers)
+
     def post(self, path: str, body: str | bytes, headers: dict[str, str] | None = None) -> httpx.Response:
         return self.client.post(path, content=body, headers={"Content-Type": "application/json", **(headers or {})})
 

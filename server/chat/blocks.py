@@ -1,0 +1,55 @@
+"""An answer as blocks, for the APIs that have them: each run of parts of one kind is one block, each call its own."""
+
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from server.chat.parts import Part, ToolCall
+
+Event = dict[str, Any]
+"""Of a stream; named by its `type`."""
+
+
+class Block(Protocol):
+    def start(self) -> list[Event]: ...
+
+    def add(self, part: Part) -> list[Event]: ...
+
+    def end(self, is_complete: bool) -> list[Event]:
+        """Not complete is what max_tokens cut."""
+
+    def whole(self) -> dict[str, Any]:
+        """The block so far."""
+
+
+BlockT = TypeVar("BlockT", bound=Block)
+
+
+class Blocks(Generic[BlockT]):
+    """Given the parts in their order. A streamed and a whole answer are the same blocks, told in two ways."""
+
+    def __init__(self, make: Callable[[int, Part], BlockT]) -> None:
+        """`make` makes the block of this index that begins with this part; the part is added to it next."""
+        self._make = make
+        self._kind: object = None
+        self._blocks: list[BlockT] = []
+
+    @property
+    def last(self) -> BlockT | None:
+        return self._blocks[-1] if self._blocks else None
+
+    def add(self, part: Part) -> list[Event]:
+        kind = part.index if isinstance(part, ToolCall) else type(part)
+        events = []
+        if kind != self._kind:
+            events = self.end()
+            self._kind = kind
+            self._blocks.append(self._make(len(self._blocks), part))
+            events += self._blocks[-1].start()
+        return events + self._blocks[-1].add(part)
+
+    def end(self, is_complete: bool = True) -> list[Event]:
+        """Nothing is added after the end of all."""
+        return self._blocks[-1].end(is_complete) if self._blocks else []
+
+    def whole(self) -> list[dict[str, Any]]:
+        return [block.whole() for block in self._blocks]

@@ -1,0 +1,29 @@
+"""One choice's outputs -> parts, and what is counted on the way."""
+
+from engine.outputs import RequestOutput
+from server.chat.answer import Answer
+from server.chat.parts import Part, ToolCall
+
+
+class AnswerReader:
+    """Given all outputs of one generation, in their order."""
+
+    def __init__(self, answer: Answer, response_id: str, choice: int) -> None:
+        self._parser = answer.parser(response_id, choice)
+        self._thinking = answer.thinking_counter()
+        self.has_called = False
+        """So far."""
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """So far."""
+        return self._thinking.num_tokens
+
+    def read(self, output: RequestOutput) -> list[Part]:
+        """What is certain now; with the last output, all the rest."""
+        parts = self._parser.feed(output.text)
+        self._thinking.add(output.token_ids)
+        if output.is_finished:
+            parts += self._parser.finish()
+        self.has_called |= any(isinstance(part, ToolCall) for part in parts)
+        return parts

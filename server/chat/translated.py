@@ -1,0 +1,26 @@
+"""Chat requests that other APIs' requests are translated to."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from server.errors import BadRequestError
+from server.protocol.chat import ChatRequest
+from server.protocol.generation import SamplingFields
+from server.protocol.refusals import CHAT_REFUSALS, find_refused
+from server.protocol.request import RequestFields
+
+
+def chat_request(request: RequestFields, fields: Mapping[str, Any]) -> ChatRequest:
+    """These fields, and those of sampling. Raises ValidationError or BadRequestError, under chat's names."""
+    shared = request.model_fields_set & SamplingFields.model_fields.keys()
+    translated = ChatRequest.model_validate({name: getattr(request, name) for name in shared} | dict(fields))
+    if refused := find_refused(translated.model_extra or {}, CHAT_REFUSALS):
+        param, message = refused
+        raise BadRequestError(message, param)
+    assert not translated.model_extra, translated.model_extra
+    return translated
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """Without the fields that ask for nothing."""
+    return {name: value for name, value in fields.items() if value not in (None, [], {})}

@@ -1,0 +1,46 @@
+"""For APIs that are translated to chat: errors name the parameters that the client knows."""
+
+import re
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from engine.errors import RequestError
+from server.errors import BadRequestError
+from server.validation import problem_of
+
+
+class Renaming:
+    def __init__(self, *names: tuple[str, str]) -> None:
+        """Patterns of the chat API's names -> how this API calls them. The first that matches wins."""
+        self._names: Sequence[tuple[re.Pattern[str], str]] = [(re.compile(rf"\b{old}"), new) for old, new in names]
+
+    @contextmanager
+    def __call__(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except ValidationError as error:
+            problem = problem_of(error.errors())
+            raise self._renamed(problem) from error
+        except (RequestError, BadRequestError) as error:
+            self._renamed(error)
+            raise
+
+    def _renamed(self, error: RequestError | BadRequestError) -> RequestError | BadRequestError:
+        """The same error: its class decides the status."""
+        if error.param is not None:
+            error.param = self._rename(error.param)
+        if isinstance(error, HTTPException):
+            error.detail = self._rename(error.detail)
+        else:
+            error.args = (self._rename(str(error)),)
+        return error
+
+    def _rename(self, text: str) -> str:
+        for old, new in self._names:
+            text, count = old.subn(new, text)
+            if count:
+                break
+        return text

@@ -1,0 +1,58 @@
+"""The streamed response of the APIs whose events have types: begun, told in blocks, ended or failed."""
+
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import Any, Protocol
+
+from engine.outputs import RequestOutput
+from server.errors import ErrorKind
+from server.fanout import IndexedOutput
+from server.generation.stream import note_failure
+from server.generation.tally import Tally
+from server.record import RequestRecord
+from server.sse import typed_event
+
+Events = Iterable[Mapping[str, Any]]
+
+
+class Writer(Protocol):
+    """Writes one answer, from its outputs in their order."""
+
+    def begin(self) -> Events: ...
+
+    def add(self, output: RequestOutput) -> Events: ...
+
+    def end(self) -> Events: ...
+
+    def fail(self, kind: ErrorKind, message: str) -> Events:
+        """Instead of `end`."""
+
+
+class TypedStream:
+    """Turns the outputs of a plan of one generation into events."""
+
+    def __init__(self, writer: Writer, tally: Tally, record: RequestRecord) -> None:
+        self._writer = writer
+        self._tally = tally
+        self._record = record
+
+    async def events(
+        self, first: IndexedOutput, outputs: AsyncGenerator[IndexedOutput, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """All events from the first token on. An error from here on is an event, for the status is sent."""
+        try:
+            yield _encode(self._writer.begin()) + self._events_of(first)
+            async for news in outputs:
+                if data := self._events_of(news):
+                    yield data
+            yield _encode(self._writer.end())
+        except Exception as error:
+            kind, body = note_failure(error, self._record)
+            yield _encode(self._writer.fail(kind, body["error"]["message"]))
+
+    def _events_of(self, news: IndexedOutput) -> bytes:
+        self._tally.add(*news)
+        return _encode(self._writer.add(news[1]))
+
+
+def _encode(events: Events) -> bytes:
+    return b"".join(map(typed_event, events))

@@ -1,0 +1,123 @@
+"""The items of a response's `input`, by type. Errors name the place: `input.0.content.1`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import PydanticCustomError
+
+from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, FunctionCall, RefusalPart, refuse_part
+from server.protocol.wire import Text, WireModel
+
+
+class TextItemPart(WireModel):
+    type: Literal["input_text", "output_text"]
+    text: Text
+
+
+class ReasoningPart(WireModel):
+    type: Literal["reasoning_text"]
+    text: Text
+
+
+class SummaryPart(WireModel):
+    type: Literal["summary_text"]
+    text: Text
+
+
+class _UnsupportedPart(TextItemPart):
+    _refuse = model_validator(mode="before")(refuse_part)
+
+
+def _part_tag(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return {"input_text": "<text>", "output_text": "<text>", "refusal": "<refusal>"}.get(str(kind), "<other>")
+
+
+def _content_tag(content: Any) -> str:
+    return "<parts>" if isinstance(content, list) else "<text>"
+
+
+# Tags in angle brackets are left out of the path that an error names.
+ItemPart = Annotated[
+    Annotated[TextItemPart, Tag("<text>")]
+    | Annotated[RefusalPart, Tag("<refusal>")]
+    | Annotated[SkipJsonSchema[_UnsupportedPart], Tag("<other>")],
+    Discriminator(_part_tag),
+]
+ItemContent = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[list[ItemPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("<parts>")],
+    Discriminator(_content_tag),
+]
+
+
+class MessageItem(WireModel):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: ItemContent
+
+
+class FunctionCallItem(FunctionCall):
+    type: Literal["function_call"]
+    call_id: Text
+
+
+class FunctionCallOutputItem(WireModel):
+    type: Literal["function_call_output"]
+    call_id: Text
+    output: ItemContent
+
+
+class ReasoningItem(WireModel):
+    """What the model thought before what follows; templates may leave it out. A summary is read where no text is."""
+
+    type: Literal["reasoning"]
+    summary: Annotated[list[SummaryPart], Field(max_length=MAX_PARTS, fail_fast=True)] = Field([])
+    content: Annotated[list[ReasoningPart], Field(max_length=MAX_PARTS, fail_fast=True)] = Field([])
+
+    @property
+    def text(self) -> str:
+        parts: list[ReasoningPart] | list[SummaryPart] = self.content or self.summary
+        return "\n".join(part.text for part in parts)
+
+
+class _UnsupportedItem(MessageItem):
+    """Built-in tools, references to what was stored, and the like: never valid."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        shown = ascii(kind)[:40] if isinstance(kind, str) else "this"
+        why = "nothing is stored" if kind == "item_reference" else "items are messages, function calls and reasoning"
+        raise PydanticCustomError("item", "{kind} is not supported: {why}", {"kind": shown, "why": why})
+
+
+_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def _item_tag(item: Any) -> str:
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+    return f"<{kind}>" if kind in _TYPES else "<other>"
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("<message>")]
+    | Annotated[FunctionCallItem, Tag("<function_call>")]
+    | Annotated[FunctionCallOutputItem, Tag("<function_call_output>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")]
+    | Annotated[SkipJsonSchema[_UnsupportedItem], Tag("<other>")],
+    Discriminator(_item_tag),
+]
+InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+def _input_tag(value: Any) -> str:
+    return "<items>" if isinstance(value, list) else "<text>"
+
+
+Input = Annotated[
+    Annotated[Text, Tag("<text>")] | Annotated[InputItems, Tag("<items>")],
+    Discriminator(_input_tag),
+]

@@ -1,0 +1,134 @@
+"""POST /v1/responses: its parameters."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from server.protocol.chat import MAX_TOP_LOGPROBS
+from server.protocol.generation import SamplingFields, wrong
+from server.protocol.response_items import Input
+from server.protocol.structured import JsonSchemaFormat
+from server.protocol.tools import MAX_TOOLS, Function, FunctionName, Kind
+from server.protocol.wire import Int32, StopStrings, Text, WireModel
+
+MAX_METADATA = 16
+LOGPROBS = "message.output_text.logprobs"
+
+
+class _OfFunction(WireModel):
+    type: Kind
+
+
+class FunctionTool(Function, _OfFunction):
+    pass
+
+
+class NamedFunction(FunctionName, _OfFunction):
+    pass
+
+
+class AllowedFunctions(WireModel):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+def _choice_tag(choice: Any) -> str:
+    match choice:
+        case {"type": "allowed_tools"} | AllowedFunctions():
+            return "<allowed>"
+        case dict() | NamedFunction():
+            return "<named>"
+        case _:
+            return "<mode>"
+
+
+# Tags in angle brackets are left out of the path that an error names.
+FunctionChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
+    | Annotated[NamedFunction, Tag("<named>")]
+    | Annotated[AllowedFunctions, Tag("<allowed>")],
+    Discriminator(_choice_tag),
+]
+
+
+class PlainFormat(WireModel):
+    type: Literal["text", "json_object"]
+
+
+class SchemaFormat(JsonSchemaFormat):
+    type: Literal["json_schema"]
+
+
+TextFormat = Annotated[
+    Annotated[PlainFormat, Tag("<plain>")] | Annotated[SchemaFormat, Tag("<schema>")],
+    Discriminator(lambda value: "<schema>" if _type_of(value) == "json_schema" else "<plain>"),
+]
+
+
+def _type_of(value: Any) -> Any:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+class TextConfig(WireModel):
+    format: TextFormat = PlainFormat(type="text")
+    verbosity: Literal["medium"] | None = Field(None, description="Only the default: nothing else is implemented.")
+
+
+class ReasoningConfig(WireModel):
+    """Efforts and summaries are refused by name: see `check`."""
+
+    effort: Text | None = None
+    summary: Text | None = None
+    generate_summary: Text | None = None
+
+    def check(self) -> None:
+        for name in sorted(self.model_fields_set):
+            raise wrong(f"reasoning.{name}", "is not supported: the model thinks as it does, and all of it is told")
+
+
+class ObfuscationOptions(WireModel):
+    include_obfuscation: Literal[False] = False
+
+
+class ResponsesRequest(SamplingFields):
+    input: Input
+    instructions: Text | None = None
+    max_output_tokens: Int32 | None = Field(None, ge=1, description="Default: as many as fit the context.")
+    stop: StopStrings = Field([])
+    stream: bool = False
+    stream_options: ObfuscationOptions | None = None
+    include: list[Literal["message.output_text.logprobs"]] = Field([])
+    top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS, description=f"Needs include: {LOGPROBS}.")
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field([])
+    tool_choice: FunctionChoice = "auto"
+    parallel_tool_calls: bool = Field(True, description="false: at most one call.")
+    text: TextConfig = TextConfig()
+    reasoning: ReasoningConfig = ReasoningConfig()
+    thinking_token_budget: Int32 | None = Field(
+        None, ge=0, description="Thinking ends after this many tokens, if the model has not ended it before."
+    )
+    chat_template_kwargs: dict[str, Any] = Field({}, description="Variables that the chat template knows.")
+    truncation: Literal["disabled", "auto"] = Field("disabled", description="auto is refused.")
+    background: bool = Field(False, description="true is refused: nothing is stored.")
+    store: bool = Field(True, description="Accepted for OpenAI's clients; nothing is stored.")
+    metadata: Annotated[dict[str, Text], Field(max_length=MAX_METADATA)] = Field({})
+    user: Text | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    service_tier: Text | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "ResponsesRequest":
+        self.reasoning.check()
+        if self.truncation == "auto":
+            raise wrong("truncation", "auto is not supported: an input that is too long is refused")
+        if self.background:
+            raise wrong("background", "is not supported: nothing is stored")
+        if self.top_logprobs and LOGPROBS not in self.include:
+            raise wrong("top_logprobs", f'needs include: ["{LOGPROBS}"]')
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs if LOGPROBS in self.include else None

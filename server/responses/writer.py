@@ -1,0 +1,90 @@
+"""Writes a response: as a stream of events, or, when all is over, whole."""
+
+import itertools
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from engine.outputs import RequestOutput
+from engine.request import FinishReason
+from server.chat.blocks import Blocks, Event
+from server.chat.logprobs import ChatLogprobsFormatter
+from server.chat.parts import Content
+from server.chat.reading import AnswerReader
+from server.chat.tally import ChatTally
+from server.errors import ErrorKind
+from server.responses.items import Item, Scores, item_maker
+
+
+class ResponseWriter:
+    """Given the outputs of one generation in their order."""
+
+    def __init__(
+        self, head: Mapping[str, Any], reader: AnswerReader, tally: ChatTally, logprobs: ChatLogprobsFormatter | None
+    ) -> None:
+        """`head` is what a response tells of itself from its beginning on."""
+        self._head = head
+        self._reader = reader
+        self._tally = tally
+        self._logprobs = logprobs
+        self._scores = Scores()
+        self._items: Blocks[Item] = Blocks(item_maker(str(head["id"]).removeprefix("resp_"), self._scores))
+        self._last: RequestOutput | None = None
+        self._numbers = itertools.count()
+
+    def begin(self) -> list[Event]:
+        response = self._body("in_progress")
+        return self._numbered(
+            [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
+        )
+
+    def add(self, output: RequestOutput) -> list[Event]:
+        self._last = output
+        if self._logprobs is not None:
+            self._scores.add(self._logprobs.format(output.logprobs)["content"])
+        return self._numbered([event for part in self._reader.read(output) for event in self._items.add(part)])
+
+    def end(self) -> list[Event]:
+        """An answer without anything is an empty message."""
+        events = [] if self._items.whole() else self._items.add(Content(""))
+        events += self._items.end(self._is_complete)
+        body = self.whole()
+        return self._numbered([*events, {"type": f"response.{body['status']}", "response": body}])
+
+    def fail(self, kind: ErrorKind, message: str) -> list[Event]:
+        error = {"code": "server_error", "message": message}
+        return self._numbered([{"type": "response.failed", "response": self._body("failed") | {"error": error}}])
+
+    def whole(self) -> dict[str, Any]:
+        """After `end`."""
+        ended = {"completed_at": int(time.time())} if self._is_complete else {"incomplete_details": _CUT}
+        return {
+            **self._body("completed" if self._is_complete else "incomplete"),
+            **ended,
+            "usage": self._usage(),
+            "timings": self._tally.timings(),
+        }
+
+    @property
+    def _is_complete(self) -> bool:
+        assert self._last is not None
+        return self._last.finish_reason is not FinishReason.LENGTH
+
+    def _body(self, status: str) -> dict[str, Any]:
+        return {**self._head, "status": status, "output": self._items.whole()}
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self._tally.usage()
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": usage["completion_tokens_details"],
+            "total_tokens": usage["total_tokens"],
+        }
+
+    def _numbered(self, events: Iterable[Event]) -> list[Event]:
+        return [{**event, "sequence_number": next(self._numbers)} for event in events]
+
+
+_CUT = {"reason": "max_output_tokens"}

@@ -1,0 +1,56 @@
+"""POST /v1/responses."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from server.chat.logprobs import ChatLogprobsFormatter
+from server.chat.plan import plan_chat
+from server.chat.reading import AnswerReader
+from server.chat.tally import ChatTally
+from server.context import context_of
+from server.generation.door import let_in
+from server.generation.respond import all_outputs, open_stream
+from server.generation.typed_stream import TypedStream
+from server.protocol.refusals import RESPONSES_REFUSALS
+from server.protocol.response_answers import ResponseBody
+from server.protocol.responses import ResponsesRequest
+from server.record import record_of
+from server.responses.head import response_head
+from server.responses.translate import RENAMING, to_chat
+from server.responses.writer import ResponseWriter
+from server.routes.documented import error_responses
+from server.routes.generation_route import GenerationRoute
+from server.timings import complete_headers
+
+router = APIRouter(route_class=GenerationRoute, tags=["OpenAI"])
+
+
+@router.post(
+    "/v1/responses",
+    response_model=ResponseBody,
+    responses={
+        200: {"content": {"text/event-stream": {}}, "description": "With stream: OpenAI's events, named by type."},
+        **error_responses(400, 401, 404, 408, 413, 415, 429, 500, 503),
+    },
+)
+async def create_response(body: ResponsesRequest, request: Request) -> Response:
+    """Answer a conversation, in OpenAI's newer form. Nothing is stored: each request brings the whole conversation."""
+    arrival = let_in(body, RESPONSES_REFUSALS, request)
+    backend, record = context_of(request).backend, record_of(request.scope)
+    with RENAMING():
+        plan, answer = await plan_chat(to_chat(body), backend, arrival)
+        reader = AnswerReader(answer, arrival.request_id, 0)
+        tally = ChatTally(plan, [reader], record)
+        logprobs = (
+            None if body.num_logprobs is None else ChatLogprobsFormatter(backend.tokenizer, body.num_logprobs, False)
+        )
+        writer = ResponseWriter(response_head(body, plan, arrival), reader, tally, logprobs)
+        if body.stream:
+            return await open_stream(plan, TypedStream(writer, tally, record), request)
+        [outputs] = await all_outputs(plan, tally, request)
+    for output in outputs:
+        writer.add(output)
+    writer.end()
+    answer_body = writer.whole()
+    return JSONResponse(answer_body, headers=complete_headers(answer_body["timings"]))
