@@ -29,9 +29,11 @@ class ServerProcess:
         return int(self.url.rsplit(":", 1)[1])
 
     @property
-    def engine_pid(self) -> int:
+    def engine_pid(self) -> int | None:
+        """None between two of them."""
         pid = self.process.pid
-        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return next((int(child) for child in children if _is_engine(child)), None)
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -39,7 +41,8 @@ class ServerProcess:
     def signal_all(self, number: int) -> None:
         """As a service manager does: the server and its engine, whatever their groups."""
         for pid in (self.engine_pid, self.process.pid):
-            os.kill(pid, number)
+            if pid is not None:
+                os.kill(pid, number)
 
     def wait(self) -> int:
         """The exit code."""
@@ -63,6 +66,13 @@ class ServerProcess:
     def memory_bytes(self) -> int:
         """Resident memory of the server process."""
         return resident_bytes(self.process.pid)
+
+
+def _is_engine(pid: str) -> bool:
+    try:
+        return "engine.process" in Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return False  # it has ended
 
 
 def resident_bytes(pid: int) -> int:

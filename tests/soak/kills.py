@@ -1,0 +1,148 @@
+"""Kills the engine at random moments while streams run, and compares every token with an undisturbed run.
+
+    python -m tests.soak.kills --streams 200 --kills 20
+
+Starts a server of its own with the embedded model. The exit code is 0 if all streams completed with equal tokens and
+the server's counters agree.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from tests.soak.server import ServerProcess, eventually, running_server
+
+PROMPTS = ("The list of", "def main(", "A module that", "Return the absolute path", "import os\n")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All that a stream said, its times aside."""
+
+    token_ids: list[int]
+    text: str
+    logprobs: list[float]
+    finish_reason: str | None
+
+
+def body_of(index: int, max_tokens: int) -> dict[str, Any]:
+    """Half greedy, half sampled; some penalised, with log-probabilities or a stop string."""
+    how: dict[str, Any] = {"temperature": 0} if index % 2 else {"temperature": 1.1, "top_p": 0.95, "seed": index}
+    if index % 5 == 0:
+        how |= {"presence_penalty": 0.8, "repetition_penalty": 1.1}
+    if index % 7 == 0:
+        how |= {"stop": ["return"], "logprobs": 2}
+    return {
+        "prompt": f"{index}: {PROMPTS[index % len(PROMPTS)]} " * (1 + index % 6),
+        "max_tokens": max_tokens - index % 17,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **how,
+    }
+
+
+async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
+    """Raises AssertionError for a stream that is no complete one."""
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        lines = [line async for line in response.aiter_lines() if line.startswith("data: ")]
+    assert response.status_code == 200, f"status {response.status_code}"
+    assert lines and lines[-1] == "data: [DONE]", f"the stream ends with {lines[-1:]}"
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert all("error" not in event for event in events), f"the stream ends with {events[-1]}"
+    choices = [choice for event in events for choice in event["choices"]]
+    token_ids = [token_id for choice in choices for token_id in choice["token_ids"]]
+    num_used = events[-1]["usage"]["completion_tokens"]
+    assert num_used == len(token_ids), f"usage tells {num_used} tokens, {len(token_ids)} came"
+    scores = [score for choice in choices if choice["logprobs"] for score in choice["logprobs"]["token_logprobs"]]
+    return Answer(token_ids, "".join(choice["text"] for choice in choices), scores, choices[-1]["finish_reason"])
+
+
+async def kill_at_random(server: ServerProcess, num_kills: int, mean_s: float, chance: random.Random) -> None:
+    """Whatever the engine does at the moment: load, prefill, decode, or nothing."""
+    while num_kills:
+        await asyncio.sleep(chance.expovariate(1 / mean_s))
+        if (pid := server.engine_pid) is not None:
+            os.kill(pid, signal.SIGKILL)
+            num_kills -= 1
+
+
+async def disturbed(
+    client: httpx.AsyncClient, bodies: list[dict[str, Any]], answers: list[Answer], killer: "asyncio.Task[None]"
+) -> tuple[list[str], int]:
+    """Every stream at least once, and again until the last kill; the problems, and the number of tokens."""
+    problems: list[str] = []
+    num_tokens = 0
+
+    async def repeat(index: int) -> None:
+        nonlocal num_tokens
+        while True:
+            try:
+                answer = await stream(client, bodies[index])
+                num_tokens += len(answer.token_ids)
+                if answer != answers[index]:
+                    problems.append(f"stream {index}: not the undisturbed answer")
+            except (AssertionError, httpx.HTTPError) as error:
+                problems.append(f"stream {index}: {error!r}")
+            if killer.done():
+                return
+
+    await asyncio.gather(*(repeat(index) for index in range(len(bodies))))
+    return problems, num_tokens
+
+
+def wrong_counters(server: ServerProcess, expected: dict[str, float]) -> list[str]:
+    """Those that are not what they should be."""
+    now = server.metrics()
+    return [f"{name} is {now[name]}, not {value}" for name, value in expected.items() if now[name] != value]
+
+
+async def soak(arguments: argparse.Namespace) -> list[str]:
+    """The problems."""
+    bodies = [body_of(index, arguments.max_tokens) for index in range(arguments.streams)]
+    flags = {"--max-waiting": len(bodies), "--max-queue-time": 3600, "--max-engine-restarts": arguments.kills}
+    with running_server(*(str(part) for flag in flags.items() for part in flag)) as server:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=server.url, timeout=None, limits=limits) as client:
+            answers = await asyncio.gather(*(stream(client, body) for body in bodies))
+            num_before = sum(len(answer.token_ids) for answer in answers)
+            print(f"undisturbed: {len(answers)} streams, {num_before} tokens", flush=True)
+            started_s = time.monotonic()
+            chance = random.Random(arguments.seed)
+            killer = asyncio.create_task(kill_at_random(server, arguments.kills, arguments.mean_seconds, chance))
+            problems, num_tokens = await disturbed(client, bodies, answers, killer)
+            await killer
+            print(f"{arguments.kills} kills in {time.monotonic() - started_s:.0f} s: {num_tokens} tokens", flush=True)
+        if not eventually(server.is_idle):
+            problems.append("requests or blocks are left behind")
+        expected = {
+            "twostep_engine_restarts_total": arguments.kills,
+            "twostep_generation_tokens_total": num_before + num_tokens,
+        }
+        return problems + wrong_counters(server, expected)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--streams", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--max-tokens", type=int, default=400, help="of the longest stream")
+    parser.add_argument("--mean-seconds", type=float, default=4.0, help="between two kills")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
+    problems = asyncio.run(soak(parser.parse_args()))
+    print("\n".join(problems) or "every stream complete, every token equal, every counter right")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
