@@ -6,8 +6,11 @@ Its standard input is a pipe that ends when the server process does, however tha
 
 import gc
 import logging
+import os
+import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -34,6 +37,7 @@ from engine.transport import EngineLink, ServerGoneError
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+PARENT_GRACE_S = 5.0
 EXIT_FAILED = 1
 EXIT_CANNOT_START = 2
 
@@ -76,6 +80,7 @@ Load = Callable[[EngineConfig, Marker], SteppingEngine]
 def main(arguments: list[str], load: Load) -> int:
     """The exit code: 0 after Shutdown or the server's end, 2 if the engine cannot start as configured, else 1."""
     ignore_signals()
+    threading.Thread(target=_end_after_parent, args=(sys.stdin.fileno(),), daemon=True).start()
     link = EngineLink(arguments[0], parent_fd=sys.stdin.fileno())
     try:
         return run(link, load, StepMarker(int(arguments[1])))
@@ -84,6 +89,15 @@ def main(arguments: list[str], load: Load) -> int:
         return 0
     finally:
         link.close()
+
+
+def _end_after_parent(parent_fd: int) -> None:
+    """For a process that does not notice its server's end because it loads, computes for long, or hangs."""
+    end = select.poll()
+    end.register(parent_fd, select.POLLHUP)
+    end.poll()
+    time.sleep(PARENT_GRACE_S)
+    os._exit(EXIT_FAILED)
 
 
 def run(link: Link, load: Load, marker: Marker) -> int:

@@ -1,5 +1,6 @@
 """A server that is told to stop, as service managers and terminals do it: real processes, real signals."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -48,6 +49,18 @@ def test_what_runs_ends_whole_though_every_process_was_signalled(number: int) ->
             assert answers[2].result().json()["usage"]["completion_tokens"] == SHORT
         assert server.wait() == 0
         assert idle.recv(4096) == b""  # the idle connection held nothing up: it was closed
+
+
+def test_an_engine_that_dies_while_streams_end_is_restarted_for_them() -> None:
+    with running_server() as server:
+        with asked(server, SHORT, True, False) as (streamed, whole):
+            engine_pid = server.engine_pid
+            assert engine_pid is not None
+            server.signal(signal.SIGTERM)
+            os.kill(engine_pid, signal.SIGKILL)
+            assert len(chunks_of(streamed.result())) == SHORT
+            assert whole.result().json()["usage"]["completion_tokens"] == SHORT
+        assert server.wait() == 0
 
 
 def test_what_outlasts_the_time_is_told_so_and_new_work_is_refused() -> None:

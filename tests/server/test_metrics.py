@@ -169,6 +169,21 @@ class TestValues:
         assert self.value("twostep_time_to_first_token_seconds_bucket", le="300.0") == 1
 
 
+def test_totals_go_on_over_a_restart_of_the_engine() -> None:
+    metrics = busy_metrics()
+    metrics.on_restart()
+    families = parse(metrics.render().decode())
+    values = {name: families[f"twostep_{name}"].samples[0].value for name in ("engine_restarts", "preemptions")}
+    assert values == {"engine_restarts": 1, "preemptions": 2}
+    assert families["twostep_requests_running"].samples[0].value == 0
+    metrics.on_step(StepStats(Phase.DECODE, 1, 3, 0.01, 0.01, 5, 7, PoolStats(10, 20, 34), 4, 10, 5))
+    metrics.on_restart()
+    metrics.on_step(StepStats(Phase.DECODE, 1, 3, 0.01, 0.01, 5, 7, PoolStats(10, 20, 34), 1, 10, 5))
+    families = parse(metrics.render().decode())
+    names = ("engine_restarts", "preemptions", "prefix_cache_queries", "prefix_cache_hits")
+    assert [families[f"twostep_{name}"].samples[0].value for name in names] == [2, 7, 120, 60]
+
+
 def advance(server: LiveServer, act: Callable[[], Any]) -> Callable[..., float]:
     """How much each series advanced while `act` ran."""
 
