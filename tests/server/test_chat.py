@@ -260,7 +260,7 @@ class TestMessages:
     def test_what_is_wrong_is_named_by_its_place(self, server: LiveServer, param: str, message: Any) -> None:
         assert error_of(server.chat([message]))["param"] == param
 
-    @pytest.mark.parametrize("arguments", ["{", "[1]", "3", "[" * 99999])
+    @pytest.mark.parametrize("arguments", ["{", "[1]", "3", "[" * 50_000])
     def test_arguments_that_are_no_object_are_refused(self, server: LiveServer, arguments: str) -> None:
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
         error = error_of(server.chat([{"role": "assistant", "tool_calls": [call]}]))
