@@ -8,7 +8,7 @@ import pytest
 
 from engine.async_engine import AsyncEngine
 from engine.client import GenerationRequest
-from engine.errors import RequestTimeoutError
+from engine.errors import OverloadedError, RequestTimeoutError
 from engine.request import FinishReason
 from engine.waiting_room import RoomLimits
 from tests.engine import fake_engine_process as fake
@@ -45,6 +45,20 @@ def test_without_a_token_it_ends_with_an_error(wanted: GenerationRequest, limits
                 await collect(engine, now)
             await assert_free(engine)
         assert recorder.ends == [(FinishReason.ABORT, None)]
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(("max_queue_s", "deadline_s"), [(0.01, None), (None, 0.01)])
+def test_who_would_wait_in_vain_is_refused(max_queue_s: float | None, deadline_s: float | None) -> None:
+    async def check() -> None:
+        async with running(max_num_seqs=1) as engine:
+            waiting = asyncio.create_task(collect(engine, request(fake.WAIT)))
+            await eventually(lambda: engine.room.predicted_wait_s > 0.01)
+            with pytest.raises(OverloadedError, match="would wait"):
+                await collect(engine, dataclasses.replace(request(), max_queue_s=max_queue_s, deadline_s=deadline_s))
+            waiting.cancel()
+            await asyncio.wait([waiting])
 
     asyncio.run(check())
 

@@ -30,11 +30,11 @@ class Letters:
 FIRST = FirstTokenInfo(first_scheduled_s=11.0, num_cached_tokens=2, num_prefill_chunks=3)
 
 
-def live_request(**params: Any) -> LiveRequest:
+def live_request(room: WaitingRoom | None = None, **params: Any) -> LiveRequest:
     request = GenerationRequest(
         request_id="r", prompt_token_ids=[5, 6, 7], params=SamplingParams(**params), arrival_s=10.0, cache_salt="salt"
     )
-    return LiveRequest(request, "r/0", Letters(), WaitingRoom(RoomLimits(), 1, 1).enter(1))
+    return LiveRequest(request, "r/0", Letters(), (room or WaitingRoom(RoomLimits(), 1, 1)).enter(3))
 
 
 def outputs_of(live: LiveRequest, *news: News) -> list[RequestOutput]:
@@ -146,3 +146,11 @@ def test_what_came_before_a_failure_is_delivered_first() -> None:
         return text
 
     assert asyncio.run(read()) == "a"
+
+
+def test_its_prompt_waits_until_there_is_news() -> None:
+    room = WaitingRoom(RoomLimits(), 1, 1)
+    live = live_request(room)
+    assert room.stats.num_waiting_tokens == 3
+    live.put(News(RequestUpdate("r/0", [0], first=FIRST), 12.0))
+    assert (room.stats.num_waiting_tokens, room.stats.num_inside) == (0, 1)

@@ -113,6 +113,15 @@ def test_preemptions_are_counted_and_the_queue_time_ends_at_the_first_schedule()
     assert last.stats.num_preemptions == requests["b"].num_preemptions > 0
 
 
+def test_a_step_names_the_requests_that_ran_for_the_first_time() -> None:
+    engine = fake_engine(num_blocks=6, block_size=2, enable_prefix_caching=False)
+    for name in "ab":
+        add(engine, name, [ord(name) % 50] * 3, max_tokens=8)
+    named = [engine.step().scheduled for _ in range(40) if engine.has_work]
+    assert engine._scheduler.num_preemptions > 0
+    assert named == [["a", "b"]] + [[]] * (len(named) - 1)
+
+
 def test_prefix_lookups_and_hits_are_counted_in_tokens() -> None:
     engine = fake_engine(block_size=4)
     for name in "ab":
