@@ -1,5 +1,6 @@
 """Keys with names: what the file may say, who is let in, on which terms, and what is counted."""
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Generator
@@ -8,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import ConfigError, OverloadedError
 from server.api_keys import NOBODY, ApiKey, new_key, read_keys
 from server.cli import main
 from server.key_ring import KeyRing
+from server.middleware.auth import AuthMiddleware
+from server.record import RequestRecord, attach_record
 from tests.server.events import error_of
 from tests.server.live_server import LiveServer, live_server
 from tests.server.test_lifecycle import in_thread
@@ -216,3 +220,31 @@ class TestServer:
     def test_who_has_no_key_is_no_label(self, keyed: LiveServer) -> None:
         keyed.complete("Hi", {"Authorization": "Bearer wrong"})
         assert "twostep_key_requests_total{" not in keyed.client.get("/metrics").text
+
+
+def test_a_place_is_free_before_the_client_knows_that_its_response_is_complete(tmp_path: Path) -> None:
+    ring = KeyRing(path=write(tmp_path, FILE.replace("max-concurrent: 2", "max-concurrent: 1")))
+    free: list[bool] = []
+
+    async def send(message: Message) -> None:
+        try:
+            with ring.under_way(key):
+                free.append(True)
+        except OverloadedError:
+            free.append(False)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    key = ring.find(b"sk-alice")
+    assert key is not None
+    headers = [(b"authorization", b"Bearer sk-alice")]
+    scope: Scope = {"type": "http", "path": "/v1/completions", "method": "POST", "headers": headers}
+    attach_record(scope, RequestRecord("r", 0.0))
+    asyncio.run(AuthMiddleware(app, ring)(scope, receive, send))
+    assert free == [False, False, True]
