@@ -165,6 +165,7 @@ def test_the_model_is_called_as_it_was_given_unless_named() -> None:
         (["--port", "65536"], ["--port", "65535", "'65536'"]),
         (["--dtype", "int8"], ["--dtype", "'float32'"]),
         (["--block-size", "0"], ["--block-size", "greater than 0"]),
+        (["--max-queue-time", "inf"], ["--max-queue-time", "1000000"]),
         (["--kv-cache-memory-bytes", "lots"], ["--kv-cache-memory-bytes"]),
         (["--host", ""], ["--host", "empty"]),
         ([""], ["MODEL", "empty"]),
