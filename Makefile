@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Apart from the rest: the auditor's own dependencies are not the project's.
+AUDIT := $(VENV)/audit
 # Arguments for the command behind serve, test, bench and loadtest: make test ARGS="-k sampler -x"
 ARGS ?=
 
@@ -11,7 +13,7 @@ RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve check format test coverage bench loadtest docker clean
+.PHONY: help install serve check audit format test coverage bench loadtest docker clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,6 +27,11 @@ check: $(DEV_STAMP) ## check format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict
+
+audit: $(BIN)/python ## look for known vulnerabilities in the pinned dependencies; needs the network
+	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && \
+		$(AUDIT)/bin/python -m pip --disable-pip-version-check install --quiet 'pip-audit>=2.9,<3'; }
+	$(AUDIT)/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --progress-spinner off
 
 format: $(DEV_STAMP) ## format the code and mend what ruff can
 	$(BIN)/ruff format .
