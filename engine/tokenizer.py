@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 import tokenizers
 
+from engine.errors import ContextLengthError
 from engine.tokenizer_files import TokenizerFiles, load_tokenizer_files
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_CHARS_PER_TOKEN = 4
 _MAX_IDS = 2**32
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -30,6 +32,8 @@ class Tokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         """Ids that `skip_special_tokens` leaves out of the text."""
         self.vocab_size = self._backend.get_vocab_size(with_added_tokens=True)
+        self.max_tokens: int | None = None
+        """Texts of more are refused. Set once, when it is known how many the model could take."""
         self._anchor = self.encode("a", add_special_tokens=False)[-1:]
         self._anchor_text = self.decode(self._anchor, skip_special_tokens=False)
 
@@ -49,7 +53,24 @@ class Tokenizer:
         return self._named_id("eos_token")
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Special tokens written out in `text` become their ids, as in transformers."""
+        """Special tokens written out in `text` become their ids, as in transformers. Raises ContextLengthError."""
+        self._check_length(text)
+        return self._encode(text, add_special_tokens)
+
+    def _check_length(self, text: str) -> None:
+        """Read ever longer beginnings of a long text, and not all of it when one of them is too much already: a text
+        of some megabytes, sent by anyone, would take a minute."""
+        num_chars = _CHARS_PER_TOKEN * (self.max_tokens or len(text))
+        while num_chars < len(text):
+            count = len(self._encode(text[:num_chars], add_special_tokens=False))
+            if self.max_tokens is not None and count > self.max_tokens:
+                raise ContextLengthError(
+                    f"The text is far beyond the maximum context length: its first {num_chars} of {len(text)} "
+                    f"characters have {count} tokens. Shorten it."
+                )
+            num_chars *= 2
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
             encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
         except TypeError:  # what the library makes of text that UTF-8 cannot express

@@ -41,6 +41,9 @@ class Backend:
         return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
 
 
+MAX_CONTEXTS = 8
+"""A text of more is refused before it is tokenized, also where it would be cut: that alone would take too long."""
+
 OpenBackend = Callable[[EngineObserver], AbstractAsyncContextManager[Backend]]
 """Loads on entering, raising ConfigError or ModelError; ends the engine, and with it all its requests, on leaving."""
 
@@ -78,7 +81,8 @@ async def _open_backend(settings: Settings, observer: EngineObserver) -> AsyncGe
         max_restarts=settings.max_engine_restarts,
     )
     try:
-        await engine.start()
+        info = await engine.start()
+        tokenizer.max_tokens = MAX_CONTEXTS * info.max_model_len
         max_live = settings.max_num_seqs + settings.max_waiting
         yield Backend(engine, tokenizer, chat, defaults, max_live, grammars)
     finally:

@@ -147,6 +147,12 @@ def test_phases_add_up_over_the_wire(server: str) -> None:
     assert float(answer.headers["x-ttft-ms"]) == pytest.approx(timings["ttft_ms"], abs=0.01)
 
 
+def test_a_text_far_too_long_is_refused_before_all_of_it_is_read(server: str) -> None:
+    answer = httpx.post(f"{server}/v1/completions", json={"prompt": "a lot of " * 500_000}, timeout=300)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "far beyond" in answer.text
+
+
 def test_the_prompt_can_be_scored(server: str) -> None:
     answer = complete(server, prompt=[50, 60, 70, 80], max_tokens=1, echo=True, logprobs=2, temperature=0)
     scores = answer["choices"][0]["logprobs"]["token_logprobs"]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import processors
 
-from engine.errors import ModelError
+from engine.errors import ContextLengthError, ModelError
 from engine.tokenizer import Tokenizer
 from tests.engine import sample_tokenizers
 
@@ -50,6 +50,37 @@ def test_no_text_raises(byte_level: Tokenizer, sentencepiece_like: Tokenizer, te
 
 def test_lone_surrogates_and_null_bytes_are_characters(byte_level: Tokenizer) -> None:
     assert byte_level.decode(byte_level.encode("a\ud800\0\ud83d\ude00")) == "a\ufffd\0😀"
+
+
+class TestLongTexts:
+    @pytest.fixture
+    def bounded(self, tmp_path: Path) -> Tokenizer:
+        tokenizer = sample_tokenizers.load(tmp_path, sample_tokenizers.byte_level())
+        tokenizer.max_tokens = 100
+        return tokenizer
+
+    @pytest.mark.parametrize("num_chars", [401, 10**6])
+    def test_one_with_too_many_tokens_is_refused_and_not_read(
+        self, bounded: Tokenizer, monkeypatch: pytest.MonkeyPatch, num_chars: int
+    ) -> None:
+        read: list[int] = []
+        encode = bounded._encode
+
+        def noted(text: str, add_special_tokens: bool) -> list[int]:
+            read.append(len(text))
+            return encode(text, add_special_tokens)
+
+        monkeypatch.setattr(bounded, "_encode", noted)
+        with pytest.raises(ContextLengthError):
+            bounded.encode("\u4e2d" * num_chars)
+        assert read == [400]
+
+    def test_a_shorter_one_is_left_to_the_door(self, bounded: Tokenizer) -> None:
+        assert len(bounded.encode("\u4e2d" * 400)) > 100
+
+    def test_a_long_one_of_few_tokens_is_taken(self, bounded: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bounded, "_encode", lambda text, add_special_tokens: [1] * (len(text) // 50))
+        assert len(bounded.encode("x" * 5000)) == 100
 
 
 @given(st.lists(st.integers(-5, 2**40), max_size=10))
