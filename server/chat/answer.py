@@ -26,7 +26,8 @@ class Answer:
     tokenizer: Tokenizer
     names: frozenset[str]
     """Functions that may be called."""
-    max_calls: int | None
+    is_one_call: bool
+    """At most one call is told."""
     calls: CallFormat | None
     """None where nothing may be called."""
     thinks: bool
@@ -39,7 +40,7 @@ class Answer:
         reader = read_content if self.calls is None else self.calls.read
         if self.thinks:
             reader = after_thinking(reader, self.begins_inside)
-        return ReadingParser(reader, self.names, partial(self._call_id, response_id, choice), self.max_calls)
+        return ReadingParser(reader, self.names, partial(self._call_id, response_id, choice), self.is_one_call)
 
     def thinking_counter(self) -> ThinkingCounter | NoThinking:
         return ThinkingCounter(self.tokenizer, self.begins_inside) if self.thinks else NoThinking()
@@ -86,7 +87,7 @@ def expected_answer(
     return Answer(
         tokenizer=tokenizer,
         names=frozenset(function.name for function in functions.values()),
-        max_calls=request.max_calls,
+        is_one_call=request.may_call_once,
         calls=dialect.calls if functions else None,
         thinks=dialect.thinks,
         begins_inside=dialect.thinks and begins_thinking(prompt_token_ids, tokenizer),

@@ -176,10 +176,9 @@ class ToolParams(WireModel):
                 return False
 
     @property
-    def max_calls(self) -> int | None:
-        """None for any number. A function that is chosen by its name is called once, as OpenAI's models do."""
-        is_one = not self.parallel_tool_calls or isinstance(self.tool_choice, NamedTool)
-        return 1 if is_one else None
+    def may_call_once(self) -> bool:
+        """At most one call. A function that is chosen by its name is called once, as OpenAI's models do."""
+        return not self.parallel_tool_calls or isinstance(self.tool_choice, NamedTool)
 
 
 def _told(tool: Tool) -> dict[str, Any]:

@@ -11,11 +11,11 @@ class ReadingParser:
     """Parts come as soon as they are certain; what may yet be part of a call or of a mark is held back."""
 
     def __init__(
-        self, reader: Reader, names: Collection[str], call_id: Callable[[int], str], max_calls: int | None = None
+        self, reader: Reader, names: Collection[str], call_id: Callable[[int], str], is_one_call: bool = False
     ) -> None:
-        """`names` are the functions that may be called; `call_id` makes an id for the call of this index. Calls beyond
-        `max_calls` are left out."""
-        self._max_calls = max_calls
+        """`names` are the functions that may be called; `call_id` makes an id for the call of this index. With
+        `is_one_call` those after the first are left out."""
+        self._is_one_call = is_one_call
         self._tape = Tape(names, call_id)
         self._reading = reader(self._tape)
 
@@ -32,4 +32,4 @@ class ReadingParser:
         return [part for part in self._tape.take_parts() if not self._is_surplus(part)]
 
     def _is_surplus(self, part: Part) -> bool:
-        return isinstance(part, ToolCall) and self._max_calls is not None and part.index >= self._max_calls
+        return self._is_one_call and isinstance(part, ToolCall) and part.index > 0

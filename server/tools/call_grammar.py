@@ -1,0 +1,88 @@
+"""Calls as parts of a grammar: what is generated is what the format's reader reads."""
+
+import re
+from collections.abc import Sequence as Several
+from dataclasses import replace
+
+from engine.grammar_source import JsonSchema, Literal, OneOf, Part, Regex, Repeat, Sequence, TextUntil
+from server.protocol.tools import Function
+from server.tools.formats import CallFormat, Spelling
+from server.tools.readers import THINK_CLOSE, THINK_OPEN
+
+_SPACES = Regex("[ \n]{0,4}")
+_ANY_ARGUMENTS = JsonSchema({"type": "object"})
+
+
+def calls_only(form: CallFormat, functions: Several[Function], is_one: bool) -> Part:
+    """At least one call, each with arguments that satisfy its function's schema, and nothing else."""
+    return _calls(form.spelling, functions, [_arguments(function) for function in functions], is_one)
+
+
+def strict_calls(form: CallFormat, functions: Several[Function], is_one: bool) -> Part:
+    """Text, in which what is read as a call is one; those of functions that are strict satisfy the schema."""
+    arguments = [_arguments(function) if function.strict else _ANY_ARGUMENTS for function in functions]
+    if form.opening is None:
+        return OneOf((_calls(form.spelling, functions, arguments, is_one), Regex(_text_that_is_no_call(form))))
+    # The mark ends the text before it, and so begins a call wherever it stands: it must not be spelled again.
+    spelling, mark = form.spelling, form.opening
+    if spelling.begin:
+        calls = _calls(replace(spelling, begin=spelling.begin.removeprefix(mark)), functions, arguments, is_one)
+    else:
+        calls = _calls(
+            replace(spelling, before_name=spelling.before_name.removeprefix(mark)), functions, arguments, True
+        )
+    marked = Sequence((TextUntil(mark), calls))
+    return Sequence((Repeat(marked, 0, 1 if is_one else None), Regex(_text_without(mark))))
+
+
+def behind_thinking(part: Part, begins_inside: bool) -> Part:
+    """The part after free thinking: to the end of what the prompt began, or of what the model may begin itself."""
+    if begins_inside:
+        return Sequence((TextUntil(THINK_CLOSE), _SPACES, part))
+    thinking = Sequence((Literal(THINK_OPEN), TextUntil(THINK_CLOSE), _SPACES))
+    return Sequence((Repeat(thinking, 0, 1), part))
+
+
+def _calls(spelling: Spelling, functions: Several[Function], arguments: Several[JsonSchema], is_one: bool) -> Part:
+    call = OneOf(
+        tuple(
+            Sequence(
+                (
+                    Literal(f"{spelling.before_name}{function.name}{spelling.before_arguments}"),
+                    schema,
+                    *_literal(spelling.after_arguments),
+                )
+            )
+            for function, schema in zip(functions, arguments, strict=True)
+        )
+    )
+    more = [] if is_one else [Repeat(Sequence((*_literal(spelling.between), call)))]
+    return Sequence((*_literal(spelling.begin), call, *more, *_literal(spelling.end)))
+
+
+def _literal(text: str) -> tuple[Literal, ...]:
+    return (Literal(text),) if text else ()
+
+
+def _arguments(function: Function) -> JsonSchema:
+    """A function without parameters takes nothing."""
+    closed = {"additionalProperties": False} if function.parameters is None else {}
+    return JsonSchema({**function.schema_of_arguments, **closed})
+
+
+def _text_that_is_no_call(form: CallFormat) -> str:
+    """Where calls need no mark, text may not begin as they do, nor as thinking, behind which they also may stand. A
+    mark that there is all the same may not be in it."""
+    rest = _text_without(form.marks[0]) if form.marks else "(?s:.*)"
+    return rf"[ \t\r\n]*(?:[^ \t\r\n{{\[<]{rest})?"
+
+
+def _text_without(mark: str) -> str:
+    """A regular expression of all texts in which `mark` is not. Its first character must be in it only once."""
+    first, rest = re.escape(mark[0]), mark[1:]
+    assert mark[0] not in rest
+    follows = ""
+    for character in map(re.escape, reversed(rest)):  # behind the first character: anything but the rest
+        going_on = f"|{character}{follows}" if follows else ""
+        follows = f"(?:[^{first}{character}][^{first}]*{going_on})?"
+    return f"[^{first}]*(?:{first}{follows})*"
