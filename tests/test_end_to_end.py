@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
@@ -169,6 +172,49 @@ def test_a_chat_is_the_completion_of_its_rendered_prompt(server: str) -> None:
         streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert answer.choices[0].message.content == streamed == completed["choices"][0]["text"] != ""
     assert rendered["prompt"] == "<|im_start|>user\nWhat is os.path?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
+    """Of values that cannot go on for ever, for a model that would let them."""
+    kinds = ["string", "integer", "boolean", "enum", *(["array", "object"] if depth < 2 else [])]
+    match "object" if depth == 0 else rng.choice(kinds):
+        case "string":
+            return {"type": "string", "maxLength": rng.randrange(8)}
+        case "integer":
+            return {"type": "integer", "minimum": -rng.randrange(99), "maximum": rng.randrange(99)}
+        case "enum":
+            return {"enum": rng.sample(["}", "</tool_call>", 1, None, "é", '"'], 2)}
+        case "array":
+            return {"type": "array", "items": random_schema(rng, depth + 1), "maxItems": 2}
+        case "object":
+            names = rng.sample(["a", "b b", "name", "arguments", "ü"], rng.randrange(4))
+            properties = {name: random_schema(rng, depth + 1) for name in names}
+            return {"type": "object", "properties": properties, "required": names[1:], "additionalProperties": False}
+        case kind:
+            return {"type": kind}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_required_calls_are_valid_whatever_the_model(server: str, seed: int) -> None:
+    rng = random.Random(seed)
+    schemas = {name: random_schema(rng) for name in ("find", "get-it")}
+    tools: Any = [{"type": "function", "function": {"name": n, "parameters": s}} for n, s in schemas.items()]
+    fields: dict[str, Any] = {"tools": tools, "parallel_tool_calls": False, "seed": seed, "temperature": 1.5}
+    messages: Any = [{"role": "user", "content": "Go."}]
+    with OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as client:
+        choose: Any = rng.choice(["required", {"type": "function", "function": {"name": "find"}}])
+        asked = {"model": "embedded", "messages": messages, "tool_choice": choose, **fields}
+        (whole,) = client.chat.completions.create(**asked).choices
+        with client.chat.completions.stream(**asked) as stream:
+            (streamed,) = stream.get_final_completion().choices
+    told = []
+    for choice in (whole, streamed):
+        assert choice.finish_reason == "tool_calls" and choice.message.tool_calls is not None
+        (call,) = choice.message.tool_calls
+        assert call.type == "function"
+        jsonschema.validate(json.loads(call.function.arguments), schemas[call.function.name])
+        told.append((call.function.name, call.function.arguments))
+    assert told[0] == told[1]
 
 
 def engine_pids(process: subprocess.Popen[str]) -> list[int]:

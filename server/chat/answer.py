@@ -49,6 +49,10 @@ class Answer:
     def shown_token_ids(self) -> tuple[int, ...]:
         """Marks that are special tokens, which would not be in the text."""
         marks = (*(self.calls.marks if self.calls else ()), *((THINK_OPEN, THINK_CLOSE) if self.thinks else ()))
+        return self.special_ids(*marks)
+
+    def special_ids(self, *marks: str) -> tuple[int, ...]:
+        """Of those marks that are special tokens."""
         ids = (_single_id(self.tokenizer, mark) for mark in marks)
         return tuple(token_id for token_id in ids if token_id is not None and token_id in self.tokenizer.special_ids)
 
@@ -83,7 +87,6 @@ def expected_answer(
             "If you run the server, see its option --tool-call-parser.",
             "tools",
         )
-    _refuse_guarantees(request)
     return Answer(
         tokenizer=tokenizer,
         names=frozenset(function.name for function in functions.values()),
@@ -92,15 +95,6 @@ def expected_answer(
         thinks=dialect.thinks,
         begins_inside=dialect.thinks and begins_thinking(prompt_token_ids, tokenizer),
     )
-
-
-def _refuse_guarantees(request: ChatRequest) -> None:
-    if request.must_call:
-        raise BadRequestError("tool_choice: to require calls is not supported; use auto.", "tool_choice")
-    for index, function in request.callable_functions.items():
-        if function.strict:
-            place = f"tools.{index}.function.strict"
-            raise BadRequestError(f"{place} is not supported: calls are as the model writes them.", place)
 
 
 def _single_id(tokenizer: Tokenizer, mark: str) -> int | None:

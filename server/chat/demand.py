@@ -1,29 +1,74 @@
-"""What a chat's text must follow, where thinking comes first."""
+"""What an answer must follow, after the thinking: calls that are required or strict, and what is demanded of text."""
 
 from dataclasses import replace
 
-from engine.grammar_source import Lark, Literal, OneOf, Part, Regex, Sequence, TextUntil
+from engine.grammar_checker import GrammarChecker
+from engine.grammar_source import JsonSchema, Lark, Literal, OneOf, Part, Regex, Sequence, TextUntil
 from server.chat.answer import Answer
 from server.errors import BadRequestError
+from server.generation.grammar import grammar_of
+from server.protocol.chat import ChatRequest
 from server.protocol.structured import Demand
+from server.tools.call_grammar import arguments_of, calls_only, strict_calls
+from server.tools.formats import CallFormat
 from server.tools.readers import THINK_CLOSE, THINK_OPEN
 
 _LINE_BREAKS = Regex("\n{0,2}")  # that models write behind the thinking
 
 
+async def chat_grammar(request: ChatRequest, answer: Answer, checker: GrammarChecker) -> str | None:
+    """Raises BadRequestError for what cannot be followed, and names the function whose schema it is."""
+    demand = after_thinking(_demand(request, answer), answer)
+    try:
+        return await grammar_of(demand, checker)
+    except BadRequestError:
+        for index, function in request.callable_functions.items():
+            place = f"tools.{index}.function.parameters"
+            await grammar_of(Demand(place, arguments_of(function)), checker)
+        raise
+
+
 def after_thinking(demand: Demand | None, answer: Answer) -> Demand | None:
     """The demand is on what follows the thinking. Raises BadRequestError where it cannot be."""
-    if demand is None:
-        return None
-    if answer.calls is not None:
-        raise _impossible(demand, "tools that may be called")
-    if not answer.thinks:
+    if demand is None or not answer.thinks:
         return demand
     if isinstance(demand.source, Lark):
         raise _impossible(demand, "a model that thinks, unless it is a schema, a regex or a choice")
-    if answer.shown_token_ids:  # the marks are special tokens, and grammars are about text
+    if answer.special_ids(THINK_OPEN, THINK_CLOSE):  # grammars are about text
         raise _impossible(demand, "this model's thinking")
     return replace(demand, source=_behind_thoughts(demand.source, answer.begins_inside))
+
+
+def _demand(request: ChatRequest, answer: Answer) -> Demand | None:
+    """On the answer itself. Where a call is forced there is no content, and so no demand on it."""
+    if answer.calls is None:
+        return request.demand
+    functions, is_one = list(request.callable_functions.values()), request.may_call_once
+    if request.must_call:
+        return Demand("tool_choice", calls_only(answer.calls, functions, is_one))
+    if request.demand is not None:
+        calls = calls_only(answer.calls, functions, is_one)
+        return _content_or_calls(request.demand, calls, _has_mark_in_text(answer, answer.calls))
+    strict = [index for index, function in request.callable_functions.items() if function.strict]
+    if not strict:
+        return None
+    if answer.calls.opening is not None and not _has_mark_in_text(answer, answer.calls):
+        place = f"tools.{strict[0]}.function.strict"
+        message = f'{place}: this model\'s calls can only be held to a schema with "tool_choice": "required".'
+        raise BadRequestError(message, place)
+    return Demand("tools", strict_calls(answer.calls, functions, is_one))
+
+
+def _content_or_calls(demand: Demand, calls: Part, have_mark: bool) -> Demand:
+    """The first character must tell them apart: JSON never begins like a mark."""
+    if not isinstance(demand.source, JsonSchema) or not have_mark:
+        raise _impossible(demand, 'tools that may be called, unless it is a schema and calls have a mark ("hermes")')
+    return replace(demand, source=OneOf((demand.source, calls)))
+
+
+def _has_mark_in_text(answer: Answer, calls: CallFormat) -> bool:
+    """Grammars are about text, and special tokens are none."""
+    return calls.opening is not None and not answer.special_ids(calls.opening)
 
 
 def _behind_thoughts(source: Part, begins_inside: bool) -> Part:

@@ -5,9 +5,8 @@ import msgspec
 from engine.config import EngineInfo
 from server.backend import Backend
 from server.chat.answer import Answer, expected_answer
-from server.chat.demand import after_thinking
+from server.chat.demand import chat_grammar
 from server.generation.door import Arrival
-from server.generation.grammar import grammar_of
 from server.generation.plan import GenerationPlan, ResponseNames, make_plan
 from server.generation.prompts import prompt_limit, truncate
 from server.generation.sampling import sampling_params
@@ -25,7 +24,7 @@ async def plan_chat(request: ChatRequest, backend: Backend, arrival: Arrival) ->
     prompt = truncate(await backend.chat.encode(request), limit)
     max_tokens = _room(info, len(prompt.token_ids)) if wanted is None else wanted
     answer = expected_answer(request, backend.chat.dialect_for(request), prompt.token_ids, backend.tokenizer)
-    grammar = await grammar_of(after_thinking(request.demand, answer), backend.grammars)
+    grammar = await chat_grammar(request, answer, backend.grammars)
     params = msgspec.structs.replace(
         sampling_params(request, backend.defaults, backend.tokenizer, max_tokens, grammar),
         shown_token_ids=answer.shown_token_ids,

@@ -7,20 +7,18 @@ from dataclasses import replace
 from engine.grammar_source import JsonSchema, Literal, OneOf, Part, Regex, Repeat, Sequence, TextUntil
 from server.protocol.tools import Function
 from server.tools.formats import CallFormat, Spelling
-from server.tools.readers import THINK_CLOSE, THINK_OPEN
 
-_SPACES = Regex("[ \n]{0,4}")
 _ANY_ARGUMENTS = JsonSchema({"type": "object"})
 
 
 def calls_only(form: CallFormat, functions: Several[Function], is_one: bool) -> Part:
     """At least one call, each with arguments that satisfy its function's schema, and nothing else."""
-    return _calls(form.spelling, functions, [_arguments(function) for function in functions], is_one)
+    return _calls(form.spelling, functions, [arguments_of(function) for function in functions], is_one)
 
 
 def strict_calls(form: CallFormat, functions: Several[Function], is_one: bool) -> Part:
     """Text, in which what is read as a call is one; those of functions that are strict satisfy the schema."""
-    arguments = [_arguments(function) if function.strict else _ANY_ARGUMENTS for function in functions]
+    arguments = [arguments_of(function) if function.strict else _ANY_ARGUMENTS for function in functions]
     if form.opening is None:
         return OneOf((_calls(form.spelling, functions, arguments, is_one), Regex(_text_that_is_no_call(form))))
     # The mark ends the text before it, and so begins a call wherever it stands: it must not be spelled again.
@@ -35,12 +33,10 @@ def strict_calls(form: CallFormat, functions: Several[Function], is_one: bool) -
     return Sequence((Repeat(marked, 0, 1 if is_one else None), Regex(_text_without(mark))))
 
 
-def behind_thinking(part: Part, begins_inside: bool) -> Part:
-    """The part after free thinking: to the end of what the prompt began, or of what the model may begin itself."""
-    if begins_inside:
-        return Sequence((TextUntil(THINK_CLOSE), _SPACES, part))
-    thinking = Sequence((Literal(THINK_OPEN), TextUntil(THINK_CLOSE), _SPACES))
-    return Sequence((Repeat(thinking, 0, 1), part))
+def arguments_of(function: Function) -> JsonSchema:
+    """A function without parameters takes nothing."""
+    closed = {"additionalProperties": False} if function.parameters is None else {}
+    return JsonSchema({**function.schema_of_arguments, **closed})
 
 
 def _calls(spelling: Spelling, functions: Several[Function], arguments: Several[JsonSchema], is_one: bool) -> Part:
@@ -62,12 +58,6 @@ def _calls(spelling: Spelling, functions: Several[Function], arguments: Several[
 
 def _literal(text: str) -> tuple[Literal, ...]:
     return (Literal(text),) if text else ()
-
-
-def _arguments(function: Function) -> JsonSchema:
-    """A function without parameters takes nothing."""
-    closed = {"additionalProperties": False} if function.parameters is None else {}
-    return JsonSchema({**function.schema_of_arguments, **closed})
 
 
 def _text_that_is_no_call(form: CallFormat) -> str:

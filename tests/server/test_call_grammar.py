@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.grammar import compile_grammar
-from engine.grammar_source import ANY_TEXT, Literal, Part, to_lark
+from engine.grammar_source import Part, to_lark
 from server.chat.parts import Content, ToolCall
 from server.protocol.tools import Function
-from server.tools.call_grammar import _text_without, behind_thinking, calls_only, strict_calls
+from server.tools.call_grammar import _text_without, calls_only, strict_calls
 from server.tools.formats import HERMES, JSON, LLAMA, MISTRAL_LIST, MISTRAL_NAMED, CallFormat
 from tests.engine.grammars import TOKENIZER, accepts
 from tests.server.test_tool_parsing import parse
@@ -157,20 +157,3 @@ mark_pieces = st.sampled_from(["<ab>", "<ab", "<", "a", "<a", "x", "\n", ">", "b
 @given(st.lists(mark_pieces, max_size=8).map("".join))
 def test_text_without_a_mark_is_all_other_text(text: str) -> None:
     assert (re.fullmatch(_text_without("<ab>"), text) is None) == ("<ab>" in text)
-
-
-def test_what_is_demanded_comes_after_the_thinking() -> None:
-    begun, maybe = (behind_thinking(Literal("yes"), begins_inside) for begins_inside in (True, False))
-    for text in ("hm</think>yes", "</think>\n\nyes", "<think>{</think> yes"):
-        assert accepts(begun, text)
-    for text in ("yes", "<think>hm</think>\n\nyes", "<think></think>yes"):
-        assert accepts(maybe, text)
-    for text in ("hm", "hm</think>", "hm</think>no", "yes"):
-        assert not accepts(begun, text)
-    for text in ("hm</think>yes", "<think>yes", "<think>a</think><think>b</think>yes", "no"):
-        assert not accepts(maybe, text)
-
-
-def test_thinking_ends_with_its_first_mark() -> None:
-    assert not accepts(behind_thinking(Literal("yes"), True), "a</think>b</think>yes")
-    assert accepts(behind_thinking(ANY_TEXT, True), "a</think>b</think>yes")

@@ -166,9 +166,20 @@ def test_thoughts_are_free_and_the_answer_is_not(deep: bool, texts: list[str]) -
     [
         (FakeBackend(chat_templates={"default": THINKING}, special_tokens={"<think>": 0xFA, "</think>": 0xFB}), {}),
         (FakeBackend(chat_templates={"default": THINKING}), {"structured_outputs": {"grammar": 'start: "a"'}}),
-        (FakeBackend(chat_templates={"default": CALLING}), {"tools": [TOOL]}),
+        (FakeBackend(chat_templates={"default": CALLING.replace("<tool_call>", "<|python_tag|>")}), {"tools": [TOOL]}),
+        (FakeBackend(chat_templates={"default": CALLING}, special_tokens={"<tool_call>": 0xFA}), {"tools": [TOOL]}),
+        (
+            FakeBackend(chat_templates={"default": CALLING}),
+            {"structured_outputs": {"regex": "a"}, "tools": [TOOL]},
+        ),
     ],
-    ids=["special marks", "a whole grammar after thinking", "tools"],
+    ids=[
+        "special marks",
+        "a whole grammar after thinking",
+        "calls without a mark",
+        "special marks of calls",
+        "a regex and calls",
+    ],
 )
 def test_what_cannot_be_combined_is_said(backend: FakeBackend, parameters: dict[str, Any]) -> None:
     demand = {"response_format": {"type": "json_object"}} if "structured_outputs" not in parameters else {}
