@@ -20,6 +20,10 @@ UNSUPPORTED = frozenset(
         *("unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef"),
     }
 )
+_OTHER_BOUNDS = {
+    "exclusiveMinimum": ("maximum", "exclusiveMaximum"),
+    "exclusiveMaximum": ("minimum", "exclusiveMinimum"),
+}
 _NEUTRAL: Mapping[str, Any] = {"uniqueItems": False, "unevaluatedProperties": True, "unevaluatedItems": True}
 
 _IN_A_MAP = ("properties", "patternProperties", "$defs", "definitions")
@@ -37,6 +41,7 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         _check_format(path, part)
         _check_reference(path, part)
         _check_min_properties(path, part)
+        _check_exclusive_bounds(path, part)
 
 
 def without_neutral(schema: Any) -> Any:
@@ -107,6 +112,16 @@ def _check_min_properties(path: str, part: Mapping[str, Any]) -> None:
     count, required = part.get("minProperties", 0), part.get("required", ())
     if isinstance(count, int | float) and isinstance(required, list | tuple) and count > max(1, len(required)):
         raise GrammarError(f"the schema's {path}/minProperties must not exceed the number of required properties")
+
+
+def _check_exclusive_bounds(path: str, part: Mapping[str, Any]) -> None:
+    """The compiler (1.9.1) lets a whole number that is excluded through, when less than 1 lies between the bounds."""
+    for excluding, others in _OTHER_BOUNDS.items():
+        bound = part.get(excluding)
+        if isinstance(bound, int | float) and bound == round(bound):
+            for other in others:
+                if isinstance(part.get(other), int | float) and abs(part[other] - bound) < 1:
+                    raise GrammarError(f"the schema's {path}/{excluding} is not supported so close to {other}")
 
 
 def _escape(name: str) -> str:

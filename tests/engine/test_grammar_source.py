@@ -162,6 +162,8 @@ def refusal(schema: dict[str, Any]) -> str:
         ({"items": {"$ref": "https://example.com/x"}}, "/items/$ref"),
         ({"allOf": [{"minProperties": 2}]}, "/allOf/0/minProperties"),
         ({"oneOf": [{"format": "unknown"}]}, "/oneOf/0/format"),
+        ({"items": {"exclusiveMinimum": 3, "maximum": 3.5}}, "/items/exclusiveMinimum"),
+        ({"exclusiveMaximum": -97.0, "minimum": -97.5}, "/exclusiveMaximum"),
     ],
 )
 def test_what_cannot_be_enforced_is_named_with_its_place(schema: dict[str, Any], path: str) -> None:
@@ -178,6 +180,9 @@ def test_what_cannot_be_enforced_is_named_with_its_place(schema: dict[str, Any],
         {"properties": {"not": {"type": "string"}, "format": {"const": 3}}},
         {"minProperties": 2, "required": ["a", "b"]},
         {"minProperties": 1},
+        {"exclusiveMinimum": 3, "maximum": 4},
+        {"exclusiveMinimum": 3.25, "maximum": 3.5},
+        {"minimum": 3, "maximum": 3.5},
     ],
 )
 def test_what_restricts_nothing_is_no_reason_to_refuse(schema: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from engine.attention import AttentionBackend, select_backend
 from engine.batch import Batch, StepOutput
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.grammar import GrammarCompiler, GrammarQueue, make_tokenizer
+from engine.grammar import GrammarCompiler, GrammarQueue, Grammars, make_tokenizer
 from engine.kernels import load_kernels
 from engine.kv_cache import KVCache
 from engine.model_loader import LoadedModel, load_model
@@ -157,6 +157,8 @@ def tiny_engine(
     num_blocks: int = 256,
     block_size: int = 16,
     backend: AttentionBackend | None = None,
+    grammars: Grammars | None = None,
+    eos_token_ids: tuple[int, ...] = (),
     **settings: Any,
 ) -> Engine:
     """An engine with a pool of its own over an already loaded model."""
@@ -165,9 +167,11 @@ def tiny_engine(
     backend = backend or select_backend(model.device, load_kernels())
     info = fake_info(num_blocks, block_size, max_model_len=model.max_model_len)
     fields = {name: getattr(info, name) for name in info.__struct_fields__}
-    info = type(info)(**{**fields, "vocab_size": model.vocab_size, "eos_token_ids": model.eos_token_ids})
+    info = type(info)(
+        **{**fields, "vocab_size": model.vocab_size, "eos_token_ids": eos_token_ids or model.eos_token_ids}
+    )
     runner = RecordingRunner(ModelRunner(model, cache, backend))
-    return Engine(config, info, runner, grammars=GrammarQueue(_grammar_compiler()))
+    return Engine(config, info, runner, grammars=GrammarQueue(_grammar_compiler()) if grammars is None else grammars)
 
 
 @cache
