@@ -20,7 +20,7 @@ from server.middleware.body_limit import BodyLimitMiddleware
 from server.middleware.failures import FailureMiddleware
 from server.middleware.gate import GateMiddleware
 from server.middleware.record import RecordMiddleware
-from server.routes import chat, completions, embeddings, health, info, models, responses, tokenization
+from server.routes import anthropic, chat, completions, embeddings, health, info, models, responses, tokenization
 from server.settings import Settings
 from server.timings import EXPOSED_HEADERS
 from server.version import VERSION
@@ -50,7 +50,7 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
     )
     app.state.context = context
     add_exception_handlers(app)
-    for module in (completions, chat, responses, embeddings, models, tokenization, health, info):
+    for module in (completions, chat, responses, anthropic, embeddings, models, tokenization, health, info):
         app.include_router(module.router)
     return app
 

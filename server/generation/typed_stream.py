@@ -17,7 +17,8 @@ Events = Iterable[Mapping[str, Any]]
 class Writer(Protocol):
     """Writes one answer, from its outputs in their order."""
 
-    def begin(self) -> Events: ...
+    def begin(self) -> Events:
+        """The first output has been tallied, and is added next."""
 
     def add(self, output: RequestOutput) -> Events: ...
 
@@ -40,7 +41,8 @@ class TypedStream:
     ) -> AsyncGenerator[bytes, None]:
         """All events from the first token on. An error from here on is an event, for the status is sent."""
         try:
-            yield _encode(self._writer.begin()) + self._events_of(first)
+            self._tally.add(*first)
+            yield _encode(self._writer.begin()) + _encode(self._writer.add(first[1]))
             async for news in outputs:
                 if data := self._events_of(news):
                     yield data

@@ -66,6 +66,20 @@ RESPONSES_REFUSALS: Mapping[str, str] = {
     "n": "belongs to chat completions: there is one answer",
     "logprobs": 'belongs to chat completions; use include: ["message.output_text.logprobs"]',
 }
+ANTHROPIC_REFUSALS: Mapping[str, str] = {
+    **_REFUSED_EVERYWHERE,
+    "stop": "belongs to chat completions; use stop_sequences",
+    "max_completion_tokens": "belongs to chat completions; use max_tokens",
+    "response_format": "belongs to chat completions; use output_config.format",
+    "structured_outputs": "belongs to chat completions; use output_config.format",
+    "output_format": "is an older name; use output_config.format",
+    "thinking_token_budget": "belongs to chat completions; use thinking.budget_tokens",
+    "n": "belongs to chat completions: there is one answer",
+    "container": _NOT_SUPPORTED,
+    "mcp_servers": _NOT_SUPPORTED,
+    "context_management": _NOT_SUPPORTED,
+    "speed": _NOT_SUPPORTED,
+}
 EMBEDDING_REFUSALS: Mapping[str, str] = {"dimensions": "is not supported: vectors have the model's hidden size"}
 
 # Values that ask for nothing, which some clients send always.

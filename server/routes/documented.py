@@ -1,9 +1,12 @@
 """The error shape, for /openapi.json."""
 
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
 from pydantic import BaseModel
+
+from server.protocol.anthropic import AnthropicErrorResponse
 
 
 class ErrorDetail(BaseModel):
@@ -19,7 +22,19 @@ class ErrorResponse(BaseModel):
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """These, and "default": without it FastAPI would document a 422 of its own, which is never sent."""
+    return _described(ErrorResponse, statuses)
+
+
+def anthropic_error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return _described(AnthropicErrorResponse, statuses)
+
+
+def _described(model: type[BaseModel], statuses: Iterable[int]) -> dict[int | str, dict[str, Any]]:
     described: dict[int | str, dict[str, Any]] = {
-        status: {"model": ErrorResponse, "description": HTTPStatus(status).phrase} for status in statuses
+        status: {"model": model, "description": _PHRASES.get(status) or HTTPStatus(status).phrase}
+        for status in statuses
     }
-    return described | {"default": {"model": ErrorResponse, "description": "Any other error"}}
+    return described | {"default": {"model": model, "description": "Any other error"}}
+
+
+_PHRASES = {529: "Overloaded"}

@@ -111,6 +111,7 @@ class TestOpenApi:
     def test_all_routes_are_described(self, schema: dict[str, Any]) -> None:
         assert schema["paths"].keys() == {
             *("/v1/chat/completions", "/v1/chat/completions/render", "/v1/responses"),
+            *("/v1/messages", "/v1/messages/count_tokens"),
             *("/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name}", "/tokenize", "/detokenize"),
             *("/health", "/ready", "/load", "/version", "/server_info", "/metrics"),
         }

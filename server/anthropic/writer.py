@@ -1,0 +1,144 @@
+"""Writes a message: as a stream of events, or, when all is over, whole."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from engine.outputs import RequestOutput
+from engine.request import FinishReason
+from server.anthropic.errors import anthropic_error
+from server.chat.blocks import Blocks, Event
+from server.chat.parts import Content, Part, Reasoning, ToolCall
+from server.chat.reading import AnswerReader
+from server.chat.tally import ChatTally
+from server.errors import ErrorKind
+from server.sse import typed_event
+
+PING = typed_event({"type": "ping"})
+
+
+class _TextBlock:
+    """Text of the answer, or of the thinking before it: `name` is its type and its field, too."""
+
+    def __init__(self, index: int, name: str, fields: Mapping[str, str]) -> None:
+        self._index = index
+        self._name = name
+        self._fields = fields
+        self._text = ""
+
+    def start(self) -> list[Event]:
+        return [{"type": "content_block_start", "index": self._index, "content_block": self.whole()}]
+
+    def add(self, part: Part) -> list[Event]:
+        assert isinstance(part, Content | Reasoning)
+        self._text += part.text
+        return [_delta(self._index, {"type": f"{self._name}_delta", self._name: part.text})]
+
+    def end(self, is_complete: bool) -> list[Event]:
+        return [{"type": "content_block_stop", "index": self._index}]
+
+    def whole(self) -> dict[str, Any]:
+        return {"type": self._name, self._name: self._text, **self._fields}
+
+
+class _ToolUseBlock:
+    def __init__(self, index: int, call: ToolCall) -> None:
+        self._index = index
+        self._call = call
+        self._arguments = ""
+
+    def start(self) -> list[Event]:
+        return [{"type": "content_block_start", "index": self._index, "content_block": self.whole()}]
+
+    def add(self, part: Part) -> list[Event]:
+        assert isinstance(part, ToolCall)
+        if not part.arguments:
+            return []
+        self._arguments += part.arguments
+        return [_delta(self._index, {"type": "input_json_delta", "partial_json": part.arguments})]
+
+    def end(self, is_complete: bool) -> list[Event]:
+        return [{"type": "content_block_stop", "index": self._index}]
+
+    def whole(self) -> dict[str, Any]:
+        return {"type": "tool_use", "id": self._call.id, "name": self._call.name, "input": self._input()}
+
+    def _input(self) -> dict[str, Any]:
+        """Empty until it is complete, and where max_tokens cut it: half an object is none."""
+        try:
+            parsed: dict[str, Any] = json.loads(self._arguments)
+        except ValueError:
+            return {}
+        return parsed
+
+
+def _delta(index: int, delta: dict[str, str]) -> Event:
+    return {"type": "content_block_delta", "index": index, "delta": delta}
+
+
+def _make_block(index: int, part: Part) -> _TextBlock | _ToolUseBlock:
+    match part:
+        case Content():
+            return _TextBlock(index, "text", {})
+        case Reasoning():
+            return _TextBlock(index, "thinking", {"signature": ""})
+        case ToolCall():
+            return _ToolUseBlock(index, part)
+
+
+class MessageWriter:
+    """Given the outputs of one generation in their order."""
+
+    def __init__(self, head: Mapping[str, Any], reader: AnswerReader, tally: ChatTally, request_id: str) -> None:
+        """`head` is what a message tells of itself from its beginning on."""
+        self._head = head
+        self._reader = reader
+        self._tally = tally
+        self._request_id = request_id
+        self._blocks: Blocks[_TextBlock | _ToolUseBlock] = Blocks(_make_block)
+        self._last: RequestOutput | None = None
+
+    def begin(self) -> list[Event]:
+        message = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": self._usage()}
+        return [{"type": "message_start", "message": message}]
+
+    def add(self, output: RequestOutput) -> list[Event]:
+        self._last = output
+        return [event for part in self._reader.read(output) for event in self._blocks.add(part)]
+
+    def end(self) -> list[Event]:
+        usage, timings = self._usage(), self._tally.timings()
+        delta = {"type": "message_delta", "delta": self._stop(), "usage": usage, "timings": timings}
+        return [*self._blocks.end(), delta, {"type": "message_stop"}]
+
+    def fail(self, kind: ErrorKind, message: str) -> list[Event]:
+        return [anthropic_error(kind.status, message, self._request_id)]
+
+    def whole(self) -> dict[str, Any]:
+        """After the last output."""
+        return {
+            **self._head,
+            "content": self._blocks.whole(),
+            **self._stop(),
+            "usage": self._usage(),
+            "timings": self._tally.timings(),
+        }
+
+    def _stop(self) -> dict[str, str | None]:
+        assert self._last is not None
+        reason = self._last.stop_reason
+        if self._last.finish_reason is FinishReason.LENGTH:
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if isinstance(reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": reason}
+        return {"stop_reason": "tool_use" if self._reader.has_called else "end_turn", "stop_sequence": None}
+
+    def _usage(self) -> dict[str, int]:
+        usage = self._tally.usage()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": usage["completion_tokens"],
+        }

@@ -1,0 +1,115 @@
+"""The messages of Anthropic's API and the blocks they are made of. Errors name the place: `messages.0.content.1`."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic.json_schema import SkipJsonSchema
+
+from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, refuse_part
+from server.protocol.wire import Text, WireModel
+
+
+class TextBlock(WireModel):
+    type: Literal["text"]
+    text: Text
+
+
+class _UnsupportedBlock(TextBlock):
+    _refuse = model_validator(mode="before")(refuse_part)
+
+
+def _tag(*known: str) -> Callable[[Any], str]:
+    def tag(block: Any) -> str:
+        kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+        return f"<{kind}>" if kind in known else "<other>"
+
+    return tag
+
+
+def _form(content: Any) -> str:
+    return "<blocks>" if isinstance(content, list) else "<text>"
+
+
+# Tags in angle brackets are left out of the path that an error names.
+_Text = Annotated[TextBlock, Tag("<text>")]
+_Other = Annotated[SkipJsonSchema[_UnsupportedBlock], Tag("<other>")]
+_Bounds = Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)
+
+OnlyText = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[list[Annotated[_Text | _Other, Discriminator(_tag("text"))]], _Bounds, Tag("<blocks>")],
+    Discriminator(_form),
+]
+
+
+class ToolResultBlock(WireModel):
+    type: Literal["tool_result"]
+    tool_use_id: Text
+    content: OnlyText = ""
+    is_error: bool = Field(False, description='The result is told to the model with "Error: " before it.')
+
+
+class ToolUseBlock(WireModel):
+    type: Literal["tool_use"]
+    id: Text
+    name: Text
+    input: dict[str, Any]
+
+
+class ThinkingBlock(WireModel):
+    """Templates may leave it out. Signatures mean nothing here."""
+
+    type: Literal["thinking"]
+    thinking: Text
+
+
+UserBlock = Annotated[
+    _Text | Annotated[ToolResultBlock, Tag("<tool_result>")] | _Other,
+    Discriminator(_tag("text", "tool_result")),
+]
+AssistantBlock = Annotated[
+    _Text | Annotated[ToolUseBlock, Tag("<tool_use>")] | Annotated[ThinkingBlock, Tag("<thinking>")] | _Other,
+    Discriminator(_tag("text", "tool_use", "thinking")),
+]
+
+
+class SystemTurn(WireModel):
+    role: Literal["system"]
+    content: OnlyText
+
+
+class UserTurn(WireModel):
+    role: Literal["user"]
+    content: Annotated[
+        Annotated[Text, Tag("<text>")] | Annotated[list[UserBlock], _Bounds, Tag("<blocks>")], Discriminator(_form)
+    ]
+
+
+class AssistantTurn(WireModel):
+    role: Literal["assistant"]
+    content: Annotated[
+        Annotated[Text, Tag("<text>")] | Annotated[list[AssistantBlock], _Bounds, Tag("<blocks>")], Discriminator(_form)
+    ]
+
+
+class _UnknownTurn(WireModel):
+    """Never valid."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Text
+
+
+def _role(turn: Any) -> str:
+    role = turn.get("role") if isinstance(turn, dict) else getattr(turn, "role", None)
+    return f"<{role}>" if role in ("user", "assistant", "system") else "<unknown>"
+
+
+Turn = Annotated[
+    Annotated[UserTurn, Tag("<user>")]
+    | Annotated[AssistantTurn, Tag("<assistant>")]
+    | Annotated[SystemTurn, Tag("<system>")]
+    | Annotated[SkipJsonSchema[_UnknownTurn], Tag("<unknown>")],
+    Discriminator(_role),
+]
+Turns = Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

@@ -1,0 +1,81 @@
+"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic's clients ask."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from server.anthropic.translate import RENAMING, to_chat
+from server.anthropic.writer import PING, MessageWriter
+from server.backend import Backend
+from server.chat.plan import plan_chat
+from server.chat.reading import AnswerReader
+from server.chat.tally import ChatTally
+from server.context import context_of
+from server.generation.door import let_in
+from server.generation.respond import all_outputs, open_stream
+from server.generation.typed_stream import TypedStream
+from server.protocol.anthropic import (
+    AnthropicConversation,
+    CountTokensRequest,
+    MessageAnswer,
+    MessagesRequest,
+    TokenCount,
+)
+from server.protocol.chat import ChatRequest
+from server.protocol.refusals import ANTHROPIC_REFUSALS
+from server.record import record_of
+from server.routes.documented import anthropic_error_responses
+from server.routes.generation_route import GenerationRoute
+from server.routes.json_route import JsonRoute
+from server.timings import complete_headers
+
+router = APIRouter(route_class=GenerationRoute, tags=["Anthropic"])
+counting = APIRouter(route_class=JsonRoute, tags=["Anthropic"])
+
+
+@router.post(
+    "/v1/messages",
+    response_model=MessageAnswer,
+    responses={
+        200: {"content": {"text/event-stream": {}}, "description": "With stream: Anthropic's events, named by type."},
+        **anthropic_error_responses(400, 401, 404, 413, 429, 500, 504, 529),
+    },
+)
+async def create_message(body: MessagesRequest, request: Request) -> Response:
+    """Answer a conversation. One that ends with the assistant's text is continued there."""
+    arrival = let_in(body, ANTHROPIC_REFUSALS, request)
+    backend, record = context_of(request).backend, record_of(request.scope)
+    with RENAMING():
+        plan, answer = await plan_chat(_chat_of(body, backend), backend, arrival)
+        reader = AnswerReader(answer, arrival.request_id, 0)
+        tally = ChatTally(plan, [reader], record)
+        head = {"id": f"msg_{arrival.request_id}", "type": "message", "role": "assistant", "model": arrival.model}
+        writer = MessageWriter({**head, "seed": plan.head["seed"]}, reader, tally, arrival.request_id)
+        if body.stream:
+            return await open_stream(plan, TypedStream(writer, tally, record), request, PING)
+        [outputs] = await all_outputs(plan, tally, request)
+    for output in outputs:
+        writer.add(output)
+    message = writer.whole()
+    return JSONResponse(message, headers=complete_headers(message["timings"]))
+
+
+@counting.post("/v1/messages/count_tokens", responses=anthropic_error_responses(400, 401, 404, 413, 500, 529))
+async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount:
+    """The tokens of the prompt that the same fields would make for a message."""
+    let_in(body, ANTHROPIC_REFUSALS, request)
+    backend = context_of(request).backend
+    with RENAMING():
+        prompt = await backend.chat.encode(_chat_of(body, backend))
+    return TokenCount(input_tokens=len(prompt.token_ids))
+
+
+def _chat_of(body: AnthropicConversation, backend: Backend) -> ChatRequest:
+    """Where thinking is disabled, a model that thinks all the same must end it at once."""
+    chat = to_chat(body)
+    if body.thinking is not None and body.thinking.type == "disabled" and backend.chat.dialect_for(chat).thinks:
+        return chat.model_copy(update={"thinking_token_budget": 0})
+    return chat
+
+
+router.include_router(counting)

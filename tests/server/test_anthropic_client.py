@@ -1,0 +1,80 @@
+"""Anthropic's client as a consumer: every answer and event fits its types, checked strictly."""
+
+from collections.abc import Generator
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic import Anthropic
+from anthropic.types import Message, RawMessageStreamEvent
+from pydantic import TypeAdapter
+
+from tests.server.events import typed_events_of
+from tests.server.live_server import LiveServer, live_server
+from tests.server.test_anthropic import TOOLS
+from tests.server.test_responses import THOUGHT, saying_tokens
+
+EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+@pytest.fixture
+def client(agent: LiveServer) -> Generator[Anthropic, None, None]:
+    agent.engine.rule = saying_tokens(agent, THOUGHT)
+    with Anthropic(base_url=agent.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def ask(**fields: Any) -> dict[str, Any]:
+    return {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "tools": TOOLS,
+        "max_tokens": 200,
+        **fields,
+    }
+
+
+@pytest.mark.parametrize("limit", [1, 9, 200])
+def test_answers_fit_the_clients_types(client: Anthropic, agent: LiveServer, limit: int) -> None:
+    body = agent.message(tools=TOOLS, max_tokens=limit).content
+    assert Message.model_validate_json(body, strict=True).stop_reason == ("tool_use" if limit == 200 else "max_tokens")
+
+
+def test_events_fit_the_clients_types(client: Anthropic, agent: LiveServer) -> None:
+    for event in typed_events_of(agent.message(tools=TOOLS, max_tokens=200, stream=True)):
+        assert EVENT.validate_python(event).type == event["type"]
+
+
+def test_its_stream_helper_builds_the_message(client: Anthropic) -> None:
+    whole = client.messages.create(**ask())
+    with client.messages.stream(**ask()) as stream:
+        final = stream.get_final_message()
+    assert [block.type for block in final.content] == ["thinking", "text", "tool_use", "tool_use"]
+    assert [block.input for block in final.content if block.type == "tool_use"] == [
+        block.input for block in whole.content if block.type == "tool_use"
+    ]
+    assert final.usage == whole.usage and final.stop_reason == whole.stop_reason == "tool_use"
+
+
+def test_it_counts_tokens(client: Anthropic) -> None:
+    fields = {name: value for name, value in ask().items() if name != "max_tokens"}
+    counted = client.messages.count_tokens(**fields).input_tokens
+    assert counted == client.messages.create(**ask()).usage.input_tokens
+
+
+def test_it_understands_errors(client: Anthropic, agent: LiveServer) -> None:
+    with pytest.raises(anthropic.NotFoundError) as unknown:
+        client.messages.create(**ask(model="other"))
+    assert unknown.value.request_id == unknown.value.body["request_id"]  # type: ignore[index]
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
+        client.messages.create(**ask(max_tokens=0))
+    agent.engine.fail_at = 1
+    with pytest.raises(anthropic.APIStatusError, match="Internal error"), client.messages.stream(**ask()) as stream:
+        stream.get_final_message()
+
+
+def test_it_sends_its_key() -> None:
+    with live_server(api_key=["right"]) as server, Anthropic(base_url=server.url, api_key="right") as client:
+        assert client.messages.create(**ask(tools=[], max_tokens=1)).stop_reason == "max_tokens"
+        with pytest.raises(anthropic.AuthenticationError):
+            client.with_options(api_key="wrong").messages.create(**ask(tools=[]))
