@@ -118,9 +118,10 @@ def _check_exclusive_bounds(path: str, part: Mapping[str, Any]) -> None:
     """The compiler (1.9.1) lets a whole number that is excluded through, when less than 1 lies between the bounds."""
     for excluding, others in _OTHER_BOUNDS.items():
         bound = part.get(excluding)
-        if isinstance(bound, int | float) and bound == round(bound):
+        if isinstance(bound, int) or (isinstance(bound, float) and bound.is_integer()):
             for other in others:
-                if isinstance(part.get(other), int | float) and abs(part[other] - bound) < 1:
+                limit = part.get(other)
+                if isinstance(limit, int | float) and bound - 1 < limit < bound + 1:
                     raise GrammarError(f"the schema's {path}/{excluding} is not supported so close to {other}")
 
 

@@ -1,5 +1,6 @@
 """What the parts of a grammar accept, how they combine, and what cannot be written."""
 
+import contextlib
 from functools import reduce
 from typing import Any
 
@@ -193,6 +194,12 @@ def test_constants_are_kept_whatever_they_are_called() -> None:
     assert accepted(JsonSchema({"const": {"uniqueItems": False}}), '{"uniqueItems":false}', "{}") == [
         '{"uniqueItems":false}'
     ]
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), 10**400, -1e308])
+def test_no_number_is_too_large_to_be_refused(number: float) -> None:
+    with contextlib.suppress(GrammarError):
+        to_lark(JsonSchema({"exclusiveMinimum": number, "maximum": 0.5, "minimum": number, "minProperties": number}))
 
 
 @pytest.mark.parametrize("wrap", [lambda inner: {"items": inner}, lambda inner: {"enum": [inner]}])
