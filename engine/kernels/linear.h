@@ -1,4 +1,5 @@
-// What the implementations of the linear layer share: the problem's description and the way to spread it over threads.
+// What the implementations of the linear layer share: the problem's description, its checks, and the way to spread it
+// over threads.
 
 #pragma once
 
@@ -8,16 +9,41 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <optional>
 
 namespace twostep {
 
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 template <class Element>
 struct Problem {
-  const Element* x;       // [rows, k]
-  const Element* packed;  // panels of columns, as the implementation's pack made them
-  const Element* bias;    // [n], or null
-  Element* out;           // [rows, n]
+  const Element* x;     // [rows, k]
+  const Element* bias;  // [n], or null
+  Element* out;         // [rows, n]
   int64_t rows, k, n;
+};
+
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+// Memory of one thread, kept between calls, grown on demand.
+template <class T>
+class Scratch {
+ public:
+  T* get(int64_t count) {
+    if (count > count_) {
+      memory_.reset(static_cast<T*>(std::aligned_alloc(64, divide_up(count * sizeof(T), 64) * 64)));
+      count_ = count;
+    }
+    return memory_.get();
+  }
+
+ private:
+  std::unique_ptr<T, Free> memory_;
+  int64_t count_ = 0;
 };
 
 // Whether waking the thread pool would cost more than it saves.
@@ -36,6 +62,27 @@ void run_tasks(int64_t num_tasks, bool serial, const Task& task) {
   };
   if (serial) return work(0, 1);
   at::parallel_for(0, std::min<int64_t>(num_tasks, at::get_num_threads()), 1, work);
+}
+
+template <class Element, class Multiply>
+at::Tensor multiply_into_new(const at::Tensor& x, const at::Tensor& bias, int64_t n, const Multiply& multiply) {
+  at::Tensor out = at::empty({x.size(0), n}, x.options());
+  multiply(Problem<Element>{x.const_data_ptr<Element>(), bias.defined() ? bias.const_data_ptr<Element>() : nullptr,
+                            out.mutable_data_ptr<Element>(), x.size(0), x.size(1), n});
+  return out;
+}
+
+// x [T, K], bias [n] -> [T, n], by calling multiply with the problem of x's dtype: float32 or bfloat16.
+template <class Multiply>
+at::Tensor multiply_rows_of(const at::Tensor& x, const std::optional<at::Tensor>& bias, int64_t n,
+                            const Multiply& multiply) {
+  at::Tensor addend;
+  if (bias.has_value()) {
+    TORCH_CHECK(bias->numel() == n && bias->scalar_type() == x.scalar_type(), "bias differs in size or dtype");
+    addend = bias->contiguous();
+  }
+  return x.scalar_type() == at::kFloat ? multiply_into_new<float>(x.contiguous(), addend, n, multiply)
+                                       : multiply_into_new<at::BFloat16>(x.contiguous(), addend, n, multiply);
 }
 
 }  // namespace twostep

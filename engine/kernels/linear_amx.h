@@ -11,9 +11,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
 
 #include "linear.h"
 
@@ -28,8 +25,6 @@ constexpr int64_t kPanel = 2 * kTile;                  // columns of one panel: 
 constexpr int64_t kStepElements = 2 * kTileElements;   // of one panel
 constexpr int64_t kSumElements = 2 * kTile * kTile;    // 16 rows times one panel
 constexpr int64_t kBlockRowTiles = 32, kBlockPanels = 8, kBlockSteps = 32;  // 512 rows, 256 columns, 1024 of K
-
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Linux saves tile registers only for processes that asked for them.
 inline bool is_granted() {
@@ -70,27 +65,6 @@ inline void configure_tiles() {
   } config;
   asm volatile("ldtilecfg %0" ::"m"(config));
 }
-
-struct Free {
-  void operator()(void* memory) const { std::free(memory); }
-};
-
-// Memory of one thread, kept between calls, grown on demand.
-template <class T>
-class Scratch {
- public:
-  T* get(int64_t count) {
-    if (count > count_) {
-      memory_.reset(static_cast<T*>(std::aligned_alloc(64, divide_up(count * sizeof(T), 64) * 64)));
-      count_ = count;
-    }
-    return memory_.get();
-  }
-
- private:
-  std::unique_ptr<T, Free> memory_;
-  int64_t count_ = 0;
-};
 
 // The block of sums [row_tile, row_tile_end) x [panel, panel_end), computed by one thread.
 struct Block {
@@ -158,10 +132,30 @@ class RowWriter {
   int64_t num_rows_ = 0;
 };
 
+// The panels of a weight as they lie in memory.
+struct DenseWeight {
+  const BFloat16* packed;
+  int64_t all_steps;
+
+  struct Steps {
+    const BFloat16* at;
+
+    // The two tiles of the next step of K.
+    const BFloat16* next() {
+      at += kStepElements;
+      return at - kStepElements;
+    }
+  };
+
+  Steps steps_of(const Block&, int64_t /*tile*/, int64_t panel, int64_t step, int64_t /*steps*/) const {
+    return {packed + (panel * all_steps + step) * kStepElements};
+  }
+};
+
 // sums += 16 * kRowTiles rows of x times one panel, over `steps` steps of K. Tiles 0 to 3 are the sums, 4 and 5 the
 // rows of x, 6 and 7 the columns of the panel.
-template <int kRowTiles>
-inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t row_bytes, const BFloat16* w,
+template <int kRowTiles, class Steps>
+inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t row_bytes, Steps weights,
                            int64_t steps, bool is_first, float* sums, RowWriter& writer) {
   constexpr int64_t kSumBytes = kPanel * sizeof(float), kPairBytes = kStep * sizeof(BFloat16);
   float* sums_below = sums + kSumElements;
@@ -172,7 +166,8 @@ inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t r
     load_tile<0>(sums, kSumBytes), load_tile<1>(sums + kTile, kSumBytes);
     if constexpr (kRowTiles == 2) load_tile<2>(sums_below, kSumBytes), load_tile<3>(sums_below + kTile, kSumBytes);
   }
-  for (; steps > 0; --steps, x += kStep, x_below += kStep, w += kStepElements) {
+  for (; steps > 0; --steps, x += kStep, x_below += kStep) {
+    const BFloat16* w = weights.next();
     load_tile<6>(w, kPairBytes), load_tile<4>(x, row_bytes);
     multiply_tile<0, 4, 6>();
     load_tile<7>(w + kTileElements, kPairBytes);
@@ -188,7 +183,9 @@ inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t r
 }
 
 // One block, K in pieces so that a piece of the block's panels stays in the L2 cache while the rows pass.
-inline void multiply_block(const Problem<BFloat16>& p, const Block& block, const RowTiles& rows, float* sums) {
+template <class Weight>
+inline void multiply_block(const Problem<BFloat16>& p, const Weight& weight, const Block& block, const RowTiles& rows,
+                           float* sums) {
   const int64_t all_steps = divide_up(p.k, kStep), width = block.panel_end - block.panel;
   const bool is_one_piece = all_steps <= kBlockSteps;
   RowWriter writer(p);
@@ -198,7 +195,7 @@ inline void multiply_block(const Problem<BFloat16>& p, const Block& block, const
     for (int64_t tile = block.row_tile; tile < block.row_tile_end; tile += 2) {
       const int64_t tile_end = std::min(tile + 2, block.row_tile_end);
       for (int64_t panel = block.panel; panel < block.panel_end; ++panel, turn ^= 1) {
-        const BFloat16* w = p.packed + (panel * all_steps + step) * kStepElements;
+        const auto w = weight.steps_of(block, tile, panel, step, steps);
         const BFloat16 *x = rows[tile] + step * kStep, *x_below = rows[tile_end - 1] + step * kStep;
         // Sums that need not wait for the next piece take turns in two places, which stay in the L1 cache.
         const int64_t place = is_one_piece ? turn : (tile - block.row_tile) / 2 * width + panel - block.panel;
@@ -226,7 +223,8 @@ inline Block first_block(const Problem<BFloat16>& p) {
   return {0, height, 0, width};
 }
 
-inline void multiply(const Problem<BFloat16>& p) {
+template <class Weight>
+inline void multiply(const Problem<BFloat16>& p, const Weight& weight) {
   const RowTiles rows = row_tiles_of(p);
   const Block first = first_block(p);
   const int64_t row_tiles = divide_up(p.rows, kTile), panels = divide_up(p.n, kPanel);
@@ -235,8 +233,8 @@ inline void multiply(const Problem<BFloat16>& p) {
     static thread_local Scratch<float> sums;
     const int64_t row_tile = task % row_blocks * height, panel = task / row_blocks * width;
     configure_tiles();
-    multiply_block(p, {row_tile, std::min(row_tile + height, row_tiles), panel, std::min(panel + width, panels)}, rows,
-                   sums.get(kBlockRowTiles * kBlockPanels * kSumElements));
+    const Block block{row_tile, std::min(row_tile + height, row_tiles), panel, std::min(panel + width, panels)};
+    multiply_block(p, weight, block, rows, sums.get(kBlockRowTiles * kBlockPanels * kSumElements));
     release_tiles();
   });
 }
