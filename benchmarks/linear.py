@@ -6,12 +6,14 @@ machine, too. Every call takes another layer's weights, as in a model, so that f
 """
 
 import argparse
+import copy
 import itertools
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -22,6 +24,8 @@ from torch.nn.functional import linear
 
 from engine.kernels import load_kernels
 from engine.packed_weight import KernelWeight
+from engine.packing import packing_for
+from engine.quantization import BITS
 
 SHAPES = ((4864, 896), (896, 4864), (1152, 896), (896, 896), (32_000, 896))  # N x K, of a 0.5 B model
 ROWS = (1, 4, 8, 32, 128, 512)
@@ -32,23 +36,36 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 class Layers:
     """Several layers of one shape, held by every contender in a form of its own."""
 
-    def __init__(self, num_out: int, num_in: int, dtype: torch.dtype) -> None:
-        self.weight_bytes = num_out * num_in * dtype.itemsize
+    def __init__(self, num_out: int, num_in: int, dtype: torch.dtype, quantization: str) -> None:
         self.num_in, self.dtype = num_in, dtype
+        pack = packing_for(quantization, kernels_available=True).layers
+        first = pack(torch.randn(num_out, num_in, dtype=dtype))
+        self.weight_bytes = first.nbytes
         count = max(2, WEIGHT_BYTES // self.weight_bytes)
-        self._plain = [torch.randn(num_out, num_in, dtype=dtype) for _ in range(count)]
-        self._packed = [KernelWeight(weight) for weight in self._plain]
-        self._onednn = [torch.ops.mkldnn._reorder_linear_weight(weight, 64) for weight in self._plain]
+        plain = [torch.randn(num_out, num_in, dtype=dtype) for _ in range(count)]
+        packed = [copy.deepcopy(first) for _ in range(count)]  # quantizing takes long, and codes make no difference
+        self._weights: dict[str, list[Any]] = {"twostep": packed}
+        if quantization != "none":
+            self._weights["dense"] = [KernelWeight(weight) for weight in plain]
+        else:
+            self._weights["oneDNN"] = [torch.ops.mkldnn._reorder_linear_weight(weight, 64) for weight in plain]
+            self._weights["torch"] = plain
 
     def contenders(self, rows: int) -> dict[str, Callable[[], Tensor]]:
         """Name -> one call on `rows` rows, each with the next layer's weight."""
         x = torch.randn(rows, self.num_in, dtype=self.dtype)
-        packed, onednn, plain = map(itertools.cycle, (self._packed, self._onednn, self._plain))
-        return {
-            "twostep": lambda: next(packed).multiply(x, None),
-            "oneDNN": lambda: torch.ops.mkldnn._linear_pointwise(x, next(onednn), None, "none", [], ""),
-            "torch": lambda: linear(x, next(plain)),
+        multiply: dict[str, Callable[[Any], Tensor]] = {
+            "twostep": lambda weight: weight.multiply(x, None),
+            "dense": lambda weight: weight.multiply(x, None),
+            "oneDNN": lambda weight: torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], ""),
+            "torch": lambda weight: linear(x, weight),
         }
+        return {name: _each_in_turn(multiply[name], weights) for name, weights in self._weights.items()}
+
+
+def _each_in_turn(multiply: Callable[[Any], Tensor], weights: Sequence[Any]) -> Callable[[], Tensor]:
+    turns = itertools.cycle(weights)
+    return lambda: multiply(next(turns))
 
 
 def best_seconds(contenders: Mapping[str, Callable[[], object]], budget_s: float) -> dict[str, float]:
@@ -89,25 +106,28 @@ class Result:
     num_out: int
     num_in: int
     rows: int
+    weight_bytes: int
     best: dict[str, float]
 
 
-def measure_all(ceilings: Ceilings, seconds: float) -> Iterator[Result]:
+def measure_all(ceilings: Ceilings, quantization: str, seconds: float) -> Iterator[Result]:
     for num_out, num_in in track(SHAPES, "measuring", console=Console(stderr=True), transient=True):
         ceilings.measure(seconds)
-        layers = Layers(num_out, num_in, ceilings.dtype)
+        layers = Layers(num_out, num_in, ceilings.dtype, quantization)
         for rows in ROWS:
-            yield Result(num_out, num_in, rows, best_seconds(layers.contenders(rows), seconds))
+            best = best_seconds(layers.contenders(rows), seconds)
+            yield Result(num_out, num_in, rows, layers.weight_bytes, best)
 
 
 def table_of(results: Sequence[Result], ceilings: Ceilings) -> Table:
     """One line per shape and number of rows."""
     table = Table()
-    for heading in ("N x K", "rows", "GB/s", "of read", "GFLOP/s", "of matmul", "vs oneDNN", "vs torch"):
+    others = [name for name in results[0].best if name != "twostep"]
+    for heading in ("N x K", "rows", "GB/s", "of read", "GFLOP/s", "of matmul", *(f"vs {name}" for name in others)):
         table.add_column(heading, justify="left" if heading == "N x K" else "right")
     for result in results:
         ours, weights = result.best["twostep"], result.num_out * result.num_in
-        bandwidth, speed = weights * ceilings.dtype.itemsize / ours, 2 * result.rows * weights / ours
+        bandwidth, speed = result.weight_bytes / ours, 2 * result.rows * weights / ours
         table.add_row(
             f"{result.num_out} x {result.num_in}" if result.rows == ROWS[0] else "",
             str(result.rows),
@@ -115,8 +135,7 @@ def table_of(results: Sequence[Result], ceilings: Ceilings) -> Table:
             f"{bandwidth / ceilings.read:.0%}",
             f"{speed / 1e9:.0f}",
             f"{speed / ceilings.matmul:.0%}",
-            f"{result.best['oneDNN'] / ours:.2f}x",
-            f"{result.best['torch'] / ours:.2f}x",
+            *(f"{result.best[name] / ours:.2f}x" for name in others),
             end_section=result.rows == ROWS[-1],
         )
     return table
@@ -126,6 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Prints a table; 1 when there are no kernels to measure."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.linear", description=(__doc__ or "").split("\n")[2])
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--quantization", choices=["none", *BITS], default="none", help="compared with dense weights")
     parser.add_argument("--seconds", type=float, default=1.0, help="spent on each line of the table (default: 1)")
     options = parser.parse_args(arguments)
     kernels = load_kernels()
@@ -133,7 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("no CPU kernels: nothing to measure", file=sys.stderr)
         return 1
     ceilings = Ceilings(DTYPES[options.dtype])
-    results = list(measure_all(ceilings, options.seconds))
+    results = list(measure_all(ceilings, options.quantization, options.seconds))
     print(f"kernels for {kernels.isa}, {torch.get_num_threads()} threads; measured ceilings: ", end="")
     print(f"read {ceilings.read / 1e9:.1f} GB/s, {options.dtype} matmul {ceilings.matmul / 1e9:.0f} GFLOP/s")
     Console(width=None if sys.stdout.isatty() else 100).print(table_of(results, ceilings))

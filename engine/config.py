@@ -16,6 +16,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """auto (cuda where available), cpu or cuda."""
     dtype: str = "auto"
     """auto, float32, bfloat16 or float16. auto is bfloat16 where the CPU computes it natively, else float32."""
+    quantization: str = "none"
+    """none, int8 or int4: bits of the weights of linear layers and experts, on the CPU."""
     max_model_len: int | None = None
     """Longest prompt + output; None takes the model's own limit."""
     block_size: int = 16
@@ -43,6 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
         _check_choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        _check_choice("quantization", self.quantization, ("none", "int8", "int4"))
         _check_choice("device", self.device, ("auto", "cpu", "cuda"))
 
 

@@ -7,21 +7,21 @@ passes a parameter of its own to `F.linear`.
 import functools
 import inspect
 import re
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from engine.packed_weight import PackedWeight, WeightHandle, pack_weight
+from engine.packed_weight import WeightHandle
+from engine.packing import Pack
 
 __all__ = ["PackedExperts", "PackedLlama4Experts", "is_experts", "is_router", "pack_experts", "pack_router"]
 
 
-def pack_experts(module: nn.Module, kernels_available: bool) -> "PackedExperts | PackedLlama4Experts":
+def pack_experts(module: nn.Module, pack: Pack) -> "PackedExperts | PackedLlama4Experts":
     """The replacement of a module for which `is_experts` holds."""
     kind = PackedExperts if _is_described(module) else PackedLlama4Experts
-    return kind(module, kernels_available)
+    return kind(module, pack)
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -38,13 +38,13 @@ def _is_described(module: nn.Module) -> bool:
 class PackedExperts(nn.Module):
     """In place of a layer's experts: each multiplies the rows that chose it; a row sums its slots in their order."""
 
-    def __init__(self, experts: nn.Module, kernels_available: bool) -> None:
+    def __init__(self, experts: nn.Module, pack: Pack) -> None:
         """Empties `experts`, which stays for its gate function and norm."""
         super().__init__()
         self.experts = experts
-        pack = functools.partial(_PackedStack, experts, bool(experts.is_transposed), kernels_available)
-        self.up = pack("gate_up_proj" if experts.has_gate else "up_proj")
-        self.down = pack("down_proj")
+        pack_stack = functools.partial(_PackedStack, experts, bool(experts.is_transposed), pack)
+        self.up = pack_stack("gate_up_proj" if experts.has_gate else "up_proj")
+        self.down = pack_stack("down_proj")
 
     @property
     def nbytes(self) -> int:
@@ -78,12 +78,12 @@ class PackedExperts(nn.Module):
 class PackedLlama4Experts(nn.Module):
     """In place of Llama 4's experts: every expert gets as many rows as there are tokens, most of them zeros."""
 
-    def __init__(self, experts: nn.Module, kernels_available: bool) -> None:
+    def __init__(self, experts: nn.Module, pack: Pack) -> None:
         """Empties `experts`, which stays for its activation."""
         super().__init__()
         self.experts = experts
-        self.up = _PackedStack(experts, True, kernels_available, "gate_up_proj")
-        self.down = _PackedStack(experts, True, kernels_available, "down_proj")
+        self.up = _PackedStack(experts, True, pack, "gate_up_proj")
+        self.down = _PackedStack(experts, True, pack, "down_proj")
 
     @property
     def nbytes(self) -> int:
@@ -101,11 +101,11 @@ class PackedLlama4Experts(nn.Module):
 class _PackedStack:
     """One packed weight per expert, and the biases, taken out of the module that held them as parameters."""
 
-    def __init__(self, experts: nn.Module, is_transposed: bool, kernels_available: bool, name: str) -> None:
+    def __init__(self, experts: nn.Module, is_transposed: bool, pack: Pack, name: str) -> None:
         stack = cast(Tensor, experts._parameters.pop(name)).detach()  # [E, N, K], or [E, K, N] when transposed
         if is_transposed:
             stack = stack.transpose(1, 2)
-        self._weights = [pack_weight(weight, kernels_available) for weight in stack]
+        self._weights = [pack(weight) for weight in stack]
         biases = experts._parameters.pop(f"{name}_bias", None)
         self._biases = None if biases is None else biases.detach()  # [E, N]
 
@@ -124,7 +124,7 @@ class _PackedStack:
 class RouterWeight(WeightHandle):
     """A router's weight; some routers ask for it in float32 at every step, so the plain numbers are kept, too."""
 
-    def __init__(self, weight: Tensor, pack: Callable[[Tensor], PackedWeight]) -> None:
+    def __init__(self, weight: Tensor, pack: Pack) -> None:
         super().__init__(pack(weight))
         self._weight, self._pack = weight, pack
         self._by_dtype: dict[torch.dtype, RouterWeight] = {weight.dtype: self}
@@ -155,9 +155,9 @@ def is_router(module: nn.Module) -> bool:
     return num_uses == len(re.findall(r"linear\([^\n]*self\.weight", source))
 
 
-def pack_router(router: nn.Module, kernels_available: bool) -> int:
+def pack_router(router: nn.Module, pack: Pack) -> int:
     """Puts a packed weight in the place of the router's own; returns the bytes it holds."""
     weight = cast(Tensor, router._parameters.pop("weight")).detach()
-    handle = RouterWeight(weight, lambda dense: pack_weight(dense, kernels_available))
+    handle = RouterWeight(weight, pack)
     cast(Any, router).weight = handle
     return weight.nbytes + handle.packed.nbytes

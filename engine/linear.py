@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import cast
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from engine.experts import PackedExperts, PackedLlama4Experts, is_experts, is_router, pack_experts, pack_router
-from engine.packed_weight import PackedWeight, WeightHandle, multiply_rows, pack_weight
+from engine.packed_weight import PackedWeight, WeightHandle, multiply_rows
+from engine.packing import Pack, packing_for
 
 __all__ = ["LinearReport", "PackedLinear", "prepare_linears"]
 
@@ -55,19 +57,21 @@ class LinearReport:
     unconverted: tuple[str, ...]  # matrices left to torch: with any here, batch invariance is not guaranteed
 
 
-def prepare_linears(model: nn.Module, kernels_available: bool) -> LinearReport:
+def prepare_linears(model: nn.Module, kernels_available: bool, quantization: str = "none") -> LinearReport:
     """Swaps the linear layers of `model` in place, one after the other, so that memory grows by one layer at most.
 
     A weight shared with an embedding is copied: the embedding keeps its rows, the linear layer gets its own.
     """
+    packing = packing_for(quantization, kernels_available)
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     swapped: dict[nn.Module, Packed] = {}
     for parent, name, child in list(_children(model)):
         if child not in swapped:
             if not is_experts(child) and not _is_linear(child):
                 continue
-            swapped[child] = _pack_module(child, kernels_available)
+            swapped[child] = _pack_module(child, packing.head if child is head else packing.layers)
         setattr(parent, name, swapped[child])
-    router_bytes = [pack_router(module, kernels_available) for module in model.modules() if _is_router(module)]
+    router_bytes = [pack_router(module, packing.routers) for module in model.modules() if _is_router(module)]
     num_linears = sum(isinstance(module, PackedLinear) for module in swapped.values())
     return LinearReport(
         num_linears=num_linears,
@@ -98,12 +102,12 @@ def _is_hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def _pack_module(module: nn.Module, kernels_available: bool) -> Packed:
+def _pack_module(module: nn.Module, pack: Pack) -> Packed:
     """The module's replacement; the module itself lets go of its weights, whoever still holds it."""
     if is_experts(module):
-        return pack_experts(module, kernels_available)
+        return pack_experts(module, pack)
     weight, bias = cast(Tensor, module._parameters.pop("weight")).detach(), cast("Tensor | None", module.bias)
-    packed = pack_weight(weight.t() if isinstance(module, Conv1D) else weight, kernels_available)
+    packed = pack(weight.t() if isinstance(module, Conv1D) else weight)
     return PackedLinear(packed, None if bias is None else bias.detach())
 
 

@@ -15,7 +15,7 @@ from engine.checkpoint import check_checkpoint, is_local
 from engine.config import EngineConfig
 from engine.embedding import HeadInputs
 from engine.errors import ConfigError, ModelError, TwostepError, UnsupportedModelError
-from engine.kernels import load_kernels
+from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
 from engine.kv_cache import LayerShape
 from engine.linear import prepare_linears
@@ -69,6 +69,8 @@ def _load(config: EngineConfig) -> LoadedModel:
     hf_config = AutoConfig.from_pretrained(config.model, **source)
     _check_architecture(hf_config, config)
     device = _device(config.device)
+    if config.quantization != "none" and device.type != "cpu":
+        raise ConfigError(f"quantization {config.quantization} runs on the CPU only; use --device cpu or leave it out.")
     dtype = _dtype(config.dtype, device, hf_config)
     module = _load_weights(config, source, device, dtype)
     text_config = hf_config.get_text_config(decoder=True)
@@ -77,7 +79,7 @@ def _load(config: EngineConfig) -> LoadedModel:
     if device.type == "cpu":
         replace = torch.ops.twostep.replace_activations if kernels else replace_activations
         replace()
-    report = prepare_linears(module, kernels is not None)
+    report = prepare_linears(module, kernels is not None, config.quantization)
     for name in report.unconverted:
         logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)
     probe_layers(module, text_config, device)  # packed, it must still run
@@ -91,10 +93,15 @@ def _load(config: EngineConfig) -> LoadedModel:
         max_model_len=_context_limit(text_config),
         eos_token_ids=_eos_token_ids(config, source, hf_config),
         weight_bytes=report.packed_bytes + sum(p.nbytes for p in module.parameters()),
-        linear=f"twostep {kernels.isa}" if kernels else "torch, fixed tiles",
+        linear=_linear_name(kernels, config.quantization),
         has_kernels=kernels is not None,
         head_inputs=HeadInputs(module.get_output_embeddings()),
     )
+
+
+def _linear_name(kernels: KernelInfo | None, quantization: str) -> str:
+    backend = f"twostep {kernels.isa}" if kernels else "torch, fixed tiles"
+    return backend if quantization == "none" else f"{backend}, {quantization} weights"
 
 
 def _first_line(error: BaseException) -> str:

@@ -74,6 +74,7 @@ class Settings(BaseSettings):
         "Model", "auto", "How the model marks its thinking; auto asks its chat template."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("Model", "auto", "Number format of the weights.")
+    quantization: Literal["none", "int8", "int4"] = setting("Model", "none", "Weights of 8 or 4 bits, on the CPU.")
     max_model_len: PositiveInt | None = setting("Model", None, "Longest prompt + output; default: the model's limit.")
 
     device: Literal["auto", "cpu", "cuda"] = setting("Engine", "auto", "Where to run.")
@@ -133,6 +134,7 @@ class Settings(BaseSettings):
             trust_remote_code=self.trust_remote_code,
             device=self.device,
             dtype=self.dtype,
+            quantization=self.quantization,
             max_model_len=self.max_model_len,
             block_size=self.block_size,
             num_blocks=self.num_gpu_blocks_override,

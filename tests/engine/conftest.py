@@ -19,13 +19,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LoadedModel]:
-    """tiny_model(architecture, dtype="float32"): a loaded tiny checkpoint, made once."""
+    """tiny_model(architecture, dtype="float32", quantization="none"): a loaded tiny checkpoint, made once."""
     directory = tmp_path_factory.mktemp("checkpoints")
 
     @cache
-    def load(architecture: str, dtype: str = "float32") -> LoadedModel:
+    def load(architecture: str, dtype: str = "float32", quantization: str = "none") -> LoadedModel:
         path = directory / architecture
-        return load_tiny(path if path.exists() else make_checkpoint(architecture, directory), dtype)
+        return load_tiny(path if path.exists() else make_checkpoint(architecture, directory), dtype, quantization)
 
     return load
 

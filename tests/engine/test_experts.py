@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from engine.experts import PackedExperts, PackedLlama4Experts, is_experts, is_router, pack_router
 from engine.kernels import load_kernels
 from engine.linear import prepare_linears
+from engine.packing import packing_for
 from tests.engine.tiny_models import ARCHITECTURES, make_config
 
 EXPERT_MODELS = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "olmoe", "llama4"]
@@ -103,7 +104,7 @@ def test_experts_of_every_description_match_transformers_own(
     experts = make_experts(has_gate, has_bias, is_transposed)
     x, index, weights = torch.randn(11, 6), torch.randint(0, 5, (11, 3)), torch.rand(11, 3)
     expected = experts(x, index, weights).detach()
-    packed = PackedExperts(copy.deepcopy(experts), kernels_available)
+    packed = PackedExperts(copy.deepcopy(experts), packing_for("none", kernels_available).layers)
     torch.testing.assert_close(packed(x, index, weights), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -135,7 +136,7 @@ def make_experts(has_gate: bool, has_bias: bool, is_transposed: bool) -> nn.Modu
 
 
 def test_an_expert_that_no_row_chose_is_not_run(kernels_available: bool) -> None:
-    packed = PackedExperts(make_experts(True, False, False), kernels_available)
+    packed = PackedExperts(make_experts(True, False, False), packing_for("none", kernels_available).layers)
     ran: list[int] = []
     run = packed._run_expert
     packed._run_expert = lambda expert, x: (ran.append(expert), run(expert, x))[1]  # type: ignore[method-assign]
@@ -155,7 +156,7 @@ def test_a_router_may_ask_for_its_weight_in_float32(kernels_available: bool) -> 
     router, x = Router(), torch.randn(3, 6).bfloat16()
     expected = router(x).detach()
     assert is_router(router)
-    pack_router(router, kernels_available)
+    pack_router(router, packing_for("none", kernels_available).routers)
     torch.testing.assert_close(router(x), expected)
     assert router(x).dtype is router.weight.float().dtype is torch.float32
     assert router.weight.to(torch.float32) is router.weight.float()

@@ -97,7 +97,18 @@ def resumed(model: LoadedModel, params: dict[str, Any], tokens: list[int]) -> An
 def test_a_request_gets_the_same_answer_bit_for_bit(
     architecture: str, dtype: str, params: dict[str, Any], tiny_model: Callable[..., LoadedModel]
 ) -> None:
-    model = tiny_model(architecture, dtype)
+    assert_the_same_however_it_runs(tiny_model(architecture, dtype), params)
+
+
+@pytest.mark.parametrize(("quantization", "dtype"), [("int8", "bfloat16"), ("int4", "bfloat16"), ("int8", "float32")])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_quantized_model_gives_the_same_answer_bit_for_bit_too(
+    architecture: str, dtype: str, quantization: str, tiny_model: Callable[..., LoadedModel]
+) -> None:
+    assert_the_same_however_it_runs(tiny_model(architecture, dtype, quantization), PARAMS["filtered"])
+
+
+def assert_the_same_however_it_runs(model: LoadedModel, params: dict[str, Any]) -> None:
     mine = alone(model, params)
     assert len(mine) == MAX_TOKENS
     assert among_others(model, params) == mine
@@ -116,6 +127,6 @@ def test_other_seeds_give_other_answers(tiny_model: Callable[..., LoadedModel]) 
 
 def test_it_holds_in_plain_torch_too() -> None:
     """The same tests in a process that has no kernels."""
-    command = [sys.executable, "-m", "pytest", "-q", "-k", "(llama or gpt_oss) and greedy", __file__]
+    command = [sys.executable, "-m", "pytest", "-q", "-k", "(llama or gpt_oss) and (greedy or int4)", __file__]
     result = subprocess.run(command, env={**os.environ, "TWOSTEP_KERNELS": "off"}, capture_output=True, text=True)
-    assert result.returncode == 0 and "4 passed" in result.stdout, result.stdout
+    assert result.returncode == 0 and "6 passed" in result.stdout, result.stdout

@@ -132,8 +132,8 @@ def load_reference(path: Path) -> ReferenceModel:
     return ReferenceModel(transformers.AutoModelForCausalLM.from_pretrained(path, **settings).eval())
 
 
-def load_tiny(path: Path, dtype: str = "float32") -> LoadedModel:
-    return load_model(EngineConfig(model=str(path), device="cpu", dtype=dtype))
+def load_tiny(path: Path, dtype: str = "float32", quantization: str = "none") -> LoadedModel:
+    return load_model(EngineConfig(model=str(path), device="cpu", dtype=dtype, quantization=quantization))
 
 
 class RecordingRunner:

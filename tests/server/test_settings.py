@@ -36,6 +36,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "tool_call_parser": ("hermes", "hermes"),
     "reasoning_parser": ("think", "think"),
     "dtype": ("bfloat16", "bfloat16"),
+    "quantization": ("int4", "int4"),
     "max_model_len": ("99", 99),
     "device": ("cpu", "cpu"),
     "num_threads": ("2", 2),

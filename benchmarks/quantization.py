@@ -1,0 +1,159 @@
+"""`python -m benchmarks.quantization`: what quantized weights cost in accuracy, beside llama.cpp's formats.
+
+Text that the embedded model never saw goes through it with its own weights, with ours of 8 and 4 bits, and with what
+Q8_0 and Q4_0 make of the same weights. Errors are those of logits against the float32 model. `int8 per channel` is the
+form that integer matrix units would want: one scale per output channel, and rows of 8 bits, too.
+"""
+
+import argparse
+import ast
+import copy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from benchmarks.ggml_formats import q4_0, q8_0
+from engine.kernels import load_kernels
+from engine.linear import prepare_linears
+
+MODEL = Path(__file__).parent.parent / "engine" / "embedded_model"
+WINDOW = 512  # tokens read at once
+
+Convert = Callable[[PreTrainedModel], object]  # of a model, in place
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Over all positions of the text; errors against the float32 model's logits."""
+
+    perplexity: float
+    rms: float
+    largest: float
+    divergence: float  # Kullback-Leibler, of its distribution from the float32 model's, in nats per token
+    top_1: float  # share of positions where both find the same token likeliest
+
+
+def ours(quantization: str) -> Convert:
+    return lambda model: prepare_linears(model, load_kernels() is not None, quantization)
+
+
+def with_weights(layers: Callable[[Tensor], Tensor], head: Callable[[Tensor], Tensor]) -> Convert:
+    """Every linear layer's weight after a round trip; the embedding keeps its own where the head shares it."""
+
+    def convert(model: PreTrainedModel) -> None:
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                round_trip = head if module is model.get_output_embeddings() else layers
+                module.weight = nn.Parameter(round_trip(module.weight.detach()).to(module.weight.dtype), False)
+
+    return convert
+
+
+def per_channel(model: PreTrainedModel) -> None:
+    with_weights(_rounded_rows, _rounded_rows)(model)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(lambda _, inputs: (_rounded_rows(inputs[0]),))
+
+
+def _rounded_rows(rows: Tensor) -> Tensor:  # [..., K], each row with a scale of its own
+    scales = rows.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
+    return (rows / scales).round() * scales
+
+
+VARIANTS: dict[str, tuple[torch.dtype, Convert]] = {
+    "bfloat16": (torch.bfloat16, ours("none")),
+    "int8": (torch.float32, ours("int8")),
+    "Q8_0": (torch.float32, with_weights(q8_0, q8_0)),
+    "int8 per channel": (torch.float32, per_channel),
+    "int8, bfloat16": (torch.bfloat16, ours("int8")),
+    "Q8_0, bfloat16": (torch.bfloat16, with_weights(q8_0, q8_0)),
+    "int4": (torch.float32, ours("int4")),
+    "Q4_0": (torch.float32, with_weights(q4_0, q8_0)),
+    "int4, bfloat16": (torch.bfloat16, ours("int4")),
+    "Q4_0, bfloat16": (torch.bfloat16, with_weights(q4_0, q8_0)),
+}
+BOUNDS = {"int8": "Q8_0", "int8, bfloat16": "Q8_0, bfloat16", "int4": "Q4_0", "int4, bfloat16": "Q4_0, bfloat16"}
+
+
+@torch.inference_mode()
+def logits_of(model: PreTrainedModel, windows: Tensor) -> Tensor:  # [num, WINDOW] -> [num, WINDOW, vocab]
+    return torch.cat([model(window[None], use_cache=False).logits.float() for window in windows])
+
+
+def accuracy(logits: Tensor, truth: Tensor, windows: Tensor) -> Accuracy:
+    loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), windows[:, 1:].flatten())
+    errors = (logits - truth).abs()
+    return Accuracy(
+        perplexity=loss.exp().item(),
+        rms=errors.square().mean().sqrt().item(),
+        largest=errors.max().item(),
+        divergence=_divergence(logits, truth),
+        top_1=(logits.argmax(-1) == truth.argmax(-1)).float().mean().item(),
+    )
+
+
+def _divergence(logits: Tensor, truth: Tensor) -> float:
+    logs, true_logs = (x.flatten(0, 1).log_softmax(-1) for x in (logits, truth))
+    return nn.functional.kl_div(logs, true_logs, reduction="batchmean", log_target=True).item()
+
+
+def docstrings() -> str:
+    """Those of torch.nn: of the kind that the embedded model was trained on, but no part of that."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in sorted(Path(nn.__file__).parent.rglob("*.py")))
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    texts = (ast.get_docstring(node) for tree in trees for node in ast.walk(tree) if isinstance(node, kinds))
+    return "\n\n".join(filter(None, texts))
+
+
+def measure(path: Path, text: str, num_windows: int) -> dict[str, Accuracy]:
+    token_ids = AutoTokenizer.from_pretrained(path)(text, return_tensors="pt", verbose=False).input_ids[0]
+    num_windows = min(num_windows, len(token_ids) // WINDOW)
+    windows = token_ids[: num_windows * WINDOW].view(-1, WINDOW)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval().requires_grad_(False)
+    truth = logits_of(model, windows)
+    results = {"float32": accuracy(truth, truth, windows)}
+    for name, (dtype, convert) in VARIANTS.items():
+        variant = copy.deepcopy(model).to(dtype)
+        convert(variant)
+        results[name] = accuracy(logits_of(variant, windows), truth, windows)
+    return results
+
+
+def table_of(results: dict[str, Accuracy]) -> Table:
+    table = Table()
+    for heading in ("weights", "perplexity", "rms error", "largest error", "divergence", "same top token"):
+        table.add_column(heading, justify="left" if heading == "weights" else "right")
+    for name, result in results.items():
+        errors = (f"{result.rms:.4f}", f"{result.largest:.3f}", f"{result.divergence:.2g}", f"{result.top_1:.2%}")
+        table.add_row(name, f"{result.perplexity:.3f}", *errors)
+    return table
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints a table; 1 when a format of ours errs more than llama.cpp's of as many bits."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.quantization", description=(__doc__ or "").partition(": ")[2].partition("\n")[0]
+    )
+    parser.add_argument("--model", type=Path, default=MODEL, help="checkpoint directory (default: the embedded model)")
+    parser.add_argument("--text", type=Path, help="file to read (default: docstrings of torch.nn)")
+    parser.add_argument("--windows", type=int, default=32, help=f"of {WINDOW} tokens each, at most (default: 32)")
+    options = parser.parse_args(arguments)
+    text = options.text.read_text(encoding="utf-8") if options.text else docstrings()
+    results = measure(options.model, text, options.windows)
+    Console(width=None if sys.stdout.isatty() else 100).print(table_of(results))
+    worse = [name for name, bound in BOUNDS.items() if results[name].rms > results[bound].rms]
+    for name in worse:
+        print(f"{name} errs more than {BOUNDS[name]}", file=sys.stderr)
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Weights of 8 or 4 bits: a number is `minimum + scale * code`, with one scale and one minimum per 32 along K.
+
+Rows stay in the model's format, and what they are multiplied with is that number, rounded to the same format. So a
+quantized layer computes exactly what the dense layer with these weights would, and is as batch invariant.
+
+Groups of 32 with a minimum err less than llama.cpp's Q8_0 and Q4_0; `python -m benchmarks.quantization` measures. Tried
+and left: one scale per output channel, as integer matrix units want it (1.4 to 2.5 times the error of Q8_0, 3 times in
+the embedded model's logits, where rows have 8 bits, too); groups of 64 with a minimum, and groups of 32 without (1.03
+times the error of Q8_0 each).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["BITS", "GROUP_SIZE", "QuantizedMatrix", "dequantize", "quantize"]
+
+BITS = {"int8": 8, "int4": 4}  # name of the quantization -> bits of a code
+GROUP_SIZE = 32
+
+_NUM_REFITS = {8: 0, 4: 2}  # at 8 bits, a line through the codes is as good as the one through both ends
+_CHUNK = 1 << 17  # numbers quantized at once: what they need stays in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedMatrix:
+    """A weight [N, K] in G = ceil(K / GROUP_SIZE) groups."""
+
+    codes: Tensor  # [N, K] uint8
+    scales: Tensor  # [N, G] bfloat16
+    minimums: Tensor  # [N, G] bfloat16
+
+
+def quantize(weight: Tensor, bits: int) -> QuantizedMatrix:
+    """weight [N, K], on the CPU."""
+    rows_at_once = max(1, _CHUNK // weight.shape[1])
+    parts = [_quantize_rows(rows, bits) for rows in torch.split(weight, rows_at_once)]
+    codes, scales, minimums = (torch.cat(column) for column in zip(*parts, strict=True))
+    return QuantizedMatrix(codes, scales, minimums)
+
+
+def dequantize(matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
+    """The weight [N, K] that is multiplied: computed in float32, rounded once."""
+    num_in = matrix.codes.shape[1]
+    scales, minimums = (
+        groups.float().repeat_interleave(GROUP_SIZE, dim=1)[:, :num_in] for groups in (matrix.scales, matrix.minimums)
+    )
+    return (matrix.codes.float() * scales + minimums).to(dtype)
+
+
+def _quantize_rows(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """weight [N, K] -> codes [N, K], scales [N, G], minimums [N, G]."""
+    num_out, num_in = weight.shape
+    padding = -num_in % GROUP_SIZE
+    # Filled up with each row's last number: it is in the group anyway, so it changes neither of its ends.
+    full = torch.cat([weight, weight[:, -1:].expand(-1, padding)], dim=1).float()
+    groups = full.view(-1, GROUP_SIZE).T.contiguous()  # so that sums over a group run down columns, which is fast
+    best = fit = _Fit.through_ends(groups, bits)
+    for _ in range(_NUM_REFITS[bits]):
+        fit = fit.refitted(groups)
+        best = best.or_better(fit)
+    if bool((groups == 0).any()):
+        best = best.or_better(_Fit.around_zero(groups, bits))
+    codes = best.codes.to(torch.uint8).T.reshape(num_out, -1)[:, :num_in]
+    return codes, best.scales.view(num_out, -1).bfloat16(), best.minimums.view(num_out, -1).bfloat16()
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """One choice of scales and minimums for `groups`, [GROUP_SIZE, N * G], and the codes nearest to their numbers."""
+
+    codes: Tensor  # [GROUP_SIZE, N * G], float32 as all here
+    scales: Tensor  # [N * G], each a bfloat16 number
+    minimums: Tensor  # [N * G], each a bfloat16 number
+    errors: Tensor  # [N * G], sums of squares
+    max_code: int
+
+    @classmethod
+    def through_ends(cls, groups: Tensor, bits: int) -> "_Fit":
+        """Code 0 at or just below the smallest number, the largest code at the largest.
+
+        Below, never above: else numbers much closer to each other than to zero would all lie under the minimum.
+        """
+        lowest, highest = groups.aminmax(dim=0)
+        minimums = lowest.bfloat16()
+        is_above = minimums.float() > lowest
+        minimums = minimums.nextafter(torch.where(is_above, -torch.inf, minimums).bfloat16()).float()
+        max_code = 2**bits - 1
+        return cls._of(groups, (highest - minimums) / max_code, minimums, max_code)
+
+    @classmethod
+    def around_zero(cls, groups: Tensor, bits: int) -> "_Fit":
+        """The middle code is zero, exactly, and code 0 the number farthest from it; a scale may be negative."""
+        lowest, highest = groups.aminmax(dim=0)
+        farthest = torch.where(highest > -lowest, highest, lowest)
+        scales = (farthest / -(2 ** (bits - 1))).bfloat16().float()
+        return cls._of(groups, scales, scales * -(2 ** (bits - 1)), 2**bits - 1)
+
+    @classmethod
+    def _of(cls, groups: Tensor, scales: Tensor, minimums: Tensor, max_code: int) -> "_Fit":
+        scales, minimums = scales.bfloat16().float(), minimums.bfloat16().float()
+        divisors = torch.where(scales != 0, scales, torch.inf)
+        codes = (groups - minimums).div_(divisors).round_().clamp_(0, max_code)
+        errors = torch.addcmul(minimums, codes, scales).sub_(groups).square_().sum(0)
+        return cls(codes, scales, minimums, errors, max_code)
+
+    def refitted(self, groups: Tensor) -> "_Fit":
+        """With the line of least squares through (code, number), and the codes that are nearest then."""
+        mean_code, mean = self.codes.mean(0), groups.mean(0)
+        centred = self.codes - mean_code
+        covariance = (centred * (groups - mean)).sum(0)
+        scales = covariance / centred.square_().sum(0).clamp_min_(1e-9)
+        return self._of(groups, scales, mean - scales * mean_code, self.max_code)
+
+    def or_better(self, other: "_Fit") -> "_Fit":
+        is_better = other.errors < self.errors
+        return _Fit(
+            torch.where(is_better, other.codes, self.codes),
+            torch.where(is_better, other.scales, self.scales),
+            torch.where(is_better, other.minimums, self.minimums),
+            torch.where(is_better, other.errors, self.errors),
+            self.max_code,
+        )

@@ -1,0 +1,232 @@
+"""Quantized weights: each path computes exactly what the dense one with the dequantized weights does."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from benchmarks.ggml_formats import q4_0, q8_0
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.experts import is_experts
+from engine.kernels import load_kernels
+from engine.model_loader import LoadedModel, load_model
+from engine.packed_weight import FixedTileWeight, KernelWeight, PackedWeight
+from engine.quantization import BITS, GROUP_SIZE, QuantizedMatrix, dequantize, quantize
+from engine.quantized_weight import KernelQuantizedWeight, TorchQuantizedWeight
+from tests.engine.fakes import add, run_to_end, tokens_of
+from tests.engine.tiny_models import ARCHITECTURES, ReferenceModel, load_reference, make_checkpoint, tiny_engine
+
+# Odd sizes reach every tail: of a panel, of a pair and a group along K, of a piece of K (1024).
+SHAPES = [(1, 1), (3, 17), (17, 3), (33, 64), (100, 130), (130, 100), (64, 1), (1, 100), (70, 2100)]  # N, K
+ROWS = (1, 2, 7, 8, 9, 16, 17, 33, 64, 65)
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(params=BITS.values(), ids=BITS)
+def bits(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    torch.manual_seed(3)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def needs_kernels() -> None:
+    load_kernels() or pytest.skip("no kernels on this machine")
+
+
+def assert_equal_products(quantized: PackedWeight, dense: PackedWeight, rows: tuple[int, ...] = ROWS) -> None:
+    num_out, num_in = dense.shape
+    bias = torch.randn(num_out).to(dense.dtype)
+    for count in rows:
+        x = torch.randn(count, num_in).to(dense.dtype)
+        assert torch.equal(quantized.multiply(x, bias), dense.multiply(x, bias)), count
+        assert torch.equal(quantized.multiply(x, None), dense.multiply(x, None)), count
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_the_kernel_is_the_dense_kernel_over_the_dequantized_weight(
+    n: int, k: int, dtype: torch.dtype, bits: int
+) -> None:
+    needs_kernels()
+    weight = torch.randn(n, k).to(dtype)
+    dense = KernelWeight(round_trip(weight, bits))
+    assert_equal_products(KernelQuantizedWeight(weight, bits), dense)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_batches_in_blocks_of_rows_and_columns_are_no_exception(dtype: torch.dtype, bits: int) -> None:
+    needs_kernels()
+    weight = torch.randn(300, 2200).to(dtype)
+    dense = KernelWeight(round_trip(weight, bits))
+    assert_equal_products(KernelQuantizedWeight(weight, bits), dense, (129, 530, 1061))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_result_does_not_depend_on_the_number_of_threads(dtype: torch.dtype, bits: int) -> None:
+    needs_kernels()
+    weight, x = torch.randn(500, 700).to(dtype), torch.randn(40, 700).to(dtype)
+    results = []
+    for num_threads in (1, 2, 5):
+        torch.set_num_threads(num_threads)
+        results.append(KernelQuantizedWeight(weight, bits).multiply(x, None))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), [*SHAPES, (1030, 20)])
+def test_without_kernels_torch_multiplies_with_the_same_numbers(n: int, k: int, dtype: torch.dtype, bits: int) -> None:
+    weight = torch.randn(n, k).to(dtype)
+    dense = round_trip(weight, bits)
+    quantized, x = TorchQuantizedWeight(weight, bits), torch.randn(20, k).to(dtype)
+    expected = torch.cat([FixedTileWeight(part).multiply(x, None) for part in dense.split(1024)], dim=1)
+    assert torch.equal(quantized.multiply(x, None), expected)
+    assert torch.equal(quantized.multiply(x[3:4], None), expected[3:4])
+    bias = torch.randn(n).to(dtype)
+    torch.testing.assert_close(quantized.multiply(x, bias), expected + bias, rtol=2e-2, atol=2e-2)
+
+
+def test_what_does_not_fit_is_refused(bits: int) -> None:
+    needs_kernels()
+    packed = KernelQuantizedWeight(torch.randn(5, 70), bits)
+    for x, bias in [(torch.randn(2, 100), None), (torch.randn(2, 70), torch.randn(4)), (torch.randn(70), None)]:
+        with pytest.raises(RuntimeError):
+            packed.multiply(x, bias)
+    with pytest.raises(RuntimeError):
+        packed.multiply(torch.randn(2, 70).half(), None)
+    with pytest.raises(RuntimeError, match="8 or 4 bits"):
+        torch.ops.twostep.pack_quantized(torch.zeros(2, 2, dtype=torch.uint8), *torch.zeros(2, 2, 1), 6, torch.float32)
+
+
+def test_a_number_is_its_groups_minimum_plus_scale_times_code() -> None:
+    codes = torch.tensor([[3, 255] * 20], dtype=torch.uint8)
+    matrix = QuantizedMatrix(codes, torch.tensor([[0.5, 2.0]]).bfloat16(), torch.tensor([[-1.0, 8.0]]).bfloat16())
+    expected = [0.5, 126.5] * 16 + [14.0, 518.0] * 4
+    assert dequantize(matrix, torch.float32).tolist() == [expected]
+    assert dequantize(matrix, torch.bfloat16).tolist() == [torch.tensor(expected).bfloat16().tolist()]
+
+
+def test_codes_fill_their_range_in_every_group(bits: int) -> None:
+    codes = quantize(torch.randn(3, 5 * GROUP_SIZE), bits).codes.view(15, GROUP_SIZE).float()
+    assert codes.amax() == 2**bits - 1 and codes.amin() == 0
+    assert (codes.amax(1) - codes.amin(1)).min() >= 2**bits - 4
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.0, 1 / 3, 1e-30, -7e30])
+def test_equal_numbers_stay_what_they_are(value: float, bits: int) -> None:
+    weight = torch.full((2, 70), value)
+    torch.testing.assert_close(round_trip(weight, bits), weight, rtol=1e-4, atol=0)
+
+
+def relative_error(result: Tensor, weight: Tensor) -> float:
+    return float((result - weight).norm() / weight.norm())
+
+
+@pytest.mark.parametrize("distribution", ["normal", "heavy", "uniform", "sparse", "offset", "bfloat16"])
+def test_the_error_is_below_that_of_ggmls_format_of_as_many_bits(distribution: str, bits: int) -> None:
+    normal = torch.randn(64, 1024)
+    weight = {
+        "normal": normal,
+        "heavy": torch.distributions.StudentT(3.0).sample((64, 1024)),
+        "uniform": torch.rand(64, 1024) - 0.5,
+        "sparse": normal.bfloat16() * (torch.rand(64, 1024) < 0.1).float(),
+        "offset": normal + 3,
+        "bfloat16": normal.bfloat16().float(),
+    }[distribution]
+    ours = relative_error(round_trip(weight, bits), weight)
+    assert ours <= relative_error({8: q8_0, 4: q4_0}[bits](weight), weight)
+
+
+def test_a_tail_of_a_group_is_as_good_as_a_whole_one(bits: int) -> None:
+    """The numbers that fill it up must not widen its range."""
+    weight = torch.randn(64, 40) * 0.01 + 5
+    errors = (round_trip(weight, bits) - weight).abs()
+    assert errors[:, 32:].max() <= 2 * errors[:, :32].max()
+
+
+# ---- Whole models ----
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_runs_quantized_and_holds_fewer_bytes(
+    architecture: str, tiny_model: Callable[..., LoadedModel]
+) -> None:
+    models = [tiny_model(architecture, "float32", name) for name in ("none", "int8", "int4")]
+    assert models[0].weight_bytes > models[1].weight_bytes > models[2].weight_bytes
+    assert [model.linear.partition(", ")[2] for model in models] == ["", "int8 weights", "int4 weights"]
+    engine = tiny_engine(models[2])
+    add(engine, "a", [1, 2, 3], max_tokens=5, temperature=0.0)
+    assert len(tokens_of(run_to_end(engine)["a"])) == 5
+
+
+def dequantized_reference(path: Path, bits: int) -> ReferenceModel:
+    """Hugging Face's model with the numbers that quantized weights stand for; routers and embeddings as they were."""
+    reference = load_reference(path)
+    head = reference.model.get_output_embeddings()
+    for module in reference.model.modules():
+        if not isinstance(module, nn.Linear | Conv1D) and not is_experts(module):
+            continue
+        is_transposed = isinstance(module, Conv1D) or getattr(module, "is_transposed", False)
+        for name, parameter in module.named_parameters(recurse=False):
+            if not name.endswith("bias"):
+                rows = parameter.data.transpose(-1, -2) if is_transposed else parameter.data  # [..., N, K]
+                rows.copy_(round_trip(rows.flatten(0, -2), 8 if module is head else bits).view_as(rows))
+    return reference
+
+
+def round_trip(weight: Tensor, bits: int) -> Tensor:
+    return dequantize(quantize(weight, bits), weight.dtype)
+
+
+GOLDEN = ("llama", "gemma2", "gpt2", "mixtral", "gpt_oss", "deepseek_v3")
+
+
+@pytest.mark.parametrize("quantization", BITS)
+@pytest.mark.parametrize("architecture", GOLDEN)
+def test_greedy_tokens_equal_hugging_face_over_the_dequantized_weights(
+    architecture: str, quantization: str, tiny_model: Callable[..., LoadedModel], tmp_path: Path
+) -> None:
+    reference = dequantized_reference(make_checkpoint(architecture, tmp_path), BITS[quantization])
+    prompt = list(range(1, 40, 3))
+    engine = tiny_engine(tiny_model(architecture, "float32", quantization))
+    add(engine, "a", prompt, max_tokens=14, temperature=0.0)
+    assert tokens_of(run_to_end(engine)["a"]) == reference.generate(prompt, 14)
+
+
+def test_the_head_keeps_eight_bits(tiny_model: Callable[..., LoadedModel]) -> None:
+    heads = [tiny_model("llama", "float32", name).module.get_output_embeddings() for name in ("int8", "int4")]
+    assert heads[0].nbytes == heads[1].nbytes
+
+
+def test_embeddings_stay_exact(tiny_model: Callable[..., LoadedModel]) -> None:
+    plain, quantized = (tiny_model("llama", "float32", name).module.get_input_embeddings() for name in ("none", "int4"))
+    assert torch.equal(plain.weight, quantized.weight)
+
+
+@pytest.mark.parametrize("pack", [KernelQuantizedWeight, TorchQuantizedWeight])
+def test_a_weight_takes_nine_or_five_bits(pack: Callable[[Tensor, int], PackedWeight], bits: int) -> None:
+    needs_kernels()
+    assert pack(torch.randn(960, 640), bits).nbytes == 960 * 640 * (bits + 1) / 8
+
+
+def test_cuda_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    path = make_checkpoint("llama", tmp_path)
+    for device in ("cuda", "auto"):
+        with pytest.raises(ConfigError, match="quantization int4 runs on the CPU only"):
+            load_model(EngineConfig(model=str(path), device=device, quantization="int4"))
+
+
+def test_other_quantizations_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="quantization must be one of none, int8, int4, got 'fp8'"):
+        EngineConfig(model="m", quantization="fp8")
