@@ -147,6 +147,11 @@ def test_the_error_is_below_that_of_ggmls_format_of_as_many_bits(distribution: s
     assert ours <= relative_error({8: q8_0, 4: q4_0}[bits](weight), weight)
 
 
+def test_four_bits_are_fitted_by_least_squares() -> None:
+    weight = torch.randn(64, 1024)
+    assert relative_error(round_trip(weight, 4), weight) < 0.88 * relative_error(q4_0(weight), weight)
+
+
 def test_a_tail_of_a_group_is_as_good_as_a_whole_one(bits: int) -> None:
     """The numbers that fill it up must not widen its range."""
     weight = torch.randn(64, 40) * 0.01 + 5
