@@ -7,6 +7,7 @@ import itertools
 import logging
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TypeVar
 
 from engine.admission import check_request
 from engine.client import EngineObserver, GenerationRequest, NullObserver
@@ -30,10 +31,12 @@ from engine.restart_policy import RestartPolicy
 from engine.roster import Roster
 from engine.stats import RoomStats, StepStats, standstill
 from engine.supervisor import Supervisor
-from engine.waiting_room import Place, RoomLimits, WaitingRoom
+from engine.waiting_room import RoomLimits, WaitingRoom
 from engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ENGINE_COMMAND = (sys.executable, "-m", "engine.process")
 
@@ -113,7 +116,7 @@ class AsyncEngine:
         return self._room.stats
 
     def check_room(self) -> None:
-        self._room.check()
+        self._ask_room(self._room.check)
 
     def check_health(self) -> None:
         if self._failure is not None or self._info is None:
@@ -145,15 +148,14 @@ class AsyncEngine:
         if self._failure is not None:
             raise self._unavailable()
         check_request(self.info, request.prompt_token_ids, request.params)
-        place = self._enter_room(request)
+        place = self._ask_room(lambda: self._room.enter(len(request.prompt_token_ids), request.patience_s))
         live = LiveRequest(request, f"{request.request_id}/{next(self._numbers)}", self._table, place)
         if not self._roster:
             self._watchdog.heard()
         self._roster.add(live)
-        queue_limit_s = self._room.queue_limit_s(request.max_queue_s)
         self._expiries[live.engine_id] = Expiry(
             request,
-            queue_limit_s,
+            self._room.queue_limit_s(request.max_queue_s),
             lambda: self._expire(live, live.leave_queue),
             lambda: self._expire(live, live.expire),
         )
@@ -161,9 +163,10 @@ class AsyncEngine:
         self._report_pause()
         return live
 
-    def _enter_room(self, request: GenerationRequest) -> Place:
+    def _ask_room(self, ask: Callable[[], T]) -> T:
+        """Its refusal is another error while no engine is up."""
         try:
-            return self._room.enter(len(request.prompt_token_ids), request.patience_s)
+            return ask()
         except OverloadedError as error:
             if self._supervisor.is_up:
                 raise

@@ -170,6 +170,8 @@ def test_without_room_requests_are_told_when_the_engine_should_be_up() -> None:
             with pytest.raises(EngineRestartingError, match="being restarted") as refused:
                 await collect(engine, request())
             assert refused.value.retry_after_s >= 1
+            with pytest.raises(EngineRestartingError, match="being restarted"):
+                engine.check_room()
             assert await all_tokens(tasks) == expected(2)
 
     asyncio.run(check())
