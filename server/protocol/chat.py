@@ -89,12 +89,37 @@ class ChatLogprobs(BaseModel):
     content: list[TokenLogprob]
 
 
+class CalledFunction(BaseModel):
+    name: str
+    arguments: str
+
+
+class AnsweredCall(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class CalledFunctionDelta(BaseModel):
+    name: str | None = None
+    arguments: str
+
+
+class CallDelta(BaseModel):
+    """The first of an index tells all but the arguments, which add up."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunctionDelta
+
+
 class AssistantAnswer(BaseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
     reasoning_content: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[AnsweredCall] | None = None
 
 
 class _ChatChoice(BaseModel):
@@ -113,7 +138,7 @@ class Delta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChunkChatChoice(_ChatChoice):

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from server.protocol.generation import wrong
-from server.protocol.wire import Text, WireModel
+from server.protocol.wire import Text, WireModel, check_text
 
 MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 2**20
@@ -26,12 +26,15 @@ def _check_name(name: str) -> str:
 
 
 def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """What functions take is an object. Deeper than this, templates could not write it."""
+    """What functions take is an object. Deeper than this, templates could not write it; nor what is no text."""
     if schema.get("type", "object") != "object":
         raise PydanticCustomError("schema", 'Input should be the JSON schema of an object, with "type": "object"')
     level: list[Any] = [schema]
     for _ in range(MAX_SCHEMA_DEPTH):
         level = [item for value in level for item in _items(value)]
+        for item in level:
+            if isinstance(item, str):
+                check_text(item)
         if not level:
             return schema
     raise PydanticCustomError("depth", "The schema is nested too deeply")
@@ -39,7 +42,7 @@ def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _items(value: Any) -> list[Any]:
     if isinstance(value, dict):
-        return list(value.values())
+        return [*value, *value.values()]
     return value if isinstance(value, list) else []
 
 

@@ -4,7 +4,7 @@ import re
 
 _OUTSIDE = re.compile(r'["{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')
-_SCALAR_END = re.compile(r'[\s,:"{}\[\]]')
+_SCALAR_END = re.compile(r'[\s,"{}\[\]]')
 
 
 class ValueEnd:

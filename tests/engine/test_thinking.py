@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -108,6 +109,11 @@ def test_a_budget_leaves_no_trace_after_the_thinking(tiny_model: Callable[..., L
     thought = generate([5, 6, 7], thinking=Thinking(max_tokens=3, end_id=END))
     assert thought[:3] == generate([5, 6, 7])[:3] and thought[3] == END
     assert thought[4:] == generate([5, 6, 7, *thought[:4]])[:4]
+
+
+def test_a_budget_crosses_the_wire_between_the_processes() -> None:
+    for params in (SamplingParams(thinking=begun(3), shown_token_ids=(1, 2)), SamplingParams(thinking=marked(0))):
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
 def test_a_negative_budget_is_refused() -> None:

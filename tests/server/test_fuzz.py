@@ -67,6 +67,27 @@ LIKELY_IN_CHAT = LIKELY | {
     "logprobs": st.booleans(),
     "top_logprobs": st.integers(-1, 21),
     "max_completion_tokens": st.integers(-1, 40),
+    "tools": st.lists(
+        st.fixed_dictionaries(
+            {
+                "type": st.just("function"),
+                "function": st.fixed_dictionaries(
+                    {"name": st.sampled_from(["f", "g"])},
+                    optional={
+                        "parameters": st.dictionaries(st.sampled_from(["type", "properties", "enum"]), ANYTHING),
+                        "strict": st.booleans(),
+                        "description": st.text(max_size=5),
+                    },
+                ),
+            }
+        ),
+        max_size=2,
+    ),
+    "tool_choice": st.sampled_from(
+        ["none", "auto", "required", {"type": "function", "function": {"name": "f"}}, {"type": "allowed_tools"}]
+    ),
+    "parallel_tool_calls": st.booleans(),
+    "thinking_token_budget": st.integers(-1, 3),
     "chat_template_kwargs": st.dictionaries(st.sampled_from(["messages", "bos_token", "x"]), ANYTHING, max_size=2),
 }
 CHAT_BODIES = st.fixed_dictionaries(

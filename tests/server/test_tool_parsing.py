@@ -267,6 +267,11 @@ def test_what_follows_a_broken_end_is_content() -> None:
     assert parse(read_hermes, *text) == [*told([("f", "{}")]), Content(", 5</tool_call> so")]
 
 
+def test_only_the_broken_end_is_content() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {}, "id": 1, 5}'
+    assert parse(read_hermes, *text) == [*told([("f", "{}")]), Content(", 5}")]
+
+
 def test_a_call_that_is_cut_off_is_told_as_far_as_it_goes() -> None:
     assert parse(read_hermes, *'<tool_call>{"name": "f", "arguments": {"a": "b') == told([("f", '{"a": "b')])
 
@@ -295,6 +300,14 @@ def test_what_is_held_is_bounded(filler: str, size: int) -> None:
 def test_a_call_behind_too_much_is_found_where_it_stands() -> None:
     text = "<tool_call>" + " " * MAX_HELD + '<tool_call>{"name": "f"}'
     expected = [Content("<tool_call>" + " " * MAX_HELD), *told([("f", "{}")])]
+    assert parse(read_hermes, text) == parse(read_hermes, *text) == expected
+
+
+def test_a_call_behind_a_value_that_is_too_long_is_found() -> None:
+    head = '<tool_call>{"id": "'
+    prefix = head + "x" * (MAX_HELD - len(head))
+    expected = [Content(prefix), *told([("f", "{}")])]
+    text = prefix + '<tool_call>{"name": "f"}</tool_call>'
     assert parse(read_hermes, text) == parse(read_hermes, *text) == expected
 
 

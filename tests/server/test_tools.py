@@ -380,6 +380,8 @@ for _ in range(70):
         ("tools.0.function.parameters", {"tools": [function(parameters=[])]}),
         ("tools.0.function.parameters", {"tools": [function(parameters={"type": "string"})]}),
         ("tools.0.function.parameters", {"tools": [function(parameters=DEEP)]}),
+        ("tools.0.function.parameters", {"tools": [function(parameters={"properties": {"\ud800": {}}})]}),
+        ("tools.0.function.parameters", {"tools": [function(parameters={"enum": ["a", ["\0"]]})]}),
         ("tool_choice", {"tool_choice": "auto"}),
         ("tool_choice", {"tool_choice": "required"}),
         ("tool_choice", {"tool_choice": function(), "tools": []}),
