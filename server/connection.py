@@ -180,7 +180,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _await_request(self) -> None:
         self._limits.waiting[self] = None
-        self._limits.waiting.move_to_end(self)
 
     def _check_progress(self) -> None:
         """After bytes that made no complete head or body."""

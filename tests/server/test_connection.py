@@ -157,6 +157,26 @@ class TestHeads:
         hasty.engine.delay_s = 0.05
         assert hasty.complete("Hi", max_tokens=10).json()["usage"]["completion_tokens"] == 10
 
+    def test_an_upgrade_is_answered_as_if_it_were_not_asked_for_and_ends_the_connection(
+        self, server: LiveServer
+    ) -> None:
+        answer = answer_to(server, GET[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n" + GET)
+        assert answer.startswith(b"HTTP/1.1 200") and answer.count(b"HTTP/1.1") == 1
+
+    def test_what_is_refused_before_it_is_a_request_is_counted(self, server: LiveServer) -> None:
+        counter = 'twostep_rejections_total{reason="headers_too_large"} '
+        before = server.client.get("/metrics").text.partition(counter)[2].partition("\n")[0] or "0"
+        answer_to(server, GET[:-2] + b"X: " + b"x" * 70_000 + b"\r\n\r\n")
+        after = server.client.get("/metrics").text.partition(counter)[2].partition("\n")[0]
+        assert float(after) == float(before) + 1
+
+    def test_who_was_refused_and_stays_is_cut_off(self, hasty: LiveServer) -> None:
+        num_others = num_connections(hasty)
+        with closing(hasty.connect()) as connection:
+            send(connection, b"\0")
+            assert status_and_code(rest_of(connection)) == (400, "invalid_request_error")
+            hasty.wait_until(lambda: num_connections(hasty) <= num_others)
+
 
 class TestBodies:
     @pytest.mark.parametrize("declared", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"])
