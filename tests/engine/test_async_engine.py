@@ -541,6 +541,7 @@ def test_signals_are_for_the_server_to_decide() -> None:
             for number in (signal.SIGINT, signal.SIGTERM):
                 os.kill(child, number)
             assert len(await collect(engine, request())) == 5
+            assert children() == {child}  # and not another one in its place
         assert children() == set()
 
     asyncio.run(check())
