@@ -172,6 +172,8 @@ def load_again(how: str, number: int, engine: FakeEngine) -> None:
         engine.info = msgspec.structs.replace(engine.info, weight_bytes=number)
     if how == "stumbles" and number == 1:
         os._exit(7)
+    if how == "dies" and number > 0:
+        os._exit(7)
     if how == "freezes" and number == 1:
         time.sleep(1000)
 

@@ -256,6 +256,15 @@ def test_two_requests_that_kill_are_both_found() -> None:
     asyncio.run(check())
 
 
+def test_finding_the_guilty_one_counts_as_getting_on() -> None:
+    async def check() -> None:
+        async with running(max_restarts=3) as engine:
+            errors = await asyncio.gather(*(error_of(collect(engine, request(fake.DIE))) for _ in range(3)))
+            assert all("nothing else" in str(error) for error in errors) and engine.is_ready
+
+    asyncio.run(check())
+
+
 def test_a_stopped_engine_is_killed_and_followed_by_another() -> None:
     async def check() -> None:
         async with running(max_silence_s=1.0) as engine:
@@ -367,6 +376,20 @@ def test_a_restart_that_dies_while_loading_is_tried_again(tmp_path: Any) -> None
             await eventually(lambda: held_by(engine) == 2)
             kill_engine()
             assert await all_tokens(tasks) == expected(2)
+        assert watcher.num_restarts == 2
+
+    asyncio.run(check())
+
+
+def test_a_restart_that_keeps_dying_while_loading_is_given_up(tmp_path: Any) -> None:
+    async def check() -> None:
+        watcher = Watcher()
+        async with running(f"dies:{tmp_path}", observer=watcher, max_restarts=2) as engine:
+            (task,) = streams(engine, 1)
+            await eventually(lambda: watcher.num_tokens > 0)
+            kill_engine()
+            (error,) = await asyncio.gather(task, return_exceptions=True)
+            await give_up(engine, error)
         assert watcher.num_restarts == 2
 
     asyncio.run(check())

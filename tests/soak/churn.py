@@ -107,8 +107,9 @@ class Sample:
 def sample(server: ServerProcess) -> Sample:
     """Once nothing runs."""
     assert eventually(server.is_idle), "something still runs, waits or holds blocks"
-    mib = 2**20
-    return Sample(server.memory_bytes() / mib, resident_bytes(server.engine_pid) / mib, server.num_fds())
+    mib, engine_pid = 2**20, server.engine_pid
+    assert engine_pid is not None, "there is no engine"
+    return Sample(server.memory_bytes() / mib, resident_bytes(engine_pid) / mib, server.num_fds())
 
 
 def delta(server: ServerProcess, before: dict[str, float], name: str) -> int:
