@@ -4,20 +4,25 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+import engine as engine_package
 from engine.batch import Batch, StepOutput
-from engine.config import EngineConfig
+from engine.config import EngineConfig, EngineInfo
 from engine.engine import Engine
 from engine.errors import InvalidParameterError, RequestError
-from engine.grammar import NUM_KEPT, GrammarCompiler, GrammarQueue, Matcher, make_tokenizer
+from engine.grammar import NUM_KEPT, GrammarCompiler, GrammarQueue, Matcher, NoGrammars, load_grammars, make_tokenizer
 from engine.grammar_source import Literal, Regex, Repeat, choice, to_lark
 from engine.messages import RequestUpdate
 from engine.request import Constraint, FinishReason
 from engine.sampling_params import SamplingParams
+from engine.tokenizer import Tokenizer
 from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_info, run_to_end, tokens_of
 
 EOS = 0
@@ -242,6 +247,7 @@ def test_preemption_changes_no_token() -> None:
     for engine in (calm, tight):
         add_with(engine, "older", None, max_tokens=40, ignore_eos=True)
         add_with(engine, "a", grammar, max_tokens=70, prompt=(4, 5, 6))
+        wait([compiling for _, compiling in engine._grammars._pending.values()])  # type: ignore[attr-defined]
     expected, preempted = run_to_end(calm)["a"], run_to_end(tight)["a"]
     assert preempted[-1].num_preemptions > 0
     assert tokens_of(preempted) == tokens_of(expected) and the_end(preempted) is FinishReason.STOP
@@ -291,3 +297,39 @@ def test_the_engines_own_failures_are_not_blamed_on_the_request() -> None:
     update = run_to_end(engine)["a"][-1]
     assert update.finish_reason is FinishReason.ERROR and not update.blames_request
     engine.close()
+
+
+def test_what_was_left_before_its_turn_is_not_compiled() -> None:
+    gate, compiled = Gate(), []
+
+    def remember(grammar: str) -> Matcher:
+        compiled.append(grammar)
+        return gate(grammar)
+
+    engine = engine_with(remember)
+    for name in "012":
+        add_with(engine, name, to_lark(Literal(name)))
+    assert gate.is_compiling.wait(20)
+    engine.abort_requests(["1"])
+    gate.is_open.set()
+    run_to_end(engine)
+    assert compiled == [to_lark(Literal("0")), to_lark(Literal("2"))]
+    engine.close()
+
+
+def test_special_tokens_are_no_text() -> None:
+    model = str(Path(engine_package.__file__).parent / "embedded_model")
+    tokenizer = Tokenizer.from_pretrained(model)
+    eos = tokenizer.eos_token_id
+    assert eos is not None and len(tokenizer.special_ids) > 1
+    size = tokenizer.vocab_size + 40  # models' vocabularies are larger than their tokenizers'
+    info = msgspec.structs.replace(fake_info(64, 4), vocab_size=size, eos_token_ids=(eos,))
+    grammars = load_grammars(EngineConfig(model=model), info)
+    assert isinstance(grammars, GrammarQueue)
+    text = set(range(tokenizer.vocab_size)) - tokenizer.special_ids
+    assert set(allowed(grammars._compile(to_lark(Regex("(?s:.*)"))), [])) <= text | {eos}
+    assert isinstance(load_grammars(EngineConfig(model=model), fake_info_without_eos()), NoGrammars)
+
+
+def fake_info_without_eos() -> EngineInfo:
+    return msgspec.structs.replace(fake_info(64, 4), eos_token_ids=())
