@@ -106,6 +106,18 @@ class TestBodyLimit:
         with pytest.raises(BodyTooLargeError):
             asyncio.run(limited({"type": "http", "headers": []}, receive, receive))  # type: ignore[arg-type]
 
+    def test_what_has_come_gives_its_sender_more_time(self) -> None:
+        async def receive() -> Message:
+            await asyncio.sleep(0.05)
+            return {"type": "http.request", "body": b" " * 2**20, "more_body": True}
+
+        async def read_some(scope: Scope, receive: Receive, send: Send) -> None:
+            for _ in range(4):
+                await receive()
+
+        limited = BodyLimitMiddleware(read_some, max_body_bytes=2**30, timeout_s=0.1)
+        asyncio.run(limited({"type": "http", "headers": []}, receive, receive))  # type: ignore[arg-type]
+
     def test_the_limit_itself_is_within_it(self, small: LiveServer) -> None:
         body = b'{"prompt": "Hi"}'
         assert small.post("/v1/completions", body + b" " * (1000 - len(body))).status_code == 200
