@@ -5,13 +5,14 @@ from types import MappingProxyType
 from typing import Any
 
 # Statuses that API does not have -> those it has.
-_STATUSES: Mapping[int, int] = MappingProxyType({405: 404, 408: 504, 415: 400, 431: 413, 503: 529})
+_STATUSES: Mapping[int, int] = MappingProxyType({408: 504, 415: 400, 431: 413, 503: 529})
 
 _TYPES: Mapping[int, str] = MappingProxyType(
     {
         400: "invalid_request_error",
         401: "authentication_error",
         404: "not_found_error",
+        405: "invalid_request_error",
         413: "request_too_large",
         429: "rate_limit_error",
         500: "api_error",

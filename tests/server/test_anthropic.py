@@ -327,7 +327,7 @@ def test_what_cannot_be_done_is_refused_by_name(server: LiveServer, parameters: 
     ("send", "status", "kind"),
     [
         (lambda server: server.message(model="other"), 404, "not_found_error"),
-        (lambda server: server.client.get("/v1/messages"), 404, "not_found_error"),
+        (lambda server: server.client.get("/v1/messages"), 405, "invalid_request_error"),
         (lambda server: server.client.post("/v1/messages/batches"), 404, "not_found_error"),
         (lambda server: server.client.post("/v1/messages", content=b"{"), 400, "invalid_request_error"),
         (lambda server: server.post("/v1/messages", b"{"), 400, "invalid_request_error"),
