@@ -32,6 +32,7 @@ CLIENTS = {
         Client("instructor", ("instructor",), "instructor_python.py"),
         Client("llm", ("llm",), "llm_command.py"),
         Client("guidellm", ("guidellm",), "guidellm_command.py"),
+        Client("schemathesis", ("schemathesis",), "schemathesis_command.py"),
         Client("lm-eval", ("lm-eval[api]", "transformers"), "lm_eval_command.py"),
     )
 }

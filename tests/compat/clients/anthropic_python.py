@@ -6,7 +6,11 @@ import anthropic
 
 client = anthropic.Anthropic(base_url=os.environ["TWOSTEP_URL"], api_key="none")
 model = os.environ["TWOSTEP_MODEL"]
-asked = {"model": model, "messages": [{"role": "user", "content": "Say something about lists."}], "temperature": 0}
+asked = {
+    "model": model,
+    "messages": [{"role": "user", "content": "Say something about lists."}],
+    "extra_body": {"temperature": 0},
+}
 TOOL = {
     "name": "find_city",
     "description": "Finds a city.",
@@ -38,7 +42,8 @@ def tools() -> None:
 
 def counts() -> None:
     counted = client.messages.count_tokens(model=model, messages=asked["messages"])
-    assert counted.input_tokens == client.messages.create(**asked, max_tokens=1).usage.input_tokens
+    usage = client.messages.create(**asked, max_tokens=1).usage
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
 
 
 def errors() -> None:

@@ -1,17 +1,20 @@
 """Instructor over OpenAI's client: models out of tools and out of a JSON schema."""
 
 import os
+from typing import Literal
 
 import instructor
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 client = OpenAI(base_url=f"{os.environ['TWOSTEP_URL']}/v1", api_key="none")
 
 
 class City(BaseModel):
-    name: str
-    inhabitants: int
+    """Short enough for any model to end."""
+
+    name: Literal["Bern", "Rome"]
+    hills: int = Field(ge=1, le=9)
 
 
 for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
