@@ -1,4 +1,4 @@
-"""Anthropic's client as a consumer: every answer and event fits its types, checked strictly."""
+"""Anthropic's client as a consumer."""
 
 from collections.abc import Generator
 from typing import Any
@@ -6,15 +6,10 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic import Anthropic
-from anthropic.types import Message, RawMessageStreamEvent
-from pydantic import TypeAdapter
 
-from tests.server.events import typed_events_of
 from tests.server.live_server import LiveServer, live_server
 from tests.server.test_anthropic import TOOLS
 from tests.server.test_responses import THOUGHT, saying_tokens
-
-EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
 @pytest.fixture
@@ -32,17 +27,6 @@ def ask(**fields: Any) -> dict[str, Any]:
         "max_tokens": 200,
         **fields,
     }
-
-
-@pytest.mark.parametrize("limit", [1, 9, 200])
-def test_answers_fit_the_clients_types(client: Anthropic, agent: LiveServer, limit: int) -> None:
-    body = agent.message(tools=TOOLS, max_tokens=limit).content
-    assert Message.model_validate_json(body, strict=True).stop_reason == ("tool_use" if limit == 200 else "max_tokens")
-
-
-def test_events_fit_the_clients_types(client: Anthropic, agent: LiveServer) -> None:
-    for event in typed_events_of(agent.message(tools=TOOLS, max_tokens=200, stream=True)):
-        assert EVENT.validate_python(event).type == event["type"]
 
 
 def test_its_stream_helper_builds_the_message(client: Anthropic) -> None:

@@ -1,4 +1,4 @@
-"""The official client and /v1/responses: every answer and event fits its types, checked strictly."""
+"""The official client and /v1/responses."""
 
 from collections.abc import Generator
 from typing import Any
@@ -6,14 +6,9 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
 
-from tests.server.events import typed_events_of
 from tests.server.live_server import LiveServer
 from tests.server.test_responses import THOUGHT, TOOLS, saying_tokens
-
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 @pytest.fixture
@@ -25,19 +20,6 @@ def client(agent: LiveServer) -> Generator[OpenAI, None, None]:
 
 def ask(**fields: Any) -> dict[str, Any]:
     return {"model": "fake", "input": "Hi", "tools": TOOLS, **fields}
-
-
-@pytest.mark.parametrize("limit", [1, 9, None])
-def test_answers_fit_the_clients_types(client: OpenAI, agent: LiveServer, limit: int | None) -> None:
-    body = agent.respond(tools=TOOLS, max_output_tokens=limit, include=["message.output_text.logprobs"]).content
-    assert Response.model_validate_json(body, strict=True).status == ("completed" if limit is None else "incomplete")
-
-
-@pytest.mark.parametrize("fail_at", [None, 3])
-def test_events_fit_the_clients_types(client: OpenAI, agent: LiveServer, fail_at: int | None) -> None:
-    agent.engine.fail_at = fail_at
-    for event in typed_events_of(agent.respond(tools=TOOLS, stream=True, include=["message.output_text.logprobs"])):
-        assert EVENT.validate_python(event).type == event["type"]
 
 
 def test_it_answers(client: OpenAI) -> None:

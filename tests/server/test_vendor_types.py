@@ -1,0 +1,83 @@
+"""What the server says fits the types of the vendors' clients, strictly: they are made of the vendors' schemas.
+
+The clients themselves are lenient: they would take a wrong type, and hand it on.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from openai.types import Completion, CreateEmbeddingResponse
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.model import Model
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter, ValidationError
+
+from tests.server.live_server import LiveServer
+from tests.server.test_anthropic import TOOLS as ANTHROPIC_TOOLS
+from tests.server.test_responses import THOUGHT, TOOLS, saying_tokens
+
+GOLDEN = Path(__file__).parent / "golden"
+CHUNKS: dict[str, Any] = {
+    "completion": Completion,
+    "chat": ChatCompletionChunk,
+    "response": ResponseStreamEvent,
+    "message": RawMessageStreamEvent,
+}
+CHAT_TOOLS = [{"type": "function", "function": {"name": "get_weather"}}]
+
+
+# OpenAI's completions have nulls where its schema has none: in chunks before the last, and for an echoed first token.
+NULLS = {"finish_reason", "token_logprobs", "top_logprobs"}
+
+
+@cache
+def adapter_of(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def misfits(kind: Any, data: bytes | str) -> list[str]:
+    try:
+        adapter_of(kind).validate_json(data, strict=True)
+    except ValidationError as error:
+        found = error.errors()
+        return [str(each) for each in found if kind is not Completion or each["input"] or NULLS.isdisjoint(each["loc"])]
+    return []
+
+
+def chunks_in(path: Path) -> list[str]:
+    """Without errors: clients tell those apart before they look at types."""
+    lines = path.read_text(encoding="ascii").splitlines()
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
+    return [each for each in data if not each.startswith(('{"error":', '{"type":"error",'))]
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.sse")), ids=lambda path: path.stem)
+def test_chunks_fit(path: Path) -> None:
+    """The golden files are what streams are, byte by byte."""
+    chunks = chunks_in(path)
+    assert (
+        chunks and [misfit for chunk in chunks for misfit in misfits(CHUNKS[path.stem.partition("_")[0]], chunk)] == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "ask"),
+    [
+        (Completion, lambda server: server.complete("Hi", n=2, logprobs=2, echo=True)),
+        (ChatCompletion, lambda server: server.chat("Hi", n=2, logprobs=True, top_logprobs=2)),
+        (ChatCompletion, lambda server: server.chat("Hi", tools=CHAT_TOOLS)),
+        (Response, lambda server: server.respond(tools=TOOLS, include=["message.output_text.logprobs"])),
+        (Response, lambda server: server.respond(tools=TOOLS, max_output_tokens=9)),
+        (Message, lambda server: server.message(tools=ANTHROPIC_TOOLS, max_tokens=200)),
+        (CreateEmbeddingResponse, lambda server: server.post("/v1/embeddings", b'{"input": ["a", "b"]}')),
+        (Model, lambda server: server.client.get("/v1/models/fake")),
+    ],
+)
+def test_answers_fit(agent: LiveServer, kind: Any, ask: Callable[[LiveServer], Any]) -> None:
+    agent.engine.rule = saying_tokens(agent, THOUGHT)
+    response = ask(agent)
+    assert response.status_code == 200 and misfits(kind, response.content) == []
