@@ -23,8 +23,9 @@ async def chat_grammar(request: ChatRequest, answer: Answer, checker: GrammarChe
         return await grammar_of(demand, checker)
     except BadRequestError:
         for index, function in request.callable_functions.items():
-            place = f"tools.{index}.function.parameters"
-            await grammar_of(Demand(place, arguments_of(function)), checker)
+            if function.strict or request.must_call or request.demand is not None:
+                place = f"tools.{index}.function.parameters"
+                await grammar_of(Demand(place, arguments_of(function)), checker)
         raise
 
 

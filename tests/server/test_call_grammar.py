@@ -134,6 +134,11 @@ def test_strict_calls_may_stand_between_text(form: CallFormat) -> None:
     assert not accepts(part, f"So {form.spelling.of(ONE)} and {form.spelling.of(BAD)}.")
 
 
+def test_a_list_of_calls_is_no_way_around() -> None:
+    part = strict_calls(JSON, [function("f", WHOLE, strict=True)], is_one=False)
+    assert not accepts(part, '[{"name": "f", "arguments": {}}]')
+
+
 def test_a_tag_of_llama_is_no_way_around() -> None:
     part = strict_calls(LLAMA, [function("f", WHOLE, strict=True)], is_one=False)
     assert not accepts(part, 'So <|python_tag|>{"name": "f", "parameters": {}}')

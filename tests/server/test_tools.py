@@ -523,10 +523,18 @@ def test_calls_without_a_mark_can_be_strict() -> None:
 )
 def test_a_schema_that_cannot_be_followed_is_refused_by_its_place(caller: LiveServer, place: str, schema: Any) -> None:
     tools = [*TOOLS, function("f", parameters=schema, strict=True)]
-    for parameters in ({"tool_choice": "required"}, {}):
+    for parameters in ({"tool_choice": "required"}, {}, {"response_format": {"type": "json_object"}}):
         error = error_of(caller.chat(tools=tools, **parameters))
         assert error["param"] == "tools.2.function.parameters" and place in error["message"], error
     assert caller.chat(tools=[function("f", parameters=schema)]).status_code == 200
+
+
+def test_a_schema_that_need_not_be_followed_is_not_blamed(caller: LiveServer) -> None:
+    wrong = {"type": "object", "properties": {"a": {"not": {}}}}
+    tools = [function("f", parameters=wrong), function("g", parameters=wrong, strict=True)]
+    assert error_of(caller.chat(tools=tools))["param"] == "tools.1.function.parameters"
+    demand = {"type": "json_schema", "json_schema": {"name": "x", "schema": wrong}}
+    assert error_of(caller.chat(tools=TOOLS, response_format=demand))["param"] == "response_format"
 
 
 def test_thinking_with_special_marks_stands_in_the_way_of_guarantees(thinker: LiveServer) -> None:
