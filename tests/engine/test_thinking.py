@@ -75,9 +75,9 @@ def test_an_end_mark_before_the_start_counts_for_nothing() -> None:
 
 
 def test_thinking_begins_early_or_never() -> None:
-    late = [*[OTHER] * START_WITHIN, START, OTHER]
+    late = [OTHER, OTHER, OTHER, OTHER, START, OTHER]
     assert obeying(marked(0), late) == late
-    early = [*[OTHER] * (START_WITHIN - 1), START, OTHER]
+    early = [OTHER, OTHER, OTHER, START, OTHER]
     assert obeying(marked(0), early) == [*early[:-1], END]
 
 

@@ -138,6 +138,13 @@ def test_without_tools_nothing_is_a_call(hermes: LiveServer) -> None:
     assert first(hermes.chat().json())["message"]["content"] == CALL
 
 
+def test_marks_are_shown_only_where_they_are_looked_for(hermes: LiveServer) -> None:
+    for parameters in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": TOOLS}):
+        hermes.chat(**parameters)
+    shown = [request.params.shown_token_ids for request in hermes.engine.requests]
+    assert shown == [(), (), (MARKS["<tool_call>"], MARKS["</tool_call>"])]
+
+
 def test_each_choice_has_its_own_calls(hermes: LiveServer) -> None:
     hermes.engine.rule = saying_tokens(hermes, CALL)
     choices = hermes.chat(tools=TOOLS, n=3).json()["choices"]
@@ -522,8 +529,8 @@ def test_calls_without_a_mark_can_be_strict() -> None:
     ],
 )
 def test_a_schema_that_cannot_be_followed_is_refused_by_its_place(caller: LiveServer, place: str, schema: Any) -> None:
-    tools = [*TOOLS, function("f", parameters=schema, strict=True)]
     for parameters in ({"tool_choice": "required"}, {}, {"response_format": {"type": "json_object"}}):
+        tools = [*TOOLS, function("f", parameters=schema, strict=not parameters)]
         error = error_of(caller.chat(tools=tools, **parameters))
         assert error["param"] == "tools.2.function.parameters" and place in error["message"], error
     assert caller.chat(tools=[function("f", parameters=schema)]).status_code == 200
