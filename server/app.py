@@ -12,6 +12,7 @@ from server.backend import OpenBackend
 from server.context import AppContext
 from server.handlers import add_exception_handlers
 from server.key_ring import KeyRing
+from server.large_bodies import LargeBodies
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
 from server.middleware.access import AccessMiddleware
@@ -32,7 +33,7 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
     AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     metrics = Metrics(settings.model_names[0], with_vllm_names=settings.metrics_alias == "vllm")
     keys = KeyRing(settings.api_key, settings.api_keys_file)
-    context = AppContext(settings, metrics, Lifecycle(open_backend, metrics), keys)
+    context = AppContext(settings, metrics, Lifecycle(open_backend, metrics), keys, LargeBodies())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:

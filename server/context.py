@@ -8,6 +8,7 @@ from starlette.requests import Request
 from server.backend import Backend
 from server.errors import ModelNotFoundError
 from server.key_ring import KeyRing
+from server.large_bodies import LargeBodies
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
 from server.settings import Settings
@@ -19,6 +20,7 @@ class AppContext:
     metrics: Metrics
     lifecycle: Lifecycle
     keys: KeyRing
+    large_bodies: LargeBodies
 
     @property
     def backend(self) -> Backend:

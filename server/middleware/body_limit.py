@@ -28,13 +28,13 @@ class BodyLimitMiddleware:
         await self._app(scope, self._bounded(receive), send)
 
     def _bounded(self, receive: Receive) -> Receive:
-        num_bytes, is_complete = 0, False
-        start_s = asyncio.get_running_loop().time()
+        num_bytes, is_complete, start_s = 0, False, 0.0
 
         async def bounded_receive() -> Message:
-            nonlocal num_bytes, is_complete
+            nonlocal num_bytes, is_complete, start_s
             if is_complete:  # what is waited for now is the client's leaving
                 return await receive()
+            start_s = start_s or asyncio.get_running_loop().time()  # a large body may have waited for its turn
             try:
                 async with asyncio.timeout_at(start_s + self._timeout_s + num_bytes / MIN_BYTES_PER_S):
                     message = await receive()

@@ -1,0 +1,49 @@
+"""Large request bodies take turns: the event loop stands still while one is parsed and checked, and so do all streams.
+
+Small bodies pass at once. Of the large ones a few are read at a time, the others wait unread in their sockets; and they
+are parsed at a bounded rate, so that a flood of them costs other clients one late token now and then, not every one.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from starlette.datastructures import Headers
+
+LARGE_BYTES = 64 * 1024
+MAX_HELD = 16
+"""Large bodies in memory at once."""
+BYTES_PER_S = 4 * 2**20
+"""What is parsed of them per second, on average."""
+
+
+def is_large(headers: Headers) -> bool:
+    """Also a chunked body, whose length nobody tells."""
+    length = headers.get("content-length", "")
+    return int(length) >= LARGE_BYTES if length.isdecimal() else "transfer-encoding" in headers
+
+
+class LargeBodies:
+    """One per app, used on its event loop only. First come, first served."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._places = asyncio.Semaphore(MAX_HELD)
+        self._turn = asyncio.Lock()
+        self._next_turn_s = 0.0
+
+    @asynccontextmanager
+    async def place(self) -> AsyncGenerator[None, None]:
+        """From before the body is read until it is parsed."""
+        async with self._places:
+            yield
+
+    async def turn(self, num_bytes: int) -> None:
+        """Returns when so many bytes may be parsed, then and there."""
+        async with self._turn:
+            await self._sleep(max(0.0, self._next_turn_s - self._clock()))
+            self._next_turn_s = self._clock() + num_bytes / BYTES_PER_S

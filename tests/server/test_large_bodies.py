@@ -1,0 +1,96 @@
+"""Large bodies wait for each other and for nobody else."""
+
+import asyncio
+import json
+from contextlib import ExitStack
+
+import pytest
+from starlette.datastructures import Headers
+
+from server.large_bodies import BYTES_PER_S, LARGE_BYTES, MAX_HELD, LargeBodies, is_large
+from tests.server.live_server import LiveServer
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+LARGE = json.dumps({"prompt": "Hi", "max_tokens": 1, "user": "x" * LARGE_BYTES}).encode()
+
+
+class Time:
+    """Passes when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def clock(self) -> float:
+        return self.now_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"content-length": str(LARGE_BYTES - 1)}, False),
+        ({"content-length": str(LARGE_BYTES)}, True),
+        ({"transfer-encoding": "chunked"}, True),
+        ({}, False),
+    ],
+)
+def test_size_is_told_by_the_head(headers: dict[str, str], expected: bool) -> None:
+    assert is_large(Headers(headers)) is expected
+
+
+def test_the_loop_rests_after_each_in_proportion_to_its_size() -> None:
+    async def check() -> None:
+        time = Time()
+        bodies = LargeBodies(time.clock, time.sleep)
+        await bodies.turn(BYTES_PER_S // 2)
+        assert time.now_s == 100.0
+        await bodies.turn(BYTES_PER_S)
+        assert time.now_s == 100.5
+        time.now_s = 101.0  # of the rest, half is over
+        await bodies.turn(1)
+        assert time.now_s == 101.5
+        time.now_s = 200.0  # no credit for the time nobody came
+        await bodies.turn(BYTES_PER_S)
+        await bodies.turn(1)
+        assert time.now_s == 201.0
+
+    asyncio.run(check())
+
+
+def test_beyond_the_limit_large_bodies_wait_and_small_ones_do_not(server: LiveServer) -> None:
+    head = HEAD + b"Content-Length: %d\r\n\r\n" % len(LARGE)
+    with ExitStack() as stack:
+        held = [stack.enter_context(server.connect()) for _ in range(MAX_HELD)]
+        for each in held:
+            each.sendall(head + LARGE[:-1])
+        server.wait_until(lambda: server.context.lifecycle.num_under_way == MAX_HELD)
+        late = stack.enter_context(server.connect())
+        late.sendall(head + LARGE)
+        assert server.complete("Hi", max_tokens=1).status_code == 200
+        late.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            late.recv(1)
+        late.settimeout(20)
+        held[0].sendall(LARGE[-1:])
+        assert held[0].recv(12) == b"HTTP/1.1 200"
+        assert late.recv(12) == b"HTTP/1.1 200"
+
+
+def test_a_stream_does_not_keep_its_bodys_place(server: LiveServer) -> None:
+    server.engine.hold_at = 1
+    head = HEAD + b"Content-Length: %d\r\n\r\n"
+    body = json.dumps({"prompt": "Hi", "stream": True, "user": "x" * LARGE_BYTES}).encode()
+    with ExitStack() as stack:
+        for _ in range(MAX_HELD + 1):
+            client = stack.enter_context(server.connect())
+            client.sendall(head % len(body) + body)
+            assert client.recv(12) == b"HTTP/1.1 200"
+
+
+@pytest.mark.parametrize("end", [b"", b"}"])
+def test_bodies_that_fail_give_their_place_back(server: LiveServer, end: bytes) -> None:
+    body = b"[" + LARGE + end
+    for _ in range(MAX_HELD + 1):
+        assert server.post("/v1/completions", body).status_code == 400
