@@ -9,6 +9,7 @@ the embedded model's logits, where rows have 8 bits, too); groups of 64 with a m
 times the error of Q8_0 each).
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,7 @@ BITS = {"int8": 8, "int4": 4}  # name of the quantization -> bits of a code
 GROUP_SIZE = 32
 
 _NUM_REFITS = {8: 0, 4: 2}  # at 8 bits, a line through the codes is as good as the one through both ends
-_CHUNK = 1 << 17  # numbers quantized at once: what they need stays in the cache
+_CHUNK = 1 << 15  # numbers quantized at once: the most that torch does not spread over threads itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,14 @@ class QuantizedMatrix:
 
 
 def quantize(weight: Tensor, bits: int) -> QuantizedMatrix:
-    """weight [N, K], on the CPU."""
-    rows_at_once = max(1, _CHUNK // weight.shape[1])
-    parts = [_quantize_rows(rows, bits) for rows in torch.split(weight, rows_at_once)]
+    """weight [N, K], on the CPU.
+
+    Each thread does chunks of its own: torch's way, all threads on one operation after the other, waits for the slowest
+    thread dozens of times a chunk, which on a busy machine takes minutes.
+    """
+    chunks = torch.split(weight, max(1, _CHUNK // weight.shape[1]))
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        parts = list(pool.map(lambda rows: _quantize_rows(rows, bits), chunks))
     codes, scales, minimums = (torch.cat(column) for column in zip(*parts, strict=True))
     return QuantizedMatrix(codes, scales, minimums)
 
