@@ -128,6 +128,11 @@ def test_equal_numbers_stay_what_they_are(value: float, bits: int) -> None:
     torch.testing.assert_close(round_trip(weight, bits), weight, rtol=1e-4, atol=0)
 
 
+def test_numbers_closer_to_each_other_than_to_zero_keep_their_differences(bits: int) -> None:
+    weight = 1 / 3 + torch.rand(4, 64) * 1e-5  # 1/3 rounds up to a bfloat16 number above them all
+    assert (round_trip(weight, bits) - weight).abs().max() < 2**-9 / (2**bits - 1)
+
+
 def relative_error(result: Tensor, weight: Tensor) -> float:
     return float((result - weight).norm() / weight.norm())
 
