@@ -2,8 +2,17 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -29,6 +38,24 @@ class WireModel(BaseModel):
         if not isinstance(data, dict):
             return data
         return {name: value for name, value in data.items() if value is not None}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Says of what may be absent that it may be null."""
+        described = handler.resolve_ref_schema(handler(schema))
+        required, properties = described.get("required", ()), described.get("properties", {})
+        described["properties"] = {
+            name: each if name in required else _nullable(each) for name, each in properties.items()
+        }
+        return described
+
+
+def _nullable(described: JsonSchemaValue) -> JsonSchemaValue:
+    if {"type": "null"} in described.get("anyOf", ()):
+        return described
+    about = {name: value for name, value in described.items() if name in ("title", "description", "default")}
+    rest = {name: value for name, value in described.items() if name not in about}
+    return {"anyOf": [rest, {"type": "null"}], **about} if rest else described
 
 
 def check_text(text: str) -> str:

@@ -116,6 +116,13 @@ class TestOpenApi:
             *("/health", "/ready", "/load", "/version", "/server_info", "/metrics"),
         }
 
+    def test_what_may_be_absent_may_be_null(self, schema: dict[str, Any]) -> None:
+        """In all bodies that clients send, down to their parts."""
+        for name in ("CompletionRequest", "ResponsesRequest", "ToolResultBlock", "StreamOptions", "DetokenizeRequest"):
+            described = schema["components"]["schemas"][name]
+            for field, each in described["properties"].items():
+                assert ({"type": "null"} in each.get("anyOf", ())) == (field not in described.get("required", ()))
+
     def test_docs_are_served(self, server: LiveServer) -> None:
         assert "openapi.json" in server.client.get("/docs").text
 
