@@ -41,7 +41,7 @@ RENAMING = Renaming(
 
 
 def to_chat(request: AnthropicConversation) -> ChatRequest:
-    """Raises ValidationError or BadRequestError, under chat's names."""
+    """Raises ValidationError, under chat's names."""
     choice, thinking = request.tool_choice, request.thinking
     schema = request.output_config.format
     fields = given(

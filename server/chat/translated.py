@@ -3,20 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from server.errors import BadRequestError
 from server.protocol.chat import ChatRequest
 from server.protocol.generation import SamplingFields
-from server.protocol.refusals import CHAT_REFUSALS, find_refused
 from server.protocol.request import RequestFields
 
 
 def chat_request(request: RequestFields, fields: Mapping[str, Any]) -> ChatRequest:
-    """These fields, and those of sampling. Raises ValidationError or BadRequestError, under chat's names."""
+    """These fields, and those of sampling. Raises ValidationError, under chat's names."""
     shared = request.model_fields_set & SamplingFields.model_fields.keys()
     translated = ChatRequest.model_validate({name: getattr(request, name) for name in shared} | dict(fields))
-    if refused := find_refused(translated.model_extra or {}, CHAT_REFUSALS):
-        param, message = refused
-        raise BadRequestError(message, param)
     assert not translated.model_extra, translated.model_extra
     return translated
 

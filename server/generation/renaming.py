@@ -14,7 +14,7 @@ from server.validation import problem_of
 
 class Renaming:
     def __init__(self, *names: tuple[str, str]) -> None:
-        """Patterns of the chat API's names -> how this API calls them. The first that matches wins."""
+        """Patterns of the chat API's names -> how this API calls them."""
         self._names: Sequence[tuple[re.Pattern[str], str]] = [(re.compile(rf"\b{old}"), new) for old, new in names]
 
     @contextmanager
@@ -40,7 +40,5 @@ class Renaming:
 
     def _rename(self, text: str) -> str:
         for old, new in self._names:
-            text, count = old.subn(new, text)
-            if count:
-                break
+            text = old.sub(new, text)
         return text

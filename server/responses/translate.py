@@ -35,7 +35,7 @@ RENAMING = Renaming(
 
 
 def to_chat(request: ResponsesRequest) -> ChatRequest:
-    """Raises ValidationError or BadRequestError, under chat's names."""
+    """Raises ValidationError, under chat's names."""
     messages = [{"role": "system", "content": request.instructions}] if request.instructions is not None else []
     fields = given(
         messages=[*messages, *_messages(request)],

@@ -133,6 +133,12 @@ def test_the_scores_are_those_of_the_texts_tokens(agent: LiveServer) -> None:
     assert told == part["logprobs"]
 
 
+def test_the_scores_of_calls_are_not_those_of_texts(agent: LiveServer) -> None:
+    agent.engine.rule = saying_tokens(agent, f"{CALL}get")
+    body = agent.respond(tools=TOOLS, include=["message.output_text.logprobs"]).json()
+    assert [each["token"] for each in body["output"][1]["content"][0]["logprobs"]] == ["g", "e", "t"]
+
+
 def test_an_error_in_a_stream_fails_the_response(server: LiveServer) -> None:
     server.engine.fail_at = 2
     *_, last = typed_events_of(server.respond(stream=True))
@@ -265,6 +271,12 @@ def test_tools_are_told_to_the_model(agent: LiveServer) -> None:
     assert '"name": "get_weather"' in prompt_of(agent)
     agent.respond(tools=TOOLS, tool_choice="none")
     assert "get_weather" not in prompt_of(agent)
+
+
+def test_one_call_at_a_time_can_be_asked_for(agent: LiveServer) -> None:
+    agent.engine.rule = saying_tokens(agent, THOUGHT)
+    output = agent.respond(tools=TOOLS, parallel_tool_calls=False).json()["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
 
 
 def test_what_the_template_knows_can_be_said(agent: LiveServer) -> None:
