@@ -14,6 +14,7 @@ from server.chat.choice import ChatChoice
 from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.message import delta_of, message_of
 from server.chat.parts import Content, MessageParser, Part, PlainParser, Reasoning, ToolCall
+from server.chat.reading import AnswerReader
 from server.protocol.chat import ChatRequest
 from tests.server.byte_tokenizer import ByteTokenizer
 
@@ -58,10 +59,14 @@ def outputs(*texts: str, reason: FinishReason = FinishReason.STOP) -> list[Reque
     ]
 
 
-def choice(**parameters: Any) -> ChatChoice:
+def reader() -> AnswerReader:
+    answer = ScriptedAnswer(ByteTokenizer(), frozenset(), False, None, thinks=True, begins_inside=True)
+    return AnswerReader(answer, "id", 0)
+
+
+def choice(reader: AnswerReader, **parameters: Any) -> ChatChoice:
     request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}], **parameters})
-    answer = ScriptedAnswer(ByteTokenizer(), frozenset(), None, None, thinks=True, begins_inside=True)
-    return ChatChoice(0, request, answer, "id")
+    return ChatChoice(0, request, reader, ByteTokenizer())
 
 
 @pytest.mark.parametrize(
@@ -104,8 +109,8 @@ def test_content_is_null_only_beside_calls(parts: Sequence[Part], content: str |
 
 def test_deltas_add_up_to_the_message() -> None:
     texts = ("think", "ing", "ANSWER", "!")
-    message = choice().whole(outputs(*texts))["message"]
-    streamed = choice()
+    message = choice(reader()).whole(outputs(*texts))["message"]
+    streamed = choice(reader())
     deltas = [each["delta"] for output in outputs(*texts) for each in streamed.chunks(output)]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message["reasoning_content"] == "thinking"
     assert "".join(delta.get("content", "") for delta in deltas) == message["content"] == "ANSWER"
@@ -114,11 +119,12 @@ def test_deltas_add_up_to_the_message() -> None:
 
 
 def test_reasoning_tokens_are_counted_streamed_or_not() -> None:
-    whole, streamed = choice(), choice()
-    whole.whole(outputs("think", "ing"))
+    of_whole, of_stream = reader(), reader()
+    choice(of_whole).whole(outputs("think", "ing"))
+    streamed = choice(of_stream)
     for output in outputs("think", "ing"):
         streamed.chunks(output)
-    assert whole.num_reasoning_tokens == streamed.num_reasoning_tokens == 2
+    assert of_whole.num_reasoning_tokens == of_stream.num_reasoning_tokens == 2
 
 
 @pytest.mark.parametrize(
@@ -130,19 +136,19 @@ def test_reasoning_tokens_are_counted_streamed_or_not() -> None:
     ],
 )
 def test_a_call_is_the_reason_of_a_stop(texts: tuple[str, ...], reason: FinishReason, told: str) -> None:
-    streamed = choice()
+    streamed = choice(reader())
     last = [each for output in outputs(*texts, reason=reason) for each in streamed.chunks(output)][-1]
-    assert last["finish_reason"] == choice().whole(outputs(*texts, reason=reason))["finish_reason"] == told
+    assert last["finish_reason"] == choice(reader()).whole(outputs(*texts, reason=reason))["finish_reason"] == told
 
 
 def test_what_was_held_back_is_told_when_the_end_brings_no_text() -> None:
-    streamed = choice()
+    streamed = choice(reader())
     chunks = [each for output in outputs("A", "!", "") for each in streamed.chunks(output)]
     assert [set(each["delta"]) for each in chunks] == [{"role", "content"}, {"content"}, {"tool_calls"}, set()]
 
 
 def test_where_nothing_is_called_or_thought_all_text_is_content() -> None:
-    answer = Answer(ByteTokenizer(), frozenset(), None, None, thinks=False, begins_inside=False)
+    answer = Answer(ByteTokenizer(), frozenset(), False, None, thinks=False, begins_inside=False)
     parser = answer.parser("id", 0)
     assert isinstance(parser, PlainParser)  # the usual case, and the cheapest
     assert [parser.feed("<think>"), parser.feed(""), parser.finish()] == [[Content("<think>")], [], []]
