@@ -92,6 +92,8 @@ class ResponseBody(BaseModel):
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     error: ResponseProblem | None
     incomplete_details: IncompleteDetails | None
+    stop_reason: int | str | None
+    """The stop token or stop string that ended it, or "deadline"."""
     output: list[OutputItem]
     usage: ResponseUsage | None
     timings: Timings | None = None

@@ -19,6 +19,7 @@ def response_head(request: ResponsesRequest, plan: ChatPlan, arrival: Arrival) -
         "seed": plan.head["seed"],
         "error": None,
         "incomplete_details": None,
+        "stop_reason": None,
         "background": False,
         "store": False,
         "previous_response_id": None,

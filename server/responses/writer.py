@@ -57,10 +57,12 @@ class ResponseWriter:
 
     def whole(self) -> dict[str, Any]:
         """After `end`."""
+        assert self._last is not None
         ended = {"completed_at": int(time.time())} if self._is_complete else {"incomplete_details": _CUT}
         return {
             **self._body("completed" if self._is_complete else "incomplete"),
             **ended,
+            "stop_reason": self._last.stop_reason,
             "usage": self._usage(),
             "timings": self._tally.timings(),
         }

@@ -271,6 +271,12 @@ def test_tools_are_told_to_the_model(agent: LiveServer, choice: dict[str, Any] |
     assert ('"name": "get_weather"' in prompt_of(agent)) == is_told
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_time"}])
+def test_calls_can_be_required(server: LiveServer, choice: dict[str, Any]) -> None:
+    server.message(tools=TOOLS[1:], tool_choice=choice)
+    assert server.engine.requests[-1].params.grammar is not None
+
+
 def test_one_call_at_a_time_can_be_asked_for(agent: LiveServer) -> None:
     agent.engine.rule = saying_tokens(agent, THOUGHT)
     choice = {"type": "auto", "disable_parallel_tool_use": True}

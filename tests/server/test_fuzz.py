@@ -99,6 +99,7 @@ CHAT_BODIES = st.fixed_dictionaries(
     }
     | {"some_field": ANYTHING},
 )
+TRANSLATED = ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
 FUZZ = settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -128,7 +129,7 @@ def answered_or_refused(response: httpx.Response, body: dict[str, Any], kind: st
 
 @FUZZ
 @given(body=ANYTHING)
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", *TRANSLATED])
 def test_any_json_is_refused_or_answered(server: LiveServer, path: str, body: Any) -> None:
     assert server.post(path, json.dumps(body)).status_code in (200, 400)
 

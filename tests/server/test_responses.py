@@ -65,6 +65,12 @@ def test_an_answer_that_is_cut_is_incomplete(server: LiveServer) -> None:
     assert body["output"][0]["status"] == "incomplete" and body["completed_at"] is None
 
 
+def test_what_stopped_it_is_told(server: LiveServer) -> None:
+    server.engine.rule = saying("Hello")
+    body = server.respond(stop=["l"]).json()
+    assert (texts(body), body["status"], body["stop_reason"]) == (["He"], "completed", "l")
+
+
 def test_an_empty_answer_is_an_empty_message(server: LiveServer) -> None:
     server.engine.rule = saying("")
     assert texts(server.respond().json()) == [""]
@@ -277,6 +283,11 @@ def test_one_call_at_a_time_can_be_asked_for(agent: LiveServer) -> None:
     agent.engine.rule = saying_tokens(agent, THOUGHT)
     output = agent.respond(tools=TOOLS, parallel_tool_calls=False).json()["output"]
     assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
+
+
+def test_calls_can_be_required(server: LiveServer) -> None:
+    server.respond(tools=TOOLS[1:], tool_choice="required", max_output_tokens=9)
+    assert server.engine.requests[-1].params.grammar is not None
 
 
 def test_what_the_template_knows_can_be_said(agent: LiveServer) -> None:
