@@ -33,10 +33,6 @@ class Blocks(Generic[BlockT]):
         self._kind: object = None
         self._blocks: list[BlockT] = []
 
-    @property
-    def last(self) -> BlockT | None:
-        return self._blocks[-1] if self._blocks else None
-
     def add(self, part: Part) -> list[Event]:
         kind = part.index if isinstance(part, ToolCall) else type(part)
         events = []
