@@ -31,6 +31,7 @@ from engine.restart_policy import RestartPolicy
 from engine.roster import Roster
 from engine.stats import RoomStats, StepStats, standstill
 from engine.supervisor import Supervisor
+from engine.suspects import Death
 from engine.waiting_room import RoomLimits, WaitingRoom
 from engine.watchdog import Watchdog
 
@@ -231,15 +232,13 @@ class AsyncEngine:
         self._observer.on_restart()
         self._report_pause()
 
-    def on_engine_up(self, computed: Sequence[str]) -> None:
-        guilty = self._roster.engine_is_up(computed)
+    def on_engine_up(self, death: Death) -> None:
+        guilty = self._roster.engine_is_up(death)
         if guilty is not None:
             self._has_answered = True
-            logger.error("request %s is refused: the engine died twice computing it and nothing else", guilty)
+            logger.error("request %s is refused: the engine died again and again computing it and nothing else", guilty)
         num_begun, num_suspects = self._roster.num_begun, self._roster.num_suspects
-        text = (
-            "the engine is up again after %.1f s: %d streams go on, %d requests wait; %d run alone first, as suspects"
-        )
+        text = "the engine is up again after %.1f s: %d streams go on, %d requests wait; %d suspects run alone first"
         logger.warning(text, self._supervisor.down_s, num_begun, len(self._roster) - num_begun, num_suspects)
         self._watchdog.heard()
         self._watchdog.watch()

@@ -60,6 +60,11 @@ class ChildProcess:
         return (self._process.returncode or 0) < 0
 
     @property
+    def may_have_been_killed(self) -> bool:
+        """From outside, as processes do not end of themselves: by a person, or by the kernel for want of memory."""
+        return self._process.returncode == -signal.SIGKILL
+
+    @property
     def how_it_ended(self) -> str:
         """`exit code 1`, `signal 11, Segmentation fault`, ..."""
         code = self._process.returncode

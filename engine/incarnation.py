@@ -9,6 +9,7 @@ from engine.config import EngineConfig, EngineInfo
 from engine.errors import ConfigError, EngineFailedError, ModelError, TwostepError, UnsupportedModelError
 from engine.messages import EngineFailure, EngineReady, FromEngine, Shutdown, Start, ToEngine
 from engine.step_marker import StepMarker
+from engine.suspects import Death
 from engine.transport import BrokenLinkError, ServerLink
 
 _STOP_GRACE_S = 3.0
@@ -38,6 +39,7 @@ class Incarnation:
         self._child: ChildProcess | None = None
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._is_closed = False
+        self._was_killed_here = False
         self.death: TwostepError | None = None
         """Why it ended; None while it lives."""
 
@@ -57,6 +59,7 @@ class Incarnation:
 
     def kill(self, reason: TwostepError) -> None:
         """End it at once, for this reason."""
+        self._was_killed_here = True
         self._end(reason)
         if self._child is not None:
             self._child.kill()
@@ -80,16 +83,17 @@ class Incarnation:
         if self._child is not None:
             await self._child.stop(_STOP_GRACE_S)
 
-    def close(self) -> list[str]:
-        """Hear what it said last, then nothing any more. Returns the requests that it computed last. Idempotent."""
+    def close(self) -> Death:
+        """Hear what it said last, then nothing any more. Idempotent: it tells of the death once."""
         if self._is_closed:
-            return []
+            return Death()
         self._is_closed = True
         computed = self._marker.read()
         self._marker.close()
         self._link.receive()
         self._link.close()
-        return computed
+        was_killed = self._child is not None and self._child.may_have_been_killed
+        return Death(computed, may_be_from_outside=was_killed and not self._was_killed_here)
 
     @property
     def _is_ready(self) -> bool:

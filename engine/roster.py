@@ -1,11 +1,13 @@
 """All live requests, and which of them the engine process knows: it is told of each once, and its successor again."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from engine.errors import EngineFailedError, TwostepError
 from engine.live_request import LiveRequest, News
 from engine.messages import AddRequest
-from engine.suspects import Suspects
+from engine.suspects import Death, Suspects
+
+NOBODY_DIED = Death()
 
 
 class Roster:
@@ -52,13 +54,16 @@ class Roster:
         for live in self:
             live.is_known_to_engine = False
 
-    def engine_is_up(self, computed: Sequence[str] = ()) -> str | None:
-        """Tell the new process of everyone, or of the first suspect. `computed` is what the one before died of, or of
-        one of them. Returns the request that is guilty of it, if one is: that one has failed."""
-        unproven = [name for name in computed if name in self._live and not self._live[name].is_proven]
-        guilty = self._suspects.on_death(unproven, was_alone=len(computed) == 1)
+    def engine_is_up(self, death: Death = NOBODY_DIED) -> str | None:
+        """Tell the new process of everyone, or of the first suspect. `death` is that of the process before. Returns the
+        request that is guilty of it, if one is: that one has failed."""
+        unproven = [name for name in death.computed if name in self._live and not self._live[name].is_proven]
+        guilty = self._suspects.on_death(death, unproven)
         if guilty is not None:
-            self.put(guilty, EngineFailedError(f"The engine died twice computing request {guilty} and nothing else."))
+            self.put(
+                guilty,
+                EngineFailedError(f"The engine died again and again computing request {guilty} and nothing else."),
+            )
         self._is_up = True
         self._hand_over_all()
         self.go_on()

@@ -13,6 +13,7 @@ from engine.errors import ConfigError, EngineFailedError, EngineUnavailableError
 from engine.incarnation import Incarnation
 from engine.messages import FromEngine, ToEngine
 from engine.restart_policy import RestartPolicy
+from engine.suspects import Death
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +31,8 @@ class EngineOwner(Protocol):
     def on_engine_starting(self) -> None:
         """Another process is being started."""
 
-    def on_engine_up(self, computed: Sequence[str]) -> None:
-        """The new process is ready and knows of no request. The dead one, of which nothing more will come, computed
-        these when it died."""
+    def on_engine_up(self, death: Death) -> None:
+        """The new process is ready and knows of no request. Nothing more will come of the dead one."""
 
     def on_engine_lost(self, error: EngineFailedError) -> None:
         """There will be no other process."""
@@ -117,9 +117,9 @@ class Supervisor:
         try:
             await dead.reap()  # it may hold the memory that the next one needs
             process = await self._next_process(reason, was_fruitful)
-            computed = dead.close()
+            death = dead.close()
             self._process, self.is_up = process, True
-            self._owner.on_engine_up(computed)
+            self._owner.on_engine_up(death)
         except Exception as error:
             logger.critical("the engine is lost: %s", error, exc_info=not isinstance(error, TwostepError))
             self._owner.on_engine_lost(EngineFailedError(str(error), _detail(error)))

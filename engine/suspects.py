@@ -1,8 +1,20 @@
 """Which requests may have killed the engine, and which one did; torch-free."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
-_MAX_DEATHS_ALONE = 2
+# Two crashes, or three kills during trials.
+_CRASH, _KILL_ON_TRIAL, _GUILTY = 3, 2, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What is known of how an engine process ended."""
+
+    computed: Sequence[str] = ()
+    """The requests of the step that it was in."""
+    may_be_from_outside: bool = False
+    """It was killed by a signal that anyone may send: a person, or the kernel when memory runs out."""
 
 
 class Suspects:
@@ -13,36 +25,44 @@ class Suspects:
       shows that decode survives it, too.) Who got two is innocent of this death.
     - Those it is held against are suspects. The next engine process computes them before all others and one at a time:
       the next begins when the one before got two tokens, and is cleared by that, or ended.
-    - A request is guilty when the engine died twice while it computed nothing else, with no two tokens in between.
+    - A request is guilty when the engine crashed twice while it computed nothing else, with no two tokens in between.
+      Of deaths that may have come from outside only those during a trial count, and it takes three.
 
-    So a request that kills is alone after one death or two, and refused two deaths later. One that merely was there
-    when something else killed the engine passes its trial. So does a victim of kills from outside: two of them would
-    have to hit it, alone, within its first two tokens after a restart.
+    So a request that crashes the engine is alone after one death or two, and refused two deaths later. One that merely
+    was there when something else ended the engine passes its trial. So does a victim of kills from outside: three of
+    them in a row would have to hit it within its first two tokens after a restart.
     """
 
     def __init__(self) -> None:
-        self._deaths_alone: dict[str, int] = {}  # of each suspect, in the order of their trials
+        self._evidence: dict[str, int] = {}  # against each suspect, in the order of their trials
 
     def __len__(self) -> int:
-        return len(self._deaths_alone)
+        return len(self._evidence)
 
     @property
     def on_trial(self) -> str | None:
         """The suspect whose turn it is; nothing else may start. None when all may."""
-        return next(iter(self._deaths_alone), None)
+        return next(iter(self._evidence), None)
 
     def clear(self, request_id: str) -> None:
         """It got two tokens, or ended."""
-        self._deaths_alone.pop(request_id, None)
+        self._evidence.pop(request_id, None)
 
-    def on_death(self, unproven: Collection[str], was_alone: bool) -> str | None:
-        """The engine died computing these requests without two tokens, alone if nothing else was computed.
+    def on_death(self, death: Death, unproven: Collection[str]) -> str | None:
+        """`unproven` are those of the computed requests that had not got two tokens.
 
         Returns the guilty one, if there is one. The newest suspects are tried first: they are the likeliest.
         """
-        blamed = {request_id: self._deaths_alone.get(request_id, 0) + was_alone for request_id in unproven}
-        self._deaths_alone = blamed | {name: n for name, n in self._deaths_alone.items() if name not in blamed}
-        guilty = next((name for name, num_deaths in blamed.items() if num_deaths >= _MAX_DEATHS_ALONE), None)
+        blamed = {name: self._evidence.get(name, 0) + self._weight(death, name) for name in unproven}
+        self._evidence = blamed | {name: evidence for name, evidence in self._evidence.items() if name not in blamed}
+        guilty = next((name for name, evidence in blamed.items() if evidence >= _GUILTY), None)
         if guilty is not None:
             self.clear(guilty)
         return guilty
+
+    def _weight(self, death: Death, name: str) -> int:
+        if len(death.computed) != 1:
+            return 0
+        if not death.may_be_from_outside:
+            return _CRASH
+        return _KILL_ON_TRIAL if name == self.on_trial else 0

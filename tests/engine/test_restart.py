@@ -259,7 +259,7 @@ def test_two_requests_that_kill_are_both_found() -> None:
 def test_finding_the_guilty_one_counts_as_getting_on() -> None:
     async def check() -> None:
         async with running(max_restarts=3) as engine:
-            errors = await asyncio.gather(*(error_of(collect(engine, request(fake.DIE))) for _ in range(3)))
+            errors = await asyncio.gather(*(error_of(collect(engine, request(fake.CRASH))) for _ in range(3)))
             assert all("nothing else" in str(error) for error in errors) and engine.is_ready
 
     asyncio.run(check())

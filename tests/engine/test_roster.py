@@ -7,6 +7,7 @@ from engine.messages import AddRequest, FirstTokenInfo, RequestUpdate
 from engine.request import FinishReason
 from engine.roster import Roster
 from engine.sampling_params import SamplingParams
+from engine.suspects import Death
 from engine.waiting_room import RoomLimits, WaitingRoom
 from tests.engine.test_async_engine import Words
 
@@ -41,7 +42,7 @@ class Table:
     def dies(self, *computed: str) -> str | None:
         self.roster.engine_is_down()
         self.told()
-        return self.roster.engine_is_up(computed)
+        return self.roster.engine_is_up(Death(computed))
 
 
 def test_everyone_is_told_once_and_after_a_death_again_with_the_tokens_so_far() -> None:
@@ -106,7 +107,7 @@ def test_a_suspect_that_left_before_its_trial_has_none() -> None:
     table.roster.engine_is_down()
     table.roster.remove(table.live["a"])
     table.told()
-    table.roster.engine_is_up(["a"])
+    table.roster.engine_is_up(Death(["a"]))
     assert list(table.told()) == ["b"]
 
 
