@@ -181,11 +181,10 @@ class AsyncEngine:
         self._roster.go_on()
 
     def _observe(self, live: LiveRequest, output: RequestOutput) -> None:
-        if not output.token_ids:
-            return
         if len(output.token_ids) == output.num_output_tokens and output.timings is not None:
             self._observer.on_first_token(output.timings, output.num_prompt_tokens, output.num_cached_tokens)
-        self._observer.on_tokens(len(output.token_ids), live.last_gap_s)
+        if output.token_ids:
+            self._observer.on_tokens(len(output.token_ids), live.last_gap_s)
 
     def _end(self, live: LiveRequest, reason: FinishReason) -> None:
         """The one door out, for every request, whatever ended it. Idempotent; never waits."""

@@ -89,7 +89,8 @@ class EngineObserver(Protocol):
     def on_restart(self) -> None:
         """The engine process died, and a new one is started. Its steps count from 0 again."""
 
-    def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int, num_cached_tokens: int) -> None: ...
+    def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        """Called once per request whose prompt was computed; without tokens to generate, with its end."""
 
     def on_tokens(self, num_tokens: int, gap_s: float | None) -> None:
         """Tokens delivered by `generate`; `gap_s` is the time since the previous token, None for the first."""

@@ -200,11 +200,13 @@ def test_several_tokens_of_a_step_come_as_one_output() -> None:
     asyncio.run(check())
 
 
-def test_a_request_for_no_tokens_is_answered() -> None:
+def test_a_request_for_no_tokens_is_answered_and_its_prompt_counted() -> None:
     async def check() -> None:
-        async with running() as engine:
+        recorder = Recorder()
+        async with running(observer=recorder) as engine:
             (output,) = await collect(engine, request(max_tokens=0))
         assert (output.token_ids, output.finish_reason) == ((), FinishReason.LENGTH)
+        assert (recorder.num_first, recorder.num_tokens) == (1, 0)
         assert output.timings is not None and output.timings.e2e_s > 0
 
     asyncio.run(check())

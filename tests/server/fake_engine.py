@@ -143,7 +143,7 @@ class FakeEngine:
 
     def _observe(self, output: RequestOutput) -> None:
         is_first = output.num_output_tokens == len(output.token_ids)
-        if output.token_ids and is_first and output.timings is not None:
+        if is_first and output.timings is not None:
             self.observer.on_first_token(output.timings, output.num_prompt_tokens, output.num_cached_tokens)
         if output.token_ids:
             self.observer.on_tokens(len(output.token_ids), None if is_first else 0.0005)
