@@ -76,7 +76,9 @@ def read_keys(path: Path) -> list[ApiKey]:
 
 
 def plain_keys(given: tuple[str, ...]) -> list[ApiKey]:
-    """Those of --api-key, which have no names of their own."""
+    """Those of --api-key, which have no names of their own. Raises ConfigError."""
+    if any(not secret or secret != secret.strip() for secret in given):
+        raise ConfigError("--api-key: a key must not be empty, nor begin or end with white space.")
     names = ["default"] if len(given) == 1 else [f"key-{number}" for number in range(1, len(given) + 1)]
     return [ApiKey(name, digest_of(secret.encode())) for name, secret in zip(names, given, strict=True)]
 

@@ -248,3 +248,9 @@ def test_a_place_is_free_before_the_client_knows_that_its_response_is_complete(t
     attach_record(scope, RequestRecord("r", 0.0))
     asyncio.run(AuthMiddleware(app, ring)(scope, receive, send))
     assert free == [False, False, True]
+
+
+@pytest.mark.parametrize("secret", ["", " ", " key", "key\n"])
+def test_a_key_that_nobody_could_send_or_everybody_does_is_refused(secret: str) -> None:
+    with pytest.raises(ConfigError, match="--api-key"):
+        KeyRing(("one", secret))
