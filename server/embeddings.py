@@ -3,7 +3,7 @@
 import base64
 import struct
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -18,8 +18,10 @@ from server.generation.prompts import encode_prompts, prompt_limit
 from server.protocol.embeddings import EmbeddingRequest
 from server.timings import PhaseReport, TokenCounts
 
-# Inputs given to the engine at once: a request of a thousand must not fill the waiting room.
+# Inputs given to the engine at once, and their tokens: about one step's. A request of a thousand must not fill the
+# waiting room, and none shall be refused because its siblings wait.
 GROUP = 32
+GROUP_TOKENS = 2048
 
 _PARAMS = SamplingParams(max_tokens=0, returns_embedding=True)
 
@@ -34,16 +36,27 @@ async def plan_embeddings(request: EmbeddingRequest, backend: Backend, arrival: 
     ]
 
 
-async def embed(engine: EngineClient, generations: Sequence[GenerationRequest]) -> list[RequestOutput]:
-    """The one output of each, in their order."""
+async def embed(engine: EngineClient, generations: Sequence[GenerationRequest], max_live: int) -> list[RequestOutput]:
+    """The one output of each, in their order. `max_live` is how many the engine takes at once."""
     outputs: dict[int, RequestOutput] = {}
     try:
-        for start in range(0, len(generations), GROUP):
-            async with aclosing(generate_all(engine, generations[start : start + GROUP])) as group:
-                outputs |= {start + index: output async for index, output in group}
+        for group in _groups(generations, min(GROUP, max_live)):
+            async with aclosing(generate_all(engine, [generations[index] for index in group])) as news:
+                outputs |= {group[index]: output async for index, output in news}
     except InvalidParameterError as error:
         raise InvalidParameterError("input" if error.param == "prompt" else str(error.param), str(error)) from error
     return [outputs[index] for index in range(len(generations))]
+
+
+def _groups(generations: Sequence[GenerationRequest], max_size: int) -> Iterator[range]:
+    """Runs of at most `max_size` inputs and GROUP_TOKENS tokens; a longer input is alone."""
+    start, num_tokens = 0, 0
+    for index, generation in enumerate(generations):
+        num_tokens += len(generation.prompt_token_ids)
+        if index > start and (index - start == max_size or num_tokens > GROUP_TOKENS):
+            yield range(start, index)
+            start, num_tokens = index, len(generation.prompt_token_ids)
+    yield range(start, len(generations))
 
 
 def report(outputs: Sequence[RequestOutput]) -> PhaseReport:

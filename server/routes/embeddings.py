@@ -32,7 +32,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     arrival = let_in(body, EMBEDDING_REFUSALS, request)
     backend = context_of(request).backend
     generations = await plan_embeddings(body, backend, arrival)
-    outputs = await unless_client_leaves(request.receive, embed(backend.engine, generations))
+    outputs = await unless_client_leaves(request.receive, embed(backend.engine, generations, backend.max_live))
     record_of(request.scope).report = lambda: report(outputs)
     answer = body_of(body, arrival.model, outputs)
     return JSONResponse(answer, headers=complete_headers(answer["timings"]))

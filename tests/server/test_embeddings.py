@@ -8,7 +8,7 @@ import pytest
 from openai import OpenAI
 
 from engine.request import FinishReason
-from server.embeddings import GROUP
+from server.embeddings import GROUP, GROUP_TOKENS
 from server.protocol.embeddings import EmbeddingResponse
 from tests.server.events import error_of
 from tests.server.live_server import LiveServer, live_server
@@ -61,6 +61,20 @@ def test_more_inputs_than_fit_at_once_go_in_groups() -> None:
             expected([1, index]) for index in range(count)
         ]
         assert server.engine.max_live_seen == GROUP
+
+
+def test_long_inputs_go_few_at_a_time(server: LiveServer) -> None:
+    server.engine.delay_s = 0.001
+    long = [1] * 512
+    assert len(vectors(embed(server, input=[long] * 11, truncate_prompt_tokens=512))) == 11
+    assert server.engine.max_live_seen == GROUP_TOKENS // 512
+
+
+def test_no_more_go_at_once_than_the_engine_takes() -> None:
+    with live_server(max_num_seqs=2, max_waiting=1) as server:
+        server.engine.delay_s = 0.001
+        assert len(vectors(embed(server, input=["a"] * 10))) == 10
+        assert server.engine.max_live_seen == 3
 
 
 def test_usage_timings_and_headers_count_the_prompts(server: LiveServer) -> None:
