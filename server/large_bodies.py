@@ -11,9 +11,13 @@ from contextlib import asynccontextmanager
 
 from starlette.datastructures import Headers
 
+from engine.errors import OverloadedError
+
 LARGE_BYTES = 64 * 1024
 MAX_HELD = 16
 """Large bodies in memory at once."""
+MAX_WAIT_S = 30.0
+"""For one of these places."""
 BYTES_PER_S = 4 * 2**20
 """What is parsed of them per second, on average."""
 
@@ -38,9 +42,16 @@ class LargeBodies:
 
     @asynccontextmanager
     async def place(self) -> AsyncGenerator[None, None]:
-        """From before the body is read until it is parsed."""
-        async with self._places:
+        """For a body whose first bytes have come, until it is parsed. Raises OverloadedError after a while."""
+        try:
+            async with asyncio.timeout(MAX_WAIT_S):
+                await self._places.acquire()
+        except TimeoutError:
+            raise OverloadedError("Too many large bodies arrive at once; try again later.", MAX_WAIT_S) from None
+        try:
             yield
+        finally:
+            self._places.release()
 
     async def turn(self, num_bytes: int) -> None:
         """Returns when so many bytes may be parsed, then and there."""

@@ -10,6 +10,7 @@ import msgspec
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Message, Receive
 
 from server.context import context_of
 from server.errors import BadRequestError, MediaTypeError
@@ -34,6 +35,7 @@ class JsonRequest(Request):
 
     async def body(self) -> bytes:
         if is_large(self.headers) and not hasattr(self, "_body"):
+            self._receive = _again(await self._receive(), self._receive)  # who sends nothing takes no place
             await self._place.enter_async_context(self._large_bodies.place())
         return await super().body()
 
@@ -52,6 +54,16 @@ class JsonRequest(Request):
         if isinstance(value, dict) and len(value) > MAX_FIELDS:
             raise BadRequestError(f"The body has {len(value)} fields; at most {MAX_FIELDS} are read.")
         return value
+
+
+def _again(first: Message, receive: Receive) -> Receive:
+    """Receives `first` once more, then what follows."""
+    kept = [first]
+
+    async def receive_again() -> Message:
+        return kept.pop() if kept else await receive()
+
+    return receive_again
 
 
 def _parse(body: bytes) -> Any:

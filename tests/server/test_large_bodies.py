@@ -2,11 +2,13 @@
 
 import asyncio
 import json
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 
 import pytest
 from starlette.datastructures import Headers
 
+from engine.errors import OverloadedError
+from server import large_bodies
 from server.large_bodies import BYTES_PER_S, LARGE_BYTES, MAX_HELD, LargeBodies, is_large
 from tests.server.live_server import LiveServer
 
@@ -59,6 +61,22 @@ def test_the_loop_rests_after_each_in_proportion_to_its_size() -> None:
     asyncio.run(check())
 
 
+def test_who_waits_too_long_for_a_place_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_bodies, "MAX_WAIT_S", 0.01)
+
+    async def check() -> None:
+        bodies = LargeBodies()
+        async with AsyncExitStack() as stack:
+            for _ in range(MAX_HELD):
+                await stack.enter_async_context(bodies.place())
+            with pytest.raises(OverloadedError):
+                await stack.enter_async_context(bodies.place())
+        async with bodies.place():
+            pass
+
+    asyncio.run(check())
+
+
 def test_beyond_the_limit_large_bodies_wait_and_small_ones_do_not(server: LiveServer) -> None:
     head = HEAD + b"Content-Length: %d\r\n\r\n" % len(LARGE)
     with ExitStack() as stack:
@@ -76,6 +94,15 @@ def test_beyond_the_limit_large_bodies_wait_and_small_ones_do_not(server: LiveSe
         held[0].sendall(LARGE[-1:])
         assert held[0].recv(12) == b"HTTP/1.1 200"
         assert late.recv(12) == b"HTTP/1.1 200"
+
+
+def test_who_sends_nothing_of_its_body_takes_no_place(server: LiveServer) -> None:
+    head = HEAD + b"Content-Length: %d\r\n\r\n" % len(LARGE)
+    with ExitStack() as stack:
+        for _ in range(2 * MAX_HELD):
+            stack.enter_context(server.connect()).sendall(head)
+        server.wait_until(lambda: server.context.lifecycle.num_under_way == 2 * MAX_HELD)
+        assert server.post("/v1/completions", LARGE).status_code == 200
 
 
 def test_a_stream_does_not_keep_its_bodys_place(server: LiveServer) -> None:
