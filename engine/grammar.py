@@ -14,6 +14,7 @@ it while it loads, not when the first grammar arrives.
 """
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -32,6 +33,7 @@ NUM_KEPT = 64  # compiled grammars that are kept for the next request with the s
 
 # Forcing would ask the tokenizer, in Python, how it writes what must come; any spelling will do.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
+_STACK_BYTES = 16 << 20  # the compiler recurses; more than what grammars are tried with (`engine.grammar_check`)
 _LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=20_000)  # 1-2 KB each
 
 
@@ -114,12 +116,23 @@ class NoGrammars:
         pass
 
 
+def _thread_with_stack(num_bytes: int) -> ThreadPoolExecutor:
+    """One thread, which is started here: the size is that of all threads started meanwhile."""
+    before = threading.stack_size(num_bytes)
+    try:
+        thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        thread.submit(int).result()
+        return thread
+    finally:
+        threading.stack_size(before)
+
+
 class GrammarQueue:
     """Compiles in a thread of its own, beside the engine's steps."""
 
     def __init__(self, compile: Callable[[str], Constraint]) -> None:
         self._compile = compile
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._thread = _thread_with_stack(_STACK_BYTES)
         self._pending: dict[str, tuple[Request, Future[Constraint]]] = {}
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ import json
 import re
 import resource
 import sys
+import threading
 import time
 
 from llguidance import LLTokenizer
@@ -15,6 +16,7 @@ from llguidance import LLTokenizer
 from engine.grammar import compile_grammar, make_tokenizer
 
 MAX_MEMORY_BYTES = 1 << 30
+STACK_BYTES = 4 << 20  # less than the engine has, however much the main thread may have
 NUM_TRIED_BYTES = 64  # generated on trial: some grammars compile, and reach the parser's limits soon after
 MAX_TRIAL_S = 0.2  # of CPU time for all of them; the engine's steps will wait for such work
 
@@ -67,4 +69,7 @@ def _describe(error: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=main)
+    thread.start()
+    thread.join()

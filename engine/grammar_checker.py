@@ -63,7 +63,11 @@ class GrammarChecker:
             pipe = subprocess.PIPE
             # Standard error would only have what the compiler says on its way down.
             self._child = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
-            _answer(self._child, _START_S)
+            try:
+                _answer(self._child, _START_S)
+            except BaseException:
+                self._end_child()  # were it ready later, it would answer each grammar with the word on the one before
+                raise
         return self._child
 
     def _end_child(self) -> None:
@@ -79,7 +83,9 @@ class GrammarChecker:
 def _answer(child: subprocess.Popen[str], timeout_s: float) -> str | None:
     """The next line: the child writes each in one piece. Raises TimeoutError or EOFError."""
     assert child.stdout is not None
-    if not select.select([child.stdout], [], [], timeout_s)[0]:
+    poll = select.poll()  # select() takes no descriptor from 1024 on
+    poll.register(child.stdout, select.POLLIN)
+    if not poll.poll(timeout_s * 1e3):
         raise TimeoutError
     line = child.stdout.readline()
     if not line:

@@ -1,13 +1,18 @@
 """Grammars that do harm: each costs its checker at most, and the next grammar finds it well."""
 
 import asyncio
+import os
+import resource
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import reduce
 from typing import Any
 
 import pytest
 
+from engine import grammar_checker
 from engine.errors import GrammarError
 from engine.grammar_checker import GrammarChecker
 from engine.grammar_source import JSON_OBJECT, JsonSchema, Literal, Regex, to_lark
@@ -147,3 +152,35 @@ def test_one_that_cannot_start_is_no_verdict() -> None:
     with pytest.raises(EOFError):
         asyncio.run(checker.check(to_lark(Literal("a"))))
     checker.close()
+
+
+LATE = """
+import json, sys, time
+time.sleep(float(sys.argv[1]))
+print("null", flush=True)
+for line in sys.stdin:
+    print(json.dumps("about " + json.loads(line)), flush=True)
+"""
+
+
+def test_an_answer_that_comes_late_is_not_taken_for_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_checker, "_START_S", 0.3)
+    checker = GrammarChecker(command=[sys.executable, "-c", LATE, "0.6"])
+    with pytest.raises(TimeoutError):
+        fault(checker, "first")
+    monkeypatch.setattr(grammar_checker, "_START_S", 30.0)
+    time.sleep(0.6)  # the first child would be ready now
+    assert fault(checker, "second") == "about second"
+    checker.close()
+
+
+def test_many_open_files_do_not_matter() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard), hard))
+    with ExitStack() as files:
+        for _ in range(1100):
+            files.enter_context(open(os.devnull))
+        checker = GrammarChecker(command=[sys.executable, "-c", LATE, "0"])
+        assert fault(checker, "it") == "about it"
+        checker.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
