@@ -226,12 +226,14 @@ class AsyncEngine:
         return self._has_answered or not self._roster
 
     def on_engine_starting(self) -> None:
-        self._has_answered = False
         self._last_stats = None
         self._observer.on_restart()
         self._report_pause()
 
     def on_engine_up(self, death: Death) -> None:
+        self._has_answered = False  # what was heard since is the dead one's
+        for live in self._roster.unbegun:
+            self._expiries[live.engine_id].on_unscheduled()
         guilty = self._roster.engine_is_up(death)
         if guilty is not None:
             self._has_answered = True

@@ -20,6 +20,8 @@ class Expiry:
         on_late_start: Callable[[], None],
         on_deadline: Callable[[], None],
     ) -> None:
+        self._max_queue_s = max_queue_s
+        self._on_late_start = on_late_start
         call_later = asyncio.get_running_loop().call_later
         self._queue = call_later(max_queue_s, on_late_start)
         self._deadline: asyncio.TimerHandle | None = None
@@ -30,6 +32,11 @@ class Expiry:
     def on_scheduled(self) -> None:
         """The queue's limit was kept. Idempotent."""
         self._queue.cancel()
+
+    def on_unscheduled(self) -> None:
+        """It waits again: the engine process that had scheduled it has died."""
+        if self._queue.cancelled():
+            self._queue = asyncio.get_running_loop().call_later(self._max_queue_s, self._on_late_start)
 
     def cancel(self) -> None:
         self._queue.cancel()

@@ -35,7 +35,11 @@ class Incarnation:
         self._on_message = on_message
         self._on_death = on_death
         self._marker = StepMarker.create()
-        self._link = ServerLink(self._receive, self._on_broken_link)
+        try:
+            self._link = ServerLink(self._receive, self._on_broken_link)
+        except OSError:
+            self._marker.close()
+            raise
         self._child: ChildProcess | None = None
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._is_closed = False

@@ -30,6 +30,11 @@ class Roster:
         return sum(live.has_begun for live in self)
 
     @property
+    def unbegun(self) -> Iterator[LiveRequest]:
+        """Those without a token that still want one."""
+        return (live for live in self if not live.has_begun and not live.is_complete)
+
+    @property
     def num_suspects(self) -> int:
         return len(self._suspects)
 

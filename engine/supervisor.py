@@ -134,8 +134,8 @@ class Supervisor:
                 raise EngineFailedError(f"The engine keeps dying and is not started again. {reason}", _detail(reason))
             await asyncio.sleep(delay_s)
             self._owner.on_engine_starting()
-            process = self._new_process()
             try:
+                process = self._new_process()
                 await self._load(process)
                 return process
             except (ConfigError, ModelError) as error:

@@ -52,9 +52,14 @@ class ServerLink:
         self._directory = tempfile.mkdtemp(prefix="twostep-")  # mode 0700: nobody else can connect
         self.address = f"ipc://{self._directory}/engine"
         self._context = zmq.Context()
-        self._socket = _pair(self._context)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, _CONNECT_EVERY_MS)
-        self._socket.connect(self.address)
+        try:
+            self._socket = _pair(self._context)
+            self._socket.setsockopt(zmq.RECONNECT_IVL, _CONNECT_EVERY_MS)
+            self._socket.connect(self.address)
+        except zmq.ZMQError as error:  # no descriptors are left, say
+            self._context.destroy(linger=0)
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise OSError(error.errno, str(error)) from error
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self.receive)
 

@@ -9,6 +9,7 @@ import pytest
 from engine.async_engine import AsyncEngine
 from engine.client import GenerationRequest
 from engine.errors import OverloadedError, RequestTimeoutError
+from engine.expiry import Expiry
 from engine.request import FinishReason
 from engine.waiting_room import RoomLimits
 from tests.engine import fake_engine_process as fake
@@ -130,3 +131,16 @@ def test_timers_end_with_their_request() -> None:
 )
 def test_no_one_waits_in_vain(max_queue_s: float | None, deadline_s: float | None, patience_s: float | None) -> None:
     assert limited(fake.PLAIN, max_queue_s, deadline_s).patience_s == patience_s
+
+
+def test_who_waits_again_has_the_queues_limit_again() -> None:
+    async def check() -> None:
+        ends: list[str] = []
+        expiry = Expiry(request(), 0.02, lambda: ends.append("late"), lambda: ends.append("deadline"))
+        expiry.on_scheduled()
+        await asyncio.sleep(0.05)
+        assert ends == []
+        expiry.on_unscheduled()
+        await eventually(lambda: ends == ["late"])
+
+    asyncio.run(check())

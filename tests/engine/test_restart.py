@@ -1,6 +1,7 @@
 """An engine process that dies is followed by another one, and streams go on: real child processes, a fake engine."""
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+import zmq
 
 from engine.async_engine import AsyncEngine
 from engine.client import GenerationRequest
@@ -405,6 +407,24 @@ def test_a_restart_that_hangs_is_killed_and_tried_again(tmp_path: Any, monkeypat
             await eventually(lambda: held_by(engine) == 1)
             kill_engine()
             assert await all_tokens([task]) == expected(1)
+        assert watcher.num_restarts == 2
+
+    asyncio.run(check())
+
+
+def test_a_passing_lack_of_files_does_not_end_the_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_sockets(context: object) -> Any:
+        monkeypatch.undo()
+        raise zmq.ZMQError(errno.EMFILE)
+
+    async def check() -> None:
+        watcher = Watcher()
+        async with running(observer=watcher) as engine:
+            tasks = streams(engine, 2)
+            await eventually(lambda: held_by(engine) == 2)
+            monkeypatch.setattr("engine.transport._pair", no_sockets)
+            kill_engine()
+            assert await all_tokens(tasks) == expected(2)
         assert watcher.num_restarts == 2
 
     asyncio.run(check())
