@@ -133,6 +133,8 @@ def log_failure(error: Exception, request_id: str) -> None:
 
 
 def error_body(message: str, kind: ErrorKind, param: str | None = None) -> dict[str, Any]:
+    """What clients sent may be in the message: lone surrogates, which UTF-8 has not, are spelled out."""
+    message = message.encode(errors="backslashreplace").decode()
     return {"error": {"message": message, "type": kind.type, "param": param, "code": kind.code}}
 
 

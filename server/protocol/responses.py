@@ -2,14 +2,14 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from server.protocol.chat import MAX_TOP_LOGPROBS
 from server.protocol.generation import SamplingFields, wrong
 from server.protocol.response_items import Input
 from server.protocol.structured import JsonSchemaFormat
 from server.protocol.tools import MAX_TOOLS, Function, FunctionName, Kind
-from server.protocol.wire import Int32, StopStrings, Text, WireModel
+from server.protocol.wire import Int32, StopStrings, Text, WireModel, check_told
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
@@ -58,6 +58,7 @@ class PlainFormat(WireModel):
 
 class SchemaFormat(JsonSchemaFormat):
     type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], AfterValidator(check_told)] = Field(alias="schema")  # told again in the response
 
 
 TextFormat = Annotated[
@@ -112,7 +113,7 @@ class ResponsesRequest(SamplingFields):
     truncation: Literal["disabled", "auto"] = Field("disabled", description="auto is refused.")
     background: bool = Field(False, description="true is refused: nothing is stored.")
     store: bool = Field(True, description="Accepted for OpenAI's clients; nothing is stored.")
-    metadata: Annotated[dict[str, Text], Field(max_length=MAX_METADATA)] = Field({})
+    metadata: Annotated[dict[Text, Text], Field(max_length=MAX_METADATA)] = Field({})
     user: Text | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None

@@ -9,12 +9,11 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from server.protocol.generation import wrong
-from server.protocol.wire import Text, WireModel, check_text
+from server.protocol.wire import Text, WireModel, check_told
 
 MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 2**20
 """Of all tools together, as JSON."""
-MAX_SCHEMA_DEPTH = 64
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -26,24 +25,10 @@ def _check_name(name: str) -> str:
 
 
 def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """What functions take is an object. Deeper than this, templates could not write it; nor what is no text."""
+    """What functions take is an object."""
     if schema.get("type", "object") != "object":
         raise PydanticCustomError("schema", 'Input should be the JSON schema of an object, with "type": "object"')
-    level: list[Any] = [schema]
-    for _ in range(MAX_SCHEMA_DEPTH):
-        level = [item for value in level for item in _items(value)]
-        for item in level:
-            if isinstance(item, str):
-                check_text(item)
-        if not level:
-            return schema
-    raise PydanticCustomError("depth", "The schema is nested too deeply")
-
-
-def _items(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [*value, *value.values()]
-    return value if isinstance(value, list) else []
+    return check_told(schema)
 
 
 def _check_kind(kind: Any) -> Any:

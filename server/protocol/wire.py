@@ -1,5 +1,6 @@
 """What all request bodies share: strict types, no NaN, nulls count as absent, text that a tokenizer can take."""
 
+import math
 from typing import Annotated, Any
 
 from pydantic import (
@@ -25,6 +26,7 @@ MAX_BAD_WORD_LENGTH = 256
 MAX_STOP_TOKEN_IDS = 1024
 MAX_ALLOWED_TOKEN_IDS = 2**16  # they are sent to the engine for each of `n` sequences
 MAX_LOGIT_BIASES = 1024
+MAX_SCHEMA_DEPTH = 64
 
 
 class WireModel(BaseModel):
@@ -67,6 +69,31 @@ def check_text(text: str) -> str:
     except UnicodeEncodeError:
         raise PydanticCustomError("lone_surrogate", "Text must not contain lone surrogates") from None
     return text
+
+
+def check_told(schema: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a schema that templates and responses could not tell: too deep, or with what is no text or no number."""
+    level: list[Any] = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        level = [item for value in level for item in _items(value)]
+        for item in level:
+            _check_scalar(item)
+        if not level:
+            return schema
+    raise PydanticCustomError("depth", "The schema is nested too deeply")
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return value if isinstance(value, list) else []
+
+
+def _check_scalar(value: Any) -> None:
+    if isinstance(value, str):
+        check_text(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise PydanticCustomError("number", "The schema has a number that JSON has not")
 
 
 def _check_size(value: Any) -> Any:

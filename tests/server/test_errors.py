@@ -171,6 +171,17 @@ def test_unknown_models(server: LiveServer, path: str) -> None:
     assert (response.status_code, error_of(response)["param"]) == (404, "model")
 
 
+def test_what_is_no_text_is_spelled_out_in_messages(server: LiveServer) -> None:
+    schema = {"type": "json_schema", "schema": {"properties": {"\ud800": {"not": {}}}}}
+    refusals = [
+        server.complete("Hi", response_format={"type": "json_schema", "json_schema": {"name": "x", **schema}}),
+        server.message(output_config={"format": schema}),
+    ]
+    for response in refusals:
+        assert response.status_code == 400
+        assert r"/properties/\ud800/not is not supported" in response.json()["error"]["message"]
+
+
 MALFORMED = {
     "empty": b"",
     "cut": b'{"prompt": "Hi"',

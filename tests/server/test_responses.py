@@ -1,5 +1,6 @@
 """/v1/responses: what is asked of the model, what clients are told, what is refused."""
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -308,6 +309,14 @@ NAMED = {"type": "function", "name": "other"}
 ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}
 
 
+def tool(**keywords: Any) -> dict[str, Any]:
+    return {"type": "function", "name": "f", "parameters": keywords}
+
+
+def formatted(**keywords: Any) -> dict[str, Any]:
+    return {"format": {"type": "json_schema", "name": "x", "schema": keywords}}
+
+
 @pytest.mark.parametrize(
     ("parameters", "param"),
     [
@@ -328,6 +337,8 @@ ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}
         ({"temperature": -1}, "temperature"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options"),
         ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"\ud800": "a"}}, "metadata"),
+        ({"metadata": {"a": "\ud800"}}, "metadata"),
         ({"input": []}, "input"),
         ({"input": 1}, "input"),
         ({"input": [IMAGE]}, "input.0.content.0"),
@@ -337,12 +348,18 @@ ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}
         ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "["}]}, "input.0.arguments"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools.1.name"),
+        ({"tools": [tool(maximum=math.inf)]}, "tools.0.parameters"),
+        ({"tools": [tool(enum=[[math.nan]])]}, "tools.0.parameters"),
+        ({"tools": [tool(properties={"\ud800": {}})]}, "tools.0.parameters"),
         ({"tools": TOOLS, "tool_choice": NAMED}, "tool_choice.name"),
         ({"tools": TOOLS, "tool_choice": ALLOWED}, "tool_choice.tools.0.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 3}}}}, "text.format"),
+        ({"text": formatted(maximum=-math.inf)}, "text.format.schema"),
+        ({"text": formatted(maximum=math.inf), "tools": TOOLS, "tool_choice": "required"}, "text.format.schema"),
+        ({"text": formatted(title="\ud800"), "tools": TOOLS, "tool_choice": "required"}, "text.format.schema"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"thinking_token_budget": 3}, "thinking_token_budget"),
     ],
