@@ -3,10 +3,11 @@
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from engine.admission import check_request
-from engine.batch import Batch, Phase, StepOutput
+from engine.batch import Batch, Phase, ScheduledRequest, StepOutput
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig, EngineInfo
 from engine.errors import InvalidParameterError
@@ -127,15 +128,27 @@ class Engine:
             self._scheduler.add(request)
 
     def _run(self, batch: Batch, started_s: float) -> tuple[list[RequestUpdate], float]:
-        self._marker.mark([request.request_id for request in batch.requests])
+        self._marker.mark([*(request.request_id for request in batch.requests), *self._grammars.request_ids])
         run = self._runner.prefill if batch.phase is Phase.PREFILL else self._runner.decode
         try:
-            output = run(batch)
+            output = run(self._constrained(batch))
         except Exception as error:
             logger.exception("a %s step of %d requests failed", batch.phase, len(batch.requests))
             return self._scheduler.fail(batch, f"The engine failed on this request: {error}"), 0.0
         model_s = self._clock() - started_s
         return self._scheduler.update(batch, output), model_s
+
+    def _constrained(self, batch: Batch) -> Batch:
+        """With the masks of requests that follow a grammar: clients' grammars run only when the step is marked."""
+        if all(scheduled.params.grammar is None for scheduled in batch.requests):
+            return batch
+        return replace(batch, requests=tuple(map(self._with_mask, batch.requests)))
+
+    def _with_mask(self, scheduled: ScheduledRequest) -> ScheduledRequest:
+        if scheduled.params.grammar is None or not scheduled.samples:
+            return scheduled
+        constraint = self._scheduler.constraint_of(scheduled.request_id)
+        return replace(scheduled, allowed_tokens=constraint.allowed_tokens(scheduled.output_token_ids))
 
     def _stats(self, batch: Batch | None, duration_s: float, model_s: float) -> StepStats:
         scheduler = self._scheduler

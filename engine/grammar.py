@@ -80,6 +80,9 @@ class Grammars(Protocol):
 
     def __contains__(self, request_id: str) -> bool: ...
 
+    @property
+    def request_ids(self) -> Sequence[str]: ...
+
     def add(self, request: Request) -> None:
         """The request must have a grammar. Raises RequestError."""
 
@@ -100,6 +103,10 @@ class NoGrammars:
 
     def __contains__(self, request_id: str) -> bool:
         return False
+
+    @property
+    def request_ids(self) -> Sequence[str]:
+        return ()
 
     def add(self, request: Request) -> None:
         raise RequestError(
@@ -140,6 +147,10 @@ class GrammarQueue:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._pending
+
+    @property
+    def request_ids(self) -> Sequence[str]:
+        return list(self._pending)
 
     def add(self, request: Request) -> None:
         assert request.params.grammar is not None

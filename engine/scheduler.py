@@ -13,7 +13,7 @@ from engine.block_pool import BlockPool
 from engine.fair_queue import FairQueue
 from engine.messages import FirstTokenInfo, RequestUpdate
 from engine.prefix_cache import BlockCache
-from engine.request import FinishReason, Request, RequestStatus
+from engine.request import Constraint, FinishReason, Request, RequestStatus
 
 NO_TOKEN_LEFT = "No token can come next: the request's grammar, and what it allows and forbids besides, leave none."
 
@@ -72,6 +72,9 @@ class Scheduler:
 
     def has(self, request_id: str) -> bool:
         return request_id in self._requests
+
+    def constraint_of(self, request_id: str) -> Constraint:
+        return self._requests[request_id].constraint
 
     def abort(self, request_ids: Iterable[str]) -> bool:
         """End these requests, at any moment between steps; ids that are not here are ignored. True if any was."""
@@ -270,7 +273,6 @@ class Scheduler:
 def _scheduled(request: Request, num_tokens: int) -> ScheduledRequest:
     start = request.num_computed_tokens
     end = start + num_tokens
-    samples = end == request.num_tokens
     return ScheduledRequest(
         request_id=request.request_id,
         token_ids=request.token_ids(start, end),
@@ -279,8 +281,7 @@ def _scheduled(request: Request, num_tokens: int) -> ScheduledRequest:
         params=request.params,
         prompt_token_ids=request.prompt_token_ids,
         output_token_ids=request.output_token_ids,
-        samples=samples,
-        allowed_tokens=request.constraint.allowed_tokens(request.output_token_ids) if samples else None,
+        samples=end == request.num_tokens,
     )
 
 

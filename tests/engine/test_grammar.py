@@ -22,6 +22,7 @@ from engine.grammar_source import Literal, Regex, Repeat, choice, to_lark
 from engine.messages import RequestUpdate
 from engine.request import Constraint, FinishReason
 from engine.sampling_params import SamplingParams
+from engine.step_marker import Marker
 from engine.tokenizer import Tokenizer
 from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_info, run_to_end, tokens_of
 
@@ -60,9 +61,12 @@ class ObedientRunner(FakeRunner):
         return type(answer)(request.request_id, tuple(token for token in near if bits >> token & 1)[:1])
 
 
-def engine_with(compile: Callable[[str], Constraint], num_blocks: int = 64, **settings: Any) -> Engine:
+def engine_with(
+    compile: Callable[[str], Constraint], num_blocks: int = 64, marker: Marker | None = None, **settings: Any
+) -> Engine:
     config = EngineConfig(model="fake", block_size=4, **settings)
-    return Engine(config, fake_info(num_blocks, 4), ObedientRunner(4), grammars=GrammarQueue(compile))
+    info, runner = fake_info(num_blocks, 4), ObedientRunner(4)
+    return Engine(config, info, runner, marker=marker, grammars=GrammarQueue(compile))
 
 
 @pytest.fixture
@@ -185,6 +189,42 @@ def test_a_compiling_grammar_holds_up_nobody_else() -> None:
     assert engine.has_work and engine.step().stats.num_waiting == 1
     gate.is_open.set()
     assert the_end(run_to_end(engine)["a"]) is FinishReason.STOP
+    engine.close()
+
+
+class Marks:
+    """What was marked last."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+
+    def mark(self, request_ids: Sequence[str]) -> None:
+        self.ids = list(request_ids)
+
+
+class MarkedConstraint:
+    """Tells what was marked when its mask was asked for."""
+
+    def __init__(self, marks: Marks) -> None:
+        self.marks = marks
+        self.seen: list[str] = []
+
+    def allowed_tokens(self, output_token_ids: Sequence[int]) -> bytes:
+        self.seen = self.marks.ids
+        return b"\xff" * 64
+
+
+def test_whatever_a_grammar_may_do_to_the_engine_it_is_marked_before() -> None:
+    marks, gate = Marks(), Gate()
+    constraint = MarkedConstraint(marks)
+    engine = engine_with(lambda grammar: gate(grammar) if grammar == "gated" else constraint, marker=marks)
+    add_with(engine, "a", DIGITS)
+    engine.step()
+    assert constraint.seen == ["a"]
+    add_with(engine, "compiling", "gated")
+    engine.step()
+    assert marks.ids == ["a", "compiling"]
+    gate.is_open.set()
     engine.close()
 
 
