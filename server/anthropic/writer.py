@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic_core import from_json
+
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from server.anthropic.errors import anthropic_error
@@ -64,12 +66,13 @@ class _ToolUseBlock:
         return {"type": "tool_use", "id": self._call.id, "name": self._call.name, "input": self._input()}
 
     def _input(self) -> dict[str, Any]:
-        """Empty until it is complete, and where max_tokens cut it: half an object is none."""
+        """Empty until it is complete, where max_tokens cut it, and where the model wrote what JSON cannot tell."""
         try:
-            parsed: dict[str, Any] = json.loads(self._arguments)
+            parsed = from_json(self._arguments)  # unlike json.loads, neither endless nesting nor lone surrogates
+            json.dumps(parsed, allow_nan=False)
         except ValueError:
             return {}
-        return parsed
+        return parsed if isinstance(parsed, dict) else {}
 
 
 def _delta(index: int, delta: dict[str, str]) -> Event:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from engine.request import FinishReason
+from server.anthropic.writer import _make_block
+from server.chat.parts import ToolCall
 from server.protocol.anthropic import MessageAnswer
 from tests.server.events import anthropic_error_of, typed_events_of
 from tests.server.fake_engine import saying
@@ -88,6 +90,21 @@ def test_a_call_that_is_cut_has_no_input(agent: LiveServer) -> None:
     agent.engine.rule = saying_tokens(agent, CALL)
     [call] = agent.message(tools=TOOLS, max_tokens=50).json()["content"]
     assert (call["name"], call["input"]) == ("get_weather", {})
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999", "-Infinity", r'"\ud800"', r'{"\ud800": 1}'])
+def test_a_call_that_json_cannot_tell_has_no_input(agent: LiveServer, value: str) -> None:
+    agent.engine.rule = saying_tokens(agent, CALL.replace('"Zürich"', value))
+    [call] = agent.message(tools=TOOLS, max_tokens=99).json()["content"]
+    assert (call["name"], call["input"]) == ("get_weather", {})
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ' + "[" * 900 + "]" * 900 + "}", '{"a": ' + "9" * 5000 + "}", "[1]"])
+def test_a_call_that_no_client_could_read_has_no_input(arguments: str) -> None:
+    call = ToolCall(0, arguments, "1", "f")
+    block = _make_block(0, call)
+    block.add(call)
+    assert block.whole()["input"] == {}
 
 
 @pytest.mark.parametrize("limit", [200, 3, 12, 60])
