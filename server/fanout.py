@@ -1,6 +1,7 @@
 """Several generations of one HTTP request as one stream of outputs."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -31,7 +32,7 @@ async def generate_all(
     try:
         while num_live:
             index, item = await news.get()
-            if isinstance(item, RequestTimeoutError) and has_begun and generations[index].params.max_tokens > 0:
+            if isinstance(item, RequestTimeoutError) and has_begun and _is_due(generations[index]):
                 item = _ended_without_token(generations[index])
             if isinstance(item, Exception):
                 raise item
@@ -51,6 +52,13 @@ async def _pump(engine: EngineClient, index: int, generation: GenerationRequest,
                 news.put_nowait((index, _sound(output)))
     except Exception as error:
         news.put_nowait((index, error))
+
+
+def _is_due(generation: GenerationRequest) -> bool:
+    """Whether it asks for tokens, and its deadline is over: only then may it end without one."""
+    limit_s = generation.deadline_s
+    is_over = limit_s is not None and time.monotonic() >= generation.arrival_s + limit_s
+    return is_over and generation.params.max_tokens > 0
 
 
 def _ended_without_token(generation: GenerationRequest) -> RequestOutput:

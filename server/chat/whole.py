@@ -25,7 +25,8 @@ def whole_response(
     body: dict[str, Any] = dict(plan.head)
     body["choices"] = [choice.whole(own) for choice, own in zip(choices, outputs, strict=True)]
     timings = tally.timings()  # after the choices, which count reasoning for the usage
-    body |= prompt_fields(plan, outputs[0][0], tokenizer) | {"usage": tally.usage(), "timings": timings}
+    first = next((own[0] for own in outputs if own[0].prompt_logprobs is not None), outputs[0][0])
+    body |= prompt_fields(plan, first, tokenizer) | {"usage": tally.usage(), "timings": timings}
     return JSONResponse(body, headers=complete_headers(timings))
 
 

@@ -1,7 +1,9 @@
 """The `choices` of a completion: what one output of the engine adds to its choice."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from engine.batch import TokenLogprobs
 from engine.outputs import RequestOutput
 from server.completions.logprobs import LogprobsFormatter, join_logprobs
 from server.generation.logprobs import prompt_logprobs
@@ -51,16 +53,19 @@ class ChoiceFormatter:
         if self._request.return_token_ids:
             choice["prompt_token_ids"] = self._prompt.token_ids
         if self._request.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(
-                output.prompt_logprobs or (), self._request.prompt_logprobs, self._tokenizer
-            )
+            scores = self._prompt_scores(output)
+            choice["prompt_logprobs"] = prompt_logprobs(scores, self._request.prompt_logprobs, self._tokenizer)
 
     def _logprobs_of(self, output: RequestOutput, formatter: LogprobsFormatter) -> dict[str, Any]:
         echoed = None
         if self._is_first and self._request.echo:
-            echoed = formatter.prompt(self._prompt.token_ids, output.prompt_logprobs or (), self._echo())
+            echoed = formatter.prompt(self._prompt.token_ids, self._prompt_scores(output), self._echo())
         generated = formatter.generated(output.logprobs)
         return generated if echoed is None else join_logprobs(echoed, generated)
+
+    def _prompt_scores(self, output: RequestOutput) -> Sequence[TokenLogprobs | None]:
+        """One per prompt token. A sequence whose deadline passed before its prompt was computed has none."""
+        return output.prompt_logprobs or [None] * len(self._prompt.token_ids)
 
     def _echo(self) -> str:
         if self._prompt.text is not None:

@@ -1,7 +1,7 @@
 """What a client is told that comes when there is no room, or whose patience has an end."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 
 import pytest
 
@@ -11,9 +11,9 @@ from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
 from server.fanout import generate_all
-from tests.server.events import error_of
+from tests.server.events import chunks_of, error_of
 from tests.server.fake_engine import FakeEngine
-from tests.server.live_server import LiveServer
+from tests.server.live_server import FakeBackend, LiveServer, live_server
 
 
 class TestDoor:
@@ -52,10 +52,12 @@ class TestPatience:
 
 
 class LateEngine(FakeEngine):
-    """The first sequence gets tokens; the second one's deadline passes before its first, once the first has begun."""
+    """Of two sequences one gets tokens; the other is late with its first, once that one has begun."""
+
+    late = "1"
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
-        if request.request_id == "1":
+        if request.request_id.endswith(self.late):
             while self.num_holding == 0:
                 await asyncio.sleep(0.001)
             self.hold_at = None
@@ -64,11 +66,19 @@ class LateEngine(FakeEngine):
             yield output
 
 
-def outputs_of(engine: FakeEngine, last_max_tokens: int = 3) -> list[tuple[int, RequestOutput]]:
+class LateFirstEngine(LateEngine):
+    late = "0"
+
+
+def outputs_of(
+    engine: FakeEngine, last_max_tokens: int = 3, deadline_s: float | None = 0.0
+) -> list[tuple[int, RequestOutput]]:
     async def collect() -> list[tuple[int, RequestOutput]]:
         params = [SamplingParams(max_tokens=3), SamplingParams(max_tokens=last_max_tokens)]
         requests = [
-            GenerationRequest(request_id=name, prompt_token_ids=[1, 2], params=each, arrival_s=0.0)
+            GenerationRequest(
+                request_id=name, prompt_token_ids=[1, 2], params=each, arrival_s=0.0, deadline_s=deadline_s
+            )
             for name, each in zip("01", params, strict=True)
         ]
         return [output async for output in generate_all(engine, requests)]
@@ -91,3 +101,40 @@ def test_a_sequence_that_asks_for_no_token_has_nothing_to_end_with() -> None:
 def test_before_any_token_the_whole_request_is_late() -> None:
     with pytest.raises(RequestTimeoutError):
         outputs_of(LateEngine(hold_at=0))
+
+
+@pytest.mark.parametrize("deadline_s", [None, 1e9])
+def test_a_sequence_that_only_waited_too_long_is_an_error(deadline_s: float | None) -> None:
+    with pytest.raises(RequestTimeoutError):
+        outputs_of(LateEngine(hold_at=1), deadline_s=deadline_s)
+
+
+@pytest.fixture
+def late() -> Generator[LiveServer, None, None]:
+    with live_server(FakeBackend(LateEngine(hold_at=1))) as running:
+        yield running
+
+
+def test_the_limit_of_the_queue_is_told_as_a_timeout(late: LiveServer) -> None:
+    assert late.complete("Hi", n=2).status_code == 408
+    late.engine.hold_at, late.engine.num_holding = 1, 0
+    assert chunks_of(late.complete("Hi", n=2, stream=True))[-1]["error"]["code"] == "request_timeout"
+
+
+def test_a_choice_without_a_token_has_no_scores_of_its_prompt(late: LiveServer) -> None:
+    parameters = {"deadline_ms": 1, "max_tokens": 2, "n": 2, "prompt_logprobs": 1}
+    scored, bare = late.complete("Hi", echo=True, logprobs=1, **parameters).json()["choices"]
+    assert len(scored["logprobs"]["tokens"]) == 5
+    assert [bare["logprobs"][name] for name in ("tokens", "token_logprobs", "top_logprobs")] == [
+        ["<s>", "H", "i"],
+        [None] * 3,
+        [None] * 3,
+    ]
+    assert bare["prompt_logprobs"] == [None] * 3 and bare["stop_reason"] == "deadline"
+
+
+def test_a_prompts_scores_are_told_if_any_choice_has_them() -> None:
+    with live_server(FakeBackend(LateFirstEngine(hold_at=1))) as running:
+        body = running.chat(deadline_ms=1, n=2, max_tokens=2, prompt_logprobs=1).json()
+    assert body["choices"][0]["stop_reason"] == "deadline"
+    assert body["prompt_logprobs"][1] is not None
