@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
-from engine.errors import GrammarError
+from engine.errors import GrammarError, OverloadedError
 
 COMMAND = (sys.executable, "-m", "engine.grammar_check")
+MAX_ASKED = 16  # at once: each may take the whole timeout, one after the other
 _START_S = 60.0
 _NUM_KEPT = 4096
+_TOO_COMPLEX = "it is too complex to be compiled"
 
 
 class GrammarChecker:
@@ -28,18 +30,30 @@ class GrammarChecker:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-checker")  # one grammar at a time
         self._child: subprocess.Popen[str] | None = None
         self._faults: OrderedDict[bytes, str | None] = OrderedDict()  # by the grammar's hash, least recently used first
+        self._asked: dict[bytes, asyncio.Task[None]] = {}  # those whose fault is being found out
 
     async def check(self, grammar: str) -> None:
-        """Raises GrammarError if the engine could not follow the grammar."""
+        """Raises GrammarError if the engine could not follow the grammar, OverloadedError if too many are asked."""
         key = hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()
         if key not in self._faults:
-            fault = await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, grammar)
-            self._faults[key] = fault
-            if len(self._faults) > _NUM_KEPT:
-                self._faults.popitem(last=False)
+            await asyncio.shield(self._asked.get(key) or self._begin(key, grammar))  # others may wait for the same
         self._faults.move_to_end(key)
         if fault := self._faults[key]:
             raise GrammarError(fault)
+
+    def _begin(self, key: bytes, grammar: str) -> asyncio.Task[None]:
+        if len(self._asked) >= MAX_ASKED:
+            raise OverloadedError("Too many new grammars are being checked; try again later.", self._timeout_s)
+        self._asked[key] = asyncio.create_task(self._learn(key, grammar))
+        return self._asked[key]
+
+    async def _learn(self, key: bytes, grammar: str) -> None:
+        try:
+            self._faults[key] = await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, grammar)
+        finally:
+            del self._asked[key]
+        if len(self._faults) > _NUM_KEPT:
+            self._faults.popitem(last=False)
 
     def close(self) -> None:
         """End the child, whatever it does. Idempotent; no check may follow."""
@@ -49,14 +63,17 @@ class GrammarChecker:
         self._end_child()
 
     def _ask(self, grammar: str) -> str | None:
-        """In the thread. The fault, or None; raises GrammarError when the child did not come to an answer."""
+        """In the thread. The fault, or None; raises GrammarError when the child did not survive it."""
         child = self._running_child()
         try:
             print(json.dumps(grammar), file=child.stdin, flush=True)
             return _answer(child, self._timeout_s)
-        except (TimeoutError, EOFError, BrokenPipeError):
+        except TimeoutError:
             self._end_child()
-            raise GrammarError("it is too complex to be compiled") from None
+            return _TOO_COMPLEX
+        except (EOFError, BrokenPipeError):
+            self._end_child()
+            raise GrammarError(_TOO_COMPLEX) from None
 
     def _running_child(self) -> subprocess.Popen[str]:
         if self._child is None:

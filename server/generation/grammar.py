@@ -10,7 +10,7 @@ from server.protocol.structured import Demand
 
 
 async def grammar_of(demand: Demand | None, checker: GrammarChecker) -> str | None:
-    """Off the event loop, all of it. Raises BadRequestError for what cannot be followed."""
+    """Off the event loop, all of it. Raises BadRequestError for what cannot be followed, and OverloadedError."""
     if demand is None:
         return None
     try:

@@ -47,7 +47,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     return whole_response(plan, choices, await all_outputs(plan, tally, request), tally, backend.tokenizer)
 
 
-@rendering.post("/v1/chat/completions/render", responses=error_responses(400, 401, 404, 413, 415, 503))
+@rendering.post("/v1/chat/completions/render", responses=error_responses(400, 401, 404, 413, 415, 429, 503))
 async def render_chat_completion(body: ChatRequest, request: Request) -> RenderResponse:
     """The prompt that this request makes, as text and token ids. Nothing is generated."""
     arrival = let_in(body, CHAT_REFUSALS, request)

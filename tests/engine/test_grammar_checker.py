@@ -4,6 +4,7 @@ import asyncio
 import os
 import resource
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,8 +14,8 @@ from typing import Any
 import pytest
 
 from engine import grammar_checker
-from engine.errors import GrammarError
-from engine.grammar_checker import GrammarChecker
+from engine.errors import GrammarError, OverloadedError
+from engine.grammar_checker import MAX_ASKED, GrammarChecker
 from engine.grammar_source import JSON_OBJECT, JsonSchema, Literal, Regex, to_lark
 
 
@@ -106,13 +107,35 @@ def test_reasons_are_one_short_line(checker: GrammarChecker) -> None:
     assert all(reason and len(reason) <= 300 and "\n" not in reason for reason in reasons)
 
 
-def test_what_takes_too_long_is_ended() -> None:
+def test_what_takes_too_long_is_ended_once_and_for_all() -> None:
     checker = GrammarChecker(timeout_s=0.2)
-    assert (
-        fault(checker, grammar_of({"type": "integer", "multipleOf": 99_999_999})) == "it is too complex to be compiled"
-    )
+    slow = grammar_of({"type": "integer", "multipleOf": 99_999_999})
+    assert fault(checker, slow) == "it is too complex to be compiled"
     assert checker._child is None
+    checker._command = [sys.executable, "-c", "raise AssertionError"]
+    assert fault(checker, slow) == "it is too complex to be compiled"
     checker.close()
+
+
+def test_only_so_many_are_asked_at_once() -> None:
+    async def ask_many() -> None:
+        checker, release = GrammarChecker(), threading.Event()
+        checker._thread.submit(release.wait)
+        checks = [asyncio.create_task(checker.check(f'start: "{number}"')) for number in range(MAX_ASKED)]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match="try again later"):
+            await checker.check('start: "one more"')
+        checks += [asyncio.create_task(checker.check('start: "0"')) for _ in range(99)]
+        leaver = checks.pop(0)
+        await asyncio.sleep(0)
+        leaver.cancel()
+        release.set()
+        await asyncio.gather(*checks)
+        await checker.check('start: "one more"')
+        assert len(checker._faults) == MAX_ASKED + 1
+        checker.close()
+
+    asyncio.run(ask_many())
 
 
 def test_a_grammar_is_checked_once() -> None:
