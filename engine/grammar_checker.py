@@ -19,6 +19,7 @@ MAX_ASKED = 16  # at once: each may take the whole timeout, one after the other
 _START_S = 60.0
 _NUM_KEPT = 4096
 _TOO_COMPLEX = "it is too complex to be compiled"
+_FORGOTTEN_AFTER_S = 60.0  # a verdict of the clock, to which a busy machine may have come
 
 
 class GrammarChecker:
@@ -48,10 +49,13 @@ class GrammarChecker:
         return self._asked[key]
 
     async def _learn(self, key: bytes, grammar: str) -> None:
+        loop = asyncio.get_running_loop()
         try:
-            self._faults[key] = await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, grammar)
+            self._faults[key] = fault = await loop.run_in_executor(self._thread, self._ask, grammar)
         finally:
             del self._asked[key]
+        if fault == _TOO_COMPLEX:
+            loop.call_later(_FORGOTTEN_AFTER_S, self._faults.pop, key, None)
         if len(self._faults) > _NUM_KEPT:
             self._faults.popitem(last=False)
 

@@ -207,3 +207,18 @@ def test_many_open_files_do_not_matter() -> None:
         assert fault(checker, "it") == "about it"
         checker.close()
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_what_took_too_long_is_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_checker, "_FORGOTTEN_AFTER_S", 0.05)
+
+    async def check() -> None:
+        checker = GrammarChecker(timeout_s=0.2)
+        with pytest.raises(GrammarError, match="too complex"):
+            await checker.check(grammar_of({"type": "integer", "multipleOf": 99_999_999}))
+        assert len(checker._faults) == 1
+        while checker._faults:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(checker.close)
+
+    asyncio.run(check())
