@@ -134,7 +134,10 @@ class MessageWriter:
             return {"stop_reason": "max_tokens", "stop_sequence": None}
         if isinstance(reason, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": reason}
-        return {"stop_reason": "tool_use" if self._reader.has_called else "end_turn", "stop_sequence": None}
+        return {
+            "stop_reason": "tool_use" if self._reader.has_called and not self._reader.is_cut else "end_turn",
+            "stop_sequence": None,
+        }
 
     def _usage(self) -> dict[str, int]:
         usage = self._tally.usage()

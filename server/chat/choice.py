@@ -70,5 +70,5 @@ class ChatChoice:
         return fields
 
     def _ending(self, output: RequestOutput, reason: FinishReason) -> dict[str, Any]:
-        is_call = self._reader.has_called and reason is FinishReason.STOP
+        is_call = self._reader.has_called and not self._reader.is_cut and reason is FinishReason.STOP
         return {"finish_reason": "tool_calls" if is_call else reason.value, "stop_reason": output.stop_reason}

@@ -40,6 +40,10 @@ Part = Content | Reasoning | ToolCall
 class MessageParser(Protocol):
     """One per choice, fed in order. It may hold text back that could become part of a marker."""
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether it stands inside the arguments of a call."""
+
     def feed(self, text: str) -> list[Part]:
         """The parts that are certain now; none may be."""
 
@@ -49,6 +53,8 @@ class MessageParser(Protocol):
 
 class PlainParser:
     """All text is content: where nothing can be called and the model does not think."""
+
+    is_cut = False
 
     def feed(self, text: str) -> list[Part]:
         return [Content(text)] if text else []

@@ -19,6 +19,11 @@ class AnswerReader:
         """So far."""
         return self._thinking.num_tokens
 
+    @property
+    def is_cut(self) -> bool:
+        """After the last output: the answer ends inside the arguments of a call."""
+        return self._parser.is_cut
+
     def read(self, output: RequestOutput) -> list[Part]:
         """What is certain now; with the last output, all the rest."""
         parts = self._parser.feed(output.text)

@@ -47,7 +47,7 @@ class ResponseWriter:
     def end(self) -> list[Event]:
         """An answer without anything is an empty message."""
         events = [] if self._items.whole() else self._items.add(Content(""))
-        events += self._items.end(self._is_complete)
+        events += self._items.end(self._is_complete and not self._reader.is_cut)
         body = self.whole()
         return self._numbered([*events, {"type": f"response.{body['status']}", "response": body}])
 

@@ -35,11 +35,13 @@ def read_call(tape: Tape) -> Reading[None]:
 def read_arguments(tape: Tape) -> Reading[None]:
     """Give the object that comes next on as it comes, whole or as far as the text goes."""
     end = ValueEnd()
+    tape.is_cut = True
     while (yield from tape.arrived()):
         text, begin = tape.unread()
         found = end.find(text, begin)
         tape.give_arguments((len(text) if found is None else found) - begin)
         if found is not None:
+            tape.is_cut = False
             return
 
 

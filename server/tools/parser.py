@@ -19,6 +19,10 @@ class ReadingParser:
         self._tape = Tape(names, call_id)
         self._reading = reader(self._tape)
 
+    @property
+    def is_cut(self) -> bool:
+        return self._tape.is_cut and not (self._is_one_call and self._tape.num_calls > 1)
+
     def feed(self, text: str) -> list[Part]:
         self._tape.feed(text)
         return self._read()

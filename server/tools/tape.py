@@ -31,12 +31,15 @@ class Tape:
         """`names` are the functions that may be called; `call_id` makes an id for the call of this index."""
         self._names = names
         self._call_id = call_id
-        self._num_calls = 0
+        self.num_calls = 0
+        """That have begun."""
         self._parts: list[Part] = []
         self._text = ""
         self._start = 0
         self._position = 0
         self._is_ended = False
+        self.is_cut = False
+        """The arguments of a call have begun and are not complete."""
 
     def feed(self, text: str) -> None:
         self._text = self._text[self._start :] + text
@@ -150,8 +153,8 @@ class Tape:
         if name not in self._names:
             raise NotACall
         self.drop()
-        self._parts.append(ToolCall(self._num_calls, "", self._call_id(self._num_calls), name))
-        self._num_calls += 1
+        self._parts.append(ToolCall(self.num_calls, "", self._call_id(self.num_calls), name))
+        self.num_calls += 1
 
     def give_arguments(self, count: int) -> None:
         """The next characters belong to the arguments of the call that was started last."""
@@ -160,7 +163,7 @@ class Tape:
 
     def add_arguments(self, text: str) -> None:
         if text:
-            self._parts.append(ToolCall(self._num_calls - 1, text))
+            self._parts.append(ToolCall(self.num_calls - 1, text))
 
     def _take(self) -> str:
         text = self._text[self._start : self._position]

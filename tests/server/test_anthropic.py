@@ -48,6 +48,7 @@ def test_an_answer_is_a_message(server: LiveServer) -> None:
         ("Hello", {"stop_sequences": ["l"]}, "stop_sequence", "l"),
         ("Hello", {"stop_token_ids": [ord("l")]}, "end_turn", None),
         (CALL, {"tools": TOOLS, "max_tokens": 99}, "tool_use", None),
+        (CALL, {"tools": TOOLS, "max_tokens": 99, "stop_token_ids": [ord("Z")]}, "end_turn", None),
         (CALL, {"tools": TOOLS, "max_tokens": 40}, "max_tokens", None),
     ],
 )

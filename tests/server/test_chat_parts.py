@@ -28,6 +28,8 @@ class ScriptedParser:
     def __init__(self) -> None:
         self._held: list[Part] = []
 
+    is_cut = False
+
     def feed(self, text: str) -> list[Part]:
         if "!" in text:
             self._held = [ToolCall(0, "{}", "id", "f")]

@@ -98,6 +98,12 @@ def test_thinking_text_and_calls_are_items(agent: LiveServer) -> None:
     assert body["tools"][0]["parameters"] == WEATHER
 
 
+def test_a_call_that_is_stopped_is_incomplete(agent: LiveServer) -> None:
+    agent.engine.rule = saying_tokens(agent, THOUGHT)
+    body = agent.respond(tools=TOOLS, stop="Zü").json()
+    assert [item["status"] for item in body["output"]] == ["completed", "completed", "incomplete"]
+
+
 @pytest.mark.parametrize("limit", [None, 3, 12, 60])
 def test_a_stream_ends_with_what_a_whole_response_is(agent: LiveServer, limit: int | None) -> None:
     agent.engine.rule = saying_tokens(agent, THOUGHT)

@@ -276,6 +276,23 @@ def test_a_call_that_is_cut_off_is_told_as_far_as_it_goes() -> None:
     assert parse(read_hermes, *'<tool_call>{"name": "f", "arguments": {"a": "b') == told([("f", '{"a": "b')])
 
 
+@pytest.mark.parametrize(
+    ("text", "is_one_call", "is_cut"),
+    [
+        ("Hi", False, False),
+        ('{"name": "f", "parameters": {"a": "b', False, True),
+        ('{"name": "f", "parameters": {"a": 1}}', False, False),
+        ('{"name": "f", "parameters": {}}; {"name": "f", "parameters": {"a', False, True),
+        ('{"name": "f", "parameters": {}}; {"name": "f", "parameters": {"a', True, False),
+    ],
+)
+def test_it_is_known_whether_the_last_call_told_is_whole(text: str, is_one_call: bool, is_cut: bool) -> None:
+    parser = ReadingParser(read_llama, NAMES, str, is_one_call)
+    parser.feed(text)
+    parser.finish()
+    assert parser.is_cut is is_cut
+
+
 def test_calls_that_break_off_in_a_list_are_content_from_there() -> None:
     text = '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "f", "arg": 1]'
     assert parse(read_mistral, *text) == [*told([("f", "{}")]), Content(', {"name": "f", "arg": 1]')]

@@ -114,6 +114,7 @@ def test_a_call_that_max_tokens_cuts_off_ends_with_length(hermes: LiveServer) ->
 def test_a_stop_string_cuts_a_call_off(hermes: LiveServer) -> None:
     hermes.engine.rule = saying_tokens(hermes, CALL)
     choice = first(hermes.chat(tools=TOOLS, stop="Zü").json())
+    assert choice["finish_reason"] == "stop"
     assert (choice["stop_reason"], calls_in(choice["message"])) == ("Zü", [("get_weather", '{"city": "')])
 
 
