@@ -17,6 +17,7 @@ from tests.server.events import chunks_of, error_of
 from tests.soak.server import ROOT, SETTLE_S, ServerProcess, eventually, running_server
 
 SHORT, LONG = 400, 1900  # tokens: long enough to be caught half-way
+PATIENT = ("--shutdown-timeout", "200")  # for machines that are busy
 
 
 def ask(server: ServerProcess, max_tokens: int, stream: bool) -> httpx.Response:
@@ -39,7 +40,7 @@ def asked(server: ServerProcess, max_tokens: int, *kinds: bool) -> Any:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_runs_ends_whole_though_every_process_was_signalled(number: int) -> None:
-    with running_server() as server, socket.create_connection(("127.0.0.1", server.port)) as idle:
+    with running_server(*PATIENT) as server, socket.create_connection(("127.0.0.1", server.port)) as idle:
         idle.sendall(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")  # its answer is a head only: one read
         assert idle.recv(4096).startswith(b"HTTP/1.1 404")
         with asked(server, SHORT, True, True, False) as answers:
@@ -52,7 +53,7 @@ def test_what_runs_ends_whole_though_every_process_was_signalled(number: int) ->
 
 
 def test_an_engine_that_dies_while_streams_end_is_restarted_for_them() -> None:
-    with running_server() as server:
+    with running_server(*PATIENT) as server:
         with asked(server, SHORT, True, False) as (streamed, whole):
             engine_pid = server.engine_pid
             assert engine_pid is not None
