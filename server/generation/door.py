@@ -12,6 +12,7 @@ from server.api_keys import ApiKey
 from server.context import context_of
 from server.errors import BadRequestError
 from server.middleware.record import is_sane_request_id
+from server.protocol.elsewhere import find_stray
 from server.protocol.refusals import find_refused, find_unknown
 from server.protocol.request import RequestFields
 from server.record import RequestRecord, record_of
@@ -69,6 +70,8 @@ def _check_extra_fields(body: RequestFields, refusals: Mapping[str, str]) -> Non
     if refused := find_refused(extra, refusals):
         param, message = refused
         raise BadRequestError(message, param)
+    if stray := find_stray(type(body), extra):
+        raise BadRequestError(f"{stray} belongs to another endpoint of this server.", stray)
     if unknown := find_unknown(extra, refusals):
         logger.info("ignored fields that nobody defines: %s", ", ".join(ascii(name)[:40] for name in unknown[:10]))
 

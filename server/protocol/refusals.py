@@ -83,7 +83,7 @@ ANTHROPIC_REFUSALS: Mapping[str, str] = {
 EMBEDDING_REFUSALS: Mapping[str, str] = {"dimensions": "is not supported: vectors have the model's hidden size"}
 
 # Values that ask for nothing, which some clients send always.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "tools": ([],),
     "tool_choice": ("none",),
@@ -99,7 +99,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 def find_refused(extra: Mapping[str, Any], refusals: Mapping[str, str]) -> tuple[str, str] | None:
     """The first field that must be refused, with the reason."""
     for name in extra:
-        if name in refusals and extra[name] not in _NEUTRAL.get(name, ()):
+        if name in refusals and extra[name] not in NEUTRAL.get(name, ()):
             return name, f"{name} {refusals[name]}."
     return None
 
