@@ -17,6 +17,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """For products that threads share, of the same random numbers every time."""
+    torch.manual_seed(3)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LoadedModel]:
     """tiny_model(architecture, dtype="float32", quantization="none"): a loaded tiny checkpoint, made once."""

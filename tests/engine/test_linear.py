@@ -1,6 +1,6 @@
 """Batch invariance of linear layers: a row's result depends on that row alone, to the last bit."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +12,8 @@ from engine.linear import PackedLinear, prepare_linears
 from engine.packed_weight import FixedTileWeight, KernelWeight, PackedWeight, pack_weight
 
 # Odd sizes reach every tail: of a panel, of a pair along K, of a tile, of a piece of K (1024).
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 SHAPES = [(1, 1), (3, 17), (17, 3), (33, 64), (100, 130), (130, 100), (64, 1), (1, 100), (70, 2100)]  # N, K
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 4e-3}  # of the largest result
@@ -26,15 +28,6 @@ def pack(request: pytest.FixtureRequest) -> Pack:
     if load_kernels() is None:
         pytest.skip("no kernels on this machine")
     return KernelWeight
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    torch.manual_seed(3)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def random_layer(n: int, k: int, dtype: torch.dtype, rows: int) -> tuple[Tensor, Tensor, Tensor]:

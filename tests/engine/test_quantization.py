@@ -1,6 +1,6 @@
 """Quantized weights: each path computes exactly what the dense one with the dequantized weights does."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,8 @@ from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import ARCHITECTURES, ReferenceModel, load_reference, make_checkpoint, tiny_engine
 
 # Odd sizes reach every tail: of a panel, of a pair and a group along K, of a piece of K (1024).
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 SHAPES = [(1, 1), (3, 17), (17, 3), (33, 64), (100, 130), (130, 100), (64, 1), (1, 100), (70, 2100)]  # N, K
 ROWS = (1, 2, 7, 8, 9, 16, 17, 33, 64, 65)
 DTYPES = [torch.float32, torch.bfloat16]
@@ -29,15 +31,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 @pytest.fixture(params=BITS.values(), ids=BITS)
 def bits(request: pytest.FixtureRequest) -> int:
     return int(request.param)
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    torch.manual_seed(3)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def needs_kernels() -> None:
