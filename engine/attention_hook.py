@@ -49,6 +49,11 @@ def attention_handler(handler: AttentionHandler) -> Iterator[None]:
         _handler.reset(token)
 
 
+def attend(call: AttentionCall) -> Tensor:
+    """-> [num_tokens, num_heads, head_size_v], from the handler that is in charge."""
+    return _handler.get().attend(call)
+
+
 def register() -> None:
     """Make `attn_implementation="twostep"` known to transformers. Idempotent."""
     AttentionInterface.register(ATTENTION_NAME, _attention)
@@ -79,4 +84,4 @@ def _attention(
         has_mask=attention_mask is not None,
         is_causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
     )
-    return _handler.get().attend(call)[None], None
+    return attend(call)[None], None

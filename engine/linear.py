@@ -15,7 +15,7 @@ from engine.experts import PackedExperts, PackedLlama4Experts, is_experts, is_ro
 from engine.packed_weight import PackedWeight, WeightHandle, multiply_rows
 from engine.packing import Pack, packing_for
 
-__all__ = ["LinearReport", "PackedLinear", "prepare_linears"]
+__all__ = ["LinearReport", "PackedLinear", "is_linear", "prepare_linears"]
 
 
 class PackedLinear(nn.Module):
@@ -67,7 +67,7 @@ def prepare_linears(model: nn.Module, kernels_available: bool, quantization: str
     swapped: dict[nn.Module, Packed] = {}
     for parent, name, child in list(_children(model)):
         if child not in swapped:
-            if not is_experts(child) and not _is_linear(child):
+            if not is_experts(child) and not is_linear(child):
                 continue
             swapped[child] = _pack_module(child, packing.head if child is head else packing.layers)
         setattr(parent, name, swapped[child])
@@ -89,7 +89,7 @@ def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
                 yield parent, name, child
 
 
-def _is_linear(module: nn.Module) -> bool:
+def is_linear(module: nn.Module) -> bool:
     """A module that computes exactly F.linear: a subclass may have changed that, a hook may watch it."""
     return type(module).forward in (nn.Linear.forward, Conv1D.forward) and not _is_hooked(module)
 

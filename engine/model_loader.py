@@ -11,10 +11,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from engine import attention_hook
 from engine.activations import replace_activations
+from engine.attention_hook import AttentionCall
 from engine.checkpoint import check_checkpoint, is_local
 from engine.config import EngineConfig
 from engine.embedding import HeadInputs
 from engine.errors import ConfigError, ModelError, TwostepError, UnsupportedModelError
+from engine.fusion import fuse_modules
 from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
 from engine.kv_cache import LayerShape
@@ -74,18 +76,20 @@ def _load(config: EngineConfig) -> LoadedModel:
     dtype = _dtype(config.dtype, device, hf_config)
     module = _load_weights(config, source, device, dtype)
     text_config = hf_config.get_text_config(decoder=True)
-    layers = probe_layers(module, text_config, device)
+    calls = probe_layers(module, text_config, device)
     kernels = load_kernels() if device.type == "cpu" else None
     if device.type == "cpu":
         replace = torch.ops.twostep.replace_activations if kernels else replace_activations
         replace()
+    if kernels:
+        fuse_modules(module, calls)
     report = prepare_linears(module, kernels is not None, config.quantization)
     for name in report.unconverted:
         logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)
-    probe_layers(module, text_config, device)  # packed, it must still run
+    probe_layers(module, text_config, device)  # fused and packed, it must still run
     return LoadedModel(
         module=module,
-        layers=layers,
+        layers=tuple(_layer_shape(call) for call in calls),
         device=device,
         dtype=dtype,
         architecture=type(module).__name__,
@@ -97,6 +101,10 @@ def _load(config: EngineConfig) -> LoadedModel:
         has_kernels=kernels is not None,
         head_inputs=HeadInputs(module.get_output_embeddings()),
     )
+
+
+def _layer_shape(call: AttentionCall) -> LayerShape:
+    return LayerShape(call.key.shape[1], call.key.shape[2], call.value.shape[2])
 
 
 def _linear_name(kernels: KernelInfo | None, quantization: str) -> str:

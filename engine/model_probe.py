@@ -6,7 +6,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.attention_hook import AttentionCall, attention_handler
 from engine.errors import UnsupportedModelError
-from engine.kv_cache import LayerShape
 
 
 class _Recorder:
@@ -23,8 +22,8 @@ class _Recorder:
 
 def probe_layers(
     module: PreTrainedModel, text_config: PreTrainedConfig, device: torch.device
-) -> tuple[LayerShape, ...]:
-    """The KV shape of each layer. Raises UnsupportedModelError, by name and with the reason."""
+) -> tuple[AttentionCall, ...]:
+    """The call of each layer. Raises UnsupportedModelError, by name and with the reason."""
     name = type(module).__name__
     recorder = _Recorder()
     token_ids = torch.zeros(1, 2, dtype=torch.long, device=device)
@@ -37,7 +36,7 @@ def probe_layers(
             f"{name} cannot run over a paged KV cache: {type(error).__name__}: {error}"
         ) from error
     _check_layers(name, text_config, recorder.calls)
-    return tuple(_shape(recorder.calls[layer]) for layer in sorted(recorder.calls))
+    return tuple(recorder.calls[layer] for layer in sorted(recorder.calls))
 
 
 def _check_layers(name: str, text_config: PreTrainedConfig, calls: dict[int, AttentionCall]) -> None:
@@ -55,7 +54,3 @@ def _check_layers(name: str, text_config: PreTrainedConfig, calls: dict[int, Att
             raise UnsupportedModelError(f"{name} needs an attention mask of its own in layer {layer}.")
         if layer < len(kinds) and "sliding" in kinds[layer] and call.sliding_window is None:
             raise UnsupportedModelError(f"{name} does not tell its sliding window to its attention (layer {layer}).")
-
-
-def _shape(call: AttentionCall) -> LayerShape:
-    return LayerShape(call.key.shape[1], call.key.shape[2], call.value.shape[2])

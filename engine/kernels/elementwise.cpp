@@ -16,50 +16,13 @@
 #include <cmath>
 #include <string_view>
 
-#include "vec.h"
+#include "activations.h"
 
 namespace {
 
 using namespace twostep;
 
 constexpr int64_t kGrain = 1 << 13;  // elements below which waking another thread costs more than it saves
-
-// 1 / (1 + e**-x), from e**-|x|, which cannot overflow.
-inline Vec sigmoid_of(Vec x) {
-  const Vec zero{}, one = broadcast(1.0f);
-  const Vec decay = exp_nonpositive(where_less(x, zero, x, zero - x));
-  return where_less(x, zero, decay, one) / (one + decay);
-}
-
-struct Sigmoid {
-  static Vec apply(Vec x) { return sigmoid_of(x); }
-  static double apply(double x) { return 1.0 / (1.0 + std::exp(-x)); }
-};
-
-struct Silu {
-  static Vec apply(Vec x) { return x * sigmoid_of(x); }
-  static double apply(double x) { return x / (1.0 + std::exp(-x)); }
-};
-
-// x / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) * (x + 0.044715 x**3), which is x * sigmoid(2 u).
-struct GeluTanh {
-  static Vec apply(Vec x) {
-    const Vec u = fma(x * x * x, broadcast(0.044715f), x);
-    return x * sigmoid_of(u * broadcast(1.5957691216f));
-  }
-  static double apply(double x) { return x / (1.0 + std::exp(-1.5957691216057308 * (x + 0.044715 * x * x * x))); }
-};
-
-// x / 2 * (1 + erf(x / sqrt(2))): the library's erf, one element at a time.
-struct GeluErf {
-  static Vec apply(Vec x) {
-    alignas(64) float values[kLanes];
-    store(values, x);
-    for (float& value : values) value = 0.5f * value * (1.0f + std::erf(value * 0.70710678f));
-    return load(values);
-  }
-  static double apply(double x) { return 0.5 * x * (1.0 + std::erf(x * 0.7071067811865476)); }
-};
 
 // Elements [begin, end), sixteen at a time; the last few fill a register up with zeros.
 template <class Op, class Element>

@@ -1,0 +1,108 @@
+"""The parts of a decoder layer, fused: fewer and larger products, and one pass over memory for what lies between them.
+
+Each takes the place of the module of transformers that it is made from, and of its interface as far as a decoder layer
+uses it. The operators are those of `engine/kernels/fused.cpp`.
+"""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from engine.attention_hook import AttentionCall, attend
+
+__all__ = ["FusedAttention", "FusedDecoderLayer", "FusedMLP", "FusedRMSNorm"]
+
+
+class FusedRMSNorm(nn.Module):
+    """Zhang and Sennrich, Root Mean Square Layer Normalization, 2019."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight, self.eps = norm.weight, float(norm.variance_epsilon)
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
+        return cast(Tensor, torch.ops.twostep.rms_norm(x, self.weight, self.eps))
+
+    def of_sum(self, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """residual + x, and the norm of that."""
+        return cast("tuple[Tensor, Tensor]", torch.ops.twostep.add_rms_norm(residual, x, self.weight, self.eps))
+
+
+class FusedMLP(nn.Module):
+    """activation(gate) * up, both from one product, then down."""
+
+    def __init__(self, mlp: Any, activation: str) -> None:
+        super().__init__()
+        self.gate_up_proj = _side_by_side(mlp.gate_proj, mlp.up_proj)
+        self.down_proj = mlp.down_proj
+        self.activation = activation  # as the operator calls it
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
+        gate_up = self.gate_up_proj(x.reshape(-1, x.shape[-1]))
+        return cast(Tensor, self.down_proj(torch.ops.twostep.gate(gate_up, self.activation))).view(x.shape)
+
+
+class FusedAttention(nn.Module):
+    """Queries, keys and values from one product, normed where the model norms them, and rotated in place."""
+
+    def __init__(self, attention: Any, call: AttentionCall) -> None:
+        """`call` is one that `attention` made: its shapes and constants are those of all."""
+        super().__init__()
+        self.qkv_proj = _side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.o_proj = attention.o_proj
+        self.q_norm: FusedRMSNorm | None = getattr(attention, "q_norm", None)
+        self.k_norm: FusedRMSNorm | None = getattr(attention, "k_norm", None)
+        self.call = call
+        _, self.num_heads, self.head_size = call.query.shape
+        self.num_kv_heads = call.key.shape[1]
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # [1, T, H]
+        position_embeddings: tuple[Tensor, Tensor],  # [1, T, head_size] each
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        qkv = self.qkv_proj(hidden_states[0])
+        self._rotate(qkv, *position_embeddings)
+        sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        query, key, value = qkv.view(len(qkv), -1, self.head_size).split(sizes, dim=1)
+        attended = attend(replace(self.call, query=query, key=key, value=value))  # [T, num_heads, head_size]
+        return self.o_proj(attended.flatten(1))[None], None
+
+    def _rotate(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
+        norms = [None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm)]
+        eps = 0.0 if self.q_norm is None else self.q_norm.eps
+        torch.ops.twostep.rotate_heads(qkv, cos, sin, self.num_heads, self.num_kv_heads, *norms, eps)
+
+
+class FusedDecoderLayer(nn.Module):
+    """Attention and MLP, each after a norm and beside a residual, whose sum and norm are one pass."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.input_layernorm, self.self_attn = layer.input_layernorm, layer.self_attn
+        self.post_attention_layernorm, self.mlp = layer.post_attention_layernorm, layer.mlp
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
+        residual, normed = self.post_attention_layernorm.of_sum(hidden_states, attended)
+        return cast(Tensor, residual + self.mlp(normed))
+
+
+def _side_by_side(*linears: nn.Linear) -> nn.Linear:
+    """The first of them, with the columns of all; the others let go of their weights."""
+    if any(linear.bias is not None for linear in linears):
+        linears[0].bias = _joined([_bias_of(linear) for linear in linears])
+    linears[0].weight = _joined([linear._parameters.pop("weight") for linear in linears])
+    linears[0].out_features = len(linears[0].weight)
+    return linears[0]
+
+
+def _bias_of(linear: nn.Linear) -> Tensor:
+    return linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
+
+
+def _joined(tensors: list[Any]) -> nn.Parameter:
+    return nn.Parameter(torch.cat(tensors), requires_grad=False)

@@ -1,0 +1,133 @@
+"""The operators of fused layers: bit for bit what transformers' layers compute, but for the order of a norm's sum."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from engine.kernels import load_kernels
+
+DTYPES = (torch.float32, torch.bfloat16)
+SIZES = (1, 12, 16, 40, 896)
+
+
+@pytest.fixture(autouse=True)
+def ops() -> None:
+    if load_kernels() is None:
+        pytest.skip("no kernels here")
+    torch.ops.twostep.replace_activations()
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 1) -> Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 3).to(dtype)
+
+
+def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As LlamaRMSNorm, the squares summed in sixteen lanes, which are folded at the end."""
+    wide = functional.pad(x.float(), (0, -x.shape[-1] % 16))
+    lanes = sum((part * part for part in wide.split(16, dim=-1)), start=torch.zeros(*x.shape[:-1], 16))
+    for half in (8, 4, 2, 1):
+        lanes = lanes[..., :half] + lanes[..., half : 2 * half]
+    return weight * (x.float() * torch.rsqrt(lanes / x.shape[-1] + eps)).to(x.dtype)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [*itertools.product(DTYPES, SIZES)])
+def test_a_norm_is_the_plain_one(dtype: torch.dtype, size: int) -> None:
+    x, weight = random(1, 70, size, dtype=dtype), random(size, dtype=dtype, seed=2)
+    normed = torch.ops.twostep.rms_norm(x, weight, 1e-5)
+    assert torch.equal(normed, plain_norm(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_is_close_to_its_definition(dtype: torch.dtype) -> None:
+    x, weight = random(9, 896, dtype=dtype), random(896, dtype=dtype, seed=2)
+    exact = functional.rms_norm(x.double(), (896,), weight.double(), 1e-6)
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(
+        torch.ops.twostep.rms_norm(x, weight, 1e-6).double(), exact, rtol=tolerance, atol=tolerance
+    )
+
+
+@pytest.mark.parametrize(("dtype", "size"), [*itertools.product(DTYPES, SIZES)])
+def test_a_sum_and_its_norm_are_those_of_two_steps(dtype: torch.dtype, size: int) -> None:
+    residual, x = (random(1, 33, size, dtype=dtype, seed=seed) for seed in (1, 2))
+    weight = random(size, dtype=dtype, seed=3)
+    added, normed = torch.ops.twostep.add_rms_norm(residual, x, weight, 1e-5)
+    assert torch.equal(added, residual + x)
+    assert torch.equal(normed, torch.ops.twostep.rms_norm(residual + x, weight, 1e-5))
+
+
+def rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """heads [T, H, D], by transformers."""
+    return apply_rotary_pos_emb(heads[None], heads[None], cos, sin, unsqueeze_dim=2)[0][0]
+
+
+@pytest.mark.parametrize(("dtype", "head_size"), [*itertools.product(DTYPES, (2, 12, 64, 80, 128))])
+@pytest.mark.parametrize("has_norms", [False, True])
+def test_heads_are_normed_and_rotated_as_by_the_plain_layers(
+    dtype: torch.dtype, head_size: int, has_norms: bool
+) -> None:
+    heads = random(21, 4 + 2 * 2, head_size, dtype=dtype)
+    cos, sin = (random(1, 21, head_size, dtype=dtype, seed=seed) for seed in (5, 6))
+    norms = [random(head_size, dtype=dtype, seed=seed) for seed in (7, 8)] if has_norms else [None, None]
+    query, key, value = heads.split([4, 2, 2], dim=1)
+    expected = []
+    for part, norm in zip((query, key), norms, strict=True):
+        expected.append(rotated(part if norm is None else plain_norm(part, norm, 1e-5), cos, sin))
+    qkv = heads.flatten(1).clone()
+    torch.ops.twostep.rotate_heads(qkv, cos, sin, 4, 2, *norms, 1e-5)
+    assert torch.equal(qkv.view_as(heads), torch.cat([*expected, value], dim=1))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [*itertools.product(DTYPES, SIZES)])
+@pytest.mark.parametrize("name", ["silu", "gelu_tanh"])
+def test_gating_is_activating_and_multiplying(name: str, dtype: torch.dtype, size: int) -> None:
+    gate, up = (random(19, size, dtype=dtype, seed=seed) for seed in (1, 2))
+    activated = functional.silu(gate) if name == "silu" else functional.gelu(gate, approximate="tanh")
+    assert torch.equal(torch.ops.twostep.gate(torch.cat([gate, up], dim=1), name), activated * up)
+
+
+ROW_WISE: dict[str, Callable[[Tensor], Tensor]] = {
+    "rms_norm": lambda x: torch.ops.twostep.rms_norm(x, torch.ones(x.shape[1], dtype=x.dtype), 1e-6),
+    "add_rms_norm": lambda x: torch.cat(
+        torch.ops.twostep.add_rms_norm(x, x, torch.ones(x.shape[1], dtype=x.dtype), 1e-6)
+    ).view(2, *x.shape)[1],
+    "gate": lambda x: torch.ops.twostep.gate(x, "silu"),
+}
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(("name", "dtype"), [*itertools.product(ROW_WISE, DTYPES)])
+def test_a_row_is_the_same_alone_and_in_every_batch(name: str, dtype: torch.dtype) -> None:
+    rows = random(301, 130, dtype=dtype)
+    together = ROW_WISE[name](rows)
+    for start, end in ((0, 1), (7, 9), (100, 301), (300, 301)):
+        assert torch.equal(ROW_WISE[name](rows[start:end]), together[start:end])
+
+
+def test_no_rows_give_no_rows() -> None:
+    empty = torch.empty(0, 32)
+    assert torch.ops.twostep.rms_norm(empty, torch.ones(32), 1e-6).shape == (0, 32)
+    assert torch.ops.twostep.gate(empty, "silu").shape == (0, 16)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    ops = torch.ops.twostep
+    with pytest.raises(RuntimeError, match="weight must be"):
+        ops.rms_norm(torch.zeros(2, 32), torch.ones(31), 1e-6)
+    with pytest.raises(RuntimeError, match="weight must be"):
+        ops.rms_norm(torch.zeros(2, 32), torch.ones(32, dtype=torch.bfloat16), 1e-6)
+    with pytest.raises(RuntimeError, match="differ in shape"):
+        ops.add_rms_norm(torch.zeros(2, 32), torch.zeros(1, 32), torch.ones(32), 1e-6)
+    with pytest.raises(RuntimeError, match="even heads"):
+        ops.rotate_heads(torch.zeros(2, 30), torch.zeros(2, 6), torch.zeros(2, 6), 2, 1, None, None, 0.0)
+    with pytest.raises(RuntimeError, match="has its angles"):
+        ops.rotate_heads(torch.zeros(2, 32), torch.zeros(1, 8), torch.zeros(1, 8), 2, 1, None, None, 0.0)
+    with pytest.raises(RuntimeError, match="not known"):
+        ops.gate(torch.zeros(2, 32), "relu")
+    with pytest.raises(NotImplementedError, match="Double"):
+        ops.gate(torch.zeros(2, 32).double(), "silu")
