@@ -6,8 +6,7 @@ The caller is found through a context variable, because some models do not pass 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -15,20 +14,26 @@ from transformers import AttentionInterface
 ATTENTION_NAME = "twostep"
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionCall:
-    """One layer's call. `query` [num_tokens, num_heads, head_size], `key` and `value` with num_kv_heads."""
+class AttentionCall(NamedTuple):
+    """One layer's call. `query` [num_tokens, num_heads, head_size], `key` and `value` with num_kv_heads.
 
-    layer: int
+    A tuple, since one is made for every layer of every step.
+    """
+
     query: Tensor
     key: Tensor
     value: Tensor
+    layer: int
     scaling: float
     sliding_window: int | None
     softcap: float | None
     sinks: Tensor | None  # [num_heads]
     has_mask: bool
     is_causal: bool
+
+    def of(self, query: Tensor, key: Tensor, value: Tensor) -> "AttentionCall":
+        """Another call of the same layer."""
+        return AttentionCall(query, key, value, *self[3:])
 
 
 class AttentionHandler(Protocol):
@@ -73,10 +78,10 @@ def _attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     call = AttentionCall(
-        layer=int(module.layer_idx),  # type: ignore[arg-type]
         query=query[0].transpose(0, 1),
         key=key[0].transpose(0, 1),
         value=value[0].transpose(0, 1),
+        layer=int(module.layer_idx),  # type: ignore[arg-type]
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         sliding_window=sliding_window,
         softcap=softcap,

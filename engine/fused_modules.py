@@ -4,7 +4,6 @@ Each takes the place of the module of transformers that it is made from, and of 
 uses it. The operators are those of `engine/kernels/fused.cpp`.
 """
 
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -68,7 +67,7 @@ class FusedAttention(nn.Module):
         self._rotate(qkv, *position_embeddings)
         sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         query, key, value = qkv.view(len(qkv), -1, self.head_size).split(sizes, dim=1)
-        attended = attend(replace(self.call, query=query, key=key, value=value))  # [T, num_heads, head_size]
+        attended = attend(self.call.of(query, key, value))  # [T, num_heads, head_size]
         return self.o_proj(attended.flatten(1))[None], None
 
     def _rotate(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> None:

@@ -3,7 +3,7 @@
 What is not known stays as transformers has it: each part is taken by itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import nn
 from transformers.activations import GELUTanh, SiLUActivation
@@ -12,6 +12,7 @@ from engine import known_code
 from engine.attention_hook import AttentionCall
 from engine.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
 from engine.linear import is_linear
+from engine.module_swap import swap_modules
 
 __all__ = ["fuse_modules", "fuse_norms"]
 
@@ -24,25 +25,14 @@ def fuse_modules(model: nn.Module, calls: Sequence[AttentionCall]) -> None:
     To be called before the linear layers are packed, since it joins some of them.
     """
     fuse_norms(model)
-    _swap(model, _fused_mlp)
-    _swap(model, lambda module: _fused_attention(module, calls))
-    _swap(model, _fused_layer)
+    swap_modules(model, _fused_mlp)
+    swap_modules(model, lambda module: _fused_attention(module, calls))
+    swap_modules(model, _fused_layer)
 
 
 def fuse_norms(model: nn.Module) -> None:
     """Swaps the norms only, whose sums have an order of their own; the other swaps change no bit of a result."""
-    _swap(model, lambda module: FusedRMSNorm(module) if known_code.is_rms_norm(module) else None)
-
-
-def _swap(model: nn.Module, fused: Callable[[nn.Module], nn.Module | None]) -> None:
-    """Puts what `fused` makes of a module in its place; a module used twice stays one."""
-    made: dict[nn.Module, nn.Module] = {}
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():
-            if child is not None and child not in made and (replacement := fused(child)) is not None:
-                made[child] = replacement
-            if child in made:
-                setattr(parent, name, made[child])
+    swap_modules(model, lambda module: FusedRMSNorm(module) if known_code.is_rms_norm(module) else None)
 
 
 def _fused_mlp(module: nn.Module) -> nn.Module | None:

@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 from engine.embedding import HeadInputs
 from engine.errors import ConfigError, ModelError, TwostepError, UnsupportedModelError
 from engine.fusion import fuse_modules
+from engine.kernel_layer import move_layers_to_kernels
 from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
 from engine.kv_cache import LayerShape
@@ -86,6 +87,7 @@ def _load(config: EngineConfig) -> LoadedModel:
     report = prepare_linears(module, kernels is not None, config.quantization)
     for name in report.unconverted:
         logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)
+    move_layers_to_kernels(module)
     probe_layers(module, text_config, device)  # fused and packed, it must still run
     return LoadedModel(
         module=module,

@@ -47,16 +47,19 @@ def multiply_rows(packed: PackedWeight, x: Tensor, bias: Tensor | None) -> Tenso
 class KernelWeight:
     """Multiplies through the C++ kernel: float32 or bfloat16, on the CPU; any number of threads, the same bits."""
 
+    bits = 0
+    """Not quantized."""
+
     def __init__(self, weight: Tensor) -> None:  # [N, K]
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
-        self._packed: Tensor = torch.ops.twostep.pack_weight(weight.detach())
+        self.packed: Tensor = torch.ops.twostep.pack_weight(weight.detach())
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return cast(Tensor, torch.ops.twostep.linear(x, self._packed, bias, self.shape[0]))
+        return cast(Tensor, torch.ops.twostep.linear(x, self.packed, bias, self.shape[0]))
 
     @property
     def nbytes(self) -> int:
-        return self._packed.nbytes
+        return self.packed.nbytes
 
 
 class FixedTileWeight:

@@ -21,18 +21,18 @@ class KernelQuantizedWeight:
 
     def __init__(self, weight: Tensor, bits: int) -> None:  # [N, K]
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
-        self._bits = bits
+        self.bits = bits
         matrix = quantize(weight, bits)
-        self._packed: Tensor = torch.ops.twostep.pack_quantized(
+        self.packed: Tensor = torch.ops.twostep.pack_quantized(
             matrix.codes, matrix.scales, matrix.minimums, bits, weight.dtype
         )
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return cast(Tensor, torch.ops.twostep.linear_quantized(x, self._packed, bias, self.shape[0], self._bits))
+        return cast(Tensor, torch.ops.twostep.linear_quantized(x, self.packed, bias, self.shape[0], self.bits))
 
     @property
     def nbytes(self) -> int:
-        return self._packed.nbytes
+        return self.packed.nbytes
 
 
 class TorchQuantizedWeight:

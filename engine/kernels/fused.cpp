@@ -16,10 +16,10 @@
 #include <tuple>
 
 #include "activations.h"
+#include "operators.h"
 
+namespace twostep {
 namespace {
-
-using namespace twostep;
 
 constexpr int64_t kGrain = 1 << 13;  // elements below which waking another thread costs more than it saves
 
@@ -112,6 +112,8 @@ void check_fits(const at::Tensor& tensor, const at::Tensor& like, int64_t size, 
               " must be contiguous, of the rows' dtype, with ", size, " columns");
 }
 
+}  // namespace
+
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const at::Tensor rows = x.contiguous();
   const int64_t size = rows.size(-1);
@@ -177,7 +179,7 @@ void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
 }
 
 template <class Op>
-at::Tensor activate_rows(const at::Tensor& gate_up) {
+static at::Tensor activate_rows(const at::Tensor& gate_up) {
   const at::Tensor rows = gate_up.contiguous();
   const int64_t size = rows.size(1) / 2;
   at::Tensor out = at::empty({rows.size(0), size}, rows.options());
@@ -198,7 +200,7 @@ at::Tensor gate(const at::Tensor& gate_up, std::string_view activation) {
   return activate_rows<GeluTanh>(gate_up);
 }
 
-}  // namespace
+}  // namespace twostep
 
 TORCH_LIBRARY_FRAGMENT(twostep, library) {
   // x [..., H], weight [H] -> [..., H]
@@ -215,8 +217,8 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
 }
 
 TORCH_LIBRARY_IMPL(twostep, CPU, library) {
-  library.impl("rms_norm", &rms_norm);
-  library.impl("add_rms_norm", &add_rms_norm);
-  library.impl("rotate_heads", &rotate_heads);
-  library.impl("gate", &gate);
+  library.impl("rms_norm", &twostep::rms_norm);
+  library.impl("add_rms_norm", &twostep::add_rms_norm);
+  library.impl("rotate_heads", &twostep::rotate_heads);
+  library.impl("gate", &twostep::gate);
 }

@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include "linear_vector.h"
+#include "operators.h"
 
 #if defined(__AMX_BF16__)
 #include "linear_amx.h"
@@ -39,6 +40,8 @@ void multiply_any(const Problem<at::BFloat16>& p, const at::BFloat16* packed) {
   vector::multiply<vector::BFloat16>(p, vector::DenseWeight<vector::BFloat16>{packed});
 }
 
+}  // namespace
+
 // x [T, K], packed of a weight [N, K], bias [N] -> [T, N]. Sums in float32, adds the bias to the sum, rounds once.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n) {
   check_dtype(x);
@@ -53,7 +56,6 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::opti
   });
 }
 
-}  // namespace
 }  // namespace twostep
 
 TORCH_LIBRARY_FRAGMENT(twostep, m) {

@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include "linear_quantized.h"
+#include "operators.h"
 
 namespace twostep {
 namespace {
@@ -98,6 +99,8 @@ void multiply_any(const Problem<at::BFloat16>& p, const uint8_t* packed) {
   vector::multiply<vector::BFloat16>(p, vector::QuantizedWeight<vector::BFloat16, kBits>{packed});
 }
 
+}  // namespace
+
 // As `linear`, over what pack_quantized made with as many bits for x's dtype.
 at::Tensor linear_quantized(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
                             int64_t n, int64_t bits) {
@@ -115,7 +118,6 @@ at::Tensor linear_quantized(const at::Tensor& x, const at::Tensor& packed, const
   });
 }
 
-}  // namespace
 }  // namespace twostep
 
 TORCH_LIBRARY_FRAGMENT(twostep, m) {

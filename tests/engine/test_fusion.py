@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from engine import attention_hook, known_code
 from engine.attention_hook import AttentionCall, attention_handler
 from engine.fusion import fuse_modules, fuse_norms
+from engine.kernel_layer import KernelDecoderLayer, move_layers_to_kernels
 from engine.kernels import load_kernels
 from engine.linear import prepare_linears
 from engine.model_probe import probe_layers
@@ -73,7 +74,7 @@ def run(model: Any) -> tuple[Tensor, list[AttentionCall]]:
 
 
 def constants(call: AttentionCall) -> tuple[object, ...]:
-    return (call.layer, call.scaling, call.sliding_window, call.softcap, call.has_mask, call.is_causal)
+    return call[3:]
 
 
 @pytest.fixture(autouse=True)
@@ -110,8 +111,41 @@ def test_fusing_changes_no_bit_but_by_the_order_of_sums_in_norms(
     assert torch.equal(logits, expected)
     assert [constants(call) for call in calls] == [constants(call) for call in plain_calls]
     for call, plain_call in zip(calls, plain_calls, strict=True):
-        for part in ("query", "key", "value"):
-            assert torch.equal(getattr(call, part), getattr(plain_call, part))
+        assert all(map(torch.equal, call[:3], plain_call[:3]))
+
+
+WHOLLY_FUSED = [name for name, parts in PARTS.items() if len(parts) == 4]
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", WHOLLY_FUSED)
+def test_layers_in_the_kernels_change_no_bit(name: str, dtype: torch.dtype, quantization: str) -> None:
+    model = model_of(name, dtype)
+    fuse(model)
+    prepare_linears(model, True, quantization)
+    expected, plain_calls = run(model)
+    move_layers_to_kernels(model)
+    assert sum(isinstance(module, KernelDecoderLayer) for module in model.modules()) == LAYERS
+    logits, calls = run(model)
+    assert torch.equal(logits, expected)
+    assert [constants(call) for call in calls] == [constants(call) for call in plain_calls]
+
+
+def test_layers_whose_experts_are_not_known_stay() -> None:
+    model = model_of("qwen3_moe")
+    fuse(model)
+    prepare_linears(model, True)
+    move_layers_to_kernels(model)
+    assert not any(isinstance(module, KernelDecoderLayer) for module in model.modules())
+
+
+def test_a_layer_without_kernel_weights_stays() -> None:
+    model = model_of("llama")
+    fuse(model)
+    prepare_linears(model, False)
+    move_layers_to_kernels(model)
+    assert not any(isinstance(module, KernelDecoderLayer) for module in model.modules())
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])

@@ -1,0 +1,81 @@
+"""A fused decoder layer as two calls into C++, one on each side of its attention: Python hardly shows in a step.
+
+`FusedDecoderLayer` is the plain path: both call the same operators in the same order.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from engine.attention_hook import attend
+from engine.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
+from engine.linear import PackedLinear
+from engine.module_swap import swap_modules
+from engine.packed_weight import KernelWeight
+from engine.quantized_weight import KernelQuantizedWeight
+
+__all__ = ["KernelDecoderLayer", "move_layers_to_kernels"]
+
+
+def move_layers_to_kernels(model: nn.Module) -> None:
+    """Swaps the layers of `model` that were fused in all their parts; their linear layers must be packed."""
+    swap_modules(model, _moved)
+
+
+class KernelDecoderLayer(nn.Module):
+    """In place of a `FusedDecoderLayer`, which stays its child: it owns the weights."""
+
+    def __init__(self, layer: FusedDecoderLayer) -> None:
+        super().__init__()
+        self.layer = layer
+        attention, mlp, classes = cast(FusedAttention, layer.self_attn), layer.mlp, torch.classes.twostep
+        self._before = classes.Attention(
+            _norm(layer.input_layernorm),
+            *(None if norm is None else _norm(norm) for norm in (attention.q_norm, attention.k_norm)),
+            _linear(attention.qkv_proj),
+            attention.num_heads,
+            attention.num_kv_heads,
+        )
+        self._after = classes.MLP(
+            _linear(attention.o_proj),
+            _norm(layer.post_attention_layernorm),
+            _linear(mlp.gate_up_proj),
+            _linear(mlp.down_proj),
+            mlp.activation,
+        )
+        self._call = attention.call
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # [1, T, H]
+        position_embeddings: tuple[Tensor, Tensor],  # [1, T, head_size] each
+        **_: Any,
+    ) -> Tensor:
+        query_key_value = torch.ops.twostep.before_attention(self._before, hidden_states, *position_embeddings)
+        attended = attend(self._call.of(*query_key_value))
+        return cast(Tensor, torch.ops.twostep.after_attention(self._after, hidden_states, attended))
+
+
+def _moved(module: nn.Module) -> nn.Module | None:
+    return KernelDecoderLayer(module) if isinstance(module, FusedDecoderLayer) and _is_known(module) else None
+
+
+def _is_known(layer: FusedDecoderLayer) -> bool:
+    attention, mlp = layer.self_attn, layer.mlp
+    if not isinstance(attention, FusedAttention) or not isinstance(mlp, FusedMLP):
+        return False
+    linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+    return all(
+        isinstance(linear, PackedLinear) and isinstance(linear.packed, KernelWeight | KernelQuantizedWeight)
+        for linear in linears
+    )
+
+
+def _norm(norm: FusedRMSNorm) -> Any:
+    return torch.classes.twostep.Norm(norm.weight.detach(), norm.eps)
+
+
+def _linear(linear: Any) -> Any:
+    packed = linear.packed
+    return torch.classes.twostep.Linear(packed.packed, linear.bias, linear.out_features, packed.bits)
