@@ -21,6 +21,7 @@ from server.middleware.body_limit import BodyLimitMiddleware
 from server.middleware.failures import FailureMiddleware
 from server.middleware.gate import GateMiddleware
 from server.middleware.record import RecordMiddleware
+from server.refusal_pace import RefusalPace
 from server.routes import anthropic, chat, completions, embeddings, health, info, models, responses, tokenization
 from server.settings import Settings
 from server.timings import EXPOSED_HEADERS
@@ -33,7 +34,7 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
     AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     metrics = Metrics(settings.model_names[0], with_vllm_names=settings.metrics_alias == "vllm")
     keys = KeyRing(settings.api_key, settings.api_keys_file)
-    context = AppContext(settings, metrics, Lifecycle(open_backend, metrics), keys, LargeBodies())
+    context = AppContext(settings, metrics, Lifecycle(open_backend, metrics), keys, LargeBodies(), RefusalPace())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:

@@ -4,6 +4,7 @@ head            --max-header-bytes, --header-timeout; what comes behind it: `mid
 pipelining      a few requests, each with little of its body, may wait behind the one that is answered
 chunked bodies  chunk sizes, extensions and trailers may not outweigh the content
 connections     --max-connections; when all are taken, the one that has asked for nothing for longest makes room
+refusals        have a pace (`refusal_pace`), those of the app and those of this file
 leftovers       of a refused request are read for a moment, so that the answer is not lost to a reset connection
 """
 
@@ -13,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 import httptools
@@ -30,6 +32,7 @@ from server.errors import (
     error_headers,
     kind_of,
 )
+from server.refusal_pace import RefusalPace, is_paced, paced
 
 logger = logging.getLogger("twostep.server")
 
@@ -57,6 +60,7 @@ class ConnectionLimits:
     header_timeout_s: float
     on_refusal: Callable[[str], None]
     """Told the error's code of what is refused before there is a request."""
+    pace: RefusalPace
     waiting: "OrderedDict[BoundedProtocol, None]" = field(default_factory=OrderedDict)
     """Connections that have no request under way, the longest so first."""
 
@@ -70,6 +74,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: ApiError | None = None
         self._is_refused = False
+        self._left = asyncio.Event()
         self._has_turned = False  # to another phase, in the bytes at hand
         self._num_read_bytes = 0  # of the head or of the body, framing included
         self._num_parsed_bytes = 0  # of the head's fields or of the body's content
@@ -167,7 +172,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        super()._start_asgi_task(cycle, app)
+        paced_app: Any = paced(app, self._limits.pace, self._left, self._cut_off)
+        super()._start_asgi_task(cycle, paced_app)
 
     @property
     def _has_no_request(self) -> bool:
@@ -223,6 +229,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_refused = True
         self._leave()
         self._limits.waiting.pop(self, None)
+        wait_s = self._limits.pace.try_book() if is_paced(error.status_code) else 0.0
+        if wait_s is None:
+            self._abort()
+        elif wait_s > 0:
+            self._set_timer(wait_s, partial(self._tell, error))
+        else:
+            self._tell(error)
+
+    def _tell(self, error: ApiError) -> None:
         self.transport.write(_raw_response(error))
         self.transport.write_eof()
         self._set_timer(LINGER_S, self._abort)
@@ -239,9 +254,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _leave(self) -> None:
         """The app sees a client that left, and writes nothing any more."""
+        self._left.set()
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._answering.message_event.set()
+
+    def _cut_off(self) -> None:
+        self._leave()
+        self._abort()
 
     def _abort(self) -> None:
         self._is_refused = True

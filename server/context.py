@@ -11,6 +11,7 @@ from server.key_ring import KeyRing
 from server.large_bodies import LargeBodies
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
+from server.refusal_pace import RefusalPace
 from server.settings import Settings
 
 
@@ -21,6 +22,7 @@ class AppContext:
     lifecycle: Lifecycle
     keys: KeyRing
     large_bodies: LargeBodies
+    refusal_pace: RefusalPace
 
     @property
     def backend(self) -> Backend:

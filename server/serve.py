@@ -50,6 +50,7 @@ def server_config(app: FastAPI, context: AppContext) -> uvicorn.Config:
         max_head_bytes=int(settings.max_header_bytes),
         header_timeout_s=settings.header_timeout,
         on_refusal=context.metrics.on_rejection,
+        pace=context.refusal_pace,
     )
     return uvicorn.Config(
         app,
