@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TypeVar
 
 from engine.admission import check_request
-from engine.client import EngineObserver, GenerationRequest, NullObserver
+from engine.client import EngineObserver, GenerationRequest, NullObserver, Tenant
 from engine.config import EngineConfig, EngineInfo
 from engine.detokenizer import TokenTable
 from engine.errors import (
@@ -116,8 +116,8 @@ class AsyncEngine:
     def room(self) -> RoomStats:
         return self._room.stats
 
-    def check_room(self) -> None:
-        self._ask_room(self._room.check)
+    def check_room(self, tenant: Tenant) -> None:
+        self._ask_room(lambda: self._room.check(tenant=tenant))
 
     def check_health(self) -> None:
         if self._failure is not None or self._info is None:
@@ -149,7 +149,7 @@ class AsyncEngine:
         if self._failure is not None:
             raise self._unavailable()
         check_request(self.info, request.prompt_token_ids, request.params)
-        place = self._ask_room(lambda: self._room.enter(len(request.prompt_token_ids), request.patience_s))
+        place = self._ask_room(lambda: self._room.enter(len(request.prompt_token_ids), request.patience_s, request.who))
         live = LiveRequest(request, f"{request.request_id}/{next(self._numbers)}", self._table, place)
         if not self._roster:
             self._watchdog.heard()

@@ -14,6 +14,18 @@ from engine.sampling_params import SamplingParams
 from engine.stats import RequestTimings, RoomStats, StepStats
 
 
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A tenant as the waiting room knows it."""
+
+    name: str = ""
+    share: float = 1.0
+    """Of what the waiting room keeps for tenants. Those of all tenants together are 1."""
+
+
+SOLE_TENANT = Tenant()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One sequence to generate."""
@@ -28,11 +40,18 @@ class GenerationRequest:
     tenant: str = ""
     """Who is served: tenants share the engine by their tokens, in proportion to their weights."""
     weight: float = 1.0
+    share: float = 1.0
+    """The tenant's, of the waiting room."""
     cache_salt: str = ""
     max_queue_s: float | None = None
     """Not scheduled within this time, it ends; refused when it would be. The engine has a limit of its own."""
     deadline_s: float | None = None
     """So long after its arrival it ends: with the tokens it has, or with RequestTimeoutError if it has none."""
+
+    @property
+    def who(self) -> Tenant:
+        """Who asks for room."""
+        return Tenant(self.tenant, self.share)
 
     @property
     def patience_s(self) -> float | None:
@@ -65,8 +84,8 @@ class EngineClient(Protocol):
     def room(self) -> RoomStats:
         """Who is inside, and how long a new request would wait."""
 
-    def check_room(self) -> None:
-        """Raise OverloadedError if any request that came now would be refused."""
+    def check_room(self, tenant: Tenant) -> None:
+        """Raise OverloadedError if any request of the tenant that came now would be refused."""
 
     def check_health(self) -> None:
         """Raise EngineUnavailableError when the engine is not loaded, given up, or silent although it has work. One

@@ -4,6 +4,9 @@ Predicted wait of a new request, the longer of two:
 - for a slot: its place behind those that run, times the seconds between two ends, measured while all slots were taken;
 - for prefill: the prompt tokens before it, at the rate measured while more of them waited than one step computes.
 
+Tenants take turns (`fair_queue`), so before a tenant's request are not more than its own that wait, and as many of the
+others as have their turns meanwhile. Places and tokens are kept for each: see `room_shares`.
+
 What was not measured yet is not predicted: a cold server lets in as many as its bounds on requests and tokens allow.
 """
 
@@ -12,8 +15,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.client import SOLE_TENANT, Tenant
 from engine.drain_meter import DrainMeter
 from engine.errors import OverloadedError
+from engine.room_shares import RoomShares
 from engine.stats import RoomStats
 
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
@@ -28,7 +33,7 @@ class RoomLimits:
     max_waiting: int = 256
     """Requests beside those that run."""
     max_waiting_tokens: int = 1_000_000
-    """Prompt tokens of requests without a first token. A request that is alone may have more."""
+    """Prompt tokens of requests without a first token. One that comes while none wait may have more."""
     max_queue_s: float = 30.0
     """Longest wait to be scheduled, predicted and real."""
 
@@ -36,19 +41,31 @@ class RoomLimits:
 class Place:
     """One request's place, from admission to its end."""
 
-    def __init__(self, room: "WaitingRoom", num_tokens: int) -> None:
+    def __init__(self, room: "WaitingRoom", tenant: Tenant, num_tokens: int) -> None:
         self._room = room
+        self._tenant = tenant
         self._num_tokens = num_tokens
+        self._has_begun = False
 
     def begin(self) -> None:
         """Its prompt is computed. Idempotent."""
-        if self._num_tokens:
-            self._room._drain(self._num_tokens)
-            self._num_tokens = 0
+        if not self._has_begun:
+            self._has_begun = True
+            self._room._begin(self._tenant, self._num_tokens)
 
     def leave(self) -> None:
         """Once, at its end."""
-        self._room._leave(self._num_tokens)
+        self._room._leave(self._tenant, self._num_tokens, self._has_begun)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """What is before a new request."""
+
+    num_ends: int
+    """Requests that must end before it can run."""
+    num_tokens: int
+    """Prompt tokens to compute."""
 
 
 class WaitingRoom:
@@ -63,99 +80,103 @@ class WaitingRoom:
         self._limits = limits
         self._num_slots = num_slots
         self._batch_tokens = batch_tokens
-        self._num_inside = 0
-        self._num_tokens = 0  # of prompts that wait to be computed
+        self._held = RoomShares()
         self._num_refused = 0  # since someone last found a place
         self._ends = DrainMeter(max(16, 4 * num_slots), clock)
         self._prompts = DrainMeter(64, clock)
 
     @property
     def stats(self) -> RoomStats:
-        return RoomStats(self._num_inside, self._num_tokens, self.predicted_wait_s)
+        return RoomStats(self._held.num_places, self._held.num_tokens, self.predicted_wait_s)
 
     @property
     def predicted_wait_s(self) -> float:
-        """From now until one more request would be scheduled."""
-        return max(self._wait_for_slot_s, self._wait_for_prefill_s)
+        """From now until one more request would be scheduled, behind all that are inside."""
+        return self._wait_s(self._all_ahead)
 
     def queue_limit_s(self, max_queue_s: float | None) -> float:
         """How long a request may wait that asks for `max_queue_s`."""
         return self._limits.max_queue_s if max_queue_s is None else min(max_queue_s, self._limits.max_queue_s)
 
-    def check(self, max_queue_s: float | None = None) -> None:
+    def check(self, max_queue_s: float | None = None, tenant: Tenant = SOLE_TENANT) -> None:
         """Raise OverloadedError if even the smallest request found no place that it gets within `max_queue_s`."""
-        self._check_size(1)
-        limit_s = self.queue_limit_s(max_queue_s)
-        excess_s = self._cautious_wait_s - limit_s
+        self._check_size(1, tenant)
+        limit_s, ahead = self.queue_limit_s(max_queue_s), self._ahead_of(tenant)
+        excess_s = self._cautious_wait_s(ahead) - limit_s
         if excess_s > 0:
-            reason = (
-                f"A new request would wait about {self.predicted_wait_s:.1f} s, and must not wait over {limit_s:g} s"
-            )
+            wait_s = self._wait_s(ahead)
+            reason = f"A new request would wait about {wait_s:.1f} s, and must not wait over {limit_s:g} s"
             raise self._refusal(reason, excess_s)
 
-    def enter(self, num_tokens: int, max_queue_s: float | None = None) -> Place:
+    def enter(self, num_tokens: int, max_queue_s: float | None = None, tenant: Tenant = SOLE_TENANT) -> Place:
         """Take a place for a prompt of so many tokens. Raises OverloadedError."""
-        self.check(max_queue_s)
-        self._check_size(num_tokens)
+        self.check(max_queue_s, tenant)
+        self._check_size(num_tokens, tenant)
         self._num_refused = 0
-        self._num_inside += 1
-        self._num_tokens += num_tokens
+        self._held.enter(tenant, num_tokens)
         self._update_meters()
-        return Place(self, num_tokens)
+        return Place(self, tenant, num_tokens)
 
-    def _check_size(self, num_tokens: int) -> None:
-        limits = self._limits
+    def _check_size(self, num_tokens: int, tenant: Tenant) -> None:
+        held, limits = self._held, self._limits
         num_places = self._num_slots + limits.max_waiting
-        if self._num_inside >= num_places:
+        if held.num_places >= num_places:
             raise self._refusal(f"All {num_places} places are taken by running and waiting requests")
-        num_over = self._num_tokens + num_tokens - limits.max_waiting_tokens
-        if self._num_tokens and num_over > 0:
-            reason = f"{self._num_tokens} prompt tokens are waiting; at most {limits.max_waiting_tokens} may"
-            raise self._refusal(reason, num_over * self._seconds_per_token)
+        if not held.has_place(tenant, num_places):
+            raise self._refusal(f"Those of the {num_places} places that are free are kept for other API keys")
+        if held.num_tokens and not held.has_tokens(tenant, num_tokens, limits.max_waiting_tokens):
+            num_over = held.num_tokens + num_tokens - limits.max_waiting_tokens
+            at_most = f"at most {limits.max_waiting_tokens} may" if num_over > 0 else "the rest is for other API keys"
+            reason = f"{held.num_tokens} prompt tokens are waiting; {at_most}"
+            raise self._refusal(reason, max(0, num_over) * self._seconds_per_token)
 
     def _refusal(self, reason: str, excess_s: float = 0.0) -> OverloadedError:
         self._num_refused += 1
         retry_after_s = excess_s + self._num_refused * self._seconds_per_end
         return OverloadedError(f"{reason}; try again later.", min(max(retry_after_s, _MIN_RETRY_S), _MAX_RETRY_S))
 
-    def _drain(self, num_tokens: int) -> None:
+    def _begin(self, tenant: Tenant, num_tokens: int) -> None:
         self._prompts.add(num_tokens)
-        self._num_tokens -= num_tokens
+        self._held.begin(tenant, num_tokens)
         self._update_meters()
 
-    def _leave(self, num_tokens: int) -> None:
+    def _leave(self, tenant: Tenant, num_tokens: int, has_begun: bool) -> None:
         self._ends.add(1)
-        self._num_inside -= 1
-        self._num_tokens -= num_tokens
+        if not has_begun:
+            self._held.begin(tenant, num_tokens)
+        self._held.leave(tenant)
         self._update_meters()
 
     def _update_meters(self) -> None:
-        is_full = self._num_inside >= self._num_slots
+        is_full = self._held.num_places >= self._num_slots
         self._ends.run(is_full)
         # While all slots are taken prompts are held up by that, which is not the speed of prefill.
-        self._prompts.run(self._num_tokens > self._batch_tokens and not is_full)
+        self._prompts.run(self._held.num_tokens > self._batch_tokens and not is_full)
 
     @property
-    def _cautious_wait_s(self) -> float:
+    def _all_ahead(self) -> "_Ahead":
+        return _Ahead(max(0, self._held.num_places + 1 - self._num_slots), self._held.num_tokens)
+
+    def _ahead_of(self, tenant: Tenant) -> "_Ahead":
+        ahead, turn_share = self._all_ahead, self._held.turn_share(tenant)
+        if turn_share == 1:
+            return ahead
+        own = self._held.of(tenant)
+        num_ends, num_tokens = math.ceil((own.num_waiting + 1) / turn_share), math.ceil(own.num_tokens / turn_share)
+        return _Ahead(min(ahead.num_ends, num_ends), min(ahead.num_tokens, num_tokens))
+
+    def _wait_s(self, ahead: "_Ahead") -> float:
+        return max(ahead.num_ends * self._seconds_per_end, self._wait_for_prefill_s(ahead))
+
+    def _cautious_wait_s(self, ahead: "_Ahead") -> float:
         """Hardly anyone waits longer. An overloaded room is always as full as it may be: all that are let in would wait
         as long as is predicted, and without a margin half of them longer.
         """
-        num_ends = self._num_ends_ahead
-        for_slot_s = (num_ends + _NUM_DEVIATIONS * math.sqrt(num_ends)) * self._seconds_per_end
-        return max(for_slot_s, _PREFILL_MARGIN * self._wait_for_prefill_s)
+        num_ends = ahead.num_ends + _NUM_DEVIATIONS * math.sqrt(ahead.num_ends)
+        return max(num_ends * self._seconds_per_end, _PREFILL_MARGIN * self._wait_for_prefill_s(ahead))
 
-    @property
-    def _num_ends_ahead(self) -> int:
-        """How many must end before one more could run."""
-        return max(0, self._num_inside + 1 - self._num_slots)
-
-    @property
-    def _wait_for_slot_s(self) -> float:
-        return self._num_ends_ahead * self._seconds_per_end
-
-    @property
-    def _wait_for_prefill_s(self) -> float:
-        return self._num_tokens * self._seconds_per_token if self._num_tokens > self._batch_tokens else 0.0
+    def _wait_for_prefill_s(self, ahead: "_Ahead") -> float:
+        return ahead.num_tokens * self._seconds_per_token if ahead.num_tokens > self._batch_tokens else 0.0
 
     @property
     def _seconds_per_end(self) -> float:

@@ -36,6 +36,11 @@ class KeyRing:
         found = [key for key in self._keys if secrets.compare_digest(given, key.digest)]
         return found[0] if found else None
 
+    def share_of(self, key: ApiKey) -> float:
+        """The key's part of all weights; all of them where there are no keys."""
+        total = sum(each.weight for each in self._keys)
+        return min(1.0, key.weight / total) if total else 1.0
+
     @contextmanager
     def under_way(self, key: ApiKey) -> Generator[None, None, None]:
         """Around each request that is work. Raises OverloadedError if its key has as many as it may."""

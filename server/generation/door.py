@@ -29,6 +29,8 @@ class Arrival:
     request_id: str
     arrival_s: float
     key: ApiKey
+    share: float
+    """The key's, of all weights."""
     cache_salt: str
     """Of the key and of the request."""
     fields: RequestFields
@@ -44,6 +46,7 @@ class Arrival:
             priority=fields.priority,
             tenant=self.key.name,
             weight=self.key.weight,
+            share=self.share,
             cache_salt=self.cache_salt,
             max_queue_s=_seconds(fields.max_queue_ms),
             deadline_s=_seconds(fields.deadline_ms),
@@ -58,7 +61,8 @@ def let_in(body: RequestFields, refusals: Mapping[str, str], request: Request) -
     if body.request_id is not None:
         _take_request_id(body.request_id, request, record)
     cache_salt = body.cache_salt if context.settings.share_prefix_cache else record.key.salt(body.cache_salt)
-    return Arrival(model, record.request_id, record.arrival_s, record.key, cache_salt, body)
+    share = context.keys.share_of(record.key)
+    return Arrival(model, record.request_id, record.arrival_s, record.key, share, cache_salt, body)
 
 
 def _seconds(milliseconds: int | None) -> float | None:

@@ -2,11 +2,14 @@
 
 from starlette.requests import Request
 
+from engine.client import Tenant
 from server.context import context_of
+from server.record import record_of
 from server.routes.json_route import JsonRoute
 
 
 class GenerationRoute(JsonRoute):
     def check(self, request: Request) -> None:
         """Raises OverloadedError. What depends on the prompt is looked at again when it is known."""
-        context_of(request).backend.engine.check_room()
+        context, key = context_of(request), record_of(request.scope).key
+        context.backend.engine.check_room(Tenant(key.name, context.keys.share_of(key)))

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 import uvloop
 
 from engine.async_engine import AsyncEngine
-from engine.client import GenerationRequest, NullObserver
+from engine.client import GenerationRequest, NullObserver, Tenant
 from engine.config import EngineConfig
 from engine.errors import (
     ContextLengthError,
@@ -574,3 +575,22 @@ def test_the_engine_ends_when_the_server_is_killed(command: int, tmp_path: Path)
     asyncio.run(eventually(lambda: not child.exists() or "Z" in (child / "stat").read_text().split()[2]))
     if command != fake.HANG:
         assert list(tmp_path.iterdir()) == []
+
+
+def test_one_tenants_flood_leaves_room_for_another() -> None:
+    async def check() -> None:
+        async with running(max_num_seqs=1, limits=RoomLimits(max_waiting=3)) as engine:
+            flood = [replace(request(fake.WAIT, name=f"r{i}"), tenant="a", share=0.5) for i in range(3)]
+            tasks = [asyncio.create_task(collect(engine, each)) for each in flood]
+            await eventually(lambda: engine.num_live == 3)
+            with pytest.raises(OverloadedError):
+                engine.check_room(Tenant("a", 0.5))
+            with pytest.raises(OverloadedError):
+                await collect(engine, replace(request(), tenant="a", share=0.5))
+            engine.check_room(Tenant("b", 0.5))
+            assert len(await collect(engine, replace(request(), tenant="b", share=0.5))) == 5
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    asyncio.run(check())

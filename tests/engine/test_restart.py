@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from engine.async_engine import AsyncEngine
-from engine.client import GenerationRequest
+from engine.client import SOLE_TENANT, GenerationRequest
 from engine.config import EngineConfig
 from engine.errors import EngineFailedError, EngineRestartingError, EngineUnavailableError
 from engine.request import FinishReason
@@ -173,7 +173,7 @@ def test_without_room_requests_are_told_when_the_engine_should_be_up() -> None:
                 await collect(engine, request())
             assert refused.value.retry_after_s >= 1
             with pytest.raises(EngineRestartingError, match="being restarted"):
-                engine.check_room()
+                engine.check_room(SOLE_TENANT)
             assert await all_tokens(tasks) == expected(2)
 
     asyncio.run(check())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.admission import check_request
 from engine.batch import Phase, TokenLogprobs
-from engine.client import EngineObserver, GenerationRequest, NullObserver
+from engine.client import EngineObserver, GenerationRequest, NullObserver, Tenant
 from engine.config import EngineInfo
 from engine.detokenizer import IncrementalDetokenizer
 from engine.errors import EngineFailedError, EngineUnavailableError, OverloadedError, TwostepError
@@ -75,6 +75,8 @@ class FakeEngine:
     health: TwostepError | None = None
     is_full: bool = False
     """Refuses at the door."""
+    tenant_at_door: Tenant | None = None
+    """Who came last."""
     num_cached_tokens: int = 0
     requests: list[GenerationRequest] = field(default_factory=list)
     """All that were admitted."""
@@ -95,7 +97,8 @@ class FakeEngine:
     def room(self) -> RoomStats:
         return RoomStats(self.num_live, num_waiting_tokens=7, predicted_wait_s=0.5)
 
-    def check_room(self) -> None:
+    def check_room(self, tenant: Tenant) -> None:
+        self.tenant_at_door = tenant
         if self.is_full:
             raise OverloadedError("All places are taken; try again later.", retry_after_s=2.1)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from engine.client import SOLE_TENANT, Tenant
 from engine.errors import ConfigError, OverloadedError
 from server.api_keys import NOBODY, ApiKey, new_key, read_keys
 from server.cli import main
@@ -130,6 +131,13 @@ class TestRing:
         ring.reload()
         assert ring.find(b"sk-alice") is None and ring.find(b"sk-bob") is not None and ring.find(b"one") is not None
 
+    def test_shares_are_parts_of_all_weights(self, tmp_path: Path) -> None:
+        ring = KeyRing(("one",), write(tmp_path))
+        found = [ring.find(secret) for secret in (b"one", b"sk-alice", b"sk-bob")]
+        assert [key and ring.share_of(key) for key in found] == [0.25, 0.5, 0.25]
+        assert ring.share_of(ApiKey("gone", b"", weight=100.0)) == 1.0
+        assert KeyRing().share_of(NOBODY) == 1.0
+
     def test_a_file_that_is_wrong_changes_nothing(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         ring = KeyRing(path=write(tmp_path))
         write(tmp_path, "alice: 3\n")
@@ -182,6 +190,15 @@ class TestServer:
 
     def test_the_engine_knows_who_asks_and_prefixes_are_apart(self, keyed: LiveServer) -> None:
         assert requests_of(keyed, cache_salt="s") == [("alice", 2.0, "alice\0s"), ("bob", 1.0, "bob\0s")]
+
+    def test_the_room_is_asked_in_the_name_of_the_key(self, keyed: LiveServer) -> None:
+        requests_of(keyed)
+        assert [request.who for request in keyed.engine.requests] == [Tenant("alice", 2 / 3), Tenant("bob", 1 / 3)]
+        assert keyed.engine.tenant_at_door == Tenant("bob", 1 / 3)
+
+    def test_without_keys_there_is_one_tenant(self, server: LiveServer) -> None:
+        server.complete("Hi")
+        assert server.engine.requests[0].who == server.engine.tenant_at_door == SOLE_TENANT
 
     def test_prefixes_are_shared_only_when_told(self, tmp_path: Path) -> None:
         with live_server(api_keys_file=write(tmp_path), share_prefix_cache=True) as server:
