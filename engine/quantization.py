@@ -21,6 +21,7 @@ BITS = {"int8": 8, "int4": 4}  # name of the quantization -> bits of a code
 GROUP_SIZE = 32
 
 _NUM_REFITS = {8: 0, 4: 2}  # at 8 bits, a line through the codes is as good as the one through both ends
+_ORIGIN = 2**15
 _CHUNK = 1 << 15  # numbers quantized at once: the most that torch does not spread over threads itself
 
 
@@ -31,6 +32,7 @@ class QuantizedMatrix:
     codes: Tensor  # [N, K] uint8
     scales: Tensor  # [N, G] bfloat16
     minimums: Tensor  # [N, G] bfloat16
+    bits: int  # of a code
 
 
 def quantize(weight: Tensor, bits: int) -> QuantizedMatrix:
@@ -43,16 +45,21 @@ def quantize(weight: Tensor, bits: int) -> QuantizedMatrix:
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         parts = list(pool.map(lambda rows: _quantize_rows(rows, bits), chunks))
     codes, scales, minimums = (torch.cat(column) for column in zip(*parts, strict=True))
-    return QuantizedMatrix(codes, scales, minimums)
+    return QuantizedMatrix(codes, scales, minimums, bits)
 
 
 def dequantize(matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
-    """The weight [N, K] that is multiplied: computed in float32, rounded once."""
+    """The weight [N, K] that is multiplied: computed in float32; bfloat16 numbers are the upper halves of its bits."""
     num_in = matrix.codes.shape[1]
     scales, minimums = (
         groups.float().repeat_interleave(GROUP_SIZE, dim=1)[:, :num_in] for groups in (matrix.scales, matrix.minimums)
     )
-    return (matrix.codes.float() * scales + minimums).to(dtype)
+    # The kernels' way to read a code as a number, which decides the last bits of the result.
+    weight = (matrix.codes.float() + _ORIGIN) * scales + (minimums - _ORIGIN * scales)
+    if dtype != torch.bfloat16:
+        return weight.to(dtype)
+    half_a_step = 2**15 if matrix.bits == 8 else 0
+    return ((weight.view(torch.int32) + half_a_step) & -(2**16)).view(torch.float32).bfloat16()
 
 
 def _quantize_rows(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,7 +58,7 @@ class TorchQuantizedWeight:
         codes = self._bytes[columns]
         if self._bits == 4:
             codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(1)
-        matrix = QuantizedMatrix(codes[:, : self.shape[1]], self._scales[columns], self._minimums[columns])
+        matrix = QuantizedMatrix(codes[:, : self.shape[1]], self._scales[columns], self._minimums[columns], self._bits)
         return FixedTileWeight(dequantize(matrix, self.dtype))
 
     @property

@@ -56,13 +56,14 @@ inline void multiply_tile() {
 
 inline void release_tiles() { asm volatile("tilerelease"); }
 
-// All eight tiles of the calling thread: 16 rows of 64 bytes.
-inline void configure_tiles() {
+// All eight tiles of the calling thread: of 64 bytes, those of the weight with 16 rows, the others with `rows`.
+inline void configure_tiles(int64_t rows) {
   struct alignas(64) {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    uint8_t rows[16] = {};
   } config;
+  for (int64_t tile = 0; tile < 8; ++tile) config.rows[tile] = tile < 6 ? rows : kTile;
   asm volatile("ldtilecfg %0" ::"m"(config));
 }
 
@@ -182,15 +183,17 @@ inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t r
   if constexpr (kRowTiles == 2) store_tile<2>(sums_below, kSumBytes), store_tile<3>(sums_below + kTile, kSumBytes);
 }
 
-// One block, K in pieces so that a piece of the block's panels stays in the L2 cache while the rows pass.
+// One block, K in pieces so that a piece of the block's panels stays in the L2 cache while the rows pass; in one piece
+// where they pass once, so that panels are read from end to end.
 template <class Weight>
 inline void multiply_block(const Problem<BFloat16>& p, const Weight& weight, const Block& block, const RowTiles& rows,
                            float* sums) {
   const int64_t all_steps = divide_up(p.k, kStep), width = block.panel_end - block.panel;
-  const bool is_one_piece = all_steps <= kBlockSteps;
+  const int64_t piece = block.row_tile_end - block.row_tile <= 2 ? all_steps : kBlockSteps;
+  const bool is_one_piece = all_steps <= piece;
   RowWriter writer(p);
-  for (int64_t step = 0; step < all_steps; step += kBlockSteps) {
-    const int64_t steps = std::min(kBlockSteps, all_steps - step);
+  for (int64_t step = 0; step < all_steps; step += piece) {
+    const int64_t steps = std::min(piece, all_steps - step);
     int64_t turn = 0;
     for (int64_t tile = block.row_tile; tile < block.row_tile_end; tile += 2) {
       const int64_t tile_end = std::min(tile + 2, block.row_tile_end);
@@ -232,7 +235,7 @@ inline void multiply(const Problem<BFloat16>& p, const Weight& weight) {
   run_tasks(row_blocks * divide_up(panels, width), is_small(p), [&](int64_t task) {
     static thread_local Scratch<float> sums;
     const int64_t row_tile = task % row_blocks * height, panel = task / row_blocks * width;
-    configure_tiles();
+    configure_tiles(std::min(p.rows, kTile));
     const Block block{row_tile, std::min(row_tile + height, row_tiles), panel, std::min(panel + width, panels)};
     multiply_block(p, weight, block, rows, sums.get(kBlockRowTiles * kBlockPanels * kSumElements));
     release_tiles();

@@ -8,10 +8,10 @@
 namespace twostep {
 namespace {
 
-// How a kernel wants the codes: `panel` columns, in units of `lanes` columns times `pack` values along K. With
-// `is_by_step`, the units of all columns at one place of K follow each other, else those of the same columns.
+// How a kernel wants the words: in panels of that many columns, and with `is_by_step` those of all columns at one place
+// of K together, else those of the same columns.
 struct Layout {
-  int64_t panel, lanes, pack;
+  int64_t panel;
   bool is_by_step;
 };
 
@@ -25,9 +25,8 @@ bool uses_amx(at::ScalarType dtype) {
 }
 
 Layout layout_for(at::ScalarType dtype) {
-  constexpr int64_t kLanes = vector::kLanes, kPanel = vector::kPanel;
-  if (uses_amx(dtype)) return {2 * kLanes, kLanes, vector::BFloat16::kPack, false};
-  return {kPanel, kLanes, dtype == at::kFloat ? vector::Float32::kPack : vector::BFloat16::kPack, true};
+  if (uses_amx(dtype)) return {2 * vector::kLanes, false};
+  return {vector::kPanel, true};
 }
 
 struct Quantized {
@@ -36,30 +35,26 @@ struct Quantized {
   int64_t n, k, groups, bits;
 };
 
-void pack_group(const Quantized& q, const Layout& layout, int64_t panel, int64_t group, uint8_t* to) {
+void pack_group(const Quantized& q, const Layout& layout, int64_t panel, int64_t group, uint32_t* to) {
   const int64_t first = panel * layout.panel, columns = std::min(layout.panel, q.n - first);
-  auto* header = reinterpret_cast<at::BFloat16*>(to);
   for (int64_t column = 0; column < columns; ++column) {
-    header[column] = q.scales[(first + column) * q.groups + group];
-    header[layout.panel + column] = q.minimums[(first + column) * q.groups + group];
+    const int64_t from = (first + column) * q.groups + group;
+    to[column] = uint32_t{q.scales[from].x} << 16 | q.minimums[from].x;
   }
-  to += 2 * layout.panel * sizeof(at::BFloat16);
-  const int64_t vectors = layout.panel / layout.lanes, steps = kQuantGroup / layout.pack;
-  const int64_t unit_codes = layout.lanes * layout.pack, unit_bytes = unit_codes * q.bits / 8;
-  for (int64_t unit = 0; unit < vectors * steps; ++unit, to += unit_bytes) {
-    const int64_t vector = layout.is_by_step ? unit % vectors : unit / steps;
-    const int64_t step = layout.is_by_step ? unit / vectors : unit % steps;
-    for (int64_t i = 0; i < unit_codes; ++i) {
-      const int64_t column = vector * layout.lanes + i / layout.pack;
-      const int64_t k = group * kQuantGroup + step * layout.pack + i % layout.pack;
-      if (column >= columns || k >= q.k) continue;
-      to[i % unit_bytes] |= q.codes[(first + column) * q.k + k] << (i < unit_bytes ? 0 : q.bits);
+  to += layout.panel;
+  const int64_t vectors = layout.panel / vector::kLanes, length = 32 / q.bits, words = kQuantGroup / length;
+  for (int64_t i = 0; i < vectors * words; ++i, to += vector::kLanes) {
+    const int64_t column = (layout.is_by_step ? i % vectors : i / words) * vector::kLanes;
+    const int64_t k = group * kQuantGroup + (layout.is_by_step ? i / vectors : i % words) * length;
+    for (int64_t lane = 0; lane < std::min<int64_t>(vector::kLanes, columns - column); ++lane) {
+      const uint8_t* codes = q.codes + (first + column + lane) * q.k + k;
+      for (int64_t j = 0; j < std::min(length, q.k - k); ++j) to[lane] |= uint32_t{codes[j]} << (8 + j * q.bits) % 32;
     }
   }
 }
 
-// codes [N, K] uint8, scales and minimums [N, ceil(K / 32)] bfloat16 -> [panels, groups, pack, bytes], opaque, for rows
-// of that dtype.
+// codes [N, K] uint8, scales and minimums [N, ceil(K / 32)] bfloat16 -> [panels, groups, words] int32, opaque, for rows of
+// that dtype.
 at::Tensor pack_quantized(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& minimums, int64_t bits,
                           at::ScalarType dtype) {
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, "linear takes float32 or bfloat16, not ", dtype);
@@ -73,12 +68,12 @@ at::Tensor pack_quantized(const at::Tensor& codes, const at::Tensor& scales, con
   const Quantized q{c.const_data_ptr<uint8_t>(), s.const_data_ptr<at::BFloat16>(), m.const_data_ptr<at::BFloat16>(),
                     n, k, groups, bits};
   const Layout layout = layout_for(dtype);
-  const int64_t panels = divide_up(n, layout.panel), bytes = group_bytes(layout.panel, bits);
-  at::Tensor packed = at::zeros({panels, groups, layout.pack, bytes / layout.pack}, codes.options());
-  uint8_t* to = packed.mutable_data_ptr<uint8_t>();
+  const int64_t panels = divide_up(n, layout.panel), words = group_bytes(layout.panel, bits) / sizeof(uint32_t);
+  at::Tensor packed = at::zeros({panels, groups, words}, codes.options().dtype(at::kInt));
+  auto* to = reinterpret_cast<uint32_t*>(packed.mutable_data_ptr<int32_t>());
   run_tasks(panels, false, [&](int64_t panel) {
     for (int64_t group = 0; group < groups; ++group) {
-      pack_group(q, layout, panel, group, to + (panel * groups + group) * bytes);
+      pack_group(q, layout, panel, group, to + (panel * groups + group) * words);
     }
   });
   return packed;
@@ -106,14 +101,15 @@ at::Tensor linear_quantized(const at::Tensor& x, const at::Tensor& packed, const
                             int64_t n, int64_t bits) {
   const at::ScalarType dtype = x.scalar_type();
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, "linear takes float32 or bfloat16, not ", dtype);
-  TORCH_CHECK(x.dim() == 2 && packed.dim() == 4 && (bits == 8 || bits == 4),
+  TORCH_CHECK(x.dim() == 2 && packed.dim() == 3 && (bits == 8 || bits == 4),
               "linear takes rows [T, K] and a packed weight");
   const Layout layout = layout_for(dtype);
+  const int64_t words = group_bytes(layout.panel, bits) / sizeof(int32_t);
   TORCH_CHECK(packed.size(0) == divide_up(n, layout.panel) && packed.size(1) == divide_up(x.size(1), kQuantGroup) &&
-                  packed.size(2) == layout.pack && packed.size(2) * packed.size(3) == group_bytes(layout.panel, bits),
+                  packed.size(2) == words,
               "rows and packed weight differ in size or dtype");
   return multiply_rows_of(x, bias, n, [&](const auto& problem) {
-    const uint8_t* data = packed.const_data_ptr<uint8_t>();
+    const auto* data = reinterpret_cast<const uint8_t*>(packed.const_data_ptr<int32_t>());
     bits == 8 ? multiply_any<8>(problem, data) : multiply_any<4>(problem, data);
   });
 }

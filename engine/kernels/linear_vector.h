@@ -67,7 +67,7 @@ inline VecU32 rounded_bits(Vec values) {
 }
 
 // What a format tells the micro-kernel: `load` one vector of weights, kLanes columns times kPack values along K, from
-// memory, or `round` it from kPack vectors of float32.
+// memory, or `cut` it from the upper halves of kPack vectors of float32.
 struct Float32 {
   using Element = float;
   using Weights = Vec;
@@ -78,7 +78,7 @@ struct Float32 {
     std::memcpy(&w, p, sizeof(w));
     return w;
   }
-  static Weights round(const Vec (&values)[kPack]) { return values[0]; }
+  static Weights cut(const Vec (&values)[kPack]) { return values[0]; }
   static void store(Weights w, Element* to) { std::memcpy(to, &w, sizeof(w)); }
   static Input broadcast(const Element* x) { return *x - Vec{}; }
   static Input broadcast_last(const Element* x) { return broadcast(x); }
@@ -92,8 +92,9 @@ struct BFloat16 {
   using Input = __m512bh;
   static constexpr int kPack = 2;  // vdpbf16ps sums pairs along K
   static Weights load(const Element* p) { return (__m512bh)_mm512_loadu_si512(p); }
-  static Weights round(const Vec (&values)[kPack]) {
-    return _mm512_cvtne2ps_pbh((__m512)values[1], (__m512)values[0]);
+  static Weights cut(const Vec (&values)[kPack]) {
+    const __m512i upper_halves = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
+    return (__m512bh)_mm512_mask_shuffle_epi8((__m512i)values[1], 0x3333333333333333, (__m512i)values[0], upper_halves);
   }
   static void store(Weights w, Element* to) { _mm512_storeu_si512(to, (__m512i)w); }
   static Input broadcast(const Element* x) {
@@ -115,7 +116,7 @@ struct BFloat16 {
     std::memcpy(&w, p, sizeof(w));
     return (Vec)(__builtin_convertvector(w, VecU32) << 16);
   }
-  static Weights round(const Vec (&values)[kPack]) { return (Vec)(rounded_bits(values[0]) << 16); }
+  static Weights cut(const Vec (&values)[kPack]) { return (Vec)((VecU32)values[0] & 0xffff0000u); }
   static void store(Weights w, Element* to) {
     const VecU16 half = __builtin_convertvector((VecU32)w >> 16, VecU16);
     std::memcpy(to, &half, sizeof(half));

@@ -103,10 +103,21 @@ def test_what_does_not_fit_is_refused(bits: int) -> None:
 
 def test_a_number_is_its_groups_minimum_plus_scale_times_code() -> None:
     codes = torch.tensor([[3, 255] * 20], dtype=torch.uint8)
-    matrix = QuantizedMatrix(codes, torch.tensor([[0.5, 2.0]]).bfloat16(), torch.tensor([[-1.0, 8.0]]).bfloat16())
+    matrix = QuantizedMatrix(codes, torch.tensor([[0.5, 2.0]]).bfloat16(), torch.tensor([[-1.0, 8.0]]).bfloat16(), 8)
     expected = [0.5, 126.5] * 16 + [14.0, 518.0] * 4
     assert dequantize(matrix, torch.float32).tolist() == [expected]
     assert dequantize(matrix, torch.bfloat16).tolist() == [torch.tensor(expected).bfloat16().tolist()]
+
+
+def test_bfloat16_numbers_of_eight_bits_are_rounded_and_those_of_four_cut(bits: int) -> None:
+    codes = torch.arange(12, dtype=torch.uint8)[:, None]
+    scales, minimums = torch.full((12, 1), 0.5).bfloat16(), torch.full((12, 1), -260.0).bfloat16()
+    expected = {  # of -260, -259.5, ... -254.5; bfloat16 numbers are two apart there, and one from -256 on
+        8: [-260, -260, -260, -258, -258, -258, -258, -256, -256, -256, -255, -255],
+        4: [-260, -258, -258, -258, -258, -256, -256, -256, -256, -255, -255, -254],
+    }
+    matrix = QuantizedMatrix(codes, scales, minimums, bits)
+    assert dequantize(matrix, torch.bfloat16)[:, 0].tolist() == expected[bits]
 
 
 def test_codes_fill_their_range_in_every_group(bits: int) -> None:
