@@ -10,6 +10,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import cast
 
 from engine.errors import GrammarError, OverloadedError
@@ -22,6 +23,15 @@ _TOO_COMPLEX = "it is too complex to be compiled"
 _FORGOTTEN_AFTER_S = 60.0  # a verdict of the clock, to which a busy machine may have come
 
 
+@dataclass(slots=True)
+class _Question:
+    """A grammar whose fault is being found out, or will be."""
+
+    task: asyncio.Task[None]
+    num_waiting: int = 0
+    has_begun: bool = False
+
+
 class GrammarChecker:
     """The child process starts with the first grammar, and again after one that it did not survive."""
 
@@ -31,29 +41,43 @@ class GrammarChecker:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-checker")  # one grammar at a time
         self._child: subprocess.Popen[str] | None = None
         self._faults: OrderedDict[bytes, str | None] = OrderedDict()  # by the grammar's hash, least recently used first
-        self._asked: dict[bytes, asyncio.Task[None]] = {}  # those whose fault is being found out
+        self._turn = asyncio.Lock()
+        self._asked: dict[bytes, _Question] = {}  # those whose fault is being found out
 
     async def check(self, grammar: str) -> None:
-        """Raises GrammarError if the engine could not follow the grammar, OverloadedError if too many are asked."""
+        """Raises GrammarError if the engine could not follow the grammar, OverloadedError if too many are asked. One
+        that nobody waits for any more is not begun."""
         key = hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()
         if key not in self._faults:
-            await asyncio.shield(self._asked.get(key) or self._begin(key, grammar))  # others may wait for the same
+            await self._verdict_on(key, self._asked.get(key) or self._begin(key, grammar))
         self._faults.move_to_end(key)
         if fault := self._faults[key]:
             raise GrammarError(fault)
 
-    def _begin(self, key: bytes, grammar: str) -> asyncio.Task[None]:
+    async def _verdict_on(self, key: bytes, question: "_Question") -> None:
+        question.num_waiting += 1  # others may wait for the same
+        try:
+            await asyncio.shield(question.task)
+        finally:
+            question.num_waiting -= 1
+            if not question.num_waiting and not question.has_begun:
+                question.task.cancel()
+                del self._asked[key]
+
+    def _begin(self, key: bytes, grammar: str) -> "_Question":
         if len(self._asked) >= MAX_ASKED:
             raise OverloadedError("Too many new grammars are being checked; try again later.", self._timeout_s)
-        self._asked[key] = asyncio.create_task(self._learn(key, grammar))
-        return self._asked[key]
+        question = self._asked[key] = _Question(asyncio.create_task(self._learn(key, grammar)))
+        return question
 
     async def _learn(self, key: bytes, grammar: str) -> None:
         loop = asyncio.get_running_loop()
-        try:
-            self._faults[key] = fault = await loop.run_in_executor(self._thread, self._ask, grammar)
-        finally:
-            del self._asked[key]
+        async with self._turn:
+            self._asked[key].has_begun = True
+            try:
+                self._faults[key] = fault = await loop.run_in_executor(self._thread, self._ask, grammar)
+            finally:
+                del self._asked[key]
         if fault == _TOO_COMPLEX:
             loop.call_later(_FORGOTTEN_AFTER_S, self._faults.pop, key, None)
         if len(self._faults) > _NUM_KEPT:

@@ -1,4 +1,4 @@
-"""Waiting for the engine while watching whether the client is still there: before a response nobody else does."""
+"""Working on a request while watching whether its client is still there: before a response nobody else does."""
 
 import asyncio
 from collections.abc import Awaitable

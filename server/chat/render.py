@@ -55,7 +55,7 @@ class ChatRenderer:
             message = "chat_template is refused: this server runs without --trust-request-chat-template."
             raise BadRequestError(message, "chat_template")
         async with self._isolated:
-            return await asyncio.to_thread(self._encode_isolated, params, params.chat_template)
+            return await self._encode_isolated(params, params.chat_template)
 
     def render(self, params: ConversationParams) -> str:
         """The text that the server's template makes. Raises BadRequestError or InvalidParameterError."""
@@ -73,9 +73,11 @@ class ChatRenderer:
     def _encode(self, params: ConversationParams) -> EncodedPrompt:
         return self._encode_text(self.render(params), params)
 
-    def _encode_isolated(self, params: ConversationParams, source: str) -> EncodedPrompt:
-        conversation = _conversation(params, TemplateHabits.from_source(source), self.dialect_for(params))
-        return self._encode_text(render_isolated(source, conversation, self._tokenizer.named_tokens), params)
+    async def _encode_isolated(self, params: ConversationParams, source: str) -> EncodedPrompt:
+        habits, dialect = TemplateHabits.from_source(source), self.dialect_for(params)
+        conversation = await asyncio.to_thread(_conversation, params, habits, dialect)
+        text = await render_isolated(source, conversation, self._tokenizer.named_tokens)
+        return await asyncio.to_thread(self._encode_text, text, params)
 
     def _encode_text(self, text: str, params: ConversationParams) -> EncodedPrompt:
         return EncodedPrompt(self._tokenizer.encode(text, params.add_special_tokens), text)

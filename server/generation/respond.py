@@ -1,4 +1,4 @@
-"""Runs a plan: until its first token for a stream, to its end otherwise. Either ends when the client leaves."""
+"""Runs a plan: until its first token for a stream, to its end otherwise."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -8,7 +8,6 @@ from starlette.requests import Request
 
 from engine.outputs import RequestOutput
 from server.context import context_of
-from server.disconnect import unless_client_leaves
 from server.fanout import IndexedOutput, generate_all
 from server.generation.outputs import collect
 from server.generation.plan import GenerationPlan
@@ -46,7 +45,7 @@ async def open_stream(
     context = context_of(request)
     outputs = generate_all(context.backend.engine, plan.generations)
     try:
-        first = await unless_client_leaves(request.receive, anext(outputs))
+        first = await anext(outputs)
         return EventStream(
             stream.events(first, outputs),
             outputs,
@@ -65,4 +64,4 @@ async def all_outputs(
     """The outputs of each generation."""
     engine = context_of(request).backend.engine
     async with aclosing(generate_all(engine, plan.generations)) as outputs:
-        return await unless_client_leaves(request.receive, collect(outputs, tally))
+        return await collect(outputs, tally)

@@ -5,7 +5,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from server.context import context_of
-from server.disconnect import unless_client_leaves
 from server.embeddings import body as body_of
 from server.embeddings import embed, plan_embeddings, report
 from server.generation.door import let_in
@@ -32,7 +31,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     arrival = let_in(body, EMBEDDING_REFUSALS, request)
     backend = context_of(request).backend
     generations = await plan_embeddings(body, backend, arrival)
-    outputs = await unless_client_leaves(request.receive, embed(backend.engine, generations, backend.max_live))
+    outputs = await embed(backend.engine, generations, backend.max_live)
     record_of(request.scope).report = lambda: report(outputs)
     answer = body_of(body, arrival.model, outputs)
     return JSONResponse(answer, headers=complete_headers(answer["timings"]))

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive
 
 from server.context import context_of
+from server.disconnect import unless_client_leaves
 from server.errors import BadRequestError, MediaTypeError
 from server.large_bodies import LARGE_BYTES, LargeBodies, is_large
 
@@ -82,7 +83,10 @@ def _parse(body: bytes) -> Any:
 
 
 class JsonRoute(APIRoute):
-    """A route whose requests have a JSON body. The parsed body is validated by FastAPI as for any route."""
+    """A route whose requests have a JSON body. The parsed body is validated by FastAPI as for any route.
+
+    From the body's end until there is a response, whatever the handler does ends when the client leaves.
+    """
 
     def check(self, request: Request) -> None:
         """Raise what can be told before the body is read."""
@@ -99,6 +103,8 @@ class JsonRoute(APIRoute):
             if encoding not in ("", "identity"):
                 raise MediaTypeError(f"Content-Encoding {encoding[:20]!r} is not supported; send the body as it is.")
             async with AsyncExitStack() as place:
-                return await handle(JsonRequest(request, context_of(request).large_bodies, place))
+                json_request = JsonRequest(request, context_of(request).large_bodies, place)
+                await json_request.body()  # FastAPI would make a 400 of whatever is raised here
+                return await unless_client_leaves(json_request.receive, handle(json_request))
 
         return handle_json

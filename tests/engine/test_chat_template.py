@@ -1,11 +1,15 @@
 """Chat templates: as transformers renders them, and never longer, larger or further than allowed."""
 
+import asyncio
+import signal
+import sys
 from typing import Any
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 import engine.chat_template
+from engine import template_process
 from engine.chat_template import ChatTemplate, Conversation
 from engine.errors import InvalidParameterError
 from engine.template_process import render_isolated
@@ -153,7 +157,31 @@ def test_a_conversations_own_fields_cannot_be_replaced() -> None:
 
 class TestIsolated:
     def isolated(self, source: str) -> str:
-        return render_isolated(source, Conversation(messages=[USER], variables={"x": "\ud800"}), TOKENS)
+        return asyncio.run(render_isolated(source, Conversation(messages=[USER], variables={"x": "\ud800"}), TOKENS))
+
+    @pytest.mark.parametrize("ends_by", ["leaving", "time"])
+    def test_its_process_ends_with_it(self, monkeypatch: pytest.MonkeyPatch, ends_by: str) -> None:
+        monkeypatch.setattr(template_process, "COMMAND", (sys.executable, "-c", "import time; time.sleep(1000)"))
+        started: list[asyncio.subprocess.Process] = []
+        start = asyncio.create_subprocess_exec
+
+        async def noting_start(*command: str, **options: Any) -> asyncio.subprocess.Process:
+            started.append(await start(*command, **options))
+            return started[0]
+
+        async def check() -> None:
+            rendering = asyncio.create_task(render_isolated("x", Conversation(messages=[USER]), TOKENS))
+            while not started:
+                await asyncio.sleep(0.001)
+            if ends_by == "leaving":
+                rendering.cancel()
+            await asyncio.wait([rendering])
+            assert rendering.cancelled() == (ends_by == "leaving")
+            assert started[0].returncode == -signal.SIGKILL
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", noting_start)
+        monkeypatch.setattr(template_process, "MAX_SECONDS", 0.2 if ends_by == "time" else 1000)
+        asyncio.run(check())
 
     def test_it_renders_the_same(self) -> None:
         assert self.isolated(TEMPLATES["turns"]) == render(TEMPLATES["turns"])

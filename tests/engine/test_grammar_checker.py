@@ -138,6 +138,26 @@ def test_only_so_many_are_asked_at_once() -> None:
     asyncio.run(ask_many())
 
 
+def test_one_that_nobody_waits_for_any_more_is_not_begun() -> None:
+    async def check() -> None:
+        checker, release = GrammarChecker(), threading.Event()
+        checker._thread.submit(release.wait)
+        begun, left, kept, stayer = (asyncio.create_task(checker.check(f'start: "{name}"')) for name in "abcc")
+        await asyncio.sleep(0.01)
+        for leaver in (begun, left, kept):
+            leaver.cancel()
+        await asyncio.wait([begun, left, kept])
+        assert len(checker._asked) == 2
+        release.set()
+        await stayer
+        assert len(checker._faults) == 2 and checker._asked == {}
+        await checker.check('start: "b"')
+        assert len(checker._faults) == 3
+        checker.close()
+
+    asyncio.run(check())
+
+
 def test_a_grammar_is_checked_once() -> None:
     checker = GrammarChecker()
     assert fault(checker, "start: start") == fault(checker, "start: start") != fault(checker, 'start: "a"')

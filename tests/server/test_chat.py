@@ -1,7 +1,6 @@
 """What a chat completion says, whole and streamed."""
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -337,11 +336,11 @@ class TestTemplates:
     def test_only_so_many_of_requests_own_render_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         running, most = 0, 0
 
-        def render_slowly(*_: object) -> str:
+        async def render_slowly(*_: object) -> str:
             nonlocal running, most
             running += 1
             most = max(most, running)
-            time.sleep(0.02)
+            await asyncio.sleep(0.02)
             running -= 1
             return "x"
 

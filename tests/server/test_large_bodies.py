@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from engine.errors import OverloadedError
 from server import large_bodies
 from server.large_bodies import BYTES_PER_S, LARGE_BYTES, MAX_HELD, LargeBodies, is_large
+from tests.server.events import error_of
 from tests.server.live_server import LiveServer
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -94,6 +95,17 @@ def test_beyond_the_limit_large_bodies_wait_and_small_ones_do_not(server: LiveSe
         held[0].sendall(LARGE[-1:])
         assert held[0].recv(12) == b"HTTP/1.1 200"
         assert late.recv(12) == b"HTTP/1.1 200"
+
+
+def test_who_found_no_place_is_told_to_come_again(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_bodies, "MAX_WAIT_S", 0.01)
+    head = HEAD + b"Content-Length: %d\r\n\r\n" % len(LARGE)
+    with ExitStack() as stack:
+        for _ in range(MAX_HELD):
+            stack.enter_context(server.connect()).sendall(head + LARGE[:-1])
+        server.wait_until(lambda: server.context.lifecycle.num_under_way == MAX_HELD)
+        refused = server.post("/v1/completions", LARGE)
+        assert (refused.status_code, error_of(refused)["code"]) == (429, "slow_down")
 
 
 def test_who_sends_nothing_of_its_body_takes_no_place(server: LiveServer) -> None:

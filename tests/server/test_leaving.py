@@ -1,16 +1,23 @@
 """Clients that leave, or stop reading, free what their request holds: at once, at every stage."""
 
+import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from engine.grammar_checker import GrammarChecker
 from engine.request import FinishReason
+from server.chat.render import MAX_ISOLATED
+from server.large_bodies import LARGE_BYTES
+from tests.server.byte_tokenizer import ByteTokenizer
 from tests.server.events import chunks_of
-from tests.server.live_server import LiveServer, live_server
+from tests.server.live_server import TIMEOUT_S, LiveServer, live_server
+from tests.server.test_metrics import advance
 
 FOREVER = 500
 
@@ -58,14 +65,93 @@ def test_who_leaves_in_full_flow_aborts(server: LiveServer, n: int) -> None:
     assert FinishReason.ABORT in server.engine.finished
 
 
-def test_who_leaves_while_sending_the_body_asks_for_nothing(server: LiveServer) -> None:
-    connection = server.connect()
-    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
-    connection.sendall(b"Content-Length: 100\r\n\r\n{")
-    server.wait_until(lambda: server.context.lifecycle.num_under_way == 1)
-    connection.close()
-    server.wait_until_idle()
+@pytest.mark.parametrize("length", [100, LARGE_BYTES])
+@pytest.mark.parametrize("part", [b"", b"{"])
+def test_who_leaves_while_sending_the_body_asks_for_nothing(server: LiveServer, length: int, part: bytes) -> None:
+    def act() -> None:
+        connection = server.connect()
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        connection.sendall(b"Content-Length: %d\r\n\r\n%b" % (length, part))
+        server.wait_until(lambda: server.context.lifecycle.num_under_way == 1)
+        connection.close()
+        server.wait_until_idle()
+
+    assert num_departures(server, "/v1/completions", act) == 1
     assert server.engine.requests == []
+
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+PLANNED: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/chat/completions/render": {"messages": MESSAGES},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": MESSAGES},
+    "/v1/embeddings": {"input": "Hi"},
+    "/tokenize": {"prompt": "Hi"},
+}
+
+
+@pytest.mark.parametrize("path", PLANNED)
+def test_who_leaves_while_the_prompt_is_made_is_waited_for_no_longer(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def encode(*_: object) -> list[int]:
+        begun.set()
+        assert go_on.wait(TIMEOUT_S)
+        return [1]
+
+    monkeypatch.setattr(ByteTokenizer, "encode", encode)
+    assert num_departures(server, path, lambda: ask_and_leave(server, path, PLANNED[path], begun)) == 1
+    go_on.set()
+    assert server.engine.requests == []
+
+
+def test_who_leaves_while_its_template_renders_ends_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = threading.Event(), threading.Event()
+    monkeypatch.setattr("server.chat.render.render_isolated", hanging(begun, ended))
+    path, body = "/v1/chat/completions", {"messages": MESSAGES, "chat_template": "x"}
+    with live_server(trust_request_chat_template=True) as server:
+        for _ in range(MAX_ISOLATED + 1):  # or the last one finds no place
+            begun.clear()
+            assert num_departures(server, path, lambda: ask_and_leave(server, path, body, begun)) == 1
+            assert ended.is_set()
+
+
+def test_who_leaves_while_its_grammar_is_checked_ends_that(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = threading.Event(), threading.Event()
+    monkeypatch.setattr(GrammarChecker, "check", hanging(begun, ended))
+    path, body = "/v1/completions", {"prompt": "Hi", "structured_outputs": {"regex": "a"}}
+    assert num_departures(server, path, lambda: ask_and_leave(server, path, body, begun)) == 1
+    assert ended.is_set()
+
+
+def hanging(begun: threading.Event, ended: threading.Event) -> Callable[..., Coroutine[Any, Any, None]]:
+    """Work without an end."""
+
+    async def work(*_: object) -> None:
+        begun.set()
+        try:
+            await asyncio.Future()
+        finally:
+            ended.set()
+
+    return work
+
+
+def ask_and_leave(server: LiveServer, path: str, body: dict[str, Any], begun: threading.Event) -> None:
+    with closing(server.connect()) as connection:
+        connection.sendall(server.request_bytes(path, body))
+        assert begun.wait(TIMEOUT_S)
+    server.wait_until_idle()
+
+
+def num_departures(server: LiveServer, path: str, act: Callable[[], None]) -> float:
+    """How many requests are counted as given up by their clients while `act` runs."""
+    return advance(server, act)("twostep_http_requests_total", handler=path, method="POST", status="499")
 
 
 def stalled(server: LiveServer) -> socket.socket:
