@@ -104,6 +104,7 @@ def _wire(flags: argparse.Namespace) -> WireOptions:
         temperature=flags.temperature,
         ignore_eos=flags.ignore_eos,
         include_usage=flags.include_usage,
+        expects_done=flags.done,
         extra_body=flags.extra_body,
         timeout_s=flags.timeout,
         retry_429=flags.retry_429,
@@ -209,6 +210,12 @@ def _add_wire(group: argparse._ArgumentGroup) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="ask for usage; token counts are unknown without it",
+    )
+    add(
+        "--done",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="a stream must end with [DONE]; --no-done for a server that ends without",
     )
     add("--extra-body", type=_json_object, default={}, metavar="JSON", help="more fields, e.g. '{\"top_k\": 5}'")
     add("--timeout", type=_positive_number, default=600.0, metavar="S", help="limit of one request (default 600)")

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from loadtest.reader import ResponseReader
@@ -29,6 +30,7 @@ class WireOptions:
     temperature: float = 0.0
     ignore_eos: bool = True
     include_usage: bool = True
+    expects_done: bool = True
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     timeout_s: float = 600.0
     retry_429: bool = False
@@ -112,7 +114,7 @@ class CompletionsClient:
     async def _connect(self) -> tuple[asyncio.Transport, ResponseReader]:
         target = self._target
         transport, reader = await asyncio.get_running_loop().create_connection(
-            ResponseReader,
+            partial(ResponseReader, self._options.expects_done),
             target.address,
             target.port,
             ssl=target.tls,

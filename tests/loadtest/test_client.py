@@ -110,6 +110,11 @@ def test_every_way_to_fail_has_its_outcome(fake: FakeServer, outcome: Outcome, w
     assert reply.status == (fake.failing_status or (429 if outcome is Outcome.REJECTED else 200))
 
 
+def test_a_stream_without_done_is_whole_where_none_is_expected() -> None:
+    assert sent(FakeServer(sends_done=False), WireOptions("m", expects_done=False)).reply.outcome is Outcome.OK
+    assert sent(FakeServer(breaks_after_chunks=3), WireOptions("m", expects_done=False)).reply.outcome is Outcome.BROKEN
+
+
 def test_an_error_event_says_more_than_the_broken_end_after_it() -> None:
     async def read() -> tuple[Outcome, str]:
         reader = ResponseReader()
