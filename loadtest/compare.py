@@ -1,10 +1,10 @@
 """Several servers side by side: ratios of what was measured in the same round, and their spread over the rounds."""
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from loadtest.results import TargetResult
+from loadtest.results import RunResult
 from loadtest.stats import Distribution, Sample, Summary
 
 Metric = Callable[[Summary], float | None]
@@ -53,11 +53,11 @@ class Ratio:
         return statistics.median(self.per_round)
 
 
-def ratio(metric: Metric, group: str, base: TargetResult, other: TargetResult) -> Ratio | None:
-    """None where no round has both values."""
+def ratio(metric: Metric, group: str, base: Sequence[RunResult], other: Sequence[RunResult]) -> Ratio | None:
+    """Of two servers' rounds, paired in their order. None where no round has both values."""
     pairs = [
         (metric(of_base.groups[group]), metric(of_other.groups[group]))
-        for of_base, of_other in zip(base.rounds, other.rounds, strict=False)  # the last round may be incomplete
+        for of_base, of_other in zip(base, other, strict=False)  # the last round may be incomplete
         if group in of_base.groups and group in of_other.groups
     ]
     ratios = tuple(value / base_value for base_value, value in pairs if base_value and value is not None)

@@ -141,7 +141,7 @@ def _comparison(results: list[TargetResult]) -> dict[str, Any]:
             group: {
                 name: {"median": found.median, "per_round": list(found.per_round)}
                 for name, metric in METRICS.items()
-                if (found := ratio(metric, group, base, other)) is not None
+                if (found := ratio(metric, group, base.rounds, other.rounds)) is not None
             }
             for group in sorted(base.groups)
         }

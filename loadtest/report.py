@@ -135,7 +135,7 @@ def _comparison_table(group: str, results: list[TargetResult]) -> Table:
         table.add_column(f"{other.target.label}/{base.target.label}", justify="right")
     for name, metric in METRICS.items():
         values = [_number(metric(result.groups[group])) if group in result.groups else "-" for result in results]
-        table.add_row(name, *values, *(_ratio(ratio(metric, group, base, other)) for other in others))
+        table.add_row(name, *values, *(_ratio(ratio(metric, group, base.rounds, other.rounds)) for other in others))
     for end in Outcome:
         counts = [result.groups[group].outcomes[end] if group in result.groups else 0 for result in results]
         if any(counts):

@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def normalized(requirement: str) -> str:
 def test_every_direct_dependency_is_pinned() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {normalized(line) for line in lines if re.match(r"[\w.-]+==[\w.+-]+$", line)}
-    wanted = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+    wanted = [*PROJECT["dependencies"], *chain.from_iterable(PROJECT["optional-dependencies"].values())]
     assert {normalized(requirement) for requirement in wanted} - pinned == set()
 
 

@@ -7,7 +7,7 @@ from loadtest.stats import Summary, Targets
 from loadtest.target import parse_target
 
 
-def measured(*ttfts_s: float | None) -> TargetResult:
+def measured(*ttfts_s: float | None) -> list[RunResult]:
     """One round per TTFT; None is a round in which nothing succeeded."""
     result = TargetResult(parse_target("A", "http://a"), "m")
     for ttft_s in ttfts_s:
@@ -17,7 +17,7 @@ def measured(*ttfts_s: float | None) -> TargetResult:
             reply = Reply(Outcome.OK, 0.0, ttft_s + 1, arrivals_s=arrivals_s, usage=Usage(1, 2))
             summary.add(Record("all", 2, 0.0, reply))
         result.end_run(RunResult({"all": summary}, 0.1, 1.0, 0), None, None)
-    return result
+    return result.rounds
 
 
 def test_a_ratio_is_the_other_over_the_base_round_by_round() -> None:

@@ -1,0 +1,196 @@
+"""The rounds: each server started, measured on all its scenarios and ended, one after the other."""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from subprocess import STDOUT
+from typing import Any
+
+from benchmarks.peers.machine import ForeignCpu, foreign_share
+from benchmarks.peers.plan import Plan, ServerPlan
+from benchmarks.peers.processes import ServerProcess, StartFailed, running
+from loadtest.benchmark import Benchmark
+from loadtest.config import Config
+from loadtest.document import document
+from loadtest.errors import LoadTestError
+from loadtest.findings import warnings_of
+from loadtest.progress import Progress
+from loadtest.results import RunResult
+
+_IDLE_CHECK_S = 1.0
+_VERSION_TIMEOUT_S = 120.0
+_DEATH_S = 0.5  # from the failure of a request to the end of the process that it may be a sign of
+_NOTHING = RunResult({}, 0.0, 0.0, 0)  # of a round without a result, so that rounds stay paired
+
+
+@dataclass(frozen=True)
+class Run:
+    """One scenario on one server in one round. With a `problem` it is in no comparison."""
+
+    round_number: int
+    scenario: str
+    problem: str = ""
+    last_words: str = ""  # of the server's log, where the server is the problem
+    warnings: tuple[str, ...] = ()
+    foreign_cpu_share: float | None = None
+    result: RunResult | None = None
+    loadtest: dict[str, Any] | None = None  # the load test's own document
+
+    @property
+    def in_words(self) -> str:
+        """For the line of progress."""
+        if self.problem or self.result is None:
+            return self.problem
+        rates = ", ".join(
+            f"{_told(summary.token_rate(summary.completion_tokens))} output tok/s of {name}"
+            for name, summary in sorted(self.result.groups.items())
+        )
+        return f"{rates}; others took {self.foreign_cpu_share or 0:.1%} of the CPU"
+
+
+def _told(rate: float | None) -> str:
+    return "unknown" if rate is None else f"{rate:.4g}"
+
+
+@dataclass
+class ServerResult:
+    """One server over all rounds so far."""
+
+    plan: ServerPlan
+    version: str = ""
+    starts_s: list[float] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+
+    def rounds(self, scenario: str, num_rounds: int) -> list[RunResult]:
+        """One per round, with the groups of which there is something to compare."""
+        found = [_NOTHING] * num_rounds
+        for run in self.runs:
+            if run.scenario == scenario and not run.problem and run.result is not None:
+                groups = {name: summary for name, summary in run.result.groups.items() if summary.num_ok}
+                found[run.round_number] = replace(run.result, groups=groups)
+        return found
+
+
+class Comparison:
+    """Carries out a plan. `results` is valid at any time: it holds what was measured so far."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        logs: Path,
+        say: Callable[[str], object],
+        progress: Callable[[], AbstractContextManager[Progress]],
+        on_turn: Callable[[], object],
+    ) -> None:
+        """`progress` makes the bar of one run; `on_turn` is called when a server's turn has ended."""
+        self.plan = plan
+        self.results = [ServerResult(server) for server in plan.servers]
+        self.idle_foreign_cpu_share: float | None = None
+        self._logs = logs
+        self._say = say
+        self._progress = progress
+        self._on_turn = on_turn
+
+    async def run(self) -> None:
+        """All rounds. When it is cancelled, the server that runs is ended first."""
+        for result in self.results:
+            result.version = "" if result.plan.skipped else await _version(result.plan)
+        self.idle_foreign_cpu_share = await foreign_share(_IDLE_CHECK_S)
+        self._say(f"before anything is started, others take {self.idle_foreign_cpu_share:.1%} of the CPU")
+        by_name = {result.plan.name: result for result in self.results}
+        for round_number, turn in enumerate(self.plan.turns()):
+            for server in turn:
+                await self._turn(by_name[server.name], round_number)
+                self._on_turn()
+
+    async def _turn(self, result: ServerResult, round_number: int) -> None:
+        """Adds one run per scenario, also where the server cannot be started or ends."""
+        plan, last_words = result.plan, ""
+        log = self._logs / f"{re.sub(r'[^A-Za-z0-9.-]', '_', plan.name)}-{round_number + 1}.log"
+        left = list(plan.scenarios)
+        try:
+            async with running(plan, log) as server:
+                try:
+                    result.starts_s.append(await self._ready_after_s(server, plan, round_number))
+                    while left and not server.why_ended:
+                        self._add(result, await self._measure(server, plan, left.pop(0), round_number))
+                    problem = f"the server had ended: {server.why_ended}"
+                finally:
+                    last_words = server.last_words()
+        except StartFailed as error:
+            problem = str(error)
+        for scenario in left:
+            self._add(result, Run(round_number, scenario, problem, last_words))
+
+    def _add(self, result: ServerResult, run: Run) -> None:
+        result.runs.append(run)
+        self._say(f"{self._title(result.plan, run.round_number)}, {run.scenario}: {run.in_words}")
+
+    async def _ready_after_s(self, server: ServerProcess, plan: ServerPlan, round_number: int) -> float:
+        self._say(f"{self._title(plan, round_number)}: starting")
+        began_s = time.monotonic()
+        await server.wait_until_ready()
+        ready_s = time.monotonic() - began_s
+        self._say(f"{self._title(plan, round_number)}: ready after {ready_s:.1f} s")
+        return ready_s
+
+    async def _measure(self, server: ServerProcess, plan: ServerPlan, scenario: str, round_number: int) -> Run:
+        config = self.plan.config(plan, scenario, round_number, server.url)
+        foreign = ForeignCpu(lambda: server.family)
+        with self._progress() as progress:
+            benchmark, problem = await _load(config, self.plan.limit_s, progress)
+        share = foreign.share()
+        result = next((target.rounds[0] for target in benchmark.results if target.rounds), None)
+        groups = () if result is None else tuple(result.groups.values())
+        if not problem and not any(summary.num_ok for summary in groups):
+            problem = "no request succeeded"
+        if problem or any(summary.num_ok < summary.num_requests for summary in groups):
+            await server.ended(_DEATH_S)
+        if server.why_ended:
+            problem = f"the server ended: {server.why_ended}"
+        warnings = [sentence.partition(": ")[2] for sentence in warnings_of(benchmark)]
+        told = document(benchmark, warnings, problem or None)
+        last_words = server.last_words() if problem else ""
+        return Run(round_number, scenario, problem, last_words, tuple(warnings), share, result, told)
+
+    def _title(self, plan: ServerPlan, round_number: int) -> str:
+        return f"[{round_number + 1}/{self.plan.rounds}] {plan.name}"
+
+
+async def _load(config: Config, limit_s: float, progress: Progress) -> tuple[Benchmark, str]:
+    """What was measured, and why it is not all; that is empty where it is."""
+    benchmark = Benchmark(config, progress)
+    limit = asyncio.get_running_loop().call_later(limit_s, benchmark.stop)
+    try:
+        await benchmark.run()
+    except LoadTestError as error:
+        return benchmark, str(error)
+    finally:
+        limit.cancel()
+    return benchmark, f"not finished in {limit_s:g} s" if benchmark.is_interrupted else ""
+
+
+async def _version(plan: ServerPlan) -> str:
+    """What the command prints, in one line; empty where there is none or it fails: the start will say more."""
+    if not plan.version:
+        return ""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *plan.version_arguments(), env=plan.variables(0), stdout=asyncio.subprocess.PIPE, stderr=STDOUT
+        )
+    except OSError:
+        return ""
+    try:
+        async with asyncio.timeout(_VERSION_TIMEOUT_S):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        return ""
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return " ".join(output.decode(errors="replace").split())[:200] if process.returncode == 0 else ""

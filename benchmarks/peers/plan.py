@@ -1,0 +1,185 @@
+"""The file that names the servers, read and checked once: what to start, with which load, how often."""
+
+import os
+import shlex
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from loadtest.arguments import parse_config
+from loadtest.config import SCENARIOS, Config
+from loadtest.errors import UsageError
+
+_NO_URL = "http://127.0.0.1:1"  # of a config that is only checked
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """A server as the file has it. `skipped` says why it cannot be started, and is empty when it can."""
+
+    name: str
+    command: str
+    version: str = ""  # a command that prints it
+    environment: Mapping[str, str] = field(default_factory=dict)
+    load: tuple[str, ...] = ()  # flags of the load test that this server needs
+    scenarios: tuple[str, ...] = ()
+    start_timeout_s: float = 300.0
+    skipped: str = ""
+
+    def arguments(self, port: int) -> list[str]:
+        return _words(self.command, port)
+
+    def version_arguments(self) -> list[str]:
+        return _words(self.version, 0)
+
+    def variables(self, port: int) -> dict[str, str]:
+        """The environment that the server gets."""
+        return {**os.environ, **{name: _filled(value, port) for name, value in self.environment.items()}}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is to be done."""
+
+    servers: tuple[ServerPlan, ...]
+    scenarios: tuple[str, ...]
+    subject: str  # the server that all others are compared with
+    rounds: int
+    limit_s: float  # of one scenario on one server
+    seed: int
+    load: tuple[str, ...]
+
+    def config(self, server: ServerPlan, scenario: str, round_number: int, url: str = _NO_URL) -> Config:
+        """One run, as the load test takes it: the prompts of a round are the same for all servers."""
+        seed = f"{self.seed}{round_number:03}{list(SCENARIOS).index(scenario)}"
+        special = [_filled(flag, 0) for flag in server.load]
+        own = [url, "--scenario", scenario, "--seed", seed, "--rounds", "1", "--wait", "0"]
+        return parse_config([*self.load, *special, *own])
+
+    def turns(self) -> list[list[ServerPlan]]:
+        """Who comes after whom: every second round backwards, so that a machine that slowly changes favours nobody."""
+        able = [server for server in self.servers if not server.skipped]
+        return [able[:: -1 if round_number % 2 else 1] for round_number in range(self.rounds)]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line says; None leaves it to the file."""
+
+    only: Sequence[str] = ()
+    scenarios: Sequence[str] = ()
+    subject: str | None = None
+    rounds: int | None = None
+    limit_s: float | None = None
+    seed: int | None = None
+    load: Sequence[str] = ()
+
+
+def read_plan(path: Path, wishes: Wishes, new_seed: int) -> Plan:
+    """UsageError, with the place, for a file or wishes that make no sense. Nothing is started."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path}: {error}") from None
+    _known(table, {"server", "scenarios", "subject", "rounds", "limit_s", "load"}, str(path))
+    scenarios = tuple(wishes.scenarios) or _strings(table, "scenarios", str(path)) or tuple(SCENARIOS)
+    entries = table.get("server", [])
+    if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
+        raise UsageError(f"{path}: servers are written as [[server]]")
+    servers = tuple(_server(entry, scenarios, f"{path}: server {number}") for number, entry in enumerate(entries, 1))
+    names = [server.name for server in servers]
+    for name in (*wishes.only, *filter(None, (wishes.subject, table.get("subject")))):
+        if name not in names:
+            raise UsageError(f"{path}: no server is called {name}; there are: {', '.join(names) or 'none'}")
+    if len(set(names)) < len(names):
+        raise UsageError(f"{path}: two servers have the same name")
+    servers = tuple(server for server in servers if server.name in (wishes.only or names))
+    if not servers:
+        raise UsageError(f"{path}: there is no [[server]]")
+    subject = wishes.subject or table.get("subject") or servers[0].name
+    plan = Plan(
+        servers=servers,
+        scenarios=scenarios,
+        subject=subject if any(server.name == subject for server in servers) else servers[0].name,
+        rounds=wishes.rounds or int(_number(table, "rounds", 2, str(path))),
+        limit_s=wishes.limit_s or _number(table, "limit_s", 600, str(path)),
+        seed=new_seed if wishes.seed is None else wishes.seed,
+        load=(*_strings(table, "load", str(path)), *wishes.load),
+    )
+    for server in plan.servers:
+        for scenario in server.scenarios:
+            plan.config(server, scenario, 0)
+    return plan
+
+
+def _server(entry: Mapping[str, Any], scenarios: Sequence[str], where: str) -> ServerPlan:
+    _known(entry, {"name", "command", "version", "environment", "load", "scenarios", "start_timeout_s"}, where)
+    for key in ("name", "command"):
+        if not isinstance(entry.get(key), str) or not entry[key].strip():
+            raise UsageError(f"{where}: {key} is missing or no text")
+    if not isinstance(entry.get("version", ""), str):
+        raise UsageError(f"{where}: version is a text")
+    environment = entry.get("environment", {})
+    if not (isinstance(environment, dict) and all(isinstance(value, str) for value in environment.values())):
+        raise UsageError(f"{where}: environment is a table of texts")
+    chosen = _strings(entry, "scenarios", where)
+    server = ServerPlan(
+        name=entry["name"],
+        command=entry["command"],
+        version=entry.get("version", ""),
+        environment=environment,
+        load=_strings(entry, "load", where),
+        scenarios=tuple(name for name in scenarios if not chosen or name in chosen),
+        start_timeout_s=_number(entry, "start_timeout_s", 300, where),
+    )
+    return _skipped_if_unset(server, where)
+
+
+def _skipped_if_unset(server: ServerPlan, where: str) -> ServerPlan:
+    """A variable that is not set says that this server is not installed here: no mistake, and told in its row."""
+    try:
+        for command in (server.command, server.version):
+            _words(command, 0)
+        for text in (*server.environment.values(), *server.load):
+            _filled(text, 0)
+    except KeyError as missing:
+        return ServerPlan(
+            server.name, server.command, scenarios=server.scenarios, skipped=f"{missing.args[0]} is not set"
+        )
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from None
+    return server
+
+
+def _words(command: str, port: int) -> list[str]:
+    """A command's words. Variables are filled in afterwards, so a value with spaces stays one word."""
+    return [_filled(word, port) for word in shlex.split(command, comments=True)]
+
+
+def _filled(text: str, port: int) -> str:
+    return Template(text).substitute(os.environ, PORT=str(port), PYTHON=sys.executable)
+
+
+def _known(table: Mapping[str, Any], keys: set[str], where: str) -> None:
+    if unknown := sorted(table.keys() - keys):
+        raise UsageError(f"{where}: nothing is called {unknown[0]} here; there are: {', '.join(sorted(keys))}")
+
+
+def _strings(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    value = table.get(key, [])
+    if not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        raise UsageError(f"{where}: {key} is a list of texts")
+    if key == "scenarios" and (unknown := [name for name in value if name not in SCENARIOS]):
+        raise UsageError(f"{where}: no scenario is called {unknown[0]}; there are: {', '.join(SCENARIOS)}")
+    return tuple(value)
+
+
+def _number(table: Mapping[str, Any], key: str, default: float, where: str) -> float:
+    value = table.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 1e6:
+        raise UsageError(f"{where}: {key} is a number from 1 up")
+    return value

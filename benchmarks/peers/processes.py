@@ -1,0 +1,133 @@
+"""Servers as processes: started on a port of their own, awaited, and ended with everything that they started."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from benchmarks.peers.family import Member, family_of, is_running
+from benchmarks.peers.plan import ServerPlan
+from loadtest.discovery import find
+from loadtest.errors import LoadTestError, Unreachable
+from loadtest.target import parse_target
+
+GRACE_S = 20.0  # from SIGTERM to SIGKILL
+ORPHANS_GRACE_S = 1.0  # of those that outlive the first process, to clean up after it
+_POLL_S = 0.1
+_LOG_TAIL = 2000  # bytes
+
+
+class StartFailed(LoadTestError):
+    """The server ended, or was not ready in time."""
+
+
+class ServerProcess:
+    """A server that was started; `url` answers once `wait_until_ready` has returned."""
+
+    def __init__(self, plan: ServerPlan, process: asyncio.subprocess.Process, url: str, log: Path) -> None:
+        self.url = url
+        self._plan = plan
+        self._process = process
+        self._log = log
+        self._seen: set[Member] = set()  # also those whose parent has died, which no walk finds any more
+
+    @property
+    def family(self) -> set[Member]:
+        """Its processes: a session of its own need not hold them all, since a server may start others with theirs."""
+        self._seen |= family_of(self._process.pid)
+        return self._seen
+
+    @property
+    def why_ended(self) -> str:
+        """Empty while it runs."""
+        code = self._process.returncode
+        if code is None:
+            return ""
+        return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+    def last_words(self) -> str:
+        with suppress(OSError), self._log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
+            return file.read().decode(errors="replace").strip()
+        return ""
+
+    async def ended(self, timeout_s: float | None = None) -> None:
+        """Returns when its first process has ended, or after a while."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._process.wait()
+
+    async def wait_until_ready(self) -> None:
+        """Raises StartFailed."""
+        ready = asyncio.create_task(find(parse_target("A", self.url), {}, self._plan.start_timeout_s))
+        ended = asyncio.create_task(self.ended())
+        try:
+            await asyncio.wait((ready, ended), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                raise StartFailed(f"did not start: {self.why_ended}")
+            ready.result()
+        except Unreachable as error:
+            raise StartFailed(f"did not start: {error}") from None
+        finally:
+            ready.cancel()
+            ended.cancel()
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL to all who are left after a while, or at once when this is cancelled in its wait."""
+        family = self.family
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        try:
+            await self.ended(GRACE_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ORPHANS_GRACE_S):
+                    while any(map(is_running, family)):
+                        await asyncio.sleep(_POLL_S)
+        finally:
+            _kill(self.family)
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self.ended()
+
+
+def _kill(family: Iterable[Member]) -> None:
+    for member in filter(is_running, family):
+        with suppress(ProcessLookupError):
+            os.kill(member.pid, signal.SIGKILL)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _start(plan: ServerPlan, port: int, log: BinaryIO) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *plan.arguments(port),
+            env=plan.variables(port),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C reaches this program alone, which then ends the server
+        )
+    except OSError as error:
+        raise StartFailed(f"did not start: {error}") from None
+
+
+@asynccontextmanager
+async def running(plan: ServerPlan, log: Path) -> AsyncIterator[ServerProcess]:
+    """Started inside, ended on the way out whatever happens. It need not be ready. Raises StartFailed."""
+    port = _free_port()
+    with log.open("wb") as file:
+        process = await _start(plan, port, file)
+    server = ServerProcess(plan, process, f"http://127.0.0.1:{port}", log)
+    try:
+        yield server
+    finally:
+        await server.stop()

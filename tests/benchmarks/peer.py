@@ -1,0 +1,55 @@
+"""A server as a process, for tests: tests/loadtest/fake_server.py on a given port, with bad habits of processes.
+
+`python -m tests.benchmarks.peer PORT NOTES [HABIT ...]`; what it does is noted in the file NOTES, a line each.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.loadtest.fake_server import FakeServer
+
+_NUM_BEFORE_DEATH = 8
+
+
+class Peer(FakeServer):
+    """Notes each request, and may die of one."""
+
+    def __init__(self, notes: Path, habits: set[str]) -> None:
+        super().__init__(gap_s=3600 if "hangs" in habits else 0.001, sends_metrics=False)
+        self.notes, self.habits = notes, habits
+
+    def note(self, text: str) -> None:
+        with self.notes.open("a") as file:
+            file.write(f"{text}\n")
+
+    async def _complete(self, writer, body):  # type: ignore[no-untyped-def]
+        self.note(f"prompt {body['prompt']}")
+        if "dies" in self.habits and len(self.bodies) > _NUM_BEFORE_DEATH:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super()._complete(writer, body)
+
+
+async def serve(port: int, peer: Peer) -> None:
+    server = await asyncio.start_server(peer.answer, "127.0.0.1", port)
+    peer.note(f"started {os.getpid()}")
+    async with server:
+        await server.serve_forever()
+
+
+def main() -> None:
+    port, notes, habits = int(sys.argv[1]), Path(sys.argv[2]), set(sys.argv[3:])
+    peer = Peer(notes, habits)
+    if "stubborn" in habits:
+        signal.signal(signal.SIGTERM, lambda *_: peer.note("asked to end"))
+    if "parent" in habits:
+        child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+        peer.note(f"started {child.pid}")
+    asyncio.run(serve(port, peer))
+
+
+if __name__ == "__main__":
+    main()

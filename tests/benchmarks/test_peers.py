@@ -1,0 +1,274 @@
+"""A comparison as a whole: real processes, real HTTP, the program's own entry."""
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.peers import comparison, processes
+from benchmarks.peers.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = ("--", "--requests", "4", "--max-tokens", "3", "--prompt-len", "5", "--warmup", "1")
+ALL = ("a", "b")
+
+
+@pytest.fixture(autouse=True)
+def _quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "_IDLE_CHECK_S", 0.01)
+
+
+class Bench:
+    """A file of servers in a directory of its own, what the program made of it, and what the servers noted."""
+
+    def __init__(self, home: Path, capsys: pytest.CaptureFixture[str], **habits: str) -> None:
+        self.home, self._capsys = home, capsys
+        entries = (self._entry(name, f"peer ${{PORT}} {home}/{name} {habits[name]}") for name in habits)
+        self.file = home / "servers.toml"
+        self.file.write_text('scenarios = ["S1", "S2"]\n' + "".join(entries))
+
+    @staticmethod
+    def _entry(name: str, words: str) -> str:
+        command = f"${{PYTHON}} -m tests.benchmarks.{words}"
+        environment = f'{{ PYTHONPATH = "{ROOT}" }}'
+        return (
+            f'[[server]]\nname = "{name}"\ncommand = "{command}"\nenvironment = {environment}\nstart_timeout_s = 30\n'
+        )
+
+    def add(self, text: str) -> None:
+        self.file.write_text(self.file.read_text() + text)
+
+    def run(self, *arguments: str, load: tuple[str, ...] = QUICK) -> int:
+        code = main([str(self.file), "--json", str(self.home / "told.json"), *arguments, *load])
+        self.out, self.err = self._capsys.readouterr()
+        return code
+
+    @property
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.home / "told.json").read_text())
+        return found
+
+    def runs(self, name: str) -> dict[tuple[int, str], dict[str, Any]]:
+        (server,) = (server for server in self.document["servers"] if server["name"] == name)
+        return {(run["round"], run["scenario"]): run for run in server["runs"]}
+
+    def notes(self, name: str) -> str:
+        path = self.home / name
+        return path.read_text() if path.exists() else ""
+
+    def pids(self, name: str) -> list[int]:
+        return [int(pid) for pid in re.findall(r"started (\d+)", self.notes(name))]
+
+
+def gone(pid: int) -> bool:
+    """A zombie has ended, too: its parent may be a container's first process, which never looks."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def when(condition: Callable[[], object], act: Callable[[], object]) -> None:
+    def watch() -> None:
+        while not condition():
+            time.sleep(0.01)
+        act()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_each_round_starts_each_server_anew_and_measures_all_scenarios(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="", b="")
+    assert bench.run("--rounds", "2") == 0
+    for name in ALL:
+        assert list(bench.runs(name)) == [(1, "S1"), (1, "S2"), (2, "S1"), (2, "S2")]
+        assert len(set(bench.pids(name))) == 2
+        assert all(map(gone, bench.pids(name)))
+        assert {run["loadtest"]["urls"][0]["groups"]["all"]["requests"]["ok"] for run in bench.runs(name).values()} == {
+            4
+        }
+    assert bench.document["is_complete"]
+    (first, _) = bench.document["comparison"]
+    assert [len(first["servers"][name]["output tok/s"]["per_round"]) for name in ALL] == [2, 2]
+    assert len(first["servers"]["b"]["output tok/s"]["ratio"]["per_round"]) == 2
+    assert first["servers"]["a"]["output tok/s"]["ratio"]["per_round"] == [1.0, 1.0]
+    assert "S1, all" in bench.out and "S2, all" in bench.out
+
+
+def test_every_second_round_is_backwards(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="", b="")
+    bench.run("--rounds", "2", "--scenario", "S1")
+    assert re.findall(r"(\w) *: starting", bench.err) == ["a", "b", "b", "a"]
+
+
+def test_servers_of_a_round_get_the_same_prompts_and_no_run_those_of_another(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="", b="")
+    bench.run("--rounds", "2")
+    ours, theirs = (re.findall(r"prompt (.*)", bench.notes(name)) for name in ALL)
+    assert sorted(ours) == sorted(theirs)
+    assert len(set(ours)) == len(ours) == 2 * 2 * 5
+
+
+def test_a_server_that_does_not_start_says_why_and_the_others_go_on(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="")
+    bench.add('[[server]]\nname = "broken"\ncommand = "sh -c \'echo no model; exit 3\'"\n')
+    bench.add('[[server]]\nname = "nowhere"\ncommand = "/nowhere/at-all"\n')
+    assert bench.run("--rounds", "1") == 1
+    assert {run["problem"] for run in bench.runs("broken").values()} == {"did not start: exit code 3"}
+    assert "No such file" in bench.runs("nowhere")[1, "S2"]["problem"]
+    assert bench.runs("broken")[1, "S1"]["last_words"] == "no model"
+    assert bench.runs("a")[1, "S2"]["problem"] == ""
+    assert "no model" in bench.out and "exit code 3" in bench.out
+
+
+def test_a_server_that_is_never_ready_is_given_up_and_ended(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="")
+    bench.add(
+        f'[[server]]\nname = "deaf"\ncommand = "sh -c \'echo started $$$$ > {tmp_path}/deaf; sleep 60\'"\n'
+        "start_timeout_s = 1\n"
+    )
+    assert bench.run("--rounds", "1", "--scenario", "S1") == 1
+    assert "is not ready after 1 s: cannot connect" in bench.runs("deaf")[1, "S1"]["problem"]
+    assert all(map(gone, bench.pids("deaf"))) and bench.pids("deaf")
+
+
+def test_a_server_that_crashes_loses_what_is_left_of_its_turn_only(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="", b="dies")
+    assert bench.run("--rounds", "2") == 1
+    problems = {at: run["problem"] for at, run in bench.runs("b").items()}
+    assert problems[1, "S1"] == problems[2, "S1"] == ""
+    assert problems[1, "S2"] == problems[2, "S2"] == "the server ended: killed by SIGKILL"
+    assert {run["problem"] for run in bench.runs("a").values()} == {""}
+    assert [sorted(section["servers"]) for section in bench.document["comparison"]] == [["a", "b"], ["a"]]
+
+
+def test_what_comes_after_a_crash_in_the_same_turn_says_so(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="dies")
+    bench.run("--rounds", "1", "--scenario", "S1", "S2", "S3")
+    assert bench.runs("a")[1, "S3"]["problem"] == "the server had ended: killed by SIGKILL"
+
+
+def test_a_scenario_that_takes_too_long_is_in_no_comparison(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="", b="hangs")
+    assert bench.run("--rounds", "1", "--scenario", "S1", "--limit", "1", load=(*QUICK[:-1], "0")) == 1
+    assert bench.runs("b")[1, "S1"]["problem"] == "not finished in 1 s"
+    assert list(bench.document["comparison"][0]["servers"]) == ["a"]
+
+
+def test_a_server_whose_variables_are_not_set_is_left_out(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="")
+    bench.add('[[server]]\nname = "absent"\ncommand = "${NO_SUCH_PLACE}/bin/server"\n')
+    assert bench.run("--rounds", "1", "--scenario", "S1") == 0
+    assert bench.runs("absent") == {}
+    assert "absent was left out: NO_SUCH_PLACE is not set" in bench.document["warnings"]
+
+
+def test_where_every_server_is_left_out_nothing_is_measured(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys)
+    bench.add('[[server]]\nname = "absent"\ncommand = "${NO_SUCH_PLACE}/bin/server"\n')
+    assert bench.run() == 2
+
+
+def test_processes_in_sessions_of_their_own_end_with_their_server(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="parent")
+    assert bench.run("--rounds", "1", "--scenario", "S1") == 0
+    assert len(bench.pids("a")) == 2
+    assert all(map(gone, bench.pids("a")))
+
+
+def test_children_of_a_server_that_crashed_end_too(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="parent dies")
+    assert bench.run("--rounds", "1") == 1
+    assert len(bench.pids("a")) == 2
+    assert all(map(gone, bench.pids("a")))
+
+
+def test_a_server_is_asked_to_end_before_it_is_killed(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "GRACE_S", 0.5)
+    bench = Bench(tmp_path, capsys, a="stubborn")
+    assert bench.run("--rounds", "1", "--scenario", "S1") == 0
+    assert bench.notes("a").count("asked to end") == 1
+    assert all(map(gone, bench.pids("a")))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_server_and_keeps_what_was_measured(
+    number: signal.Signals, tmp_path: Path, capsys: Capture
+) -> None:
+    bench = Bench(tmp_path, capsys, a="", b="parent hangs")
+    when(lambda: "prompt" in bench.notes("b"), lambda: os.kill(os.getpid(), number))
+    assert bench.run("--rounds", "1", "--scenario", "S1") == 130
+    assert all(map(gone, bench.pids("b"))) and len(bench.pids("b")) == 2
+    assert not bench.document["is_complete"]
+    assert bench.runs("a")[1, "S1"]["problem"] == ""
+    assert bench.runs("b") == {}
+
+
+def test_an_interrupt_while_a_server_starts_ends_it(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys)
+    bench.add(f'[[server]]\nname = "deaf"\ncommand = "sh -c \'echo started $$$$ > {tmp_path}/deaf; sleep 60\'"\n')
+    when(lambda: bench.pids("deaf"), lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert bench.run("--rounds", "1") == 130
+    assert all(map(gone, bench.pids("deaf")))
+
+
+def test_a_second_interrupt_does_not_wait_for_a_stubborn_server(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="stubborn hangs")
+    when(lambda: "prompt" in bench.notes("a"), lambda: os.kill(os.getpid(), signal.SIGINT))
+    when(lambda: "asked to end" in bench.notes("a"), lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert bench.run("--rounds", "1", "--scenario", "S1") == 130
+    assert all(map(gone, bench.pids("a")))
+
+
+def test_the_document_is_written_after_each_turn(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="", b="hangs")
+    seen: list[bool] = []
+
+    def look() -> None:
+        seen.append(bench.document["is_complete"] is False and len(bench.runs("a")) == 1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    when(lambda: "prompt" in bench.notes("b"), look)
+    bench.run("--rounds", "1", "--scenario", "S1")
+    assert seen == [True]
+
+
+def test_keys_are_not_in_the_document(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="")
+    bench.run("--rounds", "1", "--scenario", "S1", load=(*QUICK, "--api-key", "s3cret"))
+    assert "s3cret" not in (tmp_path / "told.json").read_text() + bench.out + bench.err
+
+
+def test_a_version_is_what_its_command_prints(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="")
+    bench.add('version = "echo one point two"\n')
+    bench.run("--rounds", "1", "--scenario", "S1")
+    assert bench.document["servers"][0]["version"] == "one point two"
+    assert "one point two" in bench.out
+
+
+def test_logs_are_kept_where_asked(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys)
+    bench.add('[[server]]\nname = "a b"\ncommand = "sh -c \'echo no model; exit 3\'"\n')
+    bench.run("--rounds", "2", "--logs", str(tmp_path / "logs"))
+    assert [path.read_text() for path in sorted((tmp_path / "logs").iterdir())] == ["no model\n"] * 2
+    assert (tmp_path / "logs" / "a_b-2.log").exists()
+
+
+def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="")
+    assert bench.run("--dry-run") == 0
+    assert bench.notes("a") == ""
+    assert "tests.benchmarks.peer" in bench.err

@@ -1,0 +1,59 @@
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.peers import plot
+from benchmarks.peers.cli import main
+from benchmarks.peers.plot import check_plot, draw
+from benchmarks.peers.report import SHOWN
+from loadtest.errors import UsageError
+
+
+def value(*per_round: float) -> dict[str, Any]:
+    return {"median": sorted(per_round)[len(per_round) // 2], "per_round": list(per_round), "ratio": None}
+
+
+DOCUMENT = {
+    "servers": [{"name": "ours"}, {"name": "theirs"}, {"name": "absent"}],
+    "comparison": [
+        {"scenario": "S1", "group": "all", "servers": {"ours": {name: value(1.0, 2.0, 4.0) for name in SHOWN}}},
+        {"scenario": "S2", "group": "all", "servers": {"ours": {}, "theirs": {"TTFT p50 ms": value(3.0)}}},
+    ],
+}
+
+
+def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plot, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=r"pip install 'twostep\[plot\]'"):
+        check_plot(tmp_path / "x.svg")
+
+
+def test_a_picture_that_could_not_be_written_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plot, "find_spec", lambda _: SimpleNamespace())
+    check_plot(tmp_path / "x.svg")
+    for path in (tmp_path / "x.txt", tmp_path / "no" / "x.svg"):
+        with pytest.raises(UsageError):
+            check_plot(path)
+
+
+def test_a_document_is_drawn_without_measuring_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(plot, "find_spec", lambda _: SimpleNamespace())
+    monkeypatch.setattr("benchmarks.peers.cli.draw", lambda told, path: drawn.append((told, path)))
+    (tmp_path / "peers.json").write_text(json.dumps(DOCUMENT))
+    assert main([str(tmp_path / "peers.json"), "--plot", str(tmp_path / "x.svg")]) == 0
+    assert drawn == [(DOCUMENT, tmp_path / "x.svg")]
+    assert main([str(tmp_path / "peers.json")]) == 2
+    assert main([str(tmp_path / "other.json"), "--plot", str(tmp_path / "x.svg")]) == 2
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
+@pytest.mark.parametrize("suffix", plot.FORMATS)
+def test_every_format_is_drawn_also_with_gaps(suffix: str, tmp_path: Path) -> None:
+    draw(DOCUMENT, tmp_path / f"x{suffix}")
+    draw({"servers": [], "comparison": []}, tmp_path / f"empty{suffix}")
+    assert (tmp_path / f"x{suffix}").stat().st_size > (tmp_path / f"empty{suffix}").stat().st_size > 0
