@@ -4,12 +4,16 @@ Each takes the place of the module of transformers that it is made from, and of 
 uses it. The operators are those of `engine/kernels/fused.cpp`.
 """
 
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from engine.attention_hook import AttentionCall, attend
+
+_GATE_BLOCK = 16  # columns, as in engine/kernels/operators.h
 
 __all__ = ["FusedAttention", "FusedDecoderLayer", "FusedMLP", "FusedRMSNorm"]
 
@@ -34,7 +38,7 @@ class FusedMLP(nn.Module):
 
     def __init__(self, mlp: Any, activation: str) -> None:
         super().__init__()
-        self.gate_up_proj = _side_by_side(mlp.gate_proj, mlp.up_proj)
+        self.gate_up_proj = _in_turn(mlp.gate_proj, mlp.up_proj)
         self.down_proj = mlp.down_proj
         self.activation = activation  # as the operator calls it
 
@@ -91,17 +95,30 @@ class FusedDecoderLayer(nn.Module):
 
 
 def _side_by_side(*linears: nn.Linear) -> nn.Linear:
-    """The first of them, with the columns of all; the others let go of their weights."""
+    """One layer with the columns of all, the first's first."""
+    return _joined(linears, torch.cat)
+
+
+def _in_turn(*linears: nn.Linear) -> nn.Linear:
+    """One layer with the columns of all, a block of each in turn, as `gate` wants them."""
+
+    def join(tensors: list[Tensor]) -> Tensor:
+        blocks = zip(*(torch.split(tensor, _GATE_BLOCK) for tensor in tensors), strict=True)
+        return torch.cat([*chain.from_iterable(blocks)])
+
+    return _joined(linears, join)
+
+
+def _joined(linears: Sequence[nn.Linear], join: Callable[[list[Any]], Tensor]) -> nn.Linear:
+    """The first of them becomes the one; all others let go of their weights."""
+    first = linears[0]
     if any(linear.bias is not None for linear in linears):
-        linears[0].bias = _joined([_bias_of(linear) for linear in linears])
-    linears[0].weight = _joined([linear._parameters.pop("weight") for linear in linears])
-    linears[0].out_features = len(linears[0].weight)
-    return linears[0]
+        first.bias = nn.Parameter(join([_bias_of(linear) for linear in linears]), requires_grad=False)
+    weights = [linear._parameters.pop("weight") for linear in linears]
+    first.weight = nn.Parameter(join(weights), requires_grad=False)
+    first.out_features = len(first.weight)
+    return first
 
 
 def _bias_of(linear: nn.Linear) -> Tensor:
     return linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
-
-
-def _joined(tensors: list[Any]) -> nn.Parameter:
-    return nn.Parameter(torch.cat(tensors), requires_grad=False)

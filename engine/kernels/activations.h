@@ -2,7 +2,10 @@
 
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <cmath>
+#include <string_view>
 
 #include "vec.h"
 
@@ -44,5 +47,20 @@ struct GeluErf {
   }
   static double apply(double x) { return 0.5 * x * (1.0 + std::erf(x * 0.7071067811865476)); }
 };
+
+// Those that gate in an MLP.
+enum class Activation { kNone, kSilu, kGeluTanh };
+
+inline Activation activation_named(std::string_view name) {
+  if (name == "silu") return Activation::kSilu;
+  TORCH_CHECK(name == "gelu_tanh", "the activation ", name, " is not known");
+  return Activation::kGeluTanh;
+}
+
+// f.operator()<Op>() of the activation.
+template <class F>
+auto with_activation(Activation activation, const F& f) {
+  return activation == Activation::kSilu ? f.template operator()<Silu>() : f.template operator()<GeluTanh>();
+}
 
 }  // namespace twostep

@@ -26,8 +26,9 @@ struct Linear : torch::CustomClassHolder {
   Linear(at::Tensor packed, OptionalTensor bias, int64_t out_features, int64_t bits)
       : packed(std::move(packed)), bias(std::move(bias)), out_features(out_features), bits(bits) {}
 
-  at::Tensor operator()(const at::Tensor& x) const {
-    return bits ? linear_quantized(x, packed, bias, out_features, bits) : linear(x, packed, bias, out_features);
+  at::Tensor operator()(const at::Tensor& x, Activation activation = Activation::kNone) const {
+    return bits ? linear_quantized(x, packed, bias, out_features, bits, activation)
+                : linear(x, packed, bias, out_features, activation);
   }
 };
 
@@ -57,11 +58,11 @@ struct MLP : torch::CustomClassHolder {
   Ref<Linear> attention_out;
   Ref<Norm> norm;
   Ref<Linear> gate_up, down;
-  std::string activation;
+  Activation activation;
 
-  MLP(Ref<Linear> attention_out, Ref<Norm> norm, Ref<Linear> gate_up, Ref<Linear> down, std::string activation)
+  MLP(Ref<Linear> attention_out, Ref<Norm> norm, Ref<Linear> gate_up, Ref<Linear> down, const std::string& activation)
       : attention_out(std::move(attention_out)), norm(std::move(norm)), gate_up(std::move(gate_up)),
-        down(std::move(down)), activation(std::move(activation)) {}
+        down(std::move(down)), activation(activation_named(activation)) {}
 };
 
 // x [1, T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size]
@@ -80,7 +81,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> before_attention(const Ref<Attent
 at::Tensor after_attention(const Ref<MLP>& layer, const at::Tensor& x, const at::Tensor& attended) {
   const at::Tensor attention = (*layer->attention_out)(attended.flatten(1));
   const auto [residual, normed] = add_rms_norm(x, attention.unsqueeze(0), layer->norm->weight, layer->norm->eps);
-  const at::Tensor gated = gate((*layer->gate_up)(normed[0]), layer->activation);
+  const at::Tensor gated = (*layer->gate_up)(normed[0], layer->activation);
   return residual + (*layer->down)(gated).unsqueeze(0);
 }
 

@@ -15,7 +15,6 @@
 #include <string_view>
 #include <tuple>
 
-#include "activations.h"
 #include "operators.h"
 
 namespace twostep {
@@ -89,11 +88,14 @@ void rotate(Element* head, const Element* cos, const Element* sin, int64_t half)
   });
 }
 
+// Blocks of gate and up in turn.
 template <class Op, class Element>
-void activate(const Element* gate, const Element* up, int64_t size, Element* to) {
+void gate_row(const Element* gate_up, int64_t size, Element* to) {
+  static_assert(kGateBlock == kLanes);
   for_each_vector(size, [&](int64_t i, int64_t count) {
-    const Vec activated = rounded_to(Op::apply(load_upto(gate + i, count)), gate);
-    store_upto(to + i, count, activated * load_upto(up + i, count));
+    const Element* block = gate_up + 2 * i;
+    const Vec activated = rounded_to(Op::apply(load_upto(block, count)), block);
+    store_upto(to + i, count, activated * load_upto(block + count, count));
   });
 }
 
@@ -178,26 +180,19 @@ void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
   });
 }
 
-template <class Op>
-static at::Tensor activate_rows(const at::Tensor& gate_up) {
+at::Tensor gate(const at::Tensor& gate_up, Activation activation) {
+  TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, "gate and up are the columns of a matrix, as many of each");
   const at::Tensor rows = gate_up.contiguous();
   const int64_t size = rows.size(1) / 2;
   at::Tensor out = at::empty({rows.size(0), size}, rows.options());
   with_element_of(rows, [&]<class Element>(Element*) {
     const auto* from = rows.const_data_ptr<Element>();
     auto* to = out.mutable_data_ptr<Element>();
-    for_each_row(rows.size(0), size, [&](int64_t row) {
-      activate<Op>(from + row * 2 * size, from + row * 2 * size + size, size, to + row * size);
+    with_activation(activation, [&]<class Op>() {
+      for_each_row(rows.size(0), size, [&](int64_t row) { gate_row<Op>(from + row * 2 * size, size, to + row * size); });
     });
   });
   return out;
-}
-
-at::Tensor gate(const at::Tensor& gate_up, std::string_view activation) {
-  TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, "gate and up lie side by side in a row");
-  if (activation == "silu") return activate_rows<Silu>(gate_up);
-  TORCH_CHECK(activation == "gelu_tanh", "the activation ", activation, " is not known");
-  return activate_rows<GeluTanh>(gate_up);
 }
 
 }  // namespace twostep
@@ -212,7 +207,7 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.def(
       "rotate_heads(Tensor(a!) qkv, Tensor cos, Tensor sin, int num_heads, int num_kv_heads, Tensor? query_norm, "
       "Tensor? key_norm, float eps) -> ()");
-  // gate and up side by side [T, 2 * F] -> activation(gate) * up [T, F]; silu or gelu_tanh
+  // blocks of 16 columns, gate and up in turn [T, 2 * F] -> activation(gate) * up [T, F]; silu or gelu_tanh
   library.def("gate(Tensor gate_up, str activation) -> Tensor");
 }
 
@@ -220,5 +215,7 @@ TORCH_LIBRARY_IMPL(twostep, CPU, library) {
   library.impl("rms_norm", &twostep::rms_norm);
   library.impl("add_rms_norm", &twostep::add_rms_norm);
   library.impl("rotate_heads", &twostep::rotate_heads);
-  library.impl("gate", &twostep::gate);
+  library.impl("gate", [](const at::Tensor& gate_up, std::string_view activation) {
+    return twostep::gate(gate_up, twostep::activation_named(activation));
+  });
 }

@@ -2,12 +2,7 @@
 
 #include <torch/library.h>
 
-#include "linear_vector.h"
-#include "operators.h"
-
-#if defined(__AMX_BF16__)
-#include "linear_amx.h"
-#endif
+#include "linear_kernels.h"
 
 namespace twostep {
 namespace {
@@ -43,7 +38,8 @@ void multiply_any(const Problem<at::BFloat16>& p, const at::BFloat16* packed) {
 }  // namespace
 
 // x [T, K], packed of a weight [N, K], bias [N] -> [T, N]. Sums in float32, adds the bias to the sum, rounds once.
-at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n) {
+at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
+                  Activation activation) {
   check_dtype(x);
   TORCH_CHECK(x.dim() == 2 && packed.dim() == 4, "linear takes rows [T, K] and a packed weight");
   const auto fits = [&](int64_t size, int dim) {
@@ -51,7 +47,10 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::opti
   };
   TORCH_CHECK(fits(n, 0) && fits(x.size(1), 1) && x.scalar_type() == packed.scalar_type(),
               "rows and packed weight differ in size or dtype");
-  return multiply_rows_of(x, bias, n, [&]<class Element>(const Problem<Element>& p) {
+  if (activation != Activation::kNone && !gates_itself(x.scalar_type(), n)) {
+    return gate(linear(x, packed, bias, n), activation);
+  }
+  return multiply_rows_of(x, bias, n, activation, [&]<class Element>(const Problem<Element>& p) {
     multiply_any(p, packed.const_data_ptr<Element>());
   });
 }
@@ -65,5 +64,7 @@ TORCH_LIBRARY_FRAGMENT(twostep, m) {
 
 TORCH_LIBRARY_IMPL(twostep, CPU, m) {
   m.impl("pack_weight", twostep::pack_weight);
-  m.impl("linear", twostep::linear);
+  m.impl("linear", [](const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n) {
+    return twostep::linear(x, packed, bias, n);
+  });
 }

@@ -13,6 +13,8 @@
 #include <memory>
 #include <optional>
 
+#include "operators.h"
+
 namespace twostep {
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -23,6 +25,7 @@ struct Problem {
   const Element* bias;  // [n], or null
   Element* out;         // [rows, n]
   int64_t rows, k, n;
+  Activation activation;  // with one, out is [rows, n / 2], gated
 };
 
 struct Free {
@@ -65,24 +68,25 @@ void run_tasks(int64_t num_tasks, bool serial, const Task& task) {
 }
 
 template <class Element, class Multiply>
-at::Tensor multiply_into_new(const at::Tensor& x, const at::Tensor& bias, int64_t n, const Multiply& multiply) {
-  at::Tensor out = at::empty({x.size(0), n}, x.options());
+at::Tensor multiply_into_new(const at::Tensor& x, const at::Tensor& bias, int64_t n, Activation activation,
+                             const Multiply& multiply) {
+  at::Tensor out = at::empty({x.size(0), activation == Activation::kNone ? n : n / 2}, x.options());
   multiply(Problem<Element>{x.const_data_ptr<Element>(), bias.defined() ? bias.const_data_ptr<Element>() : nullptr,
-                            out.mutable_data_ptr<Element>(), x.size(0), x.size(1), n});
+                            out.mutable_data_ptr<Element>(), x.size(0), x.size(1), n, activation});
   return out;
 }
 
-// x [T, K], bias [n] -> [T, n], by calling multiply with the problem of x's dtype: float32 or bfloat16.
+// x [T, K], bias [n] -> [T, n], gated with an activation, by calling multiply with the problem of x's dtype: float32 or bfloat16.
 template <class Multiply>
 at::Tensor multiply_rows_of(const at::Tensor& x, const std::optional<at::Tensor>& bias, int64_t n,
-                            const Multiply& multiply) {
+                            Activation activation, const Multiply& multiply) {
   at::Tensor addend;
   if (bias.has_value()) {
     TORCH_CHECK(bias->numel() == n && bias->scalar_type() == x.scalar_type(), "bias differs in size or dtype");
     addend = bias->contiguous();
   }
-  return x.scalar_type() == at::kFloat ? multiply_into_new<float>(x.contiguous(), addend, n, multiply)
-                                       : multiply_into_new<at::BFloat16>(x.contiguous(), addend, n, multiply);
+  return x.scalar_type() == at::kFloat ? multiply_into_new<float>(x.contiguous(), addend, n, activation, multiply)
+                                       : multiply_into_new<at::BFloat16>(x.contiguous(), addend, n, activation, multiply);
 }
 
 }  // namespace twostep

@@ -97,11 +97,36 @@ inline RowTiles row_tiles_of(const Problem<BFloat16>& p) {
   return {p.x, copied, num_direct, kTile * width, width * int64_t{sizeof(BFloat16)}};
 }
 
-// Adds the bias to the finished sums of some rows of one panel, rounds them, writes them out. It does so a few rows at
-// a time, between the tile multiplications that come after: they leave the vector units idle.
+// What becomes of the sums of a row in one panel: rounded, they are the result.
+struct Rounded {
+  static constexpr int64_t kColumns = kPanel;  // of the result
+
+  static void write(__m512 low, __m512 high, __mmask32 mask, BFloat16* out) {
+    _mm512_mask_storeu_epi16(out, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+  }
+};
+
+// Or one tile of the panel gates the other.
+template <class Op>
+struct Gated {
+  static constexpr int64_t kColumns = kTile;
+  static_assert(kColumns == kGateBlock && kColumns == kLanes);
+
+  static void write(__m512 gate, __m512 up, __mmask32, BFloat16* out) {
+    alignas(64) BFloat16 rounded[kPanel];
+    Rounded::write(gate, up, ~__mmask32{0}, rounded);
+    alignas(32) BFloat16 activated[kTile];
+    store(activated, Op::apply(load(rounded)));
+    store(out, load(activated) * load(rounded + kTile));
+  }
+};
+
+// Adds the bias to the finished sums of some rows of one panel and finishes them. It does so a few rows at a time,
+// between the tile multiplications that come after: they leave the vector units idle.
+template <class Finish>
 class RowWriter {
  public:
-  explicit RowWriter(const Problem<BFloat16>& p) : p_(p) {}
+  explicit RowWriter(const Problem<BFloat16>& p) : p_(p), row_size_(p.n * Finish::kColumns / kPanel) {}
   ~RowWriter() { write(p_.rows); }
 
   // Takes over the sums of rows [row, row_end), which must stay until the next call.
@@ -110,22 +135,23 @@ class RowWriter {
     const int64_t column = panel * kPanel, columns = std::min(kPanel, p_.n - column);
     for (int64_t i = 0; p_.bias && i < columns; ++i) bias_[i] = float(p_.bias[column + i]);
     mask_ = columns == kPanel ? ~__mmask32{0} : (__mmask32{1} << columns) - 1;
-    out_ = p_.out + row * p_.n + column;
+    out_ = p_.out + row * row_size_ + panel * Finish::kColumns;
     sums_ = sums;
     num_rows_ = row_end - row;
   }
 
   void write(int64_t count) {
     if (num_rows_ == 0) return;
-    for (count = std::min(count, num_rows_), num_rows_ -= count; count > 0; --count, out_ += p_.n, sums_ += kPanel) {
+    for (count = std::min(count, num_rows_), num_rows_ -= count; count > 0; --count, out_ += row_size_, sums_ += kPanel) {
       const __m512 low = _mm512_add_ps(_mm512_load_ps(sums_), _mm512_load_ps(bias_));
       const __m512 high = _mm512_add_ps(_mm512_load_ps(sums_ + kTile), _mm512_load_ps(bias_ + kTile));
-      _mm512_mask_storeu_epi16(out_, mask_, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+      Finish::write(low, high, mask_, out_);
     }
   }
 
  private:
   const Problem<BFloat16>& p_;
+  const int64_t row_size_;  // of the result
   alignas(64) float bias_[kPanel] = {};
   __mmask32 mask_ = 0;
   BFloat16* out_ = nullptr;
@@ -155,9 +181,9 @@ struct DenseWeight {
 
 // sums += 16 * kRowTiles rows of x times one panel, over `steps` steps of K. Tiles 0 to 3 are the sums, 4 and 5 the
 // rows of x, 6 and 7 the columns of the panel.
-template <int kRowTiles, class Steps>
+template <int kRowTiles, class Steps, class Writer>
 inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t row_bytes, Steps weights,
-                           int64_t steps, bool is_first, float* sums, RowWriter& writer) {
+                           int64_t steps, bool is_first, float* sums, Writer& writer) {
   constexpr int64_t kSumBytes = kPanel * sizeof(float), kPairBytes = kStep * sizeof(BFloat16);
   float* sums_below = sums + kSumElements;
   if (is_first) {
@@ -185,13 +211,13 @@ inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t r
 
 // One block, K in pieces so that a piece of the block's panels stays in the L2 cache while the rows pass; in one piece
 // where they pass once, so that panels are read from end to end.
-template <class Weight>
+template <class Finish, class Weight>
 inline void multiply_block(const Problem<BFloat16>& p, const Weight& weight, const Block& block, const RowTiles& rows,
                            float* sums) {
   const int64_t all_steps = divide_up(p.k, kStep), width = block.panel_end - block.panel;
   const int64_t piece = block.row_tile_end - block.row_tile <= 2 ? all_steps : kBlockSteps;
   const bool is_one_piece = all_steps <= piece;
-  RowWriter writer(p);
+  RowWriter<Finish> writer(p);
   for (int64_t step = 0; step < all_steps; step += piece) {
     const int64_t steps = std::min(piece, all_steps - step);
     int64_t turn = 0;
@@ -226,8 +252,8 @@ inline Block first_block(const Problem<BFloat16>& p) {
   return {0, height, 0, width};
 }
 
-template <class Weight>
-inline void multiply(const Problem<BFloat16>& p, const Weight& weight) {
+template <class Finish, class Weight>
+inline void multiply_and_finish(const Problem<BFloat16>& p, const Weight& weight) {
   const RowTiles rows = row_tiles_of(p);
   const Block first = first_block(p);
   const int64_t row_tiles = divide_up(p.rows, kTile), panels = divide_up(p.n, kPanel);
@@ -237,9 +263,15 @@ inline void multiply(const Problem<BFloat16>& p, const Weight& weight) {
     const int64_t row_tile = task % row_blocks * height, panel = task / row_blocks * width;
     configure_tiles(std::min(p.rows, kTile));
     const Block block{row_tile, std::min(row_tile + height, row_tiles), panel, std::min(panel + width, panels)};
-    multiply_block(p, weight, block, rows, sums.get(kBlockRowTiles * kBlockPanels * kSumElements));
+    multiply_block<Finish>(p, weight, block, rows, sums.get(kBlockRowTiles * kBlockPanels * kSumElements));
     release_tiles();
   });
+}
+
+template <class Weight>
+inline void multiply(const Problem<BFloat16>& p, const Weight& weight) {
+  if (p.activation == Activation::kNone) return multiply_and_finish<Rounded>(p, weight);
+  with_activation(p.activation, [&]<class Op>() { multiply_and_finish<Gated<Op>>(p, weight); });
 }
 
 // weight [N, K] -> [panel][K step][2 tiles of columns][16 pairs along K][16 columns][2], zero padded.

@@ -2,8 +2,8 @@
 
 #include <torch/library.h>
 
+#include "linear_kernels.h"
 #include "linear_quantized.h"
-#include "operators.h"
 
 namespace twostep {
 namespace {
@@ -98,7 +98,7 @@ void multiply_any(const Problem<at::BFloat16>& p, const uint8_t* packed) {
 
 // As `linear`, over what pack_quantized made with as many bits for x's dtype.
 at::Tensor linear_quantized(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
-                            int64_t n, int64_t bits) {
+                            int64_t n, int64_t bits, Activation activation) {
   const at::ScalarType dtype = x.scalar_type();
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, "linear takes float32 or bfloat16, not ", dtype);
   TORCH_CHECK(x.dim() == 2 && packed.dim() == 3 && (bits == 8 || bits == 4),
@@ -108,7 +108,10 @@ at::Tensor linear_quantized(const at::Tensor& x, const at::Tensor& packed, const
   TORCH_CHECK(packed.size(0) == divide_up(n, layout.panel) && packed.size(1) == divide_up(x.size(1), kQuantGroup) &&
                   packed.size(2) == words,
               "rows and packed weight differ in size or dtype");
-  return multiply_rows_of(x, bias, n, [&](const auto& problem) {
+  if (activation != Activation::kNone && !gates_itself(x.scalar_type(), n)) {
+    return gate(linear_quantized(x, packed, bias, n, bits), activation);
+  }
+  return multiply_rows_of(x, bias, n, activation, [&](const auto& problem) {
     const auto* data = reinterpret_cast<const uint8_t*>(packed.const_data_ptr<int32_t>());
     bits == 8 ? multiply_any<8>(problem, data) : multiply_any<4>(problem, data);
   });
@@ -123,5 +126,8 @@ TORCH_LIBRARY_FRAGMENT(twostep, m) {
 
 TORCH_LIBRARY_IMPL(twostep, CPU, m) {
   m.impl("pack_quantized", twostep::pack_quantized);
-  m.impl("linear_quantized", twostep::linear_quantized);
+  m.impl("linear_quantized", [](const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                                 int64_t n, int64_t bits) {
+    return twostep::linear_quantized(x, packed, bias, n, bits);
+  });
 }

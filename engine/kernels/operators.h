@@ -6,14 +6,21 @@
 
 #include <cstdint>
 #include <optional>
-#include <string_view>
 #include <tuple>
+
+#include "activations.h"
 
 namespace twostep {
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n);
+// With an activation, `gate` of the product.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
+                  Activation activation = Activation::kNone);
 at::Tensor linear_quantized(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
-                            int64_t n, int64_t bits);
+                            int64_t n, int64_t bits, Activation activation = Activation::kNone);
+
+// Rows of blocks of kGateBlock columns, gate and up in turn (the last two may be narrower) -> activation(gate) * up.
+constexpr int64_t kGateBlock = 16;
+at::Tensor gate(const at::Tensor& gate_up, Activation activation);
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, const at::Tensor& x,
@@ -21,6 +28,5 @@ std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, cons
 void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin, int64_t num_heads,
                   int64_t num_kv_heads, const std::optional<at::Tensor>& query_norm,
                   const std::optional<at::Tensor>& key_norm, double eps);
-at::Tensor gate(const at::Tensor& gate_up, std::string_view activation);
 
 }  // namespace twostep

@@ -117,7 +117,7 @@ def test_fusing_changes_no_bit_but_by_the_order_of_sums_in_norms(
 WHOLLY_FUSED = [name for name, parts in PARTS.items() if len(parts) == 4]
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", WHOLLY_FUSED)
 def test_layers_in_the_kernels_change_no_bit(name: str, dtype: torch.dtype, quantization: str) -> None:
