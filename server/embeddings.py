@@ -16,6 +16,7 @@ from server.fanout import generate_all
 from server.generation.door import Arrival
 from server.generation.prompts import encode_prompts, prompt_limit
 from server.protocol.embeddings import EmbeddingRequest
+from server.sliced_json import json_list
 from server.timings import PhaseReport, TokenCounts
 
 # Inputs given to the engine at once, and their tokens: about one step's. A request of a thousand must not fill the
@@ -68,14 +69,16 @@ def report(outputs: Sequence[RequestOutput]) -> PhaseReport:
     return PhaseReport.of([output.timings for output in outputs if output.timings is not None], counts)
 
 
-def body(request: EmbeddingRequest, model: str, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+async def body(request: EmbeddingRequest, model: str, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """For msgspec to encode: the vectors are encoded by now."""
     timings = report(outputs).body()
+    data = (
+        {"object": "embedding", "index": index, "embedding": _vector(output.embedding, request)}
+        for index, output in enumerate(outputs)
+    )
     return {
         "object": "list",
-        "data": [
-            {"object": "embedding", "index": index, "embedding": _vector(output.embedding, request)}
-            for index, output in enumerate(outputs)
-        ],
+        "data": await json_list(data, slice_size=1),
         "model": model,
         "usage": {
             "prompt_tokens": timings["prompt_tokens"],

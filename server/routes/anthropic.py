@@ -60,7 +60,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     return JSONResponse(message, headers=complete_headers(message["timings"]))
 
 
-@counting.post("/v1/messages/count_tokens", responses=anthropic_error_responses(400, 401, 404, 413, 500, 529))
+@counting.post("/v1/messages/count_tokens", responses=anthropic_error_responses(400, 401, 404, 413, 429, 500, 529))
 async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount:
     """The tokens of the prompt that the same fields would make for a message."""
     let_in(body, ANTHROPIC_REFUSALS, request)

@@ -1,8 +1,9 @@
 """POST /v1/embeddings."""
 
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from server.context import context_of
 from server.embeddings import body as body_of
@@ -33,5 +34,6 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     generations = await plan_embeddings(body, backend, arrival)
     outputs = await embed(backend.engine, generations, backend.max_live)
     record_of(request.scope).report = lambda: report(outputs)
-    answer = body_of(body, arrival.model, outputs)
-    return JSONResponse(answer, headers=complete_headers(answer["timings"]))
+    answer = await body_of(body, arrival.model, outputs)
+    headers = complete_headers(answer["timings"])
+    return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")

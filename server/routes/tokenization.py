@@ -2,8 +2,10 @@
 
 import asyncio
 
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.responses import Response
 
 from engine.errors import InvalidParameterError
 from server.context import context_of
@@ -16,13 +18,17 @@ from server.protocol.tokenization import (
 )
 from server.routes.documented import error_responses
 from server.routes.json_route import JsonRoute
+from server.sliced_json import json_list
 from server.text import token_name
+
+SLICE = 1000
+"""Tokens that are told before others have their turn."""
 
 router = APIRouter(route_class=JsonRoute, tags=["Tokenizer"])
 
 
-@router.post("/tokenize", response_model_exclude_none=True, responses=error_responses(400, 401, 404, 413, 415, 503))
-async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
+@router.post("/tokenize", response_model=TokenizeResponse, responses=error_responses(400, 401, 404, 413, 415, 429, 503))
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Text, or a conversation's prompt, to token ids."""
     context = context_of(request)
     context.check_model(body.model)
@@ -31,15 +37,17 @@ async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
         tokens = await asyncio.to_thread(tokenizer.encode, body.prompt, body.add_special_tokens)
     else:
         tokens = (await context.backend.chat.encode(body)).token_ids
-    return TokenizeResponse(
-        count=len(tokens),
-        max_model_len=context.backend.engine.info.max_model_len,
-        tokens=tokens,
-        token_strs=[token_name(tokenizer, token) for token in tokens] if body.return_token_strs else None,
-    )
+    answer = {
+        "count": len(tokens),
+        "max_model_len": context.backend.engine.info.max_model_len,
+        "tokens": await json_list(tokens, SLICE),
+    }
+    if body.return_token_strs:
+        answer["token_strs"] = await json_list((token_name(tokenizer, token) for token in tokens), SLICE)
+    return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-@router.post("/detokenize", responses=error_responses(400, 401, 404, 413, 415, 503))
+@router.post("/detokenize", responses=error_responses(400, 401, 404, 413, 415, 429, 503))
 async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
     """Token ids to text."""
     context = context_of(request)

@@ -1,0 +1,21 @@
+"""Large JSON lists, a slice at a time: the event loop stands still while one is encoded, and so do all streams.
+
+Not in another thread: there the interpreter's lock would hold up each turn of the loop for some milliseconds.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+
+async def json_list(items: Iterable[Any], slice_size: int) -> msgspec.Raw:
+    """For use within what `msgspec.json.encode` takes. `items` may be lazy: what they take to make is sliced, too."""
+    rest, parts = iter(items), list[bytes]()
+    while part := list(islice(rest, slice_size)):
+        parts.append(msgspec.json.encode(part)[1:-1])
+        if len(part) == slice_size:
+            await asyncio.sleep(0)
+    return msgspec.Raw(b"[" + b",".join(parts) + b"]")
