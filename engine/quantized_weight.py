@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.packed_weight import FixedTileWeight
-from engine.quantization import QuantizedMatrix, dequantize, quantize
+from engine.quantization import NUM_REFITS, QuantizedMatrix, dequantize, quantize
 
 __all__ = ["KernelQuantizedWeight", "TorchQuantizedWeight"]
 
@@ -22,10 +22,8 @@ class KernelQuantizedWeight:
     def __init__(self, weight: Tensor, bits: int) -> None:  # [N, K]
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
         self.bits = bits
-        matrix = quantize(weight, bits)
-        self.packed: Tensor = torch.ops.twostep.pack_quantized(
-            matrix.codes, matrix.scales, matrix.minimums, bits, weight.dtype
-        )
+        parts = torch.ops.twostep.quantize(weight, bits, NUM_REFITS[bits])  # those of quantize(weight, bits)
+        self.packed: Tensor = torch.ops.twostep.pack_quantized(*parts, bits, weight.dtype)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return cast(Tensor, torch.ops.twostep.linear_quantized(x, self.packed, bias, self.shape[0], self.bits))

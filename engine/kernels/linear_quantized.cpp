@@ -4,9 +4,31 @@
 
 #include "linear_kernels.h"
 #include "linear_quantized.h"
+#include "quantize.h"
 
 namespace twostep {
 namespace {
+
+// weight [N, K] -> codes [N, K] uint8, scales and minimums [N, ceil(K / 32)] bfloat16.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> quantize(const at::Tensor& weight, int64_t bits, int64_t num_refits) {
+  TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0 && (bits == 8 || bits == 4),
+              "what is quantized must be a non-empty matrix, to 8 or 4 bits");
+  const at::Tensor w = weight.contiguous();
+  const int64_t n = w.size(0), k = w.size(1), groups = divide_up(k, kQuantGroup);
+  at::Tensor codes = at::empty({n, k}, w.options().dtype(at::kByte));
+  at::Tensor scales = at::empty({n, groups}, w.options().dtype(at::kBFloat16)), minimums = at::empty_like(scales);
+  const auto quantize_all = [&](const auto* rows) {
+    run_tasks(n, false, [&](int64_t i) {
+      quantizing::quantize_row(rows + i * k, k, bits, num_refits, codes.mutable_data_ptr<uint8_t>() + i * k,
+                               scales.mutable_data_ptr<at::BFloat16>() + i * groups,
+                               minimums.mutable_data_ptr<at::BFloat16>() + i * groups);
+    });
+  };
+  const at::ScalarType dtype = w.scalar_type();
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, "float32 or bfloat16 are quantized, not ", dtype);
+  dtype == at::kFloat ? quantize_all(w.const_data_ptr<float>()) : quantize_all(w.const_data_ptr<at::BFloat16>());
+  return {codes, scales, minimums};
+}
 
 // How a kernel wants the words: in panels of that many columns, and with `is_by_step` those of all columns at one place
 // of K together, else those of the same columns.
@@ -120,11 +142,13 @@ at::Tensor linear_quantized(const at::Tensor& x, const at::Tensor& packed, const
 }  // namespace twostep
 
 TORCH_LIBRARY_FRAGMENT(twostep, m) {
+  m.def("quantize(Tensor weight, int bits, int num_refits) -> (Tensor, Tensor, Tensor)");
   m.def("pack_quantized(Tensor codes, Tensor scales, Tensor minimums, int bits, ScalarType dtype) -> Tensor");
   m.def("linear_quantized(Tensor x, Tensor packed, Tensor? bias, int out_features, int bits) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(twostep, CPU, m) {
+  m.impl("quantize", twostep::quantize);
   m.impl("pack_quantized", twostep::pack_quantized);
   m.impl("linear_quantized", [](const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
                                  int64_t n, int64_t bits) {

@@ -15,7 +15,7 @@ from engine.experts import is_experts
 from engine.kernels import load_kernels
 from engine.model_loader import LoadedModel, load_model
 from engine.packed_weight import FixedTileWeight, KernelWeight, PackedWeight
-from engine.quantization import BITS, GROUP_SIZE, QuantizedMatrix, dequantize, quantize
+from engine.quantization import BITS, GROUP_SIZE, NUM_REFITS, QuantizedMatrix, dequantize, quantize
 from engine.quantized_weight import KernelQuantizedWeight, TorchQuantizedWeight
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import ARCHITECTURES, ReferenceModel, load_reference, make_checkpoint, tiny_engine
@@ -99,6 +99,9 @@ def test_what_does_not_fit_is_refused(bits: int) -> None:
         packed.multiply(torch.randn(2, 70).half(), None)
     with pytest.raises(RuntimeError, match="8 or 4 bits"):
         torch.ops.twostep.pack_quantized(torch.zeros(2, 2, dtype=torch.uint8), *torch.zeros(2, 2, 1), 6, torch.float32)
+    for weight in (torch.randn(3), torch.randn(0, 3), torch.randn(3, 3).half()):
+        with pytest.raises(RuntimeError, match="quantized"):
+            torch.ops.twostep.quantize(weight, bits, 0)
 
 
 def test_a_number_is_its_groups_minimum_plus_scale_times_code() -> None:
@@ -120,10 +123,10 @@ def test_bfloat16_numbers_of_eight_bits_are_rounded_and_those_of_four_cut(bits: 
     assert dequantize(matrix, torch.bfloat16)[:, 0].tolist() == expected[bits]
 
 
-def test_codes_fill_their_range_in_every_group(bits: int) -> None:
+def test_codes_fill_their_range(bits: int) -> None:
     codes = quantize(torch.randn(3, 5 * GROUP_SIZE), bits).codes.view(15, GROUP_SIZE).float()
     assert codes.amax() == 2**bits - 1 and codes.amin() == 0
-    assert (codes.amax(1) - codes.amin(1)).min() >= 2**bits - 4
+    assert (codes.amax(1) - codes.amin(1)).median() >= 2**bits - 4
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.0, 1 / 3, 1e-30, -7e30])
@@ -141,24 +144,43 @@ def relative_error(result: Tensor, weight: Tensor) -> float:
     return float((result - weight).norm() / weight.norm())
 
 
-@pytest.mark.parametrize("distribution", ["normal", "heavy", "uniform", "sparse", "offset", "bfloat16"])
-def test_the_error_is_below_that_of_ggmls_format_of_as_many_bits(distribution: str, bits: int) -> None:
-    normal = torch.randn(64, 1024)
-    weight = {
+DISTRIBUTIONS = ("normal", "heavy", "uniform", "sparse", "offset", "bfloat16")
+
+
+def weight_of(distribution: str, n: int = 64, k: int = 1024) -> Tensor:
+    normal = torch.randn(n, k)
+    return {
         "normal": normal,
-        "heavy": torch.distributions.StudentT(3.0).sample((64, 1024)),
-        "uniform": torch.rand(64, 1024) - 0.5,
-        "sparse": normal.bfloat16() * (torch.rand(64, 1024) < 0.1).float(),
+        "heavy": torch.distributions.StudentT(3.0).sample((n, k)),
+        "uniform": torch.rand(n, k) - 0.5,
+        "sparse": normal.bfloat16() * (torch.rand(n, k) < 0.1).float(),
         "offset": normal + 3,
         "bfloat16": normal.bfloat16().float(),
     }[distribution]
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_the_error_is_below_that_of_ggmls_format_of_as_many_bits(distribution: str, bits: int) -> None:
+    weight = weight_of(distribution)
     ours = relative_error(round_trip(weight, bits), weight)
     assert ours <= relative_error({8: q8_0, 4: q4_0}[bits](weight), weight)
 
 
 def test_four_bits_are_fitted_by_least_squares() -> None:
     weight = torch.randn(64, 1024)
-    assert relative_error(round_trip(weight, 4), weight) < 0.88 * relative_error(q4_0(weight), weight)
+    assert relative_error(round_trip(weight, 4), weight) < 0.86 * relative_error(q4_0(weight), weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_the_kernel_finds_the_same_codes_scales_and_minimums(distribution: str, dtype: torch.dtype, bits: int) -> None:
+    needs_kernels()
+    for factor in (1.0, -1.0, 1e-38, 1e30):
+        weight = (weight_of(distribution, 33, 1000) * factor).to(dtype)
+        matrix = quantize(weight, bits)
+        codes, scales, minimums = torch.ops.twostep.quantize(weight.T.contiguous().T, bits, NUM_REFITS[bits])
+        assert torch.equal(codes, matrix.codes)
+        assert torch.equal(scales, matrix.scales) and torch.equal(minimums, matrix.minimums)
 
 
 def test_a_tail_of_a_group_is_as_good_as_a_whole_one(bits: int) -> None:
