@@ -3,11 +3,12 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.client import Tenant
 from engine.errors import OverloadedError
+from engine.room_shares import RoomShares
 from engine.waiting_room import Place, RoomLimits, WaitingRoom
 
 WEIGHTS = st.lists(st.integers(1, 5), min_size=1, max_size=5)
@@ -48,9 +49,9 @@ class Room(WaitingRoom):
 
 @st.composite
 def busy_rooms(draw: st.DrawFn) -> Room:
-    """After requests of any tenants and sizes, begun, ended or refused."""
+    """After requests of any tenants and sizes, begun, ended or refused. There is a place at least in each part."""
     weights = draw(WEIGHTS)
-    room = Room(weights, max_waiting=draw(st.integers(7, 60)), max_waiting_tokens=draw(st.integers(10, 1000)))
+    room = Room(weights, max_waiting=draw(st.integers(40, 80)), max_waiting_tokens=draw(st.integers(10, 1000)))
     numbers = st.integers(0, len(weights) - 1)
     for number, act, num_tokens in draw(st.lists(st.tuples(numbers, st.integers(0, 9), st.integers(1, 60)))):
         if act == 0:
@@ -78,6 +79,7 @@ def test_who_has_less_than_its_part_of_the_places_gets_one(room: Room, flooding:
         assert [room.lets_in(number) for _ in range(part)] == [True] * part
 
 
+@example([1, 1], 10, [(0, 9)])  # it came while none waited
 @given(WEIGHTS, st.integers(10, 500), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 50)), max_size=40))
 def test_who_has_less_than_its_part_of_the_tokens_gets_in(
     weights: list[int], max_tokens: int, requests: list[tuple[int, int]]
@@ -125,6 +127,13 @@ def test_with_more_tenants_than_places_the_first_of_them_come() -> None:
     room = Room([1] * 40, num_slots=2, max_waiting=8)
     room.flood(0)
     assert [room.lets_in(number) for number in range(1, 40)] == [True] * 4 + [False] * 35
+
+
+def test_a_tenants_share_is_the_one_told_last() -> None:
+    shares = RoomShares()
+    for share in (0.5, 0.25):
+        shares.enter(Tenant("a", share), 1)
+    assert shares.turn_share(Tenant("b", 0.75)) == 0.75
 
 
 @pytest.mark.parametrize(("max_tokens", "words"), [(100, "kept for other API keys"), (7, "for other API keys")])

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from server.refusal_pace import MAX_WAIT_S, NUM_AT_ONCE, NUM_PER_S, RefusalPace, is_paced
-from tests.server.live_server import LiveServer
+from tests.server.live_server import LiveServer, live_server
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
 NOT_JSON = HEAD + b"Content-Length: 1\r\n\r\n{"
@@ -94,10 +94,13 @@ class TestAnswers:
         server.wait_until(lambda: num_held(server) == 0)  # who leaves is not waited for
 
     @REFUSED
-    def test_is_none_when_too_many_wait(self, server: LiveServer, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    def test_is_none_when_too_many_wait(
+        self, server: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, data: bytes
+    ) -> None:
         monkeypatch.setattr(server.context.refusal_pace, "try_book", lambda: None)
         assert body_of(server, data) == b""
         server.wait_until(lambda: num_held(server) == 0)
+        assert caplog.records == []
 
     def test_waits_when_the_request_is_done_with(self, server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(server.context.refusal_pace, "try_book", lambda: 1000.0)
@@ -117,6 +120,12 @@ def test_only_refusals_take_a_turn(server: LiveServer, monkeypatch: pytest.Monke
     assert server.complete("Hi", max_tokens=1, stream=True).status_code == 200
     server.engine.is_full = True
     assert server.complete("Hi").status_code == 429
+
+
+def test_who_is_too_slow_does_not_wait_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_server(header_timeout=0.1) as server:
+        monkeypatch.setattr(server.context.refusal_pace, "try_book", lambda: pytest.fail("took a turn"))
+        assert b"request_timeout" in body_of(server, NO_ROUTE[:-2])
 
 
 def body_of(server: LiveServer, data: bytes) -> bytes:
