@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from tests.loadtest.fake_server import FakeServer
@@ -40,11 +41,19 @@ async def serve(port: int, peer: Peer) -> None:
         await server.serve_forever()
 
 
+def tidy_up(peer: Peer) -> None:
+    time.sleep(0.5)
+    peer.note("tidied up")
+    os._exit(0)
+
+
 def main() -> None:
     port, notes, habits = int(sys.argv[1]), Path(sys.argv[2]), set(sys.argv[3:])
     peer = Peer(notes, habits)
     if "stubborn" in habits:
         signal.signal(signal.SIGTERM, lambda *_: peer.note("asked to end"))
+    if "tidy" in habits:
+        signal.signal(signal.SIGTERM, lambda *_: tidy_up(peer))
     if "parent" in habits:
         child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
         peer.note(f"started {child.pid}")

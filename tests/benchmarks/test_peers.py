@@ -203,6 +203,13 @@ def test_a_server_is_asked_to_end_before_it_is_killed(
     assert all(map(gone, bench.pids("a")))
 
 
+def test_a_server_has_time_to_tidy_up(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "ORPHANS_GRACE_S", 0.0)
+    bench = Bench(tmp_path, capsys, a="tidy")
+    assert bench.run("--rounds", "1", "--scenario", "S1") == 0
+    assert "tidied up" in bench.notes("a")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_the_server_and_keeps_what_was_measured(
     number: signal.Signals, tmp_path: Path, capsys: Capture
