@@ -48,7 +48,10 @@ class Layers:
         self.weight_bytes = first.nbytes
         count = max(2, WEIGHT_BYTES // self.weight_bytes)
         plain = [torch.randn(num_out, num_in, dtype=dtype) for _ in range(count)]
-        packed = [copy.deepcopy(first) for _ in range(count)]  # quantizing takes long, and codes make no difference
+        if quantization == "none":
+            packed = [pack(weight) for weight in plain]
+        else:
+            packed = [copy.deepcopy(first) for _ in plain]  # quantizing takes long, and codes make no difference
         self._weights: dict[str, list[Any]] = {"twostep": packed}
         if quantization != "none":
             self._weights["dense"] = [KernelWeight(weight) for weight in plain]

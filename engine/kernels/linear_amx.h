@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "huge_pages.h"
 #include "linear.h"
 
 namespace twostep::amx {
@@ -277,7 +278,7 @@ inline void multiply(const Problem<BFloat16>& p, const Weight& weight) {
 // weight [N, K] -> [panel][K step][2 tiles of columns][16 pairs along K][16 columns][2], zero padded.
 inline at::Tensor pack(const at::Tensor& weight) {
   const int64_t n = weight.size(0), k = weight.size(1), panels = divide_up(n, kPanel), steps = divide_up(k, kStep);
-  at::Tensor packed = at::zeros({panels, steps, kPanel, kStep}, weight.options());
+  at::Tensor packed = zeros_in_huge_pages({panels, steps, kPanel, kStep}, weight.options());
   const BFloat16* source = weight.const_data_ptr<BFloat16>();
   BFloat16* target = packed.mutable_data_ptr<BFloat16>();
   run_tasks(panels, false, [&](int64_t panel) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "huge_pages.h"
 #include "linear.h"
 
 #if defined(__AVX2__)
@@ -230,7 +231,7 @@ at::Tensor pack(const at::Tensor& weight) {
   constexpr int kPack = Format::kPack;
   const int64_t n = weight.size(0), k = weight.size(1);
   const int64_t panels = divide_up(n, kPanel), groups = divide_up(k, kPack);
-  at::Tensor packed = at::zeros({panels, groups, kPanel, kPack}, weight.options());
+  at::Tensor packed = zeros_in_huge_pages({panels, groups, kPanel, kPack}, weight.options());
   const Element* source = weight.const_data_ptr<Element>();
   Element* target = packed.mutable_data_ptr<Element>();
   run_tasks(panels, false, [&](int64_t panel) {

@@ -1,6 +1,8 @@
 """Batch invariance of linear layers: a row's result depends on that row alone, to the last bit."""
 
+import resource
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,6 +35,10 @@ def pack(request: pytest.FixtureRequest) -> Pack:
 def random_layer(n: int, k: int, dtype: torch.dtype, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """weight [N, K], bias [N], x [rows, K]."""
     return torch.randn(n, k).to(dtype), torch.randn(n).to(dtype), torch.randn(rows, k).to(dtype)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def exact(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -75,6 +81,26 @@ def test_a_result_does_not_depend_on_the_number_of_threads(dtype: torch.dtype, r
         results.append(packed.multiply(x, bias))
         assert torch.equal(KernelWeight(weight).multiply(x, bias), results[0])  # packing is parallel, too
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_weight_in_huge_pages_gives_what_its_parts_in_small_ones_give(dtype: torch.dtype) -> None:
+    load_kernels() or pytest.skip("no kernels on this machine")
+    weight, bias, x = random_layer(2100, 1100, dtype, 9)
+    whole = KernelWeight(weight).multiply(x, bias)
+    for start, end in [(0, 100), (950, 1100), (2000, 2100)]:
+        part = KernelWeight(weight[start:end]).multiply(x, bias[start:end])
+        assert torch.equal(part, whole[:, start:end]), (start, end)
+
+
+def test_the_memory_of_a_packed_weight_is_given_back() -> None:
+    load_kernels() or pytest.skip("no kernels on this machine")
+    weight = torch.ones(8 << 20, 2)
+    before = resident_bytes()
+    packed = [KernelWeight(weight) for _ in range(4)]
+    assert resident_bytes() > before + 200e6
+    del packed
+    assert resident_bytes() < before + 30e6
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
