@@ -48,10 +48,9 @@ class Layers:
         self.weight_bytes = first.nbytes
         count = max(2, WEIGHT_BYTES // self.weight_bytes)
         plain = [torch.randn(num_out, num_in, dtype=dtype) for _ in range(count)]
-        if quantization == "none":
-            packed = [pack(weight) for weight in plain]
-        else:
-            packed = [copy.deepcopy(first) for _ in plain]  # quantizing takes long, and codes make no difference
+        # Copies of a quantized layer do, since quantizing takes long, though copies lie in ordinary pages.
+        is_dense = quantization == "none"
+        packed = [pack(weight) if is_dense else copy.deepcopy(first) for weight in plain]
         self._weights: dict[str, list[Any]] = {"twostep": packed}
         if quantization != "none":
             self._weights["dense"] = [KernelWeight(weight) for weight in plain]

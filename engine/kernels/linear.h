@@ -55,16 +55,34 @@ bool is_small(const Problem<Element>& p) {
   return p.rows * p.n * p.k < 1 << 15;
 }
 
+// Calls work() on as many threads as there are tasks for.
+template <class Work>
+void run_threads(int64_t num_tasks, bool serial, const Work& work) {
+  if (serial) return work();
+  const int64_t num_threads = std::min<int64_t>(num_tasks, at::get_num_threads());
+  at::parallel_for(0, num_threads, 1, [&](int64_t, int64_t) { work(); });
+}
+
 // Calls task(0) ... task(num_tasks - 1), each once, on whichever thread is free: a thread that the system delays
 // delays only the task it is in.
 template <class Task>
 void run_tasks(int64_t num_tasks, bool serial, const Task& task) {
   std::atomic<int64_t> next{0};
-  const auto work = [&](int64_t, int64_t) {
+  run_threads(num_tasks, serial, [&] {
     for (int64_t i = next++; i < num_tasks; i = next++) task(i);
-  };
-  if (serial) return work(0, 1);
-  at::parallel_for(0, std::min<int64_t>(num_tasks, at::get_num_threads()), 1, work);
+  });
+}
+
+// As run_tasks, with task(i, then) for a thread that takes the task `then` after i, or none: num_tasks or more.
+template <class Task>
+void run_foreseen_tasks(int64_t num_tasks, bool serial, const Task& task) {
+  std::atomic<int64_t> next{0};
+  run_threads(num_tasks, serial, [&] {
+    for (int64_t i = next++, then; i < num_tasks; i = then) {
+      then = next++;
+      task(i, then);
+    }
+  });
 }
 
 template <class Element, class Multiply>

@@ -25,7 +25,7 @@ constexpr int64_t kTileElements = kTile * kStep;       // of one operand
 constexpr int64_t kPanel = 2 * kTile;                  // columns of one panel: two tiles
 constexpr int64_t kStepElements = 2 * kTileElements;   // of one panel
 constexpr int64_t kSumElements = 2 * kTile * kTile;    // 16 rows times one panel
-constexpr int64_t kBlockRowTiles = 32, kBlockPanels = 8, kBlockSteps = 32;  // 512 rows, 256 columns, 1024 of K
+constexpr int64_t kBlockRowTiles = 16, kBlockPanels = 8, kBlockSteps = 8;  // 256 rows, 256 columns, 256 of K
 
 // Linux saves tile registers only for processes that asked for them.
 inline bool is_granted() {
@@ -68,9 +68,17 @@ inline void configure_tiles(int64_t rows) {
   asm volatile("ldtilecfg %0" ::"m"(config));
 }
 
-// The block of sums [row_tile, row_tile_end) x [panel, panel_end), computed by one thread.
+// The block of sums [row_tile, row_tile_end) x [panel, panel_end), computed by one thread. Each panel is multiplied in
+// several passes, with two row tiles each.
 struct Block {
-  int64_t row_tile, row_tile_end, panel, panel_end;
+  int64_t row_tile = 0, row_tile_end = 0, panel = 0, panel_end = 0;
+
+  int64_t num_passes() const { return divide_up(row_tile_end - row_tile, 2); }
+};
+
+// The steps [step, step + steps) of a panel.
+struct Piece {
+  int64_t panel = 0, step = 0, steps = 0;
 };
 
 // x as row tiles: 16 rows, `row_bytes` apart. Where x itself is not of that form (the rows after the last whole tile,
@@ -160,8 +168,32 @@ class RowWriter {
   int64_t num_rows_ = 0;
 };
 
+// Asks memory for some cache lines, into the L2 cache, a few of them at each step: what is multiplied next arrives
+// while the tiles multiply. Asking for every second line only, and leaving the others to the hardware, was slower.
+struct Ahead {
+  static constexpr int64_t kLine = 64;
+
+  const char* at = nullptr;
+  int64_t num_lines = 0, lines_per_step = 0;
+
+  // One of so many equal shares of the lines from `start` on, for that many steps.
+  static Ahead share(const char* start, int64_t num_lines, int64_t number, int64_t shares, int64_t steps) {
+    const int64_t size = divide_up(num_lines, shares), first = std::min(number * size, num_lines);
+    return {start + first * kLine, std::min(size, num_lines - first), divide_up(size, steps)};
+  }
+
+  void fetch() {
+    const int64_t count = std::min(lines_per_step, num_lines);
+    for (const char* end = at + count * kLine; at < end; at += kLine) __builtin_prefetch(at, 0, 2);
+    num_lines -= count;
+  }
+};
+
 // The panels of a weight as they lie in memory.
 struct DenseWeight {
+  static constexpr int64_t kStepLines = kStepElements * sizeof(BFloat16) / Ahead::kLine;
+  static constexpr int64_t kStepsAhead = 2;  // within a panel that is read once
+
   const BFloat16* packed;
   int64_t all_steps;
 
@@ -178,13 +210,24 @@ struct DenseWeight {
   Steps steps_of(const Block&, int64_t /*tile*/, int64_t panel, int64_t step, int64_t /*steps*/) const {
     return {packed + (panel * all_steps + step) * kStepElements};
   }
+
+  // What to ask for in one of `passes` over `now`: a share of the piece `then`. A panel that is read once asks for its
+  // own steps, a few of them ahead.
+  Ahead ahead_of(const Piece& now, const Piece& then, int64_t pass, int64_t passes) const {
+    if (passes == 1) return {start_of({now.panel, kStepsAhead}), now.steps * kStepLines, kStepLines};
+    return Ahead::share(start_of(then), then.steps * kStepLines, pass, passes, now.steps);
+  }
+
+  const char* start_of(const Piece& piece) const {
+    return reinterpret_cast<const char*>(packed + (piece.panel * all_steps + piece.step) * kStepElements);
+  }
 };
 
 // sums += 16 * kRowTiles rows of x times one panel, over `steps` steps of K. Tiles 0 to 3 are the sums, 4 and 5 the
 // rows of x, 6 and 7 the columns of the panel.
 template <int kRowTiles, class Steps, class Writer>
 inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t row_bytes, Steps weights,
-                           int64_t steps, bool is_first, float* sums, Writer& writer) {
+                           int64_t steps, bool is_first, float* sums, Writer& writer, Ahead ahead) {
   constexpr int64_t kSumBytes = kPanel * sizeof(float), kPairBytes = kStep * sizeof(BFloat16);
   float* sums_below = sums + kSumElements;
   if (is_first) {
@@ -204,67 +247,89 @@ inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t r
       load_tile<5>(x_below, row_bytes);
       multiply_tile<2, 5, 6>(), multiply_tile<3, 5, 7>();
     }
-    writer.write(2);
+    writer.write(2), ahead.fetch();
   }
   store_tile<0>(sums, kSumBytes), store_tile<1>(sums + kTile, kSumBytes);
   if constexpr (kRowTiles == 2) store_tile<2>(sums_below, kSumBytes), store_tile<3>(sums_below + kTile, kSumBytes);
 }
 
-// One block, K in pieces so that a piece of the block's panels stays in the L2 cache while the rows pass; in one piece
-// where they pass once, so that panels are read from end to end.
+// The piece that takes the place of `now` in the caches: the same panel's next one, or the first of the panel at its
+// place in the next block. Of no steps where there is none, or where the next block has the same panels.
+inline Piece piece_after(const Piece& now, int64_t all_steps, int64_t max_steps, const Block& block,
+                         const Block& next) {
+  const int64_t end = now.step + now.steps, panel = next.panel + now.panel - block.panel;
+  if (end < all_steps) return {now.panel, end, std::min(max_steps, all_steps - end)};
+  const bool has_one = next.panel != block.panel && panel < next.panel_end;
+  return has_one ? Piece{panel, 0, max_steps} : Piece{};
+}
+
+// One block, K in pieces so that the rows of a pass stay in the L1 cache and the block's panels in the L2 cache; in one
+// piece where there is but one pass. Meanwhile asks memory for the block that comes next.
 template <class Finish, class Weight>
-inline void multiply_block(const Problem<BFloat16>& p, const Weight& weight, const Block& block, const RowTiles& rows,
-                           float* sums) {
-  const int64_t all_steps = divide_up(p.k, kStep), width = block.panel_end - block.panel;
-  const int64_t piece = block.row_tile_end - block.row_tile <= 2 ? all_steps : kBlockSteps;
-  const bool is_one_piece = all_steps <= piece;
+inline void multiply_block(const Problem<BFloat16>& p, const Weight& weight, const Block& block, const Block& next,
+                           const RowTiles& rows, float* sums) {
+  const int64_t all_steps = divide_up(p.k, kStep), width = block.panel_end - block.panel, passes = block.num_passes();
+  const int64_t max_steps = passes == 1 ? all_steps : divide_up(all_steps, divide_up(all_steps, kBlockSteps));
   RowWriter<Finish> writer(p);
-  for (int64_t step = 0; step < all_steps; step += piece) {
-    const int64_t steps = std::min(piece, all_steps - step);
+  for (int64_t step = 0, end = 0; step < all_steps; step = end) {
+    end = std::min(step + max_steps, all_steps);
     int64_t turn = 0;
-    for (int64_t tile = block.row_tile; tile < block.row_tile_end; tile += 2) {
-      const int64_t tile_end = std::min(tile + 2, block.row_tile_end);
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      const int64_t tile = block.row_tile + 2 * pass, tile_end = std::min(tile + 2, block.row_tile_end);
       for (int64_t panel = block.panel; panel < block.panel_end; ++panel, turn ^= 1) {
-        const auto w = weight.steps_of(block, tile, panel, step, steps);
+        const Piece now{panel, step, end - step};
+        const Piece then = piece_after(now, all_steps, max_steps, block, next);
+        auto w = weight.steps_of(block, tile, panel, step, now.steps);
         const BFloat16 *x = rows[tile] + step * kStep, *x_below = rows[tile_end - 1] + step * kStep;
         // Sums that need not wait for the next piece take turns in two places, which stay in the L1 cache.
-        const int64_t place = is_one_piece ? turn : (tile - block.row_tile) / 2 * width + panel - block.panel;
+        const int64_t place = max_steps == all_steps ? turn : pass * width + panel - block.panel;
         float* tile_sums = sums + place * 2 * kSumElements;
+        const Ahead ahead = weight.ahead_of(now, then, pass, passes);
         if (tile_end == tile + 2) {
-          multiply_tiles<2>(x, x_below, rows.row_bytes, w, steps, step == 0, tile_sums, writer);
+          multiply_tiles<2>(x, x_below, rows.row_bytes, w, now.steps, step == 0, tile_sums, writer, ahead);
         } else {
-          multiply_tiles<1>(x, x_below, rows.row_bytes, w, steps, step == 0, tile_sums, writer);
+          multiply_tiles<1>(x, x_below, rows.row_bytes, w, now.steps, step == 0, tile_sums, writer, ahead);
         }
-        if (step + steps == all_steps) writer.start(tile * kTile, std::min(tile_end * kTile, p.rows), panel, tile_sums);
+        if (end == all_steps) writer.start(tile * kTile, std::min(tile_end * kTile, p.rows), panel, tile_sums);
       }
     }
   }
 }
 
-// The shape of a task's block. Large blocks reread less; some per thread are wanted so that all end together.
-inline Block first_block(const Problem<BFloat16>& p) {
-  const int64_t row_tiles = divide_up(p.rows, kTile), panels = divide_up(p.n, kPanel);
-  const int64_t tasks_wanted = 4 * at::get_num_threads();
-  int64_t height = kBlockRowTiles, width = kBlockPanels;
-  while (divide_up(row_tiles, height) * divide_up(panels, width) < tasks_wanted && (height > 2 || width > 1)) {
-    const bool is_wide = width * kPanel >= std::min(height, row_tiles) * kTile;
-    (width > 1 && (is_wide || height == 2) ? width : height) /= 2;
+// How a problem is cut into blocks. Large ones reread less; some per thread are wanted so that all end together.
+class Blocks {
+ public:
+  explicit Blocks(const Problem<BFloat16>& p) : row_tiles_(divide_up(p.rows, kTile)), panels_(divide_up(p.n, kPanel)) {
+    const int64_t wanted = 4 * at::get_num_threads();
+    while (count() < wanted && (height_ > 2 || width_ > 1)) {
+      const bool is_wide = width_ * kPanel >= std::min(height_, row_tiles_) * kTile;
+      (width_ > 1 && (is_wide || height_ == 2) ? width_ : height_) /= 2;
+    }
   }
-  return {0, height, 0, width};
-}
+
+  int64_t count() const { return divide_up(row_tiles_, height_) * divide_up(panels_, width_); }
+
+  // Those of the same panels follow each other. An empty one from count() on.
+  Block operator[](int64_t i) const {
+    if (i >= count()) return {};
+    const int64_t row_blocks = divide_up(row_tiles_, height_);
+    const int64_t row_tile = i % row_blocks * height_, panel = i / row_blocks * width_;
+    return {row_tile, std::min(row_tile + height_, row_tiles_), panel, std::min(panel + width_, panels_)};
+  }
+
+ private:
+  int64_t row_tiles_, panels_, height_ = kBlockRowTiles, width_ = kBlockPanels;
+};
 
 template <class Finish, class Weight>
 inline void multiply_and_finish(const Problem<BFloat16>& p, const Weight& weight) {
   const RowTiles rows = row_tiles_of(p);
-  const Block first = first_block(p);
-  const int64_t row_tiles = divide_up(p.rows, kTile), panels = divide_up(p.n, kPanel);
-  const int64_t height = first.row_tile_end, width = first.panel_end, row_blocks = divide_up(row_tiles, height);
-  run_tasks(row_blocks * divide_up(panels, width), is_small(p), [&](int64_t task) {
+  const Blocks blocks(p);
+  run_foreseen_tasks(blocks.count(), is_small(p), [&](int64_t task, int64_t then) {
     static thread_local Scratch<float> sums;
-    const int64_t row_tile = task % row_blocks * height, panel = task / row_blocks * width;
     configure_tiles(std::min(p.rows, kTile));
-    const Block block{row_tile, std::min(row_tile + height, row_tiles), panel, std::min(panel + width, panels)};
-    multiply_block<Finish>(p, weight, block, rows, sums.get(kBlockRowTiles * kBlockPanels * kSumElements));
+    multiply_block<Finish>(p, weight, blocks[task], blocks[then], rows,
+                           sums.get(kBlockRowTiles * kBlockPanels * kSumElements));
     release_tiles();
   });
 }

@@ -185,6 +185,13 @@ struct QuantizedWeight {
     expand(from, to);
     return {from, to, is_only ? 1 : -1, steps};
   }
+
+  // Expanding asks for codes itself, but only what it expands next.
+  Ahead ahead_of(const Piece& now, const Piece& then, int64_t pass, int64_t passes) const {
+    if (passes == 1) return {};
+    const auto* start = reinterpret_cast<const char*>(packed + (then.panel * all_steps + then.step) * kGroupBytes);
+    return Ahead::share(start, then.steps * kGroupBytes / Ahead::kLine, pass, passes, now.steps);
+  }
 };
 
 }  // namespace amx
