@@ -62,15 +62,22 @@ def sample(logits: Tensor, sampling: SamplingTensors, eos_token_ids: tuple[int, 
 def _choose(logits: Tensor, sampling: SamplingTensors) -> Tensor:
     """`logits` [num_rows, vocab] -> token ids [num_rows]."""
     if len(sampling.greedy_rows) == logits.shape[0]:
-        return logits.argmax(dim=-1)
+        return _argmax(logits)
     logits /= sampling.temperatures[:, None]
-    chosen = logits.argmax(dim=-1)
+    chosen = _argmax(logits)
     if sampling.plain_rows:
         rows = list(sampling.plain_rows)
         chosen[rows] = _sample_plain(logits[rows], sampling.uniforms[rows])
     for row in sampling.filtered_rows:
         chosen[row] = _sample_filtered(logits[row], sampling.uniforms[row], sampling.requests[row].params)
     return chosen
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    """`logits` [num_rows, vocab] -> token ids [num_rows], the first of equals. Numpy takes a fifth of torch's time."""
+    if logits.device.type != "cpu":
+        return logits.argmax(dim=-1)
+    return torch.from_numpy(logits.numpy().argmax(axis=-1))
 
 
 def score(logits: Tensor, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
