@@ -144,10 +144,11 @@ def test_one_that_nobody_waits_for_any_more_is_not_begun() -> None:
         checker._thread.submit(release.wait)
         begun, left, kept, stayer = (asyncio.create_task(checker.check(f'start: "{name}"')) for name in "abcc")
         await asyncio.sleep(0.01)
+        questions = list(checker._asked.values())
         for leaver in (begun, left, kept):
             leaver.cancel()
         await asyncio.wait([begun, left, kept])
-        assert len(checker._asked) == 2
+        assert len(checker._asked) == 2 and [each.task.cancelling() for each in questions] == [0, 1, 0]
         release.set()
         await stayer
         assert len(checker._faults) == 2 and checker._asked == {}

@@ -196,3 +196,4 @@ class TestPrediction:
         assert self.wait_s(room, 1) == 0 and self.wait_s(room, 0) == pytest.approx(20.0)
         room.lets_in(1, 200)
         assert self.wait_s(room, 1) == pytest.approx(400 / 50)
+        assert self.wait_s(room, 0) == pytest.approx(1200 / 50)

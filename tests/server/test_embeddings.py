@@ -1,5 +1,6 @@
 """/v1/embeddings: shapes, order, limits, refusals, and the OpenAI client."""
 
+import asyncio
 import base64
 from typing import Any
 
@@ -7,9 +8,11 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from engine.outputs import RequestOutput
 from engine.request import FinishReason
-from server.embeddings import GROUP, GROUP_TOKENS
-from server.protocol.embeddings import EmbeddingResponse
+from engine.stats import RequestTimings
+from server.embeddings import GROUP, GROUP_TOKENS, body
+from server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from tests.server.events import error_of
 from tests.server.live_server import LiveServer, live_server
 
@@ -75,6 +78,28 @@ def test_no_more_go_at_once_than_the_engine_takes() -> None:
         server.engine.delay_s = 0.001
         assert len(vectors(embed(server, input=["a"] * 10))) == 10
         assert server.engine.max_live_seen == 3
+
+
+def test_others_run_between_two_vectors() -> None:
+    output = RequestOutput(
+        request_id="r",
+        text="",
+        token_ids=(),
+        num_prompt_tokens=1,
+        num_cached_tokens=0,
+        num_output_tokens=0,
+        timings=RequestTimings(queue_s=0.0, prefill_s=0.0, inter_token_s=(), prefill_chunks=1),
+    )
+    request = EmbeddingRequest.model_validate({"input": "Hi"})
+
+    async def num_turns() -> int:
+        telling, turns = asyncio.create_task(body(request, "m", [output] * 5)), 0
+        while not telling.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return turns
+
+    assert asyncio.run(num_turns()) > 5
 
 
 def test_usage_timings_and_headers_count_the_prompts(server: LiveServer) -> None:
