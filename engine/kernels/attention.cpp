@@ -241,13 +241,15 @@ class Worker {
   // Where the keys of positions [tile, tile + kTileKeys) lie. Beyond the task's last any entry will do that exists.
   void find_entries(const Task& task, int64_t tile) {
     const int32_t* table = p_.block_tables + task.sequence * p_.max_blocks;
-    const int64_t num_keys = task.last_position() + 1 - tile;
+    const int64_t num_keys = std::min<int64_t>(kTileKeys, task.last_position() + 1 - tile);
     int64_t block = tile / p_.block_size, offset = tile % p_.block_size;
-    for (int64_t key = 0; key < kTileKeys; ++key) {
-      entries_[key] = key < num_keys ? (table[block] * p_.num_kv_heads + task.kv_head) * p_.block_size + offset
-                                     : entries_[0];
-      if (++offset == p_.block_size) offset = 0, ++block;
+    for (int64_t key = 0; key < num_keys; offset = 0, ++block) {
+      const int64_t first = (table[block] * p_.num_kv_heads + task.kv_head) * p_.block_size + offset;
+      const int64_t count = std::min(p_.block_size - offset, num_keys - key);
+      for (int64_t i = 0; i < count; ++i) entries_[key + i] = first + i;
+      key += count;
     }
+    std::fill(entries_ + num_keys, entries_ + kTileKeys, entries_[0]);
   }
 
   void attend_rows(const Task& task, int64_t tile, int64_t first_row, int rows, State& part) {
