@@ -8,6 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.huge_pages import empty_in_huge_pages
+
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
@@ -31,7 +33,7 @@ class KVCache:
         self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         def allocate(layer: LayerShape, head_size: int) -> Tensor:
-            return torch.empty(num_blocks, layer.num_kv_heads, block_size, head_size, dtype=dtype, device=device)
+            return empty_in_huge_pages((num_blocks, layer.num_kv_heads, block_size, head_size), dtype, device)
 
         self.num_blocks = num_blocks
         self.block_size = block_size

@@ -1,0 +1,25 @@
+"""Tensors in huge pages, for what steps read all over: with pages of 4 KiB, every block is a page walk."""
+
+import contextlib
+import math
+import mmap
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["empty_in_huge_pages"]
+
+
+def empty_in_huge_pages(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A new tensor; on the CPU its memory is left to the operating system until first written, 2 MiB at a time.
+
+    Ordinary pages where the system has no huge ones, and on other devices.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or num_bytes == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(*shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(*shape)
