@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include "linear_kernels.h"
+#include "huge_pages.h"
 #include "linear_quantized.h"
 #include "quantize.h"
 
@@ -91,7 +92,7 @@ at::Tensor pack_quantized(const at::Tensor& codes, const at::Tensor& scales, con
                     n, k, groups, bits};
   const Layout layout = layout_for(dtype);
   const int64_t panels = divide_up(n, layout.panel), words = group_bytes(layout.panel, bits) / sizeof(uint32_t);
-  at::Tensor packed = at::zeros({panels, groups, words}, codes.options().dtype(at::kInt));
+  at::Tensor packed = zeros_in_huge_pages({panels, groups, words}, codes.options().dtype(at::kInt));
   auto* to = reinterpret_cast<uint32_t*>(packed.mutable_data_ptr<int32_t>());
   run_tasks(panels, false, [&](int64_t panel) {
     for (int64_t group = 0; group < groups; ++group) {
