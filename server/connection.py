@@ -3,7 +3,7 @@
 head            --max-header-bytes, --header-timeout; what comes behind it: `middleware.body_limit`
 pipelining      a few requests, each with little of its body, may wait behind the one that is answered
 chunked bodies  chunk sizes, extensions and trailers may not outweigh the content
-connections     --max-connections; when all are taken, the one that has asked for nothing for longest makes room
+connections     --max-connections; when all are taken, one makes room: refused and waiting, or the longest idle
 refusals        have a pace (`refusal_pace`), those of the app and those of this file
 leftovers       of a refused request are read for a moment, so that the answer is not lost to a reset connection
 """
@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from functools import partial
 from typing import Any
 
 import httptools
@@ -28,11 +27,11 @@ from server.errors import (
     HeadTooLargeError,
     NotReadyError,
     RequestTooSlowError,
-    error_body,
+    describe,
     error_headers,
     kind_of,
 )
-from server.refusal_pace import RefusalPace, is_paced, paced
+from server.refusal_pace import RefusalPace, Verdict, is_paced, paced, slow_down
 
 logger = logging.getLogger("twostep.server")
 
@@ -63,6 +62,8 @@ class ConnectionLimits:
     pace: RefusalPace
     waiting: "OrderedDict[BoundedProtocol, None]" = field(default_factory=OrderedDict)
     """Connections that have no request under way, the longest so first."""
+    held: "OrderedDict[BoundedProtocol, None]" = field(default_factory=OrderedDict)
+    """Connections whose refusal waits for its turn."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -74,7 +75,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: ApiError | None = None
         self._is_refused = False
-        self._left = asyncio.Event()
+        self._released = asyncio.Event()  # no answer waits for its turn: the client left, or the server ends
         self._has_turned = False  # to another phase, in the bytes at hand
         self._num_read_bytes = 0  # of the head or of the body, framing included
         self._num_parsed_bytes = 0  # of the head's fields or of the body's content
@@ -82,9 +83,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         limits, num_over = self._limits, len(self.connections) - self._limits.max_connections
-        if num_over > 0 and limits.waiting:
-            oldest, _ = limits.waiting.popitem(last=False)
-            oldest._abort()
+        if num_over > 0 and (idle := limits.held or limits.waiting):
+            idle.popitem(last=False)[0]._cut_off()
         elif num_over > NUM_LINGERING:
             self._abort()
             return
@@ -117,6 +117,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._check_progress()
 
     def shutdown(self) -> None:
+        self._released.set()
         if self._is_refused:
             return
         if self._phase is Phase.BODY and not self.cycle.response_started:
@@ -172,8 +173,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        paced_app: Any = paced(app, self._limits.pace, self._left, self._cut_off)
+        paced_app: Any = paced(app, self._hold, self._cut_off)
         super()._start_asgi_task(cycle, paced_app)
+
+    async def _hold(self, key_name: str = "") -> Verdict:
+        """Wait for the turn of a refusal."""
+        peer = self.client[0] if self.client else ""
+        self._limits.held[self] = None
+        try:
+            return await self._limits.pace.turn(key_name or f"peer {peer}", self._released)
+        finally:
+            self._limits.held.pop(self, None)
 
     @property
     def _has_no_request(self) -> bool:
@@ -229,15 +239,24 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_refused = True
         self._leave()
         self._limits.waiting.pop(self, None)
-        wait_s = self._limits.pace.try_book() if is_paced(error.status_code) else 0.0
-        if wait_s is None:
-            self._abort()
-        elif wait_s > 0:
-            self._set_timer(wait_s, partial(self._tell, error))
+        self._set_timer(None)
+        if is_paced(error.status_code):
+            self._released = asyncio.Event()
+            self.tasks.add(task := self.loop.create_task(self._tell_in_turn(error)))
+            task.add_done_callback(self.tasks.discard)
         else:
             self._tell(error)
 
-    def _tell(self, error: ApiError) -> None:
+    async def _tell_in_turn(self, error: ApiError) -> None:
+        verdict = await self._hold()
+        if verdict is not Verdict.CUT_OFF:
+            self._tell(slow_down() if verdict is Verdict.SLOW_DOWN else error)
+        else:
+            self._abort()
+
+    def _tell(self, error: Exception) -> None:
+        if self.transport.is_closing():
+            return
         self.transport.write(_raw_response(error))
         self.transport.write_eof()
         self._set_timer(LINGER_S, self._abort)
@@ -254,7 +273,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _leave(self) -> None:
         """The app sees a client that left, and writes nothing any more."""
-        self._left.set()
+        self._released.set()
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._answering.message_event.set()
@@ -273,8 +292,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer = None if delay_s is None or act is None else self.loop.call_later(delay_s, act)
 
 
-def _raw_response(error: ApiError) -> bytes:
-    kind = kind_of(type(error))
-    response = JSONResponse(error_body(error.detail, kind), kind.status, headers=error_headers(kind, error))
-    fields = [name + b": " + value + b"\r\n" for name, value in (*response.raw_headers, (b"connection", b"close"))]
+def _raw_response(error: Exception) -> bytes:
+    kind, body = describe(error, request_id="")
+    response = JSONResponse(body, kind.status, headers=error_headers(kind, error))
+    response.headers["connection"] = "close"
+    fields = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
     return b"".join([STATUS_LINE[kind.status], *fields, b"\r\n", response.body])

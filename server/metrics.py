@@ -84,6 +84,10 @@ class Metrics:
         """`reason` is the error's code."""
         self._rejections.labels(reason).inc()
 
+    def on_refusal_answer(self, verdict: str) -> None:
+        """See `refusal_pace`."""
+        self._refusal_answers.labels(verdict).inc()
+
     def on_key_request(self, key: str, counts: TokenCounts | None, error_code: str | None) -> None:
         """A POST has ended that came with this key; `counts` is None if it got no token."""
         self._key_requests.labels(key).inc()
@@ -109,6 +113,9 @@ class Metrics:
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated and delivered.")
         self._requests = self._counter("requests", "Requests that ended, by how.", "finish_reason")
         self._rejections = self._counter("rejections", "Requests that were refused, by error code.", "reason")
+        self._refusal_answers = self._counter(
+            "refusal_answers", "Answers that have a pace, by what became of them.", "how"
+        )
         self._key_requests = self._counter("key_requests", "POST requests that ended, by API key.", "key")
         self._key_tokens = self._counter("key_tokens", "Tokens of requests that ended, by API key.", "key", "kind")
         self._key_rejections = self._counter("key_rejections", "Refused requests, by API key.", "key", "reason")

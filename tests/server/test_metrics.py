@@ -44,6 +44,7 @@ TABLE: dict[str, tuple[str, set[str], list[str]]] = {
     "requests": ("counter", {"finish_reason"}, ["vllm:request_success"]),
     "preemptions": ("counter", set(), ["vllm:num_preemptions"]),
     "rejections": ("counter", {"reason"}, []),
+    "refusal_answers": ("counter", {"how"}, []),
     "key_requests": ("counter", {"key"}, []),
     "key_tokens": ("counter", {"key", "kind"}, []),
     "key_rejections": ("counter", {"key", "reason"}, []),
@@ -72,6 +73,7 @@ def busy_metrics(with_vllm_names: bool = True) -> Metrics:
     metrics.on_finish(FinishReason.STOP, timings)
     metrics.on_finish(FinishReason.ABORT, None)
     metrics.on_rejection("slow_down")
+    metrics.on_refusal_answer("late")
     metrics.watch_room(lambda: RoomStats(12, 345, 6.5))
     metrics.on_key_request("alice", TokenCounts(11, 4, 2), None)
     metrics.on_key_request("alice", None, "slow_down")

@@ -1,10 +1,13 @@
-"""Refusals wait for their turn when there are many; nothing else does, and nobody waits for who left."""
+"""Refusals wait for their turn when one client has many; nothing else does, and nobody waits for who left."""
 
+import asyncio
+import socket
 from contextlib import closing
 
 import pytest
 
-from server.refusal_pace import MAX_WAIT_S, NUM_AT_ONCE, NUM_PER_S, RefusalPace, is_paced
+from server import refusal_pace
+from server.refusal_pace import MAX_KNOWN, MAX_WAIT_S, NUM_AT_ONCE, NUM_PER_S, RefusalPace, Verdict, is_paced
 from tests.server.live_server import LiveServer, live_server
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -12,6 +15,7 @@ NOT_JSON = HEAD + b"Content-Length: 1\r\n\r\n{"
 NOT_HTTP = b"\0\r\n\r\n"
 UNREAD = HEAD + b"Content-Length: 99999999\r\n\r\n"
 NO_ROUTE = b"GET /nowhere HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 REFUSED = pytest.mark.parametrize(
     "data", [NOT_JSON, NOT_HTTP, UNREAD, NO_ROUTE], ids=["json", "http", "unread", "route"]
 )
@@ -25,12 +29,16 @@ class Clock:
         return self.now_s
 
 
-def waits(pace: RefusalPace, count: int) -> list[float | None]:
-    return [pace.try_book() for _ in range(count)]
+def waits(pace: RefusalPace, count: int, who: str = "a") -> list[float]:
+    return [pace.book(who) for _ in range(count)]
+
+
+def silent_pace(clock: Clock) -> RefusalPace:
+    return RefusalPace(lambda _: None, clock)
 
 
 def used_up(clock: Clock) -> RefusalPace:
-    pace = RefusalPace(clock)
+    pace = silent_pace(clock)
     assert waits(pace, NUM_AT_ONCE) == [0.0] * NUM_AT_ONCE
     return pace
 
@@ -45,7 +53,7 @@ class TestTurns:
         pace = used_up(clock)
         for _ in range(1000):
             clock.now_s += 1.001 / NUM_PER_S
-            assert pace.try_book() == 0.0
+            assert pace.book("a") == 0.0
 
     def test_credit_comes_back_with_time_and_no_more_than_a_crowds(self) -> None:
         clock = Clock()
@@ -55,13 +63,58 @@ class TestTurns:
         clock.now_s += 1000
         assert waits(pace, NUM_AT_ONCE + 1)[NUM_AT_ONCE - 1 :] == pytest.approx([0.0, 1 / NUM_PER_S], abs=1e-6)
 
-    def test_no_more_wait_than_have_a_turn_in_time_and_those_cost_no_turn(self) -> None:
+    def test_no_more_wait_than_have_a_turn_in_time_and_the_others_cost_no_turn(self) -> None:
         clock = Clock()
         pace = used_up(clock)
-        told = [wait_s for wait_s in waits(pace, 2 * int(MAX_WAIT_S * NUM_PER_S)) if wait_s is not None]
-        assert len(told) == pytest.approx(MAX_WAIT_S * NUM_PER_S, abs=1) and max(told) <= MAX_WAIT_S
+        in_time = [wait_s for wait_s in waits(pace, 2 * int(MAX_WAIT_S * NUM_PER_S)) if wait_s <= MAX_WAIT_S]
+        assert len(in_time) == pytest.approx(MAX_WAIT_S * NUM_PER_S, abs=1)
         clock.now_s += 1.001 / NUM_PER_S
-        assert pace.try_book() is not None
+        assert pace.book("a") <= MAX_WAIT_S
+
+    def test_each_has_its_own(self) -> None:
+        pace = used_up(Clock())
+        assert waits(pace, NUM_AT_ONCE, "b") == [0.0] * NUM_AT_ONCE
+        assert pace.book("a") > 0 and pace.book("b") > 0
+
+    def test_of_so_many_the_longest_quiet_is_forgotten(self) -> None:
+        pace = used_up(Clock())
+        waits(pace, NUM_AT_ONCE, "b")
+        for number in range(MAX_KNOWN - 2):
+            pace.book(f"other-{number}")
+        assert pace.book("a") > 0
+        pace.book("one more")
+        assert pace.book("a") > 0 and pace.book("b") == 0
+        assert len(pace._next_s) == MAX_KNOWN
+
+
+class TestVerdicts:
+    @pytest.fixture(autouse=True)
+    def _hasty(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(refusal_pace, "MAX_WAIT_S", 2.5 / NUM_PER_S)
+
+    def turns(self, count: int, *, is_released: bool = False) -> list[str]:
+        """Of one client, all at once; what is reported."""
+        reported: list[str] = []
+
+        async def all_turns() -> None:
+            pace, released = RefusalPace(reported.append, Clock()), asyncio.Event()
+            if is_released:
+                released.set()
+            told = await asyncio.gather(*(pace.turn("a", released) for _ in range(count)))
+            assert [verdict.value for verdict in told] == reported and pace._num_waiting == 0
+
+        asyncio.run(all_turns())
+        return reported[NUM_AT_ONCE - 1 :]
+
+    def test_late_ones_are_told_and_later_ones_told_to_slow_down(self) -> None:
+        assert self.turns(NUM_AT_ONCE + 4) == ["at_once", "late", "late", "slow_down", "slow_down"]
+
+    def test_beyond_those_that_may_wait_all_are_cut_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(refusal_pace, "MAX_WAITING", 1)
+        assert self.turns(NUM_AT_ONCE + 3) == ["at_once", "late", "cut_off", "cut_off"]
+
+    def test_who_is_released_before_takes_no_turn(self) -> None:
+        assert self.turns(NUM_AT_ONCE + 4, is_released=True) == ["at_once"] * 5
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 405, 413, 415, 431])
@@ -74,18 +127,23 @@ def test_what_does_not_has_none(status: int) -> None:
     assert not is_paced(status)
 
 
+def wait(monkeypatch: pytest.MonkeyPatch, server: LiveServer, wait_s: float) -> None:
+    """Each refusal, from now on."""
+    monkeypatch.setattr(server.context.refusal_pace, "book", lambda who: wait_s)
+
+
 class TestAnswers:
     @REFUSED
     def test_is_the_same_after_a_wait(self, server: LiveServer, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
         at_once = body_of(server, data)
-        monkeypatch.setattr(server.context.refusal_pace, "try_book", lambda: 0.01)
+        wait(monkeypatch, server, 0.01)
         assert at_once and body_of(server, data) == at_once
 
     @REFUSED
     def test_is_not_written_before_its_turn(
         self, server: LiveServer, monkeypatch: pytest.MonkeyPatch, data: bytes
     ) -> None:
-        monkeypatch.setattr(server.context.refusal_pace, "try_book", lambda: 1000.0)
+        wait(monkeypatch, server, MAX_WAIT_S)
         with closing(server.connect()) as connection:
             connection.sendall(data)
             connection.settimeout(0.1)
@@ -94,16 +152,27 @@ class TestAnswers:
         server.wait_until(lambda: num_held(server) == 0)  # who leaves is not waited for
 
     @REFUSED
+    def test_is_to_slow_down_when_the_turn_is_too_far(
+        self, server: LiveServer, monkeypatch: pytest.MonkeyPatch, data: bytes
+    ) -> None:
+        monkeypatch.setattr(refusal_pace, "MAX_WAIT_S", 0.01)
+        wait(monkeypatch, server, 0.02)
+        answer = answer_of(server, data.replace(b"Connection: close\r\n", b"")).lower()
+        assert answer.startswith(b"http/1.1 429 ") and b'"slow_down"' in answer
+        assert b"\r\nretry-after: 1\r\n" in answer and b"\r\nconnection: close\r\n" in answer
+
+    @REFUSED
     def test_is_none_when_too_many_wait(
         self, server: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, data: bytes
     ) -> None:
-        monkeypatch.setattr(server.context.refusal_pace, "try_book", lambda: None)
-        assert body_of(server, data) == b""
+        monkeypatch.setattr(refusal_pace, "MAX_WAITING", 0)
+        wait(monkeypatch, server, 0.01)
+        assert answer_of(server, data) == b""
         server.wait_until(lambda: num_held(server) == 0)
         assert caplog.records == []
 
     def test_waits_when_the_request_is_done_with(self, server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(server.context.refusal_pace, "try_book", lambda: 1000.0)
+        wait(monkeypatch, server, MAX_WAIT_S)
         with closing(server.connect()) as connection:
             connection.sendall(NOT_JSON)
             server.wait_until(lambda: num_held(server) == 1)
@@ -111,9 +180,57 @@ class TestAnswers:
             assert num_held(server) == 1
         server.wait_until(lambda: num_held(server) == 0)
 
+    @REFUSED
+    def test_makes_room_for_new_connections(self, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+        with live_server(max_connections=2) as server, closing(server.connect()) as idle:
+            assert server.client.get("/health").status_code == 200
+            wait(monkeypatch, server, MAX_WAIT_S)
+            idle.close()
+            server.wait_until(lambda: len(server.server.server_state.connections) == 1)
+            with closing(server.connect()) as held:
+                held.sendall(data)
+                server.wait_until(lambda: num_waiting(server) == 1)
+                assert b"200" in answer_of(server, HEALTH)[:20]
+                assert rest_of(held) == b""
+            assert server.client.get("/health").status_code == 200  # on its old connection: idle ones are kept
+
+    @REFUSED
+    def test_is_written_at_once_when_the_server_ends(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, data: bytes
+    ) -> None:
+        with live_server() as server, closing(server.connect()) as held:
+            at_once = status_of(answer_of(server, data))
+            wait(monkeypatch, server, MAX_WAIT_S)
+            held.sendall(data)
+            server.wait_until(lambda: num_waiting(server) == 1)
+            server.server.should_exit = True
+            assert status_of(rest_of(held)) in (at_once, 503)  # of a body not read: send it to another one
+        assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+
+
+def test_each_key_and_each_address_has_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    booked: list[str] = []
+    with live_server(api_key=["secret"]) as server:
+        monkeypatch.setattr(server.context.refusal_pace, "book", lambda who: booked.append(who) or 0.0)
+        with_key = NOT_JSON.replace(b"Host: x\r\n", b"Host: x\r\nAuthorization: Bearer secret\r\n")
+        for data in (with_key, NOT_JSON, NOT_HTTP):
+            assert body_of(server, data)
+    [key] = server.context.keys._keys
+    assert booked == [key.name, "peer 127.0.0.1", "peer 127.0.0.1"]
+
+
+def test_refusals_are_counted_by_what_became_of_them(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = server.context.metrics._refusal_answers.labels
+    before = [counter(verdict.value)._value.get() for verdict in Verdict]
+    body_of(server, NOT_JSON)
+    wait(monkeypatch, server, 0.01)
+    body_of(server, NOT_JSON)
+    after = [counter(verdict.value)._value.get() for verdict in Verdict]
+    assert [new - old for new, old in zip(after, before, strict=True)] == [1, 1, 0, 0]
+
 
 def test_only_refusals_take_a_turn(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.context.refusal_pace, "try_book", lambda: pytest.fail("took a turn"))
+    monkeypatch.setattr(server.context.refusal_pace, "book", lambda who: pytest.fail("took a turn"))
     for path in ("/health", "/ready", "/metrics", "/v1/models"):
         assert server.client.get(path).status_code == 200
     assert server.complete("Hi", max_tokens=1).status_code == 200
@@ -124,21 +241,37 @@ def test_only_refusals_take_a_turn(server: LiveServer, monkeypatch: pytest.Monke
 
 def test_who_is_too_slow_does_not_wait_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
     with live_server(header_timeout=0.1) as server:
-        monkeypatch.setattr(server.context.refusal_pace, "try_book", lambda: pytest.fail("took a turn"))
+        monkeypatch.setattr(server.context.refusal_pace, "book", lambda who: pytest.fail("took a turn"))
         assert b"request_timeout" in body_of(server, NO_ROUTE[:-2])
 
 
 def body_of(server: LiveServer, data: bytes) -> bytes:
-    """Of the answer; empty if the server closes without one."""
+    return answer_of(server, data).partition(b"\r\n\r\n")[2]
+
+
+def answer_of(server: LiveServer, data: bytes) -> bytes:
+    """Empty if the server closes without one."""
     with closing(server.connect()) as connection:
         connection.sendall(data)
-        answer = b""
-        try:
-            while part := connection.recv(65536):
-                answer += part
-        except ConnectionResetError:
-            pass
-    return answer.partition(b"\r\n\r\n")[2]
+        return rest_of(connection)
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    answer = b""
+    try:
+        while part := connection.recv(65536):
+            answer += part
+    except ConnectionResetError:
+        pass
+    return answer
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split()[1])
+
+
+def num_waiting(server: LiveServer) -> int:
+    return server.context.refusal_pace._num_waiting
 
 
 def num_held(server: LiveServer) -> int:
