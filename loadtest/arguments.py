@@ -5,7 +5,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from loadtest.client import WireOptions
@@ -74,6 +74,13 @@ def parse_config(arguments: Sequence[str] | None) -> Config:
         is_strict=flags.strict,
         json_file=flags.json,
     )
+
+
+def given(arguments: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Those of these flags that are among the arguments, whichever way they are written and whatever their value."""
+    unset = dict.fromkeys(names, object())
+    flags = vars(_parser().parse_args(arguments, argparse.Namespace(**unset)))
+    return [name for name in unset if flags[name] is not unset[name]]
 
 
 def _with_defaults(flags: argparse.Namespace) -> dict[str, Any]:

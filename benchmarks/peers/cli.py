@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.plot is not None:
             check_plot(options.plot)
         if options.file.suffix == ".json":
-            return _redraw(options)
+            return _redraw(options, load)
         wishes = Wishes(
             options.only, options.scenario, options.subject, options.rounds, options.limit, options.seed, load
         )
@@ -89,7 +89,13 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:at], words[at + 1 :]
 
 
-def _redraw(options: argparse.Namespace) -> int:
+def _redraw(options: argparse.Namespace, load: Sequence[str]) -> int:
+    """UsageError for anything else that is asked for: it would have no effect."""
+    default = _parser().get_default
+    asked = [name for name, value in vars(options).items() if name not in ("file", "plot") and value != default(name)]
+    if asked or load:
+        words = ", ".join((*(f"--{name.replace('_', '-')}" for name in asked), *load[:1]))
+        raise UsageError(f"{options.file}: a document is drawn as it is, so this has no effect: {words}")
     if options.plot is None:
         return _fail("of a document only --plot can be made")
     try:

@@ -10,11 +10,13 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from loadtest.arguments import parse_config
+from loadtest.arguments import given, parse_config
 from loadtest.config import SCENARIOS, Config
 from loadtest.errors import UsageError
 
 _NO_URL = "http://127.0.0.1:1"  # of a config that is only checked
+# Flags that a load cannot have: the first are decided here, for the others nothing would happen.
+_OWN = ("scenario", "seed", "rounds", "wait", "json", "quiet", "strict")
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,19 @@ class Plan:
     load: tuple[str, ...]
 
     def config(self, server: ServerPlan, scenario: str, round_number: int, url: str = _NO_URL) -> Config:
-        """One run, as the load test takes it: the prompts of a round are the same for all servers."""
+        """One run, as the load test takes it: the prompts of a round are the same for all servers.
+
+        UsageError for a load that this program would have to ignore, or that names another server.
+        """
         seed = f"{self.seed}{round_number:03}{list(SCENARIOS).index(scenario)}"
-        special = [_filled(flag, 0) for flag in server.load]
+        load = [*self.load, *(_filled(flag, 0) for flag in server.load)]
+        if taken := given([url, *load], _OWN):
+            raise UsageError(f"--{taken[0]} does not belong to the load: it is decided here (--help), or not used")
         own = [url, "--scenario", scenario, "--seed", seed, "--rounds", "1", "--wait", "0"]
-        return parse_config([*self.load, *special, *own])
+        config = parse_config([*load, *own])
+        if config.urls != (url,):
+            raise UsageError(f"the load cannot name a server: {', '.join(config.urls)}")
+        return config
 
     def turns(self) -> list[list[ServerPlan]]:
         """Who comes after whom: every second round backwards, so that a machine that slowly changes favours nobody."""
@@ -92,11 +102,7 @@ def read_plan(path: Path, wishes: Wishes, new_seed: int) -> Plan:
         raise UsageError(f"{path}: servers are written as [[server]]")
     servers = tuple(_server(entry, scenarios, f"{path}: server {number}") for number, entry in enumerate(entries, 1))
     names = [server.name for server in servers]
-    for name in (*wishes.only, *filter(None, (wishes.subject, table.get("subject")))):
-        if name not in names:
-            raise UsageError(f"{path}: no server is called {name}; there are: {', '.join(names) or 'none'}")
-    if len(set(names)) < len(names):
-        raise UsageError(f"{path}: two servers have the same name")
+    _check_names(names, wishes, table.get("subject"), str(path))
     servers = tuple(server for server in servers if server.name in (wishes.only or names))
     if not servers:
         raise UsageError(f"{path}: there is no [[server]]")
@@ -105,7 +111,7 @@ def read_plan(path: Path, wishes: Wishes, new_seed: int) -> Plan:
         servers=servers,
         scenarios=scenarios,
         subject=subject if any(server.name == subject for server in servers) else servers[0].name,
-        rounds=wishes.rounds or int(_number(table, "rounds", 2, str(path))),
+        rounds=wishes.rounds or _whole_number(table, "rounds", 2, str(path)),
         limit_s=wishes.limit_s or _number(table, "limit_s", 600, str(path)),
         seed=new_seed if wishes.seed is None else wishes.seed,
         load=(*_strings(table, "load", str(path)), *wishes.load),
@@ -114,6 +120,16 @@ def read_plan(path: Path, wishes: Wishes, new_seed: int) -> Plan:
         for scenario in server.scenarios:
             plan.config(server, scenario, 0)
     return plan
+
+
+def _check_names(names: Sequence[str], wishes: Wishes, subject: str | None, where: str) -> None:
+    for name in (*wishes.only, *filter(None, (wishes.subject, subject))):
+        if name not in names:
+            raise UsageError(f"{where}: no server is called {name}; there are: {', '.join(names) or 'none'}")
+    if len(set(names)) < len(names):
+        raise UsageError(f"{where}: two servers have the same name")
+    if wishes.only and wishes.subject is not None and wishes.subject not in wishes.only:
+        raise UsageError(f"--subject {wishes.subject} is not among the servers of --only")
 
 
 def _server(entry: Mapping[str, Any], scenarios: Sequence[str], where: str) -> ServerPlan:
@@ -182,4 +198,11 @@ def _number(table: Mapping[str, Any], key: str, default: float, where: str) -> f
     value = table.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 1e6:
         raise UsageError(f"{where}: {key} is a number from 1 up")
+    return value
+
+
+def _whole_number(table: Mapping[str, Any], key: str, default: int, where: str) -> int:
+    value = _number(table, key, default, where)
+    if not isinstance(value, int):
+        raise UsageError(f"{where}: {key} is a whole number")
     return value

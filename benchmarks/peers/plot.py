@@ -18,7 +18,7 @@ def check_plot(path: Path) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"{path}: there is no such directory")
     if find_spec("matplotlib") is None:
-        raise UsageError("drawing needs matplotlib: pip install 'twostep[plot]', or leave out --plot")
+        raise UsageError("drawing needs matplotlib: pip install -e '.[plot]', or leave out --plot")
 
 
 def draw(told: dict[str, Any], path: Path) -> None:

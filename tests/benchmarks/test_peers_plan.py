@@ -25,6 +25,7 @@ def plan_of(tmp_path: Path, text: str, **wishes: object) -> Plan:
         ('[server]\nname = "a"\ncommand = "x"', "[[server]]"),
         ("rounds = 0\n" + ONE, "rounds is a number from 1 up"),
         ("rounds = true\n" + ONE, "rounds is a number from 1 up"),
+        ("rounds = 2.5\n" + ONE, "rounds is a whole number"),
         ("round = 2\n" + ONE, "nothing is called round"),
         ('scenarios = ["S9"]\n' + ONE, "no scenario is called S9"),
         ('scenarios = "S1"\n' + ONE, "scenarios is a list of texts"),
@@ -42,6 +43,8 @@ def plan_of(tmp_path: Path, text: str, **wishes: object) -> Plan:
         ('[[server]]\nname = "a"\ncommand = "serve \'"', "server 1: No closing quotation"),
         ('[[server]]\nname = "a"\ncommand = "serve $"', "server 1: Invalid placeholder"),
         ('load = ["--prefix-len", "5"]\n' + ONE, "--prefix-len"),
+        ('load = ["--seed", "5"]\n' + ONE, "--seed does not belong to the load"),
+        (ONE + 'load = ["http://other"]', "the load cannot name a server: http://other"),
     ],
 )  # fmt: skip
 def test_a_file_that_makes_no_sense_is_refused_with_the_place(text: str, words: str, tmp_path: Path) -> None:
@@ -53,6 +56,28 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_place(text: str, words: 
 def test_a_server_that_the_file_does_not_name_cannot_be_asked_for(wishes: dict[str, object], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no server is called b; there are: a"):
         plan_of(tmp_path, ONE, **wishes)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--seed 3", "--seed=3", "--se 3", "--rounds 1", "--scenario S1", "--wait 0", "--json x", "--strict", "--quiet"],
+)
+def test_a_flag_without_effect_is_refused_among_those_of_the_load(flag: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"{flag[:4]}.* does not belong to the load"):
+        plan_of(tmp_path, ONE, load=flag.split())
+
+
+@pytest.mark.parametrize("load", [["http://other"], ["--warmup", "3", "http://other"], ["http://other", "--model"]])
+def test_the_load_names_no_server(load: list[str], tmp_path: Path) -> None:
+    with pytest.raises((UsageError, SystemExit)):
+        plan_of(tmp_path, ONE, load=load)
+
+
+def test_the_subject_that_is_asked_for_is_among_the_servers_that_are_asked_for(tmp_path: Path) -> None:
+    two = ONE + ONE.replace('"a"', '"b"')
+    with pytest.raises(UsageError, match="--subject a is not among the servers of --only"):
+        plan_of(tmp_path, two, only=["b"], subject="a")
+    assert plan_of(tmp_path, two, only=["a", "b"], subject="b").subject == "b"
 
 
 def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ DOCUMENT = {
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plot, "find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=r"pip install 'twostep\[plot\]'"):
+    with pytest.raises(UsageError, match=r"pip install -e '\.\[plot\]'"):
         check_plot(tmp_path / "x.svg")
 
 
@@ -49,6 +49,23 @@ def test_a_document_is_drawn_without_measuring_again(tmp_path: Path, monkeypatch
     assert drawn == [(DOCUMENT, tmp_path / "x.svg")]
     assert main([str(tmp_path / "peers.json")]) == 2
     assert main([str(tmp_path / "other.json"), "--plot", str(tmp_path / "x.svg")]) == 2
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["--dry-run", "--only a", "--rounds 2", "--json x.json", "--scenario S1", "--subject a", "--limit 3", "--seed 0",
+     "--logs x", "-- --warmup 1"],
+)  # fmt: skip
+def test_what_has_no_effect_on_a_picture_is_refused(
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(plot, "find_spec", lambda _: SimpleNamespace())
+    monkeypatch.setattr("benchmarks.peers.cli.draw", lambda *told: drawn.append(told))
+    (tmp_path / "peers.json").write_text(json.dumps(DOCUMENT))
+    code = main([str(tmp_path / "peers.json"), "--plot", str(tmp_path / "x.svg"), *asked.split()])
+    assert (code, drawn) == (2, [])
+    assert f"no effect: {asked.removeprefix('-- ').split()[0]}" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
