@@ -19,11 +19,12 @@ MAX_BODY_BYTES = 64 << 20
 
 @dataclass
 class Answer:
-    """A request under way: lists of token ids as they come, then None."""
+    """A request under way: lists of token ids as they come, then None. Nobody reads them when `has_left` is set."""
 
     prompt: list[int]
     max_tokens: int
     tokens: "asyncio.Queue[list[int] | None]"
+    has_left: bool = False
 
 
 class Pipeline:
@@ -52,6 +53,9 @@ class Pipeline:
         """Steps for ever."""
         while True:
             self._admit()
+            for handle, answer in self._live.values():
+                if answer.has_left:
+                    handle.cancel()  # its blocks are free after the step
             self._pipeline.step()
             for key, (handle, answer) in list(self._live.items()):
                 if handle.can_read():
@@ -82,6 +86,13 @@ def make_app(options: argparse.Namespace) -> Any:
         body = await request.json()
         answer = Answer(body["prompt"], body["max_tokens"], asyncio.Queue())
         pipeline.add(answer)
+        try:
+            return await stream(request, answer)
+        except (asyncio.CancelledError, ConnectionError):
+            answer.has_left = True
+            raise
+
+    async def stream(request: Any, answer: Answer) -> Any:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         num_sent = 0
@@ -119,7 +130,8 @@ def main() -> None:
     parser.add_argument("--cache-gb", type=int, default=2)
     parser.add_argument("--batch-tokens", type=int, default=256, help="most tokens of a step (default: 256)")
     options = parser.parse_args()
-    import_module("aiohttp.web").run_app(make_app(options), host="127.0.0.1", port=options.port, print=None)
+    run_app = import_module("aiohttp.web").run_app
+    run_app(make_app(options), host="127.0.0.1", port=options.port, print=None, handler_cancellation=True)
 
 
 if __name__ == "__main__":
