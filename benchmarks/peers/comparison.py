@@ -3,16 +3,17 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from subprocess import STDOUT
+from subprocess import DEVNULL, PIPE, STDOUT
 from typing import Any
 
 from benchmarks.peers.machine import ForeignCpu, foreign_share
 from benchmarks.peers.plan import Plan, ServerPlan
 from benchmarks.peers.processes import ServerProcess, StartFailed, running
+from benchmarks.peers.uneven import uneven
 from loadtest.benchmark import Benchmark
 from loadtest.config import Config
 from loadtest.document import document
@@ -20,6 +21,7 @@ from loadtest.errors import LoadTestError
 from loadtest.findings import warnings_of
 from loadtest.progress import Progress
 from loadtest.results import RunResult
+from loadtest.stats import Summary
 
 _IDLE_CHECK_S = 1.0
 _VERSION_TIMEOUT_S = 120.0
@@ -36,7 +38,7 @@ class Run:
     problem: str = ""
     last_words: str = ""  # of the server's log, where the server is the problem
     warnings: tuple[str, ...] = ()
-    foreign_cpu_share: float | None = None
+    foreign_cpu_share: float | None = None  # unknown where the server ended: its own went with it
     result: RunResult | None = None
     loadtest: dict[str, Any] | None = None  # the load test's own document
 
@@ -47,6 +49,7 @@ class Run:
             return self.problem
         rates = ", ".join(
             f"{_told(summary.token_rate(summary.completion_tokens))} output tok/s of {name}"
+            f" ({summary.num_ok}/{summary.num_requests} ok)"
             for name, summary in sorted(self.result.groups.items())
         )
         return f"{rates}; others took {self.foreign_cpu_share or 0:.1%} of the CPU"
@@ -109,22 +112,33 @@ class Comparison:
 
     async def _turn(self, result: ServerResult, round_number: int) -> None:
         """Adds one run per scenario, also where the server cannot be started or ends."""
-        plan, last_words = result.plan, ""
-        log = self._logs / f"{re.sub(r'[^A-Za-z0-9.-]', '_', plan.name)}-{round_number + 1}.log"
-        left = list(plan.scenarios)
+        left = list(result.plan.scenarios)
+        while left:
+            await self._one_start(result, round_number, left)
+
+    async def _one_start(self, result: ServerResult, round_number: int, left: list[str]) -> None:
+        """Takes from `left`, which is not empty, the scenarios of one start of the server: up to one with a problem,
+        since requests that were given up may still run there; or all, where it cannot be started or has ended."""
+        plan, problem, last_words = result.plan, "", ""
+        log = self._logs / f"{re.sub(r'[^A-Za-z0-9.-]', '_', plan.name)}-{round_number + 1}-{left[0]}.log"
         try:
             async with running(plan, log) as server:
                 try:
                     result.starts_s.append(await self._ready_after_s(server, plan, round_number))
                     while left and not server.why_ended:
-                        self._add(result, await self._measure(server, plan, left.pop(0), round_number))
-                    problem = f"the server had ended: {server.why_ended}"
+                        run = await self._measure(server, plan, left.pop(0), round_number)
+                        self._add(result, run)
+                        _end_if_cancelled()
+                        if run.problem:
+                            break
+                    problem = f"the server had ended: {server.why_ended}" if server.why_ended else ""
                 finally:
                     last_words = server.last_words()
+                    self._say(f"{self._title(plan, round_number)}: ending")
         except StartFailed as error:
             problem = str(error)
-        for scenario in left:
-            self._add(result, Run(round_number, scenario, problem, last_words))
+        while problem and left:
+            self._add(result, Run(round_number, left.pop(0), problem, last_words))
 
     def _add(self, result: ServerResult, run: Run) -> None:
         result.runs.append(run)
@@ -143,22 +157,30 @@ class Comparison:
         foreign = ForeignCpu(lambda: server.family)
         with self._progress() as progress:
             benchmark, problem = await _load(config, self.plan.limit_s, progress)
-        share = foreign.share()
+        share: float | None = foreign.share()
         result = next((target.rounds[0] for target in benchmark.results if target.rounds), None)
-        groups = () if result is None else tuple(result.groups.values())
-        if not problem and not any(summary.num_ok for summary in groups):
+        groups: Mapping[str, Summary] = {} if result is None else result.groups
+        if not problem and not any(summary.num_ok for summary in groups.values()):
             problem = "no request succeeded"
-        if problem or any(summary.num_ok < summary.num_requests for summary in groups):
+        if problem or any(summary.num_ok < summary.num_requests for summary in groups.values()):
             await server.ended(_DEATH_S)
         if server.why_ended:
-            problem = f"the server ended: {server.why_ended}"
+            problem, share = f"the server ended: {server.why_ended}", None
         warnings = [sentence.partition(": ")[2] for sentence in warnings_of(benchmark)]
+        warnings += uneven(groups, config.wire.ignore_eos)
         told = document(benchmark, warnings, problem or None)
         last_words = server.last_words() if problem else ""
         return Run(round_number, scenario, problem, last_words, tuple(warnings), share, result, told)
 
     def _title(self, plan: ServerPlan, round_number: int) -> str:
         return f"[{round_number + 1}/{self.plan.rounds}] {plan.name}"
+
+
+def _end_if_cancelled() -> None:
+    """A signal that arrives while the limit ends the load is lost in that end; the task still counts it."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _load(config: Config, limit_s: float, progress: Progress) -> tuple[Benchmark, str]:
@@ -180,7 +202,7 @@ async def _version(plan: ServerPlan) -> str:
         return ""
     try:
         process = await asyncio.create_subprocess_exec(
-            *plan.version_arguments(), env=plan.variables(0), stdout=asyncio.subprocess.PIPE, stderr=STDOUT
+            *plan.version_arguments(), env=plan.variables(0), stdin=DEVNULL, stdout=PIPE, stderr=STDOUT
         )
     except OSError:
         return ""

@@ -37,8 +37,11 @@ class ServerProcess:
 
     @property
     def family(self) -> set[Member]:
-        """Its processes: a session of its own need not hold them all, since a server may start others with theirs."""
-        self._seen |= family_of(self._process.pid)
+        """Its processes: a session of its own need not hold them all, since a server may start others with theirs.
+        Once the first has ended and the last of its session, its number may be a stranger's, whose are not counted."""
+        found = family_of(self._process.pid)
+        if not (self.why_ended and any(member.pid == self._process.pid for member in found)):
+            self._seen |= found
         return self._seen
 
     @property
@@ -79,8 +82,7 @@ class ServerProcess:
     async def stop(self) -> None:
         """SIGTERM, and SIGKILL to all who are left after a while, or at once when this is cancelled in its wait."""
         family = self.family
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
+        self._signal_group(signal.SIGTERM)
         try:
             await self.ended(GRACE_S)
             with suppress(TimeoutError):
@@ -89,9 +91,14 @@ class ServerProcess:
                         await asyncio.sleep(_POLL_S)
         finally:
             _kill(self.family)
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._signal_group(signal.SIGKILL)
             await self.ended()
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        """Nobody once its first process has ended, see `family`."""
+        if not self.why_ended:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
 
 
 def _kill(family: Iterable[Member]) -> None:

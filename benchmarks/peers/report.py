@@ -36,11 +36,13 @@ def _table(comparison: Comparison, section: Section) -> Table:
     table.add_column("")
     for name in SHOWN:
         table.add_column(name, justify="right")
+    table.add_column("ok/sent", justify="right")
     table.add_column("others' CPU, most", justify="right")
     for result in comparison.results:
         values = section.servers.get(result.plan.name, {})
         told = (_cell(values.get(name), result.plan.name == plan.subject) for name in SHOWN)
-        table.add_row(Text(_name(result, section.scenario)), *told, _foreign(result, section.scenario))
+        who, requests = _name(result, section.scenario), _requests(result, section.scenario, section.group)
+        table.add_row(Text(who), *told, requests, _foreign(result, section.scenario))
     return table
 
 
@@ -64,6 +66,13 @@ def _cell(value: Value | None, is_subject: bool) -> str:
     ratios = value.ratio.per_round
     spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
     return f"{number}\n{value.ratio.median:.2f}{spread}"
+
+
+def _requests(result: ServerResult, scenario: str, group: str) -> str:
+    """Of the runs that the other numbers are of."""
+    runs = [run.result for run in result.runs if run.scenario == scenario and not run.problem and run.result]
+    found = [run.groups[group] for run in runs if group in run.groups]
+    return f"{sum(one.num_ok for one in found)}/{sum(one.num_requests for one in found)}" if found else "-"
 
 
 def _foreign(result: ServerResult, scenario: str) -> str:

@@ -14,13 +14,19 @@ from pathlib import Path
 from tests.loadtest.fake_server import FakeServer
 
 _NUM_BEFORE_DEATH = 8
+_NUM_REFUSED = 3
 
 
 class Peer(FakeServer):
     """Notes each request, and may die of one."""
 
     def __init__(self, notes: Path, habits: set[str]) -> None:
-        super().__init__(gap_s=3600 if "hangs" in habits else 0.001, sends_metrics=False)
+        super().__init__(
+            gap_s=3600 if "hangs" in habits else 0.001,
+            sends_metrics=False,
+            num_rejections=_NUM_REFUSED if "refuses" in habits else 0,
+            extra_completion_tokens=-1 if "stops_early" in habits else 0,
+        )
         self.notes, self.habits = notes, habits
 
     def note(self, text: str) -> None:

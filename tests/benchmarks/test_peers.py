@@ -1,9 +1,11 @@
 """A comparison as a whole: real processes, real HTTP, the program's own entry."""
 
+import asyncio
 import json
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +16,9 @@ import pytest
 
 from benchmarks.peers import comparison, processes
 from benchmarks.peers.cli import main
+from benchmarks.peers.family import Member, family_of
+from benchmarks.peers.plan import ServerPlan
+from loadtest.benchmark import Benchmark
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("--", "--requests", "4", "--max-tokens", "3", "--prompt-len", "5", "--warmup", "1")
@@ -150,6 +155,8 @@ def test_a_server_that_crashes_loses_what_is_left_of_its_turn_only(tmp_path: Pat
     assert problems[1, "S2"] == problems[2, "S2"] == "the server ended: killed by SIGKILL"
     assert {run["problem"] for run in bench.runs("a").values()} == {""}
     assert [sorted(section["servers"]) for section in bench.document["comparison"]] == [["a", "b"], ["a"]]
+    assert bench.runs("b")[1, "S2"]["foreign_cpu_share"] is None
+    assert bench.runs("b")[1, "S1"]["foreign_cpu_share"] is not None
 
 
 def test_what_comes_after_a_crash_in_the_same_turn_says_so(tmp_path: Path, capsys: Capture) -> None:
@@ -163,6 +170,38 @@ def test_a_scenario_that_takes_too_long_is_in_no_comparison(tmp_path: Path, caps
     assert bench.run("--rounds", "1", "--scenario", "S1", "--limit", "1", load=(*QUICK[:-1], "0")) == 1
     assert bench.runs("b")[1, "S1"]["problem"] == "not finished in 1 s"
     assert list(bench.document["comparison"][0]["servers"]) == ["a"]
+
+
+def test_after_a_scenario_that_was_given_up_the_server_is_started_anew(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="", b="hangs")
+    bench.run("--rounds", "1", "--limit", "1", "--logs", str(tmp_path / "logs"), load=(*QUICK[:-1], "0"))
+    assert {run["problem"] for run in bench.runs("b").values()} == {"not finished in 1 s"}
+    assert [len(set(bench.pids(name))) for name in ALL] == [1, 2]
+    assert all(map(gone, bench.pids("b")))
+    assert {path.name for path in (tmp_path / "logs").iterdir()} == {"a-1-S1.log", "b-1-S1.log", "b-1-S2.log"}
+
+
+def test_a_signal_that_comes_with_the_limit_ends_the_comparison(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, stop = Bench(tmp_path, capsys, a="hangs"), Benchmark.stop
+
+    def both(benchmark: Benchmark) -> None:
+        stop(benchmark)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Benchmark, "stop", both)
+    assert bench.run("--rounds", "1", "--limit", "1", load=(*QUICK[:-1], "0")) == 130
+    assert len(bench.pids("a")) == 1
+
+
+def test_refused_requests_and_short_answers_are_told(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="", b="refuses stops_early")
+    assert bench.run("--rounds", "1", "--scenario", "S1", load=(*QUICK, "--no-ignore-eos")) == 0
+    assert "b, S1, round 1: 2 of 4 requests of all were refused" in bench.document["warnings"]
+    assert "b, S1, round 1: 2 answers of all are not of the length asked for" in bench.document["warnings"]
+    assert "2/4" in bench.out and "4/4" in bench.out
+    assert "(2/4 ok)" in bench.err
 
 
 def test_a_server_whose_variables_are_not_set_is_left_out(tmp_path: Path, capsys: Capture) -> None:
@@ -193,6 +232,31 @@ def test_children_of_a_server_that_crashed_end_too(tmp_path: Path, capsys: Captu
     assert all(map(gone, bench.pids("a")))
 
 
+def test_children_of_a_server_that_never_started_end_too(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys)
+    bench.add(f'[[server]]\nname = "a"\ncommand = "sh -c \'sleep 3600 & echo started $$! > {tmp_path}/a; exit 3\'"\n')
+    assert bench.run("--rounds", "1") == 1
+    assert all(map(gone, bench.pids("a"))) and len(bench.pids("a")) == 1
+
+
+def test_a_stranger_with_the_number_of_a_server_that_ended_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda pid, _: asked.append(pid))
+
+    async def use(stranger: subprocess.Popen[bytes]) -> None:
+        theirs = family_of(stranger.pid)
+        async with processes.running(ServerPlan("a", "true"), tmp_path / "log") as server:
+            await server.ended()
+            monkeypatch.setattr(processes, "family_of", lambda pid: {Member(pid, 1), *theirs})
+
+    with subprocess.Popen(["sleep", "3600"]) as stranger:
+        asyncio.run(use(stranger))
+        assert stranger.poll() is None and asked == []
+        stranger.kill()
+
+
 def test_a_server_is_asked_to_end_before_it_is_killed(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +264,7 @@ def test_a_server_is_asked_to_end_before_it_is_killed(
     bench = Bench(tmp_path, capsys, a="stubborn")
     assert bench.run("--rounds", "1", "--scenario", "S1") == 0
     assert bench.notes("a").count("asked to end") == 1
+    assert re.findall(r"(\w) *: ending", bench.err) == ["a"]
     assert all(map(gone, bench.pids("a")))
 
 
@@ -266,12 +331,27 @@ def test_a_version_is_what_its_command_prints(tmp_path: Path, capsys: Capture) -
     assert "one point two" in bench.out
 
 
+def test_a_command_of_a_version_reads_nothing_from_the_terminal(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="")
+    bench.add('version = "cat"\n')
+    (tmp_path / "typed").write_text("typed")
+    kept = os.dup(0)
+    with (tmp_path / "typed").open() as file:
+        os.dup2(file.fileno(), 0)
+    try:
+        bench.run("--rounds", "1", "--scenario", "S1")
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+    assert bench.document["servers"][0]["version"] == ""
+
+
 def test_logs_are_kept_where_asked(tmp_path: Path, capsys: Capture) -> None:
     bench = Bench(tmp_path, capsys)
     bench.add('[[server]]\nname = "a b"\ncommand = "sh -c \'echo no model; exit 3\'"\n')
     bench.run("--rounds", "2", "--logs", str(tmp_path / "logs"))
     assert [path.read_text() for path in sorted((tmp_path / "logs").iterdir())] == ["no model\n"] * 2
-    assert (tmp_path / "logs" / "a_b-2.log").exists()
+    assert (tmp_path / "logs" / "a_b-2-S1.log").exists()
 
 
 def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: Capture) -> None:

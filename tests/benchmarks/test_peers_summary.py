@@ -9,6 +9,7 @@ from benchmarks.peers.comparison import Comparison, Run
 from benchmarks.peers.plan import Plan, ServerPlan
 from benchmarks.peers.report import print_report
 from benchmarks.peers.summary import Section, sections, warnings
+from benchmarks.peers.uneven import uneven
 from loadtest.progress import NoProgress
 from loadtest.record import Outcome, Record, Reply, Usage
 from loadtest.results import RunResult
@@ -72,9 +73,29 @@ def test_more_than_a_little_foreign_cpu_is_warned_of(share: float | None, num: i
     assert len(list(warnings(comparison))) == num
 
 
+@pytest.mark.parametrize(("is_length_fixed", "num"), [(True, 0), (False, 1)])
+def test_other_lengths_are_told_where_the_load_test_does_not(is_length_fixed: bool, num: int) -> None:
+    assert len(list(uneven({"all": answered(num_tokens=1)}, is_length_fixed))) == num
+    assert list(uneven({"all": answered(num_tokens=2)}, is_length_fixed)) == []
+
+
+def answered(num_tokens: int) -> Summary:
+    summary = Summary(Targets())
+    summary.add(Record("all", 2, 0.0, Reply(Outcome.OK, 0.0, 1.0, arrivals_s=[1.0], usage=Usage(1, num_tokens))))
+    return summary
+
+
 def test_tables_tell_medians_ratios_ranges_and_problems() -> None:
     console = Console(file=io.StringIO(), width=140)
     print_report(console, compared(ours=(1.0, 1.0), theirs=(2.0, 3.0), third=(None, None)))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for words in ("1,000", "2,500", "2.50 (2.00 to 3.00)", "it fell over", "1.0%", "WARNING  third, S1, round 2"):
+    for words in (
+        "1,000",
+        "2,500",
+        "2.50 (2.00 to 3.00)",
+        "it fell over",
+        "1.0%",
+        "2/2",
+        "WARNING  third, S1, round 2",
+    ):
         assert words in text
