@@ -44,19 +44,22 @@ class FusedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
         gate_up = self.gate_up_proj(x.reshape(-1, x.shape[-1]))
-        return cast(Tensor, self.down_proj(torch.ops.twostep.gate(gate_up, self.activation))).view(x.shape)
+        out = self.down_proj(torch.ops.twostep.gate(gate_up, self.activation))
+        return cast(Tensor, out.view(*x.shape[:-1], out.shape[-1]))
 
 
 class FusedAttention(nn.Module):
     """Queries, keys and values from one product, normed where the model norms them, and rotated in place."""
 
-    def __init__(self, attention: Any, call: AttentionCall) -> None:
-        """`call` is one that `attention` made: its shapes and constants are those of all."""
+    def __init__(self, attention: Any, call: AttentionCall, norms: tuple[FusedRMSNorm, FusedRMSNorm] | None) -> None:
+        """`call` is one that `attention` made: its shapes and constants are those of all. `norms` are those of queries
+        and of keys, with one eps."""
         super().__init__()
         self.qkv_proj = _side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
         self.o_proj = attention.o_proj
-        self.q_norm: FusedRMSNorm | None = getattr(attention, "q_norm", None)
-        self.k_norm: FusedRMSNorm | None = getattr(attention, "k_norm", None)
+        self.q_norm: FusedRMSNorm | None
+        self.k_norm: FusedRMSNorm | None
+        self.q_norm, self.k_norm = (None, None) if norms is None else norms
         self.call = call
         _, self.num_heads, self.head_size = call.query.shape
         self.num_kv_heads = call.key.shape[1]

@@ -3,9 +3,13 @@
 What is not known stays as transformers has it: each part is taken by itself.
 """
 
+import functools
 from collections.abc import Sequence
+from typing import cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.activations import GELUTanh, SiLUActivation
 
 from engine import known_code
@@ -16,10 +20,8 @@ from engine.module_swap import swap_modules
 
 __all__ = ["fuse_modules", "fuse_norms"]
 
-_ACTIVATIONS: dict[type, str] = {SiLUActivation: "silu", nn.SiLU: "silu", GELUTanh: "gelu_tanh"}
 
-
-def fuse_modules(model: nn.Module, calls: Sequence[AttentionCall]) -> None:
+def fuse_modules(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None:
     """Swaps modules of `model` in place; `calls` holds one attention call of each layer.
 
     To be called before the linear layers are packed, since it joins some of them.
@@ -30,27 +32,57 @@ def fuse_modules(model: nn.Module, calls: Sequence[AttentionCall]) -> None:
     swap_modules(model, _fused_layer)
 
 
-def fuse_norms(model: nn.Module) -> None:
+def fuse_norms(model: PreTrainedModel) -> None:
     """Swaps the norms only, whose sums have an order of their own; the other swaps change no bit of a result."""
-    swap_modules(model, lambda module: FusedRMSNorm(module) if known_code.is_rms_norm(module) else None)
+    swap_modules(model, lambda module: _fused_norm(module, model.dtype))
+
+
+def _fused_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
+    """Norms of another number format than the model's stay: what they return is of a third."""
+    if not known_code.is_rms_norm(module) or cast(Tensor, module.weight).dtype != dtype:
+        return None
+    return FusedRMSNorm(module)
 
 
 def _fused_mlp(module: nn.Module) -> nn.Module | None:
     if not known_code.is_gated_mlp(module) or not _are_linear(module, "gate_proj", "up_proj", "down_proj"):
         return None
-    activation = _ACTIVATIONS.get(type(module.act_fn))
+    activation = _activation_name(cast(nn.Module, module.act_fn))
     return None if activation is None else FusedMLP(module, activation)
 
 
+def _activation_name(module: nn.Module) -> str | None:
+    """As the operators call it."""
+    if known_code.is_watched(module):
+        return None
+    if type(module) in (SiLUActivation, nn.SiLU):
+        return "silu"
+    is_tanh = type(module) is GELUTanh and isinstance(module.act, functools.partial)  # else a formula in Python
+    return "gelu_tanh" if is_tanh else None
+
+
 def _fused_attention(module: nn.Module, calls: Sequence[AttentionCall]) -> nn.Module | None:
-    if not known_code.is_attention(module) or not _are_linear(module, "q_proj", "k_proj", "v_proj", "o_proj"):
+    has_norms = known_code.is_attention_with_norms(module)
+    norms = _head_norms(module) if has_norms else None
+    if norms is None and (has_norms or not known_code.is_attention(module)):
         return None
-    norms = [child for name, child in module.named_children() if name in ("q_norm", "k_norm")]
-    if not all(isinstance(norm, FusedRMSNorm) for norm in norms):
-        return None
-    call = calls[int(module.layer_idx)]  # type: ignore[arg-type]
-    is_even = call.query.shape[2] == call.value.shape[2] and call.query.shape[2] % 2 == 0
-    return FusedAttention(module, call) if is_even else None
+    call = next((call for call in calls if call.layer == module.layer_idx), None)
+    return FusedAttention(module, call, norms) if call is not None and _has_shape_of(module, call) else None
+
+
+def _head_norms(attention: nn.Module) -> tuple[FusedRMSNorm, FusedRMSNorm] | None:
+    query, key = attention.q_norm, attention.k_norm
+    is_fused = isinstance(query, FusedRMSNorm) and isinstance(key, FusedRMSNorm) and query.eps == key.eps
+    return cast("tuple[FusedRMSNorm, FusedRMSNorm]", (query, key)) if is_fused else None
+
+
+def _has_shape_of(attention: nn.Module, call: AttentionCall) -> bool:
+    """Whether all heads are of one even size, and the projections make as many as the call has."""
+    names = ("q_proj", "k_proj", "v_proj")
+    if not _are_linear(attention, *names, "o_proj") or len({part.shape[2] for part in call[:3]}) > 1:
+        return False
+    sizes = [cast(nn.Linear, getattr(attention, name)).out_features for name in names]
+    return call.query.shape[2] % 2 == 0 and sizes == [part[0].numel() for part in call[:3]]
 
 
 def _fused_layer(module: nn.Module) -> nn.Module | None:
@@ -61,4 +93,5 @@ def _fused_layer(module: nn.Module) -> nn.Module | None:
 
 
 def _are_linear(module: nn.Module, *names: str) -> bool:
-    return all(is_linear(getattr(module, name)) for name in names)
+    layers = [getattr(module, name) for name in names]
+    return all(isinstance(layer, nn.Linear) and is_linear(layer) for layer in layers)

@@ -1,31 +1,26 @@
 """Tells whether a module of transformers computes what is known here, by comparing its code.
 
 transformers copies code from model to model: `Qwen3MLP.forward` is, instruction for instruction, `LlamaMLP.forward`. A
-model that is not known by name may so be made of parts that are, and one that changes a line is not mistaken.
+model that is not known by name may so be made of parts that are, and one that changes a line is not mistaken. Should
+transformers change Llama itself, `model_probe.check_same` finds out.
 """
 
-import inspect
-from collections.abc import Callable
-from types import CodeType
-from typing import Any
+from types import CodeType, FunctionType
 
 from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
-__all__ = ["is_attention", "is_decoder_layer", "is_gated_mlp", "is_rms_norm"]
-
-Function = Callable[..., Any]
+__all__ = ["is_attention", "is_attention_with_norms", "is_decoder_layer", "is_gated_mlp", "is_rms_norm", "is_watched"]
 
 _ATTENTIONS = (
     modeling_llama.LlamaAttention,
     modeling_qwen2.Qwen2Attention,  # with a sliding window
     modeling_mistral.MistralAttention,  # that too, by another way
-    modeling_qwen3.Qwen3Attention,  # and with norms of queries and keys
 )
-_HELPERS = ("apply_rotary_pos_emb", "rotate_half")  # what an attention's code calls by name
 
 
 def is_rms_norm(module: nn.Module) -> bool:
@@ -41,31 +36,56 @@ def is_decoder_layer(module: nn.Module) -> bool:
 
 
 def is_attention(module: nn.Module) -> bool:
-    return any(_is_like(module, kind) for kind in _ATTENTIONS) and all(
-        _same_code(_global(type(module).forward, name), getattr(modeling_llama, name)) for name in _HELPERS
-    )
+    return any(_is_like(module, kind) for kind in _ATTENTIONS) and _rotates_as_llama(module)
+
+
+def is_attention_with_norms(module: nn.Module) -> bool:
+    """With norms of the queries' and keys' heads, `q_norm` and `k_norm`."""
+    return _is_like(module, modeling_qwen3.Qwen3Attention) and _rotates_as_llama(module)
+
+
+def is_watched(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _is_like(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether nothing but the code of `kind` runs when the module is called."""
-    is_watched = module._forward_hooks or module._forward_pre_hooks
-    return not is_watched and _same_code(type(module).forward, kind.forward)
+    is_overridden = "forward" in vars(module) or type(module).__call__ not in (
+        nn.Module.__call__,
+        GradientCheckpointingLayer.__call__,
+    )
+    return not is_overridden and not is_watched(module) and _is_same(type(module).forward, kind.forward)
 
 
-def _global(function: Function, name: str) -> Function | None:
-    """What the function finds under a global name."""
-    found = inspect.unwrap(function).__globals__.get(name)
-    return found if callable(found) else None
+def _rotates_as_llama(attention: nn.Module) -> bool:
+    """Its code calls a function by name, and that another: each is looked up where its caller finds it."""
+    rotate = _global(type(attention).forward, "apply_rotary_pos_emb")
+    return _is_same(rotate, modeling_llama.apply_rotary_pos_emb) and _is_same(
+        _global(rotate, "rotate_half"), modeling_llama.rotate_half
+    )
 
 
-def _same_code(one: Function | None, other: Function) -> bool:
-    if one is None:
-        return False
-    codes = [getattr(inspect.unwrap(function), "__code__", None) for function in (one, other)]
-    return codes[0] is not None and codes[1] is not None and _essence(codes[0]) == _essence(codes[1])
+def _global(function: object, name: str) -> object:
+    return function.__globals__.get(name) if isinstance(function, FunctionType) else None
 
 
-def _essence(code: CodeType) -> tuple[object, ...]:
-    """All that a function's code does; not its name, its file, its documentation and its type hints."""
-    constants = tuple(_essence(c) if isinstance(c, CodeType) else c for c in code.co_consts if not isinstance(c, str))
-    return (code.co_code, constants, code.co_names, code.co_varnames)
+def _is_same(one: object, other: object) -> bool:
+    return isinstance(one, FunctionType) and isinstance(other, FunctionType) and _essence(one) == _essence(other)
+
+
+def _essence(function: FunctionType) -> tuple[object, ...]:
+    """All that a function does, its wrappers too; not its name, its file, its documentation and its type hints."""
+    wrapped = getattr(function, "__wrapped__", None)
+    return (
+        _code_essence(function.__code__, function.__doc__),
+        function.__defaults__,
+        function.__kwdefaults__,
+        _essence(wrapped) if isinstance(wrapped, FunctionType) else wrapped,
+    )
+
+
+def _code_essence(code: CodeType, documentation: str | None = None) -> tuple[object, ...]:
+    first, *others = code.co_consts or (None,)
+    constants = [None if first == documentation else first, *others]
+    inner = tuple(_code_essence(each) if isinstance(each, CodeType) else each for each in constants)
+    return (code.co_code, inner, code.co_names, code.co_varnames)

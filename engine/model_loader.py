@@ -22,7 +22,7 @@ from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
 from engine.kv_cache import LayerShape
 from engine.linear import prepare_linears
-from engine.model_probe import probe_layers
+from engine.model_probe import check_same, probe_layers
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ def _load(config: EngineConfig) -> LoadedModel:
         replace()
     if kernels:
         fuse_modules(module, calls)
+        check_same(type(module).__name__, calls, probe_layers(module, text_config, device))
     report = prepare_linears(module, kernels is not None, config.quantization)
     for name in report.unconverted:
         logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)

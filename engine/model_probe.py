@@ -1,5 +1,7 @@
 """One tiny forward pass that finds out what every attention layer is, and refuses models that cannot run paged."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -54,3 +56,19 @@ def _check_layers(name: str, text_config: PreTrainedConfig, calls: dict[int, Att
             raise UnsupportedModelError(f"{name} needs an attention mask of its own in layer {layer}.")
         if layer < len(kinds) and "sliding" in kinds[layer] and call.sliding_window is None:
             raise UnsupportedModelError(f"{name} does not tell its sliding window to its attention (layer {layer}).")
+
+
+def check_same(name: str, before: Sequence[AttentionCall], after: Sequence[AttentionCall]) -> None:
+    """Raises UnsupportedModelError unless every layer attends to the same, but for rounding."""
+    for call, other in zip(before, after, strict=True):
+        is_same = call[3:7] == other[3:7] and all(map(_is_close, call[:3], other[:3]))  # layer to softcap; the tensors
+        if not is_same:
+            raise UnsupportedModelError(
+                f"{name} computes something else in layer {call.layer} once its layers are fused: this version of "
+                "transformers is not known well enough. Set TWOSTEP_KERNELS=off, which is slower, or install another."
+            )
+
+
+def _is_close(one: Tensor, other: Tensor) -> bool:
+    scale = float(one.nan_to_num().abs().max())
+    return torch.allclose(other.float(), one.float(), rtol=0.1, atol=0.1 * scale, equal_nan=True)

@@ -57,9 +57,10 @@ inline Activation activation_named(std::string_view name) {
   return Activation::kGeluTanh;
 }
 
-// f.operator()<Op>() of the activation.
+// f.operator()<Op>() of the activation, which is one.
 template <class F>
 auto with_activation(Activation activation, const F& f) {
+  TORCH_INTERNAL_ASSERT(activation != Activation::kNone);
   return activation == Activation::kSilu ? f.template operator()<Silu>() : f.template operator()<GeluTanh>();
 }
 

@@ -48,7 +48,8 @@ TWOSTEP_INLINE inline void for_each_vector(int64_t size, F f) {
 // Calls f(row) for every row, over the threads where there is enough to do.
 template <class F>
 void for_each_row(int64_t rows, int64_t row_size, const F& f) {
-  at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, row_size)), [&](int64_t begin, int64_t end) {
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, row_size));
+  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) f(row);
   });
 }
@@ -109,6 +110,11 @@ void with_element_of(const at::Tensor& tensor, const F& f) {
   }
 }
 
+void check_weight(const at::Tensor& weight, const at::Tensor& like, int64_t size) {
+  TORCH_CHECK(weight.scalar_type() == like.scalar_type() && weight.is_contiguous() && weight.numel() == size,
+              "a norm's weight must be contiguous, of the rows' dtype, with ", size, " elements");
+}
+
 void check_fits(const at::Tensor& tensor, const at::Tensor& like, int64_t size, const char* name) {
   TORCH_CHECK(tensor.scalar_type() == like.scalar_type() && tensor.is_contiguous() && tensor.size(-1) == size, name,
               " must be contiguous, of the rows' dtype, with ", size, " columns");
@@ -119,7 +125,7 @@ void check_fits(const at::Tensor& tensor, const at::Tensor& like, int64_t size, 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const at::Tensor rows = x.contiguous();
   const int64_t size = rows.size(-1);
-  check_fits(weight, rows, size, "weight");
+  check_weight(weight, rows, size);
   at::Tensor out = at::empty_like(rows);
   with_element_of(rows, [&]<class Element>(Element*) {
     const auto *from = rows.const_data_ptr<Element>(), *scale = weight.const_data_ptr<Element>();
@@ -136,7 +142,7 @@ std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, cons
   const at::Tensor left = residual.contiguous(), right = x.contiguous();
   const int64_t size = left.size(-1);
   TORCH_CHECK(left.sizes() == right.sizes(), "residual and x differ in shape");
-  check_fits(right, left, size, "x"), check_fits(weight, left, size, "weight");
+  check_fits(right, left, size, "x"), check_weight(weight, left, size);
   at::Tensor sum = at::empty_like(left), out = at::empty_like(left);
   with_element_of(left, [&]<class Element>(Element*) {
     const auto *a = left.const_data_ptr<Element>(), *b = right.const_data_ptr<Element>();
@@ -162,7 +168,7 @@ void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
     TORCH_CHECK(angles.numel() == rows * size, "every row has its angles");
   }
   for (const auto& norm : {query_norm, key_norm}) {
-    if (norm.has_value()) check_fits(*norm, qkv, size, "norm");
+    if (norm.has_value()) check_weight(*norm, qkv, size);
   }
   with_element_of(qkv, [&]<class Element>(Element*) {
     const auto weight_of = [](const auto& norm) { return norm ? norm->template const_data_ptr<Element>() : nullptr; };
@@ -181,7 +187,7 @@ void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
 }
 
 at::Tensor gate(const at::Tensor& gate_up, Activation activation) {
-  TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, "gate and up are the columns of a matrix, as many of each");
+  TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, "a row has as many columns of gate as of up");
   const at::Tensor rows = gate_up.contiguous();
   const int64_t size = rows.size(1) / 2;
   at::Tensor out = at::empty({rows.size(0), size}, rows.options());
@@ -189,7 +195,8 @@ at::Tensor gate(const at::Tensor& gate_up, Activation activation) {
     const auto* from = rows.const_data_ptr<Element>();
     auto* to = out.mutable_data_ptr<Element>();
     with_activation(activation, [&]<class Op>() {
-      for_each_row(rows.size(0), size, [&](int64_t row) { gate_row<Op>(from + row * 2 * size, size, to + row * size); });
+      const auto gate_one = [&](int64_t row) { gate_row<Op>(from + row * 2 * size, size, to + row * size); };
+      for_each_row(rows.size(0), size, gate_one);
     });
   });
   return out;

@@ -94,7 +94,8 @@ at::Tensor multiply_into_new(const at::Tensor& x, const at::Tensor& bias, int64_
   return out;
 }
 
-// x [T, K], bias [n] -> [T, n], gated with an activation, by calling multiply with the problem of x's dtype: float32 or bfloat16.
+// x [T, K], bias [n] -> [T, n], gated with an activation, by calling multiply with the problem of x's dtype: float32 or
+// bfloat16.
 template <class Multiply>
 at::Tensor multiply_rows_of(const at::Tensor& x, const std::optional<at::Tensor>& bias, int64_t n,
                             Activation activation, const Multiply& multiply) {
@@ -103,8 +104,9 @@ at::Tensor multiply_rows_of(const at::Tensor& x, const std::optional<at::Tensor>
     TORCH_CHECK(bias->numel() == n && bias->scalar_type() == x.scalar_type(), "bias differs in size or dtype");
     addend = bias->contiguous();
   }
-  return x.scalar_type() == at::kFloat ? multiply_into_new<float>(x.contiguous(), addend, n, activation, multiply)
-                                       : multiply_into_new<at::BFloat16>(x.contiguous(), addend, n, activation, multiply);
+  const at::Tensor rows = x.contiguous();
+  return x.scalar_type() == at::kFloat ? multiply_into_new<float>(rows, addend, n, activation, multiply)
+                                       : multiply_into_new<at::BFloat16>(rows, addend, n, activation, multiply);
 }
 
 }  // namespace twostep

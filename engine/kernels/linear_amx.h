@@ -151,7 +151,8 @@ class RowWriter {
 
   void write(int64_t count) {
     if (num_rows_ == 0) return;
-    for (count = std::min(count, num_rows_), num_rows_ -= count; count > 0; --count, out_ += row_size_, sums_ += kPanel) {
+    count = std::min(count, num_rows_), num_rows_ -= count;
+    for (; count > 0; --count, out_ += row_size_, sums_ += kPanel) {
       const __m512 low = _mm512_add_ps(_mm512_load_ps(sums_), _mm512_load_ps(bias_));
       const __m512 high = _mm512_add_ps(_mm512_load_ps(sums_ + kTile), _mm512_load_ps(bias_ + kTile));
       Finish::write(low, high, mask_, out_);

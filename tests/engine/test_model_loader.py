@@ -10,6 +10,8 @@ import transformers
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError, ModelError, UnsupportedModelError
+from engine.kernel_layer import KernelDecoderLayer
+from engine.kernels import load_kernels
 from engine.model_loader import LoadedModel, load_model
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import make_checkpoint
@@ -185,3 +187,21 @@ def test_prompt_scores_equal_the_log_softmax_of_hugging_face(llama: Path, refere
     scores = torch.tensor([item.logprob for item in first.prompt_logprobs])
     torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-4)
     assert all(len(item.top) == 3 for item in first.prompt_logprobs)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_layers_run_in_the_kernels_where_there_are_any(llama: Path, quantization: str) -> None:
+    model = load(llama, quantization=quantization)
+    num_layers = sum(isinstance(module, KernelDecoderLayer) for module in model.module.modules())
+    assert num_layers == (len(model.layers) if model.has_kernels else 0)
+
+
+def test_every_model_is_compared_with_itself_once_fused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, *_: object) -> None:
+        raise UnsupportedModelError(f"{name} computes something else")
+
+    monkeypatch.setattr("engine.model_loader.check_same", refuse)
+    if load_kernels() is None:
+        pytest.skip("nothing is fused without kernels")
+    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM computes"):
+        load(llama)
