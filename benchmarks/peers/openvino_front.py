@@ -90,7 +90,7 @@ def make_app(options: argparse.Namespace) -> Any:
             return await stream(request, answer)
         except (asyncio.CancelledError, ConnectionError):
             answer.has_left = True
-            raise
+            raise asyncio.CancelledError from None  # a broken connection would be a traceback in the log
 
     async def stream(request: Any, answer: Answer) -> Any:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -252,9 +252,11 @@ def test_a_stranger_with_the_number_of_a_server_that_ended_is_left_alone(
             monkeypatch.setattr(processes, "family_of", lambda pid: {Member(pid, 1), *theirs})
 
     with subprocess.Popen(["sleep", "3600"]) as stranger:
-        asyncio.run(use(stranger))
-        assert stranger.poll() is None and asked == []
-        stranger.kill()
+        try:
+            asyncio.run(use(stranger))
+            assert stranger.poll() is None and asked == []
+        finally:
+            stranger.kill()
 
 
 def test_a_server_is_asked_to_end_before_it_is_killed(
