@@ -1,6 +1,7 @@
 """/v1/embeddings between the validated request and the response: one generation without tokens per input."""
 
 import base64
+import math
 import struct
 import uuid
 from collections.abc import Iterator, Sequence
@@ -8,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from engine.client import EngineClient, GenerationRequest
-from engine.errors import InvalidParameterError
+from engine.errors import EngineFailedError, InvalidParameterError
 from engine.outputs import RequestOutput
 from engine.sampling_params import SamplingParams
 from server.backend import Backend
@@ -90,6 +91,10 @@ async def body(request: EmbeddingRequest, model: str, outputs: Sequence[RequestO
 
 
 def _vector(data: bytes, request: EmbeddingRequest) -> list[float] | str:
+    """Raises EngineFailedError for numbers that JSON does not have."""
+    numbers = struct.unpack(f"<{len(data) // 4}f", data)
+    if not math.isfinite(sum(numbers)):  # finite numbers of four bytes have a finite sum
+        raise EngineFailedError("An embedding is not finite.")
     if request.encoding_format == "base64":
         return base64.b64encode(data).decode("ascii")
-    return list(struct.unpack(f"<{len(data) // 4}f", data))
+    return list(numbers)

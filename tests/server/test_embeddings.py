@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import struct
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from engine.request import FinishReason
 from engine.stats import RequestTimings
 from server.embeddings import GROUP, GROUP_TOKENS, body
 from server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
+from tests.server import fake_engine
 from tests.server.events import error_of
 from tests.server.live_server import LiveServer, live_server
 
@@ -78,6 +80,16 @@ def test_no_more_go_at_once_than_the_engine_takes() -> None:
         server.engine.delay_s = 0.001
         assert len(vectors(embed(server, input=["a"] * 10))) == 10
         assert server.engine.max_live_seen == 3
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_vector_that_is_not_finite_is_an_error(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, form: str, number: float
+) -> None:
+    monkeypatch.setattr(fake_engine, "embedding", lambda request: struct.pack("<3f", 1.0, number, 3e38))
+    response = embed(server, input=["a", "b"], encoding_format=form)
+    assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")
 
 
 def test_others_run_between_two_vectors() -> None:
