@@ -1,10 +1,12 @@
 """What each tenant has of a waiting room, and what is kept for it there; torch-free.
 
-Half of the room is kept for the tenants, for each its part by its share. The other half is for whoever comes first:
+Half of the places to wait is kept for the tenants, for each its part by its share, and so is half of the tokens. The
+rest, and as many places as requests run, is for whoever comes first:
 
-    size = parts of all tenants + common half,    what tenants have beyond their parts <= common half
+    size = parts of all tenants + the rest,    what tenants have beyond their parts <= the rest
 
-So who has less than its part finds room, whatever the others ask for. Where one tenant is all, this is a plain bound.
+So who has less than its part finds room, whatever the others ask for, and who is alone can have all that run at once.
+Where one tenant is all, this is a plain bound.
 """
 
 import math
@@ -62,15 +64,17 @@ class RoomShares:
         if not holding.num_places:
             del self._holdings[tenant.name]
 
-    def has_place(self, tenant: Tenant, size: int) -> bool:
-        """Whether one of so many places is the tenant's to take."""
+    def has_place(self, tenant: Tenant, num_slots: int, max_waiting: int) -> bool:
+        """Whether one of so many places to run and to wait is the tenant's to take."""
         others = ((each.num_places, each.share) for each in self._others(tenant))
-        return _fits(self.of(tenant).num_places + 1, tenant.share, others, size)
+        kept = max_waiting // 2
+        return _fits(self.of(tenant).num_places + 1, tenant.share, others, kept, num_slots + max_waiting - kept)
 
     def has_tokens(self, tenant: Tenant, num_tokens: int, size: int) -> bool:
         """The same for prompt tokens."""
         others = ((each.num_tokens, each.share) for each in self._others(tenant))
-        return _fits(self.of(tenant).num_tokens + num_tokens, tenant.share, others, size)
+        kept = size // 2
+        return _fits(self.of(tenant).num_tokens + num_tokens, tenant.share, others, kept, size - kept)
 
     def turn_share(self, tenant: Tenant) -> float:
         """The tenant's share of the turns, while these wait. 1 for who is alone."""
@@ -80,12 +84,17 @@ class RoomShares:
         return (holding for name, holding in self._holdings.items() if name != tenant.name)
 
 
-def _fits(amount: int, share: float, others: Iterable[tuple[int, float]], size: int) -> bool:
-    kept = size // 2
+def most_places(share: float, num_slots: int, max_waiting: int) -> int:
+    """A tenant that is alone gets so many."""
+    kept = max_waiting // 2
+    return num_slots + max_waiting - kept + min(kept, _part(kept, share))
 
-    def beyond(amount: int, share: float) -> int:
-        """A tenant's part is one at least, so that with very many tenants a few may still come."""
-        return max(0, amount - max(1, math.floor(kept * share)))
 
-    own = beyond(amount, share)
-    return own == 0 or own + sum(beyond(*each) for each in others) <= size - kept
+def _part(kept: int, share: float) -> int:
+    """One at least, so that with very many tenants a few may still come."""
+    return max(1, math.floor(kept * share))
+
+
+def _fits(amount: int, share: float, others: Iterable[tuple[int, float]], kept: int, rest: int) -> bool:
+    own = max(0, amount - _part(kept, share))
+    return own == 0 or own + sum(max(0, amount - _part(kept, share)) for amount, share in others) <= rest

@@ -5,13 +5,15 @@ Predicted wait of a new request, the longer of two:
 - for prefill: the prompt tokens before it, at the rate measured while more of them waited than one step computes.
 
 Tenants take turns (`fair_queue`), so before a tenant's request are not more than its own that wait, and as many of the
-others as have their turns meanwhile. Places and tokens are kept for each: see `room_shares`.
+others as have their turns meanwhile; tenants that come later are not predicted. Places and tokens are kept for each:
+see `room_shares`.
 
 What was not measured yet is not predicted: a cold server lets in as many as its bounds on requests and tokens allow.
 """
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -69,8 +71,8 @@ class _Ahead:
 
 
 class WaitingRoom:
-    """Bounds requests, prompt tokens and predicted wait. Those refused one after the other are told different times, so
-    that they do not all come back at once.
+    """Bounds requests, prompt tokens and predicted wait. A tenant's that are refused one after the other are told
+    different times, so that they do not all come back at once.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class WaitingRoom:
         self._num_slots = num_slots
         self._batch_tokens = batch_tokens
         self._held = RoomShares()
-        self._num_refused = 0  # since someone last found a place
+        self._num_refused = Counter[str]()  # by tenant, of whom there are few: since it last found a place
         self._ends = DrainMeter(max(16, 4 * num_slots), clock)
         self._prompts = DrainMeter(64, clock)
 
@@ -106,13 +108,13 @@ class WaitingRoom:
         if excess_s > 0:
             wait_s = self._wait_s(ahead)
             reason = f"A new request would wait about {wait_s:.1f} s, and must not wait over {limit_s:g} s"
-            raise self._refusal(reason, excess_s)
+            raise self._refusal(tenant, reason, excess_s)
 
     def enter(self, num_tokens: int, max_queue_s: float | None = None, tenant: Tenant = SOLE_TENANT) -> Place:
         """Take a place for a prompt of so many tokens. Raises OverloadedError."""
         self.check(max_queue_s, tenant)
         self._check_size(num_tokens, tenant)
-        self._num_refused = 0
+        self._num_refused.pop(tenant.name, None)
         self._held.enter(tenant, num_tokens)
         self._update_meters()
         return Place(self, tenant, num_tokens)
@@ -121,18 +123,18 @@ class WaitingRoom:
         held, limits = self._held, self._limits
         num_places = self._num_slots + limits.max_waiting
         if held.num_places >= num_places:
-            raise self._refusal(f"All {num_places} places are taken by running and waiting requests")
-        if not held.has_place(tenant, num_places):
-            raise self._refusal(f"Those of the {num_places} places that are free are kept for other API keys")
+            raise self._refusal(tenant, f"All {num_places} places are taken by running and waiting requests")
+        if not held.has_place(tenant, self._num_slots, limits.max_waiting):
+            raise self._refusal(tenant, f"Those of the {num_places} places that are free are kept for other API keys")
         if held.num_tokens and not held.has_tokens(tenant, num_tokens, limits.max_waiting_tokens):
             num_over = held.num_tokens + num_tokens - limits.max_waiting_tokens
             at_most = f"at most {limits.max_waiting_tokens} may" if num_over > 0 else "the rest is for other API keys"
             reason = f"{held.num_tokens} prompt tokens are waiting; {at_most}"
-            raise self._refusal(reason, max(0, num_over) * self._seconds_per_token)
+            raise self._refusal(tenant, reason, max(0, num_over) * self._seconds_per_token)
 
-    def _refusal(self, reason: str, excess_s: float = 0.0) -> OverloadedError:
-        self._num_refused += 1
-        retry_after_s = excess_s + self._num_refused * self._seconds_per_end
+    def _refusal(self, tenant: Tenant, reason: str, excess_s: float = 0.0) -> OverloadedError:
+        self._num_refused[tenant.name] += 1
+        retry_after_s = excess_s + self._num_refused[tenant.name] * self._seconds_per_end
         return OverloadedError(f"{reason}; try again later.", min(max(retry_after_s, _MIN_RETRY_S), _MAX_RETRY_S))
 
     def _begin(self, tenant: Tenant, num_tokens: int) -> None:

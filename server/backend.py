@@ -12,6 +12,7 @@ from pathlib import Path
 from engine.checkpoint import check_checkpoint
 from engine.client import EngineClient, EngineObserver
 from engine.grammar_checker import GrammarChecker
+from engine.room_shares import most_places
 from server.chat.render import ChatRenderer
 from server.chat.template_setting import load_chat_renderer
 from server.generation_defaults import GenerationDefaults, load_generation_defaults
@@ -21,13 +22,24 @@ from server.version import VERSION
 
 
 @dataclass(frozen=True, slots=True)
+class RoomSize:
+    """Sequences that may run at once, and that may wait."""
+
+    num_slots: int
+    max_waiting: int
+
+    def max_live(self, share: float) -> int:
+        """Of an API key with this share; one request for more could never be admitted."""
+        return most_places(share, self.num_slots, self.max_waiting)
+
+
+@dataclass(frozen=True, slots=True)
 class Backend:
     engine: EngineClient
     tokenizer: Tokenizer
     chat: ChatRenderer
     defaults: GenerationDefaults
-    max_live: int
-    """Sequences that may run or wait at once; one request for more could never be admitted."""
+    room: RoomSize
     grammars: GrammarChecker
     loaded_at: int = field(default_factory=lambda: int(time.time()))
     """Unix time; the models' `created`."""
@@ -83,8 +95,8 @@ async def _open_backend(settings: Settings, observer: EngineObserver) -> AsyncGe
     try:
         info = await engine.start()
         tokenizer.max_tokens = MAX_CONTEXTS * info.max_model_len
-        max_live = settings.max_num_seqs + settings.max_waiting
-        yield Backend(engine, tokenizer, chat, defaults, max_live, grammars)
+        room = RoomSize(settings.max_num_seqs, settings.max_waiting)
+        yield Backend(engine, tokenizer, chat, defaults, room, grammars)
     finally:
         grammars.close()
         await engine.stop()

@@ -58,8 +58,9 @@ def make_plan(
 ) -> GenerationPlan[RequestT]:
     """Raises BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
     num_generations = len(prompts) * request.num_candidates
-    if num_generations > backend.max_live:
-        limit = f"{backend.max_live} that this server takes at once"
+    max_live = backend.room.max_live(arrival.share)
+    if num_generations > max_live:
+        limit = f"{max_live} that this server takes at once"
         param = "prompt" if len(prompts) > 1 else "n"
         raise BadRequestError(f"{num_generations} sequences in one request are more than the {limit}.", param)
     seed = draw_seed() if request.seed is None else request.seed

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.client import Tenant
 from engine.errors import OverloadedError
-from engine.room_shares import RoomShares
+from engine.room_shares import RoomShares, most_places
 from engine.waiting_room import Place, RoomLimits, WaitingRoom
 
 WEIGHTS = st.lists(st.integers(1, 5), min_size=1, max_size=5)
@@ -51,7 +51,7 @@ class Room(WaitingRoom):
 def busy_rooms(draw: st.DrawFn) -> Room:
     """After requests of any tenants and sizes, begun, ended or refused. There is a place at least in each part."""
     weights = draw(WEIGHTS)
-    room = Room(weights, max_waiting=draw(st.integers(40, 80)), max_waiting_tokens=draw(st.integers(10, 1000)))
+    room = Room(weights, max_waiting=draw(st.integers(42, 80)), max_waiting_tokens=draw(st.integers(10, 1000)))
     numbers = st.integers(0, len(weights) - 1)
     for number, act, num_tokens in draw(st.lists(st.tuples(numbers, st.integers(0, 9), st.integers(1, 60)))):
         if act == 0:
@@ -71,8 +71,7 @@ def parts(room: Room, size: int) -> list[int]:
 @given(busy_rooms(), st.integers(0, 4))
 def test_who_has_less_than_its_part_of_the_places_gets_one(room: Room, flooding: int) -> None:
     room.flood(flooding % len(room.places))
-    num_places = NUM_SLOTS + room._limits.max_waiting
-    for number, part in enumerate(parts(room, num_places)):
+    for number, part in enumerate(parts(room, room._limits.max_waiting)):
         while room.places[number]:  # so that no tokens wait, which have bounds of their own
             room.end(number)
         room._limits = RoomLimits(max_waiting=room._limits.max_waiting, max_queue_s=1e6)
@@ -119,14 +118,46 @@ def test_who_is_the_only_tenant_has_all(size: int) -> None:
 def test_a_flood_takes_the_common_half_and_its_own_part() -> None:
     room = Room([1, 3], num_slots=4, max_waiting=12)
     room.flood(0)
-    assert len(room.places[0]) == 8 + 2
-    assert [room.lets_in(1) for _ in range(7)] == [True] * 6 + [False]
+    assert len(room.places[0]) == 4 + 6 + 1
+    assert [room.lets_in(1) for _ in range(5)] == [True] * 4 + [False]
+
+
+@given(WEIGHTS, st.integers(1, 20), st.integers(1, 20), st.lists(st.integers(0, 4)))
+def test_while_fewer_are_inside_than_run_whoever_comes_gets_in(
+    weights: list[int], num_slots: int, max_waiting: int, others: list[int]
+) -> None:
+    room = Room(weights, num_slots, max_waiting=max_waiting)
+    assert all(room.lets_in(number % len(weights)) for number in others[:num_slots])
+    room.flood(0)
+    assert room.stats.num_inside >= num_slots
+
+
+@given(WEIGHTS, st.integers(1, 20), st.integers(1, 20))
+def test_a_tenant_alone_gets_the_places_that_it_is_told(weights: list[int], num_slots: int, max_waiting: int) -> None:
+    room = Room(weights, num_slots, max_waiting=max_waiting)
+    room.flood(0)
+    assert room.stats.num_inside == most_places(room.tenants[0].share, num_slots, max_waiting)
+
+
+def test_refusals_of_others_do_not_put_off_when_to_come_back() -> None:
+    room = Room([1, 1], num_slots=1, max_waiting=3)
+    room.flood(0)
+    for _ in range(20):
+        room.clock.now_s += 2
+        room.end(0)
+        assert room.lets_in(0)
+    times = []
+    for number in (0, 0, 0, 1):
+        with pytest.raises(OverloadedError) as refused:
+            room.check(tenant=room.tenants[number])
+        times.append(refused.value.retry_after_s)
+    assert times == pytest.approx([2.0, 4.0, 6.0, 2.0])
 
 
 def test_with_more_tenants_than_places_the_first_of_them_come() -> None:
     room = Room([1] * 40, num_slots=2, max_waiting=8)
     room.flood(0)
-    assert [room.lets_in(number) for number in range(1, 40)] == [True] * 4 + [False] * 35
+    assert [room.lets_in(number) for number in range(1, 40)] == [True] * 3 + [False] * 36
 
 
 def test_a_tenants_share_is_the_one_told_last() -> None:

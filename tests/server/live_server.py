@@ -15,7 +15,7 @@ import httpx
 from engine.client import EngineObserver
 from engine.grammar_checker import GrammarChecker
 from server.app import create_app
-from server.backend import Backend, OpenBackend
+from server.backend import Backend, OpenBackend, RoomSize
 from server.chat.template_setting import load_chat_renderer
 from server.context import AppContext
 from server.generation_defaults import GenerationDefaults
@@ -47,11 +47,11 @@ class FakeBackend:
                 await asyncio.sleep(0.002)
             if self.failure is not None:
                 raise self.failure
-            max_live = settings.max_num_seqs + settings.max_waiting
+            room = RoomSize(settings.max_num_seqs, settings.max_waiting)
             tokenizer = self.engine.tokenizer = ByteTokenizer(self.chat_templates, self.special_tokens)
             chat = load_chat_renderer(tokenizer, settings)
             grammars = GrammarChecker()
-            yield Backend(self.engine, tokenizer, chat, self.defaults, max_live, grammars, loaded_at=1_700_000_000)
+            yield Backend(self.engine, tokenizer, chat, self.defaults, room, grammars, loaded_at=1_700_000_000)
             grammars.close()
             self.engine.stop()
 

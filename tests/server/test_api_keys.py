@@ -221,6 +221,17 @@ class TestServer:
             thread.join()
         assert keyed.complete("Hi", bearer("alice")).status_code == 200
 
+    @pytest.mark.parametrize(("fields", "param"), [({"n": 6}, "n"), ({"prompt": ["Hi"] * 6}, "prompt")])
+    def test_one_request_for_more_than_its_key_can_have_is_never_told_to_come_back(
+        self, fields: dict[str, Any], param: str
+    ) -> None:
+        with live_server(api_key=["first-key", "second-key"], max_num_seqs=2, max_waiting=4) as server:
+            header = {"Authorization": "Bearer first-key"}
+            refused = server.complete(**{"prompt": "Hi", **fields}, headers=header)
+            assert (refused.status_code, error_of(refused)["param"]) == (400, param)
+            assert "than the 5 that" in error_of(refused)["message"]
+            assert server.complete("Hi", header, n=5, max_tokens=1).status_code == 200
+
     def test_what_a_key_used_is_counted_under_its_name(self, keyed: LiveServer) -> None:
         def act() -> None:
             keyed.complete("Hi", bearer("alice"), max_tokens=5)
