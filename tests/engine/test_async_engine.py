@@ -579,10 +579,10 @@ def test_the_engine_ends_when_the_server_is_killed(command: int, tmp_path: Path)
 
 def test_one_tenants_flood_leaves_room_for_another() -> None:
     async def check() -> None:
-        async with running(max_num_seqs=1, limits=RoomLimits(max_waiting=3)) as engine:
-            flood = [replace(request(fake.WAIT, name=f"r{i}"), tenant="a", share=0.5) for i in range(3)]
+        async with running(max_num_seqs=1, limits=RoomLimits(max_waiting=4)) as engine:
+            flood = [replace(request(fake.WAIT, name=f"r{i}"), tenant="a", share=0.5) for i in range(4)]
             tasks = [asyncio.create_task(collect(engine, each)) for each in flood]
-            await eventually(lambda: engine.num_live == 3)
+            await eventually(lambda: engine.num_live == 4)
             with pytest.raises(OverloadedError):
                 engine.check_room(Tenant("a", 0.5))
             with pytest.raises(OverloadedError):
