@@ -18,6 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 from engine import attention_hook, known_code
 from engine.attention_hook import AttentionCall, attention_handler
 from engine.errors import UnsupportedModelError
+from engine.fused_modules import FusedMLP
 from engine.fusion import fuse_modules, fuse_norms
 from engine.kernel_layer import KernelDecoderLayer, move_layers_to_kernels
 from engine.kernels import load_kernels
@@ -287,6 +288,14 @@ def test_what_is_not_quite_as_known_stays(change: Callable[[Any], nn.Module]) ->
     changed = change(model)
     fuse_modules(model, calls)
     assert changed in model.modules()
+
+
+def test_a_module_that_two_layers_share_is_fused_once() -> None:
+    model = model_of("llama")
+    model.model.layers[1].mlp = model.model.layers[0].mlp
+    fuse(model)
+    assert isinstance(model.model.layers[0].mlp, FusedMLP)
+    assert model.model.layers[1].mlp is model.model.layers[0].mlp
 
 
 def test_heads_with_norms_of_two_kinds_stay() -> None:
