@@ -1,7 +1,8 @@
 """silu, sigmoid and gelu whose result for an element depends on that element alone, where there are no C++ kernels.
 
 Torch's own compute the last elements of a thread's share in another way than the rest, so they differ in the last bit
-with the number of rows. Its exp, erf, tanh and arithmetic do not: these activations are made of them.
+with the number of rows. Its arithmetic does not, nor do exp, erf and tanh once they are settled (`vector_math`): these
+activations are made of them.
 """
 
 import functools

@@ -23,6 +23,7 @@ from engine.kernels.cpu_features import has_native_bf16
 from engine.kv_cache import LayerShape
 from engine.linear import prepare_linears
 from engine.model_probe import check_same, probe_layers
+from engine.vector_math import settle_vector_functions
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
 
 
 def _load(config: EngineConfig) -> LoadedModel:
+    settle_vector_functions()
     source = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     hf_config = AutoConfig.from_pretrained(config.model, **source)
     _check_architecture(hf_config, config)

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 from engine.activations import replace_activations
+from engine.vector_math import settle_vector_functions
 
+settle_vector_functions()
 torch.manual_seed(1)
 ACTIVATIONS = [
     torch.sigmoid,
