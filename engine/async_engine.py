@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TypeVar
 
 from engine.admission import check_request
-from engine.client import EngineObserver, GenerationRequest, NullObserver, Tenant
+from engine.client import EngineObserver, GenerationRequest, NullObserver, Tenant, observe_output
 from engine.config import EngineConfig, EngineInfo
 from engine.detokenizer import TokenTable
 from engine.errors import (
@@ -23,8 +23,8 @@ from engine.errors import (
     TwostepError,
 )
 from engine.expiry import Expiry
-from engine.live_request import LiveRequest, News
-from engine.messages import AbortRequests, FromEngine, RequestRefused, RequestUpdate, StepUpdate
+from engine.live_request import LiveRequest, news_of
+from engine.messages import AbortRequests, FromEngine, RequestRefused, StepUpdate
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from engine.restart_policy import RestartPolicy
@@ -131,7 +131,7 @@ class AsyncEngine:
         try:
             while True:
                 output = await live.next_output()
-                self._observe(live, output)
+                observe_output(self._observer, output, live.last_gap_s)
                 if output.finish_reason is not None:
                     reason = output.finish_reason
                     self._end(live, reason)
@@ -144,6 +144,13 @@ class AsyncEngine:
             raise
         finally:
             self._end(live, reason)
+
+    def abort(self, tenant: str, group_id: str) -> bool:
+        aborted = self._roster.group(tenant, group_id)
+        for live in aborted:
+            self._end(live, FinishReason.ABORT)  # even if nobody reads the end
+            live.abort()
+        return bool(aborted)
 
     def _admit(self, request: GenerationRequest) -> LiveRequest:
         if self._failure is not None:
@@ -179,12 +186,6 @@ class AsyncEngine:
         self._abort(live)
         end()
         self._roster.go_on()
-
-    def _observe(self, live: LiveRequest, output: RequestOutput) -> None:
-        if len(output.token_ids) == output.num_output_tokens and output.timings is not None:
-            self._observer.on_first_token(output.timings, output.num_prompt_tokens, output.num_cached_tokens)
-        if output.token_ids:
-            self._observer.on_tokens(len(output.token_ids), live.last_gap_s)
 
     def _end(self, live: LiveRequest, reason: FinishReason) -> None:
         """The one door out, for every request, whatever ended it. Idempotent; never waits."""
@@ -256,10 +257,7 @@ class AsyncEngine:
             if engine_id in self._expiries:
                 self._expiries[engine_id].on_scheduled()
         for update in step.updates:
-            if update.finish_reason is FinishReason.ERROR:
-                self._roster.put(update.request_id, _error_of(update))
-            else:
-                self._roster.put(update.request_id, News(update, step.time_s))
+            self._roster.put(update.request_id, news_of(update, step.time_s))
 
     def _report_pause(self) -> None:
         """While no engine process is up, everything waits and no block is held."""
@@ -289,11 +287,6 @@ class AsyncEngine:
 
     def _on_hang(self) -> None:
         self._supervisor.kill(self._silence_error())
-
-
-def _error_of(update: RequestUpdate) -> TwostepError:
-    message = update.error or "The engine failed on this request."
-    return RequestError(message) if update.blames_request else EngineFailedError(message)
 
 
 def _stopped() -> EngineUnavailableError:

@@ -35,6 +35,8 @@ class GenerationRequest:
     params: SamplingParams
     arrival_s: float
     """When the server received the request, on `time.monotonic()`."""
+    group_id: str = ""
+    """What it is a part of, as the client knows it. Clients choose such ids: several requests may have the same."""
     priority: int = 0
     """Among the tenant's own requests."""
     tenant: str = ""
@@ -94,9 +96,16 @@ class EngineClient(Protocol):
     def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
         """Yield the request's outputs, the last one finished. Closing the generator aborts the request at once.
 
-        Raises before the first output: RequestError, OverloadedError, RequestTimeoutError, EngineUnavailableError.
+        Raises before the first output: RequestError, OverloadedError, RequestTimeoutError, RequestAbortedError,
+        EngineUnavailableError.
         Raises after it: EngineFailedError, or EngineUnavailableError when the engine was stopped. An engine that dies
         is no error as long as it can be restarted: the outputs go on where they stopped.
+        """
+
+    def abort(self, tenant: str, group_id: str) -> bool:
+        """End all of the tenant's live requests of this group at once; False if there are none. `generate` yields, as
+        for one at its deadline, a last output with the tokens received so far, finished by LENGTH and the stop reason
+        "abort"; it raises RequestAbortedError for a request that has none.
         """
 
 
@@ -116,6 +125,15 @@ class EngineObserver(Protocol):
 
     def on_finish(self, reason: FinishReason, timings: RequestTimings | None) -> None:
         """Called exactly once per admitted request; timings is None if it never got a token."""
+
+
+def observe_output(observer: EngineObserver, output: RequestOutput, gap_s: float | None) -> None:
+    """Report what `generate` delivers. `gap_s` is the time since the request's token before."""
+    is_first = len(output.token_ids) == output.num_output_tokens
+    if is_first and output.timings is not None:
+        observer.on_first_token(output.timings, output.num_prompt_tokens, output.num_cached_tokens)
+    if output.token_ids:
+        observer.on_tokens(len(output.token_ids), gap_s)
 
 
 class NullObserver:

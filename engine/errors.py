@@ -10,6 +10,7 @@
     │   └── ContextLengthError      prompt and max_tokens do not fit the context or the KV cache
     ├── OverloadedError             no room at the moment; `.retry_after_s` says when to come back
     ├── RequestTimeoutError         the request's own deadline passed
+    ├── RequestAbortedError         the request was ended from outside before its first token
     └── EngineUnavailableError      the engine process is loading, dead or shutting down
         ├── EngineRestartingError   the engine is being restarted, and no room is left to wait; `.retry_after_s`
         └── EngineFailedError       the engine failed on this request's step; `.detail` is for the log
@@ -67,6 +68,10 @@ class OverloadedError(TwostepError):
 
 class RequestTimeoutError(TwostepError):
     """The request's queue limit or deadline passed before its first token."""
+
+
+class RequestAbortedError(TwostepError):
+    """The request was ended from outside before its first token."""
 
 
 class EngineUnavailableError(TwostepError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from engine.batch import TokenLogprobs
 from engine.client import GenerationRequest
 from engine.detokenizer import IncrementalDetokenizer, TokenTable
-from engine.errors import RequestTimeoutError, TwostepError
+from engine.errors import EngineFailedError, RequestAbortedError, RequestError, RequestTimeoutError, TwostepError
 from engine.messages import AddRequest, FirstTokenInfo, RequestUpdate
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
@@ -23,6 +23,14 @@ class News:
     time_s: float
     stop_reason: str | None = None
     """Of an end that the server made."""
+
+
+def news_of(update: RequestUpdate, time_s: float) -> News | TwostepError:
+    """What a request is told of a step of `time_s`."""
+    if update.finish_reason is not FinishReason.ERROR:
+        return News(update, time_s)
+    message = update.error or "The engine failed on this request."
+    return RequestError(message) if update.blames_request else EngineFailedError(message)
 
 
 class LiveRequest:
@@ -82,6 +90,9 @@ class LiveRequest:
             output_token_ids=self._received_token_ids,
         )
 
+    def is_of(self, tenant: str, group_id: str) -> bool:
+        return (self.request.tenant, self.request.group_id) == (tenant, group_id)
+
     @property
     def is_proven(self) -> bool:
         """Whether the engine process that knows it survived its prefill and its decode: see `engine.suspects`."""
@@ -106,15 +117,20 @@ class LiveRequest:
 
     def expire(self) -> None:
         """End it at its deadline with the tokens that there are. The engine must be told, too."""
-        if self.has_begun:
-            end = RequestUpdate(self.engine_id, finish_reason=FinishReason.LENGTH)
-            self._put_last(News(end, time.monotonic(), "deadline"))
-        else:
-            self._put_last(RequestTimeoutError("The deadline passed before the first token."))
+        self._cut("deadline", RequestTimeoutError("The deadline passed before the first token."))
+
+    def abort(self) -> None:
+        """End it as at a deadline, because somebody asked for that."""
+        self._cut("abort", RequestAbortedError("The request was aborted before its first token."))
 
     def leave_queue(self) -> None:
         """End it because it waited too long to be scheduled."""
         self._put_last(RequestTimeoutError("The request waited too long to be scheduled; try again later."))
+
+    def _cut(self, stop_reason: str, error: TwostepError) -> None:
+        """The error is for one without tokens."""
+        end = RequestUpdate(self.engine_id, finish_reason=FinishReason.LENGTH)
+        self._put_last(News(end, time.monotonic(), stop_reason) if self.has_begun else error)
 
     def _put_last(self, news: News | TwostepError) -> None:
         self.is_complete = True

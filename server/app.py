@@ -22,7 +22,18 @@ from server.middleware.failures import FailureMiddleware
 from server.middleware.gate import GateMiddleware
 from server.middleware.record import RecordMiddleware
 from server.refusal_pace import RefusalPace
-from server.routes import anthropic, chat, completions, embeddings, health, info, models, responses, tokenization
+from server.routes import (
+    anthropic,
+    chat,
+    completions,
+    embeddings,
+    health,
+    info,
+    models,
+    requests,
+    responses,
+    tokenization,
+)
 from server.settings import Settings
 from server.timings import EXPOSED_HEADERS
 from server.version import VERSION
@@ -53,7 +64,7 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
     )
     app.state.context = context
     add_exception_handlers(app)
-    for module in (completions, chat, responses, anthropic, embeddings, models, tokenization, health, info):
+    for module in (completions, chat, responses, anthropic, embeddings, models, requests, tokenization, health, info):
         app.include_router(module.router)
     return app
 
@@ -71,7 +82,7 @@ def _middlewares(context: AppContext) -> list[Middleware]:
             Middleware(
                 CORSMiddleware,
                 allow_origins=settings.allowed_origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=EXPOSED_HEADERS,
             )

@@ -6,6 +6,7 @@ The server's own errors, beside those of `engine.errors`:
     ├── BadRequestError               the body or a parameter is wrong; `.param` names it where one is at fault
     ├── AuthenticationError           no API key, or a wrong one
     ├── ModelNotFoundError            the request names a model that is not served
+    ├── RequestNotFoundError          no request of this id is live
     ├── BodyTooLargeError             the body exceeds --max-body-bytes
     ├── HeadTooLargeError             the request's line and headers exceed --max-header-bytes
     ├── RequestTooSlowError           head or body did not arrive in time
@@ -31,6 +32,7 @@ from engine.errors import (
     EngineFailedError,
     EngineUnavailableError,
     OverloadedError,
+    RequestAbortedError,
     RequestError,
     RequestTimeoutError,
 )
@@ -71,6 +73,10 @@ class ModelNotFoundError(ApiError):
     """The request names a model that is not served."""
 
 
+class RequestNotFoundError(ApiError):
+    """No request of this id is live, or another key sent it."""
+
+
 class BodyTooLargeError(ApiError):
     """The body exceeds the limit."""
 
@@ -100,12 +106,15 @@ ERROR_TABLE: dict[type[Exception], ErrorKind] = {
     ContextLengthError: ErrorKind(400, _INVALID, "context_length_exceeded"),
     AuthenticationError: ErrorKind(401, "authentication_error", "invalid_api_key"),
     ModelNotFoundError: ErrorKind(404, _INVALID, "model_not_found"),
+    RequestNotFoundError: ErrorKind(404, _INVALID, "request_not_found"),
     RequestTimeoutError: ErrorKind(408, "timeout_error", "request_timeout"),
     RequestTooSlowError: ErrorKind(408, "timeout_error", "request_timeout"),
     BodyTooLargeError: ErrorKind(413, _INVALID, "request_too_large"),
     MediaTypeError: ErrorKind(415, _INVALID, "unsupported_media_type"),
     HeadTooLargeError: ErrorKind(431, _INVALID, "headers_too_large"),
     OverloadedError: ErrorKind(429, "rate_limit_error", "slow_down"),
+    # Clients send again what ends with 408, 409 or 429, and that is not what an abort is for.
+    RequestAbortedError: ErrorKind(499, "request_aborted_error", "request_aborted"),
     NotReadyError: ErrorKind(503, "server_error", "server_is_overloaded"),
     EngineUnavailableError: ErrorKind(503, "server_error", "server_is_overloaded"),
     EngineFailedError: INTERNAL,

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from engine.client import EngineClient, GenerationRequest
-from engine.errors import EngineFailedError, RequestTimeoutError
+from engine.errors import EngineFailedError, RequestAbortedError, RequestTimeoutError
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
 
@@ -32,8 +32,8 @@ async def generate_all(
     try:
         while num_live:
             index, item = await news.get()
-            if isinstance(item, RequestTimeoutError) and has_begun and _is_due(generations[index]):
-                item = _ended_without_token(generations[index])
+            if has_begun and (cut := _cut_by(item, generations[index])) is not None:
+                item = _ended_without_token(generations[index], cut)
             if isinstance(item, Exception):
                 raise item
             has_begun = True
@@ -54,15 +54,22 @@ async def _pump(engine: EngineClient, index: int, generation: GenerationRequest,
         news.put_nowait((index, error))
 
 
+def _cut_by(item: RequestOutput | Exception, generation: GenerationRequest) -> str | None:
+    """The stop reason of one that asks for tokens and may end without any: it is aborted, or its deadline is over."""
+    if generation.params.max_tokens == 0:
+        return None
+    if isinstance(item, RequestTimeoutError) and _is_due(generation):
+        return "deadline"
+    return "abort" if isinstance(item, RequestAbortedError) else None
+
+
 def _is_due(generation: GenerationRequest) -> bool:
-    """Whether it asks for tokens, and its deadline is over: only then may it end without one."""
     limit_s = generation.deadline_s
-    is_over = limit_s is not None and time.monotonic() >= generation.arrival_s + limit_s
-    return is_over and generation.params.max_tokens > 0
+    return limit_s is not None and time.monotonic() >= generation.arrival_s + limit_s
 
 
-def _ended_without_token(generation: GenerationRequest) -> RequestOutput:
-    """At its deadline, while a sibling has had tokens: the response has begun, so it ends as they do."""
+def _ended_without_token(generation: GenerationRequest, stop_reason: str) -> RequestOutput:
+    """While a sibling has had tokens: the response has begun, so it ends as they do."""
     return RequestOutput(
         request_id=generation.request_id,
         text="",
@@ -71,7 +78,7 @@ def _ended_without_token(generation: GenerationRequest) -> RequestOutput:
         num_cached_tokens=0,
         num_output_tokens=0,
         finish_reason=FinishReason.LENGTH,
-        stop_reason="deadline",
+        stop_reason=stop_reason,
     )
 
 

@@ -13,7 +13,8 @@ from server.record import record_of
 from server.validation import problem_of
 
 STATUS_CLIENT_LEFT = 499
-"""nginx's number for it; seen in the log and the metrics, never sent."""
+"""nginx's number for it; seen in the log and the metrics. Sent to those alone who are still there: their request was
+aborted from outside."""
 
 
 def add_exception_handlers(app: FastAPI) -> None:

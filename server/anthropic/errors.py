@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 # Statuses that API does not have -> those it has.
-_STATUSES: Mapping[int, int] = MappingProxyType({408: 504, 415: 400, 431: 413, 503: 529})
+_STATUSES: Mapping[int, int] = MappingProxyType({408: 504, 415: 400, 431: 413, 499: 400, 503: 529})
 
 _TYPES: Mapping[int, str] = MappingProxyType(
     {

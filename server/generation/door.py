@@ -43,6 +43,7 @@ class Arrival:
             prompt_token_ids=prompt_token_ids,
             params=params,
             arrival_s=self.arrival_s,
+            group_id=self.request_id,
             priority=fields.priority,
             tenant=self.key.name,
             weight=self.key.weight,

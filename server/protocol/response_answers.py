@@ -93,7 +93,7 @@ class ResponseBody(BaseModel):
     error: ResponseProblem | None
     incomplete_details: IncompleteDetails | None
     stop_reason: int | str | None
-    """The stop token or stop string that ended it, or "deadline"."""
+    """The stop token or stop string that ended it, or "deadline" or "abort"."""
     output: list[OutputItem]
     usage: ResponseUsage | None
     timings: Timings | None = None

@@ -8,10 +8,16 @@ from dataclasses import dataclass, field
 
 from engine.admission import check_request
 from engine.batch import Phase, TokenLogprobs
-from engine.client import EngineObserver, GenerationRequest, NullObserver, Tenant
+from engine.client import EngineObserver, GenerationRequest, NullObserver, Tenant, observe_output
 from engine.config import EngineInfo
 from engine.detokenizer import IncrementalDetokenizer
-from engine.errors import EngineFailedError, EngineUnavailableError, OverloadedError, TwostepError
+from engine.errors import (
+    EngineFailedError,
+    EngineUnavailableError,
+    OverloadedError,
+    RequestAbortedError,
+    TwostepError,
+)
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from engine.stats import PoolStats, RequestTimings, RoomStats, StepStats
@@ -80,6 +86,7 @@ class FakeEngine:
     num_cached_tokens: int = 0
     requests: list[GenerationRequest] = field(default_factory=list)
     """All that were admitted."""
+    live: list["_Sequence"] = field(default_factory=list)
     finished: list[FinishReason] = field(default_factory=list)
     is_ready: bool = True
     info: EngineInfo = INFO
@@ -113,43 +120,47 @@ class FakeEngine:
         self.requests.append(request)
         self._count(1)
         sequence = _Sequence(request, self)
+        self.live.append(sequence)
         reason = FinishReason.ABORT
         try:
             while sequence.finish_reason is None:
-                await self._wait_for(len(sequence.token_ids))
+                await self._wait_for(sequence)
                 output = sequence.step()
                 reason = output.finish_reason or reason
-                self._observe(output)
+                observe_output(self.observer, output, 0.0005 if len(sequence.token_ids) > 1 else None)
                 yield output
         except TwostepError:
             reason = FinishReason.ERROR
             raise
         finally:
+            self.live.remove(sequence)
             self._count(-1)
             self.finished.append(reason)
             self.observer.on_finish(reason, sequence.timings() if sequence.token_ids else None)
 
+    def abort(self, tenant: str, group_id: str) -> bool:
+        aborted = [each for each in self.live if (each.request.tenant, each.request.group_id) == (tenant, group_id)]
+        for sequence in aborted:
+            sequence.is_aborted = True
+        return bool(aborted)
+
     def stop(self) -> None:
         self.health = EngineUnavailableError("The engine was stopped.")
 
-    async def _wait_for(self, position: int) -> None:
+    async def _wait_for(self, sequence: "_Sequence") -> None:
+        position = len(sequence.token_ids)
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
         if self.hold_at == position:
             self.num_holding += 1
-        while self.hold_at == position and self.health is None:
+        while self.hold_at == position and self.health is None and not sequence.is_aborted:
             await asyncio.sleep(0.002)
+        if sequence.is_aborted and not position:
+            raise RequestAbortedError("The request was aborted before its first token.")
         if self.health is not None:
             raise self.health
         if self.fail_at == position:
             raise EngineFailedError("The engine failed on this request.", "secret detail")
-
-    def _observe(self, output: RequestOutput) -> None:
-        is_first = output.num_output_tokens == len(output.token_ids)
-        if is_first and output.timings is not None:
-            self.observer.on_first_token(output.timings, output.num_prompt_tokens, output.num_cached_tokens)
-        if output.token_ids:
-            self.observer.on_tokens(len(output.token_ids), None if is_first else 0.0005)
 
     def _count(self, change: int) -> None:
         self.num_live += change
@@ -161,7 +172,8 @@ class FakeEngine:
 
 class _Sequence:
     def __init__(self, request: GenerationRequest, engine: FakeEngine) -> None:
-        self._request = request
+        self.request = request
+        self.is_aborted = False
         self._engine = engine
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
@@ -180,22 +192,24 @@ class _Sequence:
         return RequestTimings(queue_s=0.001, prefill_s=0.002, inter_token_s=gaps, prefill_chunks=1)
 
     def step(self) -> RequestOutput:
-        params = self._request.params
+        params = self.request.params
         is_first = not self.token_ids
-        new_ids = (self._engine.rule(self._request, len(self.token_ids)),) if params.max_tokens else ()
+        makes_token = params.max_tokens and not self.is_aborted
+        new_ids = (self._engine.rule(self.request, len(self.token_ids)),) if makes_token else ()
         self.token_ids += new_ids
         text, stop_reason = self._advance(new_ids)
-        if self.finish_reason is None and len(self.token_ids) == params.max_tokens:
+        if self.finish_reason is None and (self.is_aborted or len(self.token_ids) == params.max_tokens):
             self.finish_reason = FinishReason.LENGTH
+            stop_reason = "abort" if self.is_aborted else None
             text += self._detokenizer.flush()
         return RequestOutput(
-            request_id=self._request.request_id,
+            request_id=self.request.request_id,
             text=text,
             token_ids=new_ids,
             logprobs=() if params.logprobs is None else tuple(score(each, params.logprobs) for each in new_ids),
             prompt_logprobs=self._prompt_logprobs() if is_first else None,
-            embedding=embedding(self._request) if params.returns_embedding else b"",
-            num_prompt_tokens=len(self._request.prompt_token_ids),
+            embedding=embedding(self.request) if params.returns_embedding else b"",
+            num_prompt_tokens=len(self.request.prompt_token_ids),
             num_cached_tokens=self._engine.num_cached_tokens,
             num_output_tokens=len(self.token_ids),
             timings=self.timings() if is_first or self.finish_reason else None,
@@ -205,7 +219,7 @@ class _Sequence:
 
     def _advance(self, new_ids: tuple[int, ...]) -> tuple[str, int | str | None]:
         """The text of the new tokens, and what stopped the sequence."""
-        params, text = self._request.params, ""
+        params, text = self.request.params, ""
         for token_id in new_ids:
             is_eos = token_id == EOS and not params.ignore_eos
             if (is_eos or token_id in params.stop_token_ids) and len(self.token_ids) > params.min_tokens:
@@ -218,10 +232,10 @@ class _Sequence:
         return text, None
 
     def _prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
-        count = self._request.params.prompt_logprobs
+        count = self.request.params.prompt_logprobs
         if count is None:
             return None
-        return (None, *(score(token_id, count) for token_id in self._request.prompt_token_ids[1:]))
+        return (None, *(score(token_id, count) for token_id in self.request.prompt_token_ids[1:]))
 
 
 def score(token_id: int, count: int) -> TokenLogprobs:

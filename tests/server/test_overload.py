@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Generator
 import pytest
 
 from engine.client import GenerationRequest
-from engine.errors import RequestTimeoutError
+from engine.errors import RequestTimeoutError, TwostepError
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
@@ -55,13 +55,14 @@ class LateEngine(FakeEngine):
     """Of two sequences one gets tokens; the other is late with its first, once that one has begun."""
 
     late = "1"
+    end: TwostepError = RequestTimeoutError("Late.")
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
         if request.request_id.endswith(self.late):
             while self.num_holding == 0:
                 await asyncio.sleep(0.001)
             self.hold_at = None
-            raise RequestTimeoutError("Late.")
+            raise self.end
         async for output in super().generate(request):
             yield output
 
