@@ -23,10 +23,12 @@ from engine.errors import (
     TwostepError,
 )
 from engine.expiry import Expiry
+from engine.inspector import Inspector
 from engine.live_request import LiveRequest, news_of
-from engine.messages import AbortRequests, FromEngine, RequestRefused, StepUpdate
+from engine.messages import AbortRequests, FromEngine, RequestRefused, RequestStates, StepUpdate
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
+from engine.request_view import RequestView
 from engine.restart_policy import RestartPolicy
 from engine.roster import Roster
 from engine.stats import RoomStats, StepStats, standstill
@@ -70,9 +72,10 @@ class AsyncEngine:
         self._info: EngineInfo | None = None
         self._last_stats: StepStats | None = None
         self._failure: TwostepError | None = None
-        self._watchdog = Watchdog(max_silence_s, self._awaits_engine, self._on_hang)
+        self._watchdog = Watchdog(max_silence_s, lambda: self._supervisor.is_up and bool(self._roster), self._on_hang)
         self._supervisor = Supervisor(config, command, RestartPolicy(max_restarts), self)
         self._roster = Roster(self._supervisor.send)
+        self._inspector = Inspector(self._supervisor)
         self._has_answered = False  # the engine process that is up or was last
 
     async def start(self) -> EngineInfo:
@@ -144,6 +147,9 @@ class AsyncEngine:
             raise
         finally:
             self._end(live, reason)
+
+    async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestView]:
+        return await self._inspector.views(self._roster.group(tenant, group_id)[:limit])
 
     def abort(self, tenant: str, group_id: str) -> bool:
         aborted = self._roster.group(tenant, group_id)
@@ -218,10 +224,13 @@ class AsyncEngine:
             self._on_step(message)
         elif isinstance(message, RequestRefused):
             self._roster.put(message.request_id, RequestError(message.message, message.param))
+        elif isinstance(message, RequestStates):
+            self._inspector.on_answer(message.states)
         self._roster.go_on()
 
     def on_engine_down(self) -> bool:
         self._watchdog.stop()
+        self._inspector.engine_is_down()
         self._roster.engine_is_down()
         self._report_pause()
         return self._has_answered or not self._roster
@@ -277,9 +286,6 @@ class AsyncEngine:
 
     def _unavailable(self) -> EngineUnavailableError:
         return EngineUnavailableError(str(self._failure or "The engine is still loading the model."))
-
-    def _awaits_engine(self) -> bool:
-        return self._supervisor.is_up and len(self._roster) > 0
 
     def _silence_error(self) -> EngineFailedError:
         silence_s = self._watchdog.silence_s

@@ -10,6 +10,7 @@ from typing import Protocol
 from engine.config import EngineInfo
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
+from engine.request_view import RequestView
 from engine.sampling_params import SamplingParams
 from engine.stats import RequestTimings, RoomStats, StepStats
 
@@ -101,6 +102,10 @@ class EngineClient(Protocol):
         Raises after it: EngineFailedError, or EngineUnavailableError when the engine was stopped. An engine that dies
         is no error as long as it can be restarted: the outputs go on where they stopped.
         """
+
+    async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestView]:
+        """The tenant's live requests, of one group or of all, in order of arrival and at most `limit`. Asks the engine
+        process, and waits for it a few seconds at most."""
 
     def abort(self, tenant: str, group_id: str) -> bool:
         """End all of the tenant's live requests of this group at once; False if there are none. `generate` yields, as

@@ -12,7 +12,7 @@ from engine.block_pool import BlockPool
 from engine.config import EngineConfig, EngineInfo
 from engine.errors import InvalidParameterError
 from engine.grammar import Grammars, NoGrammars, load_grammars
-from engine.messages import AddRequest, RequestUpdate, StepUpdate
+from engine.messages import AddRequest, RequestState, RequestUpdate, StepUpdate
 from engine.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
 from engine.request import Request
 from engine.scheduler import Scheduler
@@ -105,6 +105,10 @@ class Engine:
         """End requests without further news; unknown ids are ignored."""
         ids = list(request_ids)
         self._has_unreported_aborts |= self._grammars.abort(ids) | self._scheduler.abort(ids)
+
+    def inspect(self, request_ids: Iterable[str]) -> list[RequestState]:
+        """Of those that are queued or running: one whose grammar is being compiled is neither."""
+        return self._scheduler.inspect(request_ids)
 
     def step(self) -> StepUpdate:
         """Schedule, run, update. A step that raises ends its own requests with an error, and no others."""

@@ -8,7 +8,7 @@ tenant that comes back from an idle time starts level with the others: it has sa
 a plain sorted queue.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from operator import attrgetter
 
 from engine.request import Request
@@ -30,6 +30,10 @@ class FairQueue:
         """The request to run next. A stream that has begun does not wait behind other tenants' new requests."""
         heads = [queue[0] for queue in self._waiting.values()]
         return min(heads, key=lambda head: (not _has_begun(head), self.served(head), head.number), default=None)
+
+    def num_before(self, request: Request) -> int:
+        """Those of its tenant that run before it, which waits."""
+        return bisect_left(self._waiting[request.tenant], request.order, key=attrgetter("order"))
 
     def served(self, request: Request) -> float:
         """What the request's tenant has had so far."""

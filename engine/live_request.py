@@ -48,8 +48,10 @@ class LiveRequest:
         """The id that the engine knows: never used twice, unlike ids that clients choose."""
         self.place = place
         """Left when the request ends."""
-        self.has_begun = False
-        """Whether the engine gave news of it, which its task may not have read yet."""
+        self.first_token_s: float | None = None
+        """When the engine gave the first news of it, which its task may not have read yet."""
+        self.last_token_s = 0.0
+        """The same of the newest."""
         self.is_known_to_engine = False
         """From when the engine was told of it to the engine's last word on it, or death."""
         self.is_complete = False
@@ -75,7 +77,7 @@ class LiveRequest:
     def hand_over(self) -> AddRequest:
         """What an engine process must be told for the request to start, or to go on: from now on it knows it."""
         self.is_known_to_engine = True
-        self._num_received_before = len(self._received_token_ids)
+        self._num_received_before = self.num_received
         self._num_preemptions_before = self._clock.num_preemptions
         request = self.request
         return AddRequest(
@@ -90,13 +92,23 @@ class LiveRequest:
             output_token_ids=self._received_token_ids,
         )
 
-    def is_of(self, tenant: str, group_id: str) -> bool:
-        return (self.request.tenant, self.request.group_id) == (tenant, group_id)
+    def is_of(self, tenant: str, group_id: str | None) -> bool:
+        return self.request.tenant == tenant and group_id in (None, self.request.group_id)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the engine gave news of it."""
+        return self.first_token_s is not None
+
+    @property
+    def num_received(self) -> int:
+        """Tokens; its task may not have read all."""
+        return len(self._received_token_ids)
 
     @property
     def is_proven(self) -> bool:
         """Whether the engine process that knows it survived its prefill and its decode: see `engine.suspects`."""
-        return self.is_complete or len(self._received_token_ids) >= self._num_received_before + 2
+        return self.is_complete or self.num_received >= self._num_received_before + 2
 
     @property
     def timings(self) -> RequestTimings | None:
@@ -106,7 +118,8 @@ class LiveRequest:
     def put(self, news: News | TwostepError) -> None:
         """An error ends the request once the news before it are used up."""
         if isinstance(news, News):
-            self.has_begun = True
+            self.first_token_s = news.time_s if self.first_token_s is None else self.first_token_s
+            self.last_token_s = news.time_s
             self.place.begin()
             self._received_token_ids += news.update.token_ids
             self._clock.num_preemptions = self._num_preemptions_before + news.update.num_preemptions

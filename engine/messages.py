@@ -1,8 +1,8 @@
 """The typed messages between the server process and the engine process, as msgpack over a local socket.
 
-To the engine:    Start (once, first), AddRequest, AbortRequests, Shutdown
+To the engine:    Start (once, first), AddRequest, AbortRequests, InspectRequests, Shutdown
 From the engine:  EngineReady, StepUpdate (one per step), Heartbeat (once a second when idle), RequestRefused,
-                  EngineFailure (last)
+                  RequestStates (one per InspectRequests), EngineFailure (last)
 """
 
 import msgspec
@@ -33,6 +33,12 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag=True):
+    request_ids: list[str]
+
+
+class InspectRequests(msgspec.Struct, frozen=True, tag=True):
+    """Asks for RequestStates."""
+
     request_ids: list[str]
 
 
@@ -93,6 +99,26 @@ class RequestRefused(msgspec.Struct, frozen=True, tag=True):
     param: str | None = None
 
 
+class RequestState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far one request is, between two steps. The defaults are those of one that no engine has."""
+
+    request_id: str
+    was_scheduled: bool = False
+    """Whether it ran already. It may wait again: for blocks."""
+    num_before: int | None = None
+    """Its tenant's requests that wait and come before it; None if it is not in the queue."""
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_blocks: int = 0
+    """Held by it, with those that it shares."""
+
+
+class RequestStates(msgspec.Struct, frozen=True, tag=True):
+    """Of those that were asked for and are here."""
+
+    states: list[RequestState]
+
+
 class EngineFailure(msgspec.Struct, frozen=True, tag=True):
     """The engine cannot start or go on; `kind` is the error class's name, `message` one sentence for the user."""
 
@@ -101,5 +127,5 @@ class EngineFailure(msgspec.Struct, frozen=True, tag=True):
     detail: str = ""
 
 
-ToEngine = Start | AddRequest | AbortRequests | Shutdown
-FromEngine = EngineReady | StepUpdate | Heartbeat | RequestRefused | EngineFailure
+ToEngine = Start | AddRequest | AbortRequests | InspectRequests | Shutdown
+FromEngine = EngineReady | StepUpdate | Heartbeat | RequestRefused | RequestStates | EngineFailure

@@ -25,7 +25,10 @@ from engine.messages import (
     EngineReady,
     FromEngine,
     Heartbeat,
+    InspectRequests,
     RequestRefused,
+    RequestState,
+    RequestStates,
     Shutdown,
     Start,
     StepUpdate,
@@ -61,6 +64,8 @@ class SteppingEngine(Protocol):
     def add_request(self, message: AddRequest) -> None: ...
 
     def abort_requests(self, request_ids: Iterable[str]) -> None: ...
+
+    def inspect(self, request_ids: Iterable[str]) -> list[RequestState]: ...
 
     def step(self) -> StepUpdate: ...
 
@@ -156,6 +161,8 @@ def _handle(message: ToEngine, engine: SteppingEngine, link: Link, marker: Marke
             link.send(RequestRefused(message.request_id, str(error), error.param))
     elif isinstance(message, AbortRequests):
         engine.abort_requests(message.request_ids)
+    elif isinstance(message, InspectRequests):
+        link.send(RequestStates(engine.inspect(message.request_ids)))
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ class Roster:
     def num_suspects(self) -> int:
         return len(self._suspects)
 
-    def group(self, tenant: str, group_id: str) -> list[LiveRequest]:
-        """The tenant's requests of this group that still want tokens."""
+    def group(self, tenant: str, group_id: str | None = None) -> list[LiveRequest]:
+        """The tenant's requests, of this group or of all, that still want tokens."""
         return [live for live in self if live.is_of(tenant, group_id) and not live.is_complete]
 
     def add(self, live: LiveRequest) -> None:

@@ -11,9 +11,10 @@ from operator import attrgetter
 from engine.batch import Batch, Phase, RequestStepOutput, ScheduledRequest, StepOutput
 from engine.block_pool import BlockPool
 from engine.fair_queue import FairQueue
-from engine.messages import FirstTokenInfo, RequestUpdate
+from engine.messages import FirstTokenInfo, RequestState, RequestUpdate
 from engine.prefix_cache import BlockCache
 from engine.request import Constraint, FinishReason, Request, RequestStatus
+from engine.request_state import state_of
 
 NO_TOKEN_LEFT = "No token can come next: the request's grammar, and what it allows and forbids besides, leave none."
 
@@ -76,6 +77,10 @@ class Scheduler:
     def constraint_of(self, request_id: str) -> Constraint:
         return self._requests[request_id].constraint
 
+    def inspect(self, request_ids: Iterable[str]) -> list[RequestState]:
+        """Of those that are here."""
+        return [state_of(self._requests[each], self._waiting) for each in request_ids if each in self._requests]
+
     def abort(self, request_ids: Iterable[str]) -> bool:
         """End these requests, at any moment between steps; ids that are not here are ignored. True if any was."""
         found = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
@@ -111,20 +116,13 @@ class Scheduler:
 
     def fail(self, batch: Batch, message: str) -> list[RequestUpdate]:
         """End a batch's requests because its step raised."""
-        updates = []
-        for scheduled in batch.requests:
-            request = self._requests.get(scheduled.request_id)
-            if request is not None:
-                updates.append(self._fail(request, message))
-        return updates
+        live = [self._requests[each.request_id] for each in batch.requests if each.request_id in self._requests]
+        return [self._fail(request, message) for request in live]
 
     def _fail(self, request: Request, message: str, blames_request: bool = False) -> RequestUpdate:
         self._finish(request)
         return RequestUpdate(
-            request_id=request.request_id,
-            finish_reason=FinishReason.ERROR,
-            error=message,
-            blames_request=blames_request,
+            request.request_id, finish_reason=FinishReason.ERROR, error=message, blames_request=blames_request
         )
 
     # Decode: one token for every running request whose other tokens all have KV.

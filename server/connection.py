@@ -17,19 +17,20 @@ from enum import Enum, auto
 from typing import Any
 
 import httptools
+from starlette.responses import JSONResponse
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from server.early_protocol import EarlyProtocol
 from server.errors import (
     ApiError,
     BadRequestError,
     HeadTooLargeError,
     NotReadyError,
     RequestTooSlowError,
+    describe,
+    error_headers,
     kind_of,
 )
-from server.raw_answer import raw_error
 from server.refusal_pace import RefusalPace, Verdict, is_paced, paced, slow_down
 
 logger = logging.getLogger("twostep.server")
@@ -65,7 +66,7 @@ class ConnectionLimits:
     """Connections whose refusal waits for its turn."""
 
 
-class BoundedProtocol(EarlyProtocol):
+class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
@@ -256,7 +257,7 @@ class BoundedProtocol(EarlyProtocol):
     def _tell(self, error: Exception) -> None:
         if self.transport.is_closing():
             return
-        self.transport.write(raw_error(error))
+        self.transport.write(_raw_response(error))
         self.transport.write_eof()
         self._set_timer(LINGER_S, self._abort)
 
@@ -289,3 +290,11 @@ class BoundedProtocol(EarlyProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if delay_s is None or act is None else self.loop.call_later(delay_s, act)
+
+
+def _raw_response(error: Exception) -> bytes:
+    kind, body = describe(error, request_id="")
+    response = JSONResponse(body, kind.status, headers=error_headers(kind, error))
+    response.headers["connection"] = "close"
+    fields = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
+    return b"".join([STATUS_LINE[kind.status], *fields, b"\r\n", response.body])

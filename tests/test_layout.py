@@ -15,7 +15,7 @@ SCHEDULER_SIDE = tuple(
     f"engine.{name}"
     for name in (
         "batch", "block_pool", "client", "config", "errors", "fair_queue", "messages", "outputs", "prefix_cache",
-        "request", "sampling_params", "scheduler", "stats", "thinking",
+        "request", "request_state", "request_view", "sampling_params", "scheduler", "stats", "thinking",
     )
 )  # fmt: skip
 

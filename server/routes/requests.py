@@ -1,23 +1,43 @@
 """/v1/requests: the requests that are running or waiting. A key sees and ends its own only."""
 
-from typing import Literal
+import time
 
+import msgspec
 from fastapi import APIRouter
-from pydantic import BaseModel
 from starlette.requests import Request
+from starlette.responses import Response
 
+from engine.request_view import RequestView
 from server.context import context_of
 from server.errors import RequestNotFoundError
+from server.live_requests import live_requests
+from server.protocol.live_requests import LiveRequest, LiveRequestList, RequestDeletion
 from server.record import record_of
 from server.routes.documented import error_responses
+from server.sliced_json import json_list
+
+MAX_SEQUENCES = 1000
+SLICE = 100
+"""Requests that are told before others have their turn."""
 
 router = APIRouter(tags=["Operations"])
 
 
-class RequestDeletion(BaseModel):
-    id: str
-    object: Literal["request"] = "request"
-    deleted: Literal[True] = True
+@router.get("/v1/requests", response_model=LiveRequestList, responses=error_responses(401, 503))
+async def list_requests(request: Request) -> Response:
+    """All that run or wait and were sent with this API key, the oldest first: at most 1000 sequences."""
+    views = await _inspect(request, None, MAX_SEQUENCES + 1)
+    told = live_requests(views[:MAX_SEQUENCES], time.monotonic())
+    return _json({"object": "list", "data": await json_list(told, SLICE), "has_more": len(views) > MAX_SEQUENCES})
+
+
+@router.get("/v1/requests/{id:path}", response_model=LiveRequest, responses=error_responses(401, 404, 503))
+async def show_request(id: str, request: Request) -> Response:
+    """What runs or waits under this `X-Request-Id`."""
+    views = await _inspect(request, id, MAX_SEQUENCES)
+    if not views:
+        raise _not_found(id)
+    return _json(next(live_requests(views, time.monotonic())))
 
 
 @router.delete("/v1/requests/{id:path}", responses=error_responses(401, 404, 503))
@@ -29,5 +49,13 @@ async def abort_request(id: str, request: Request) -> RequestDeletion:
     return RequestDeletion(id=id)
 
 
-def _not_found(request_id: str) -> RequestNotFoundError:
-    return RequestNotFoundError(f"No request {request_id[:150]!r} is live here.")
+async def _inspect(request: Request, id: str | None, limit: int) -> list[RequestView]:
+    return await context_of(request).backend.engine.inspect(record_of(request.scope).key.name, id, limit)
+
+
+def _json(body: object) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def _not_found(id: str) -> RequestNotFoundError:
+    return RequestNotFoundError(f"No request {id[:150]!r} is live here.")

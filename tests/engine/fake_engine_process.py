@@ -19,7 +19,7 @@ from engine import process
 from engine.batch import Phase
 from engine.config import EngineConfig, EngineInfo
 from engine.errors import InvalidParameterError, ModelError
-from engine.messages import AddRequest, FirstTokenInfo, RequestUpdate, StepUpdate
+from engine.messages import AddRequest, FirstTokenInfo, RequestState, RequestUpdate, StepUpdate
 from engine.request import FinishReason
 from engine.stats import PoolStats, StepStats
 from engine.step_marker import Marker, NullMarker
@@ -80,6 +80,12 @@ class FakeEngine:
         for request_id in request_ids:
             self._num_aborts += self._requests.pop(request_id, None) is not None
         self._has_news = True
+
+    def inspect(self, request_ids: Iterable[str]) -> list[RequestState]:
+        """Computed are the tokens that it made; each has as many blocks as were asked about at once."""
+        ids = list(request_ids)
+        known = [name for name in ids if name in self._requests]
+        return [RequestState(name, num_computed_tokens=self._num_done[name], num_blocks=len(ids)) for name in known]
 
     def step(self) -> StepUpdate:
         self._has_news = False

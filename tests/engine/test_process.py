@@ -11,7 +11,9 @@ from engine.messages import (
     EngineReady,
     FromEngine,
     Heartbeat,
+    InspectRequests,
     RequestRefused,
+    RequestStates,
     Shutdown,
     Start,
     StepUpdate,
@@ -100,6 +102,13 @@ def test_the_loop_waits_only_when_idle_and_then_sends_heartbeats() -> None:
     assert [type(message).__name__ for message in link.sent[1:]] == "Heartbeat StepUpdate StepUpdate Heartbeat".split()
     assert [wait > 0 for wait in link.waits] == [True, True, True, False, True, True]
     assert isinstance(link.sent[1], Heartbeat) and link.sent[1].time_s > 0
+
+
+def test_a_question_is_answered_before_the_next_step() -> None:
+    link = ScriptedLink([START], [add("a", max_tokens=9)], [InspectRequests(["a"])], [Shutdown()])
+    run(link, fake.load)
+    assert [type(message).__name__ for message in link.sent[1:]] == ["StepUpdate", "RequestStates", "StepUpdate"]
+    assert isinstance(answer := link.sent[2], RequestStates) and answer.states[0].num_computed_tokens == 1
 
 
 def test_an_abort_is_reported_in_the_next_step_even_if_nothing_is_left_to_do() -> None:

@@ -18,8 +18,10 @@ from engine.errors import (
     RequestAbortedError,
     TwostepError,
 )
+from engine.messages import RequestState
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
+from engine.request_view import RequestView
 from engine.stats import PoolStats, RequestTimings, RoomStats, StepStats
 from tests.server.byte_tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
 
@@ -40,6 +42,7 @@ INFO = EngineInfo(
     kv_cache_bytes=2**20,
     load_s=0.1,
 )
+STATE = RequestState("", was_scheduled=True, num_computed_tokens=5, num_cached_tokens=1, num_blocks=2)
 
 
 def letters(request: GenerationRequest, position: int) -> int:
@@ -87,6 +90,8 @@ class FakeEngine:
     requests: list[GenerationRequest] = field(default_factory=list)
     """All that were admitted."""
     live: list["_Sequence"] = field(default_factory=list)
+    state: RequestState | None = STATE
+    """Of each live one."""
     finished: list[FinishReason] = field(default_factory=list)
     is_ready: bool = True
     info: EngineInfo = INFO
@@ -138,11 +143,18 @@ class FakeEngine:
             self.finished.append(reason)
             self.observer.on_finish(reason, sequence.timings() if sequence.token_ids else None)
 
+    async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestView]:
+        return [sequence.view() for sequence in self._group(tenant, group_id)[:limit]]
+
     def abort(self, tenant: str, group_id: str) -> bool:
-        aborted = [each for each in self.live if (each.request.tenant, each.request.group_id) == (tenant, group_id)]
+        aborted = self._group(tenant, group_id)
         for sequence in aborted:
             sequence.is_aborted = True
         return bool(aborted)
+
+    def _group(self, tenant: str, group_id: str | None) -> list["_Sequence"]:
+        own = [sequence for sequence in self.live if sequence.request.tenant == tenant]
+        return [sequence for sequence in own if group_id in (None, sequence.request.group_id)]
 
     def stop(self) -> None:
         self.health = EngineUnavailableError("The engine was stopped.")
@@ -190,6 +202,18 @@ class _Sequence:
     def timings(self) -> RequestTimings:
         gaps = (0.0005,) * (len(self.token_ids) - 1)
         return RequestTimings(queue_s=0.001, prefill_s=0.002, inter_token_s=gaps, prefill_chunks=1)
+
+    def view(self) -> RequestView:
+        num_tokens = len(self.token_ids)
+        return RequestView(
+            group_id=self.request.group_id,
+            arrival_s=self.request.arrival_s,
+            num_prompt_tokens=len(self.request.prompt_token_ids),
+            num_output_tokens=num_tokens,
+            ttft_s=0.003 if num_tokens else None,
+            left_s=0.0005 * (self.request.params.max_tokens - num_tokens) if num_tokens > 1 else None,
+            state=self._engine.state,
+        )
 
     def step(self) -> RequestOutput:
         params = self.request.params

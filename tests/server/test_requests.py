@@ -1,4 +1,4 @@
-"""/v1/requests: what is live can be ended by its id, and by its own key alone."""
+"""/v1/requests: what is live is told, and can be ended by its id, and both to its own key alone."""
 
 import threading
 from collections.abc import Generator
@@ -9,7 +9,9 @@ import httpx
 import pytest
 
 from engine.errors import RequestAbortedError
+from engine.messages import RequestState
 from engine.request import FinishReason
+from server.protocol.live_requests import LiveRequestList
 from tests.server.events import chunks_of, error_of
 from tests.server.live_server import TIMEOUT_S, LiveServer, live_server
 from tests.server.test_api_keys import bearer, write
@@ -143,3 +145,84 @@ def test_a_key_ends_its_own_requests_only(two_keys: LiveServer) -> None:
     assert abort(two_keys, key="bob").status_code == 404 and two_keys.engine.num_live == 1
     assert abort(two_keys, key="alice").status_code == 200
     assert asking.response.json()["choices"][0]["stop_reason"] == "abort"
+
+
+# How requests are
+
+
+def show(server: LiveServer, name: str = "/mine", key: str | None = None) -> httpx.Response:
+    return server.client.get(f"/v1/requests{name}", headers=bearer(key) if key else {})
+
+
+def test_a_live_request_tells_how_far_it_is(server: LiveServer) -> None:
+    asking = ask(server)
+    body = show(server).json()
+    assert body.pop("age_ms") > 0
+    sequence = {"phase": "decode", "queue_position": None, "prompt_tokens": 3, "cached_tokens": 1, "computed_tokens": 5}
+    sequence |= {"generated_tokens": 2, "kv_blocks": 2, "ttft_ms": 3.0, "predicted_end_ms": 3.5}
+    assert body == {"id": "mine", "object": "request", "sequences": [sequence]}
+    abort(server)
+    assert asking.response.status_code == 200 and show(server).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("state", "phase", "position"),
+    [
+        (RequestState("", num_before=2), "queue", 3),
+        (RequestState(""), "queue", None),
+        (RequestState("", was_scheduled=True, num_before=0), "prefill", 1),
+        (RequestState("", was_scheduled=True), "prefill", None),
+        (None, None, None),
+    ],
+)
+def test_before_the_first_token_the_engine_says_where_it_is(
+    server: LiveServer, state: RequestState | None, phase: str | None, position: int | None
+) -> None:
+    asking = ask(server, at=0)
+    server.engine.state = state
+    (told,) = show(server).json()["sequences"]
+    assert (told["phase"], told["queue_position"]) == (phase, position)
+    assert told["ttft_ms"] is told["predicted_end_ms"] is None and (told["kv_blocks"] is None) == (state is None)
+    abort(server)
+    assert asking.response.status_code == 499
+
+
+def test_what_the_engine_does_not_tell_is_null(server: LiveServer) -> None:
+    asking = ask(server)
+    server.engine.state = None
+    (told,) = show(server).json()["sequences"]
+    unknown = {name for name, value in told.items() if value is None}
+    assert unknown == {"queue_position", "cached_tokens", "computed_tokens", "kv_blocks"}
+    abort(server)
+    assert asking.response.status_code == 200
+
+
+def test_all_are_listed_by_id_the_oldest_first(server: LiveServer) -> None:
+    assert show(server, "").json() == {"object": "list", "data": [], "has_more": False}
+    askings = [ask(server, name="b", n=2), ask(server, name="a"), ask(server, name="b")]
+    listed = show(server, "").json()
+    assert [(each["id"], len(each["sequences"])) for each in listed["data"]] == [("b", 3), ("a", 1)]
+    assert listed["data"][0] | {"age_ms": 0} == show(server, "/b").json() | {"age_ms": 0}
+    LiveRequestList.model_validate(listed, strict=True)
+    server.engine.hold_at = None
+    assert [each.response.status_code for each in askings] == [200] * 3
+
+
+def test_a_long_list_says_that_it_goes_on(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.routes.requests.MAX_SEQUENCES", 2)
+    askings = [ask(server, name=name) for name in "ab"]
+    assert show(server, "").json()["has_more"] is False
+    askings.append(ask(server, name="c"))
+    listed = show(server, "").json()
+    assert ([each["id"] for each in listed["data"]], listed["has_more"]) == (["a", "b"], True)
+    server.engine.hold_at = None
+    assert [each.response.status_code for each in askings] == [200] * 3
+
+
+def test_a_key_sees_its_own_requests_only(two_keys: LiveServer) -> None:
+    asking = ask(two_keys, key="alice")
+    assert (show(two_keys).status_code, show(two_keys, "").status_code) == (401, 401)
+    assert show(two_keys, key="bob").status_code == 404 and show(two_keys, "", "bob").json()["data"] == []
+    assert show(two_keys, key="alice").json()["id"] == "mine" and len(show(two_keys, "", "alice").json()["data"]) == 1
+    two_keys.engine.hold_at = None
+    assert asking.response.status_code == 200
