@@ -83,6 +83,7 @@ class WaitingRoom:
         self._num_slots = num_slots
         self._batch_tokens = batch_tokens
         self._held = RoomShares()
+        self._standing: dict[Tenant, tuple[str, float]] = {}  # refusals: they stand until the room changes
         self._num_refused = Counter[str]()  # by tenant, of whom there are few: since it last found a place
         self._ends = DrainMeter(max(16, 4 * num_slots), clock)
         self._prompts = DrainMeter(64, clock)
@@ -102,12 +103,16 @@ class WaitingRoom:
 
     def check(self, max_queue_s: float | None = None, tenant: Tenant = SOLE_TENANT) -> None:
         """Raise OverloadedError if even the smallest request found no place that it gets within `max_queue_s`."""
+        if tenant in self._standing:  # where one ends ten may ask, and none gets what was refused to one before
+            raise self._refusal(tenant, *self._standing[tenant])
         self._check_size(1, tenant)
         limit_s, ahead = self.queue_limit_s(max_queue_s), self._ahead_of(tenant)
         excess_s = self._cautious_wait_s(ahead) - limit_s
         if excess_s > 0:
             wait_s = self._wait_s(ahead)
             reason = f"A new request would wait about {wait_s:.1f} s, and must not wait over {limit_s:g} s"
+            if max_queue_s is None:
+                self._standing[tenant] = reason, excess_s
             raise self._refusal(tenant, reason, excess_s)
 
     def enter(self, num_tokens: int, max_queue_s: float | None = None, tenant: Tenant = SOLE_TENANT) -> Place:
@@ -116,7 +121,7 @@ class WaitingRoom:
         self._check_size(num_tokens, tenant)
         self._num_refused.pop(tenant.name, None)
         self._held.enter(tenant, num_tokens)
-        self._update_meters()
+        self._on_change()
         return Place(self, tenant, num_tokens)
 
     def _check_size(self, num_tokens: int, tenant: Tenant) -> None:
@@ -140,16 +145,17 @@ class WaitingRoom:
     def _begin(self, tenant: Tenant, num_tokens: int) -> None:
         self._prompts.add(num_tokens)
         self._held.begin(tenant, num_tokens)
-        self._update_meters()
+        self._on_change()
 
     def _leave(self, tenant: Tenant, num_tokens: int, has_begun: bool) -> None:
         self._ends.add(1)
         if not has_begun:
             self._held.begin(tenant, num_tokens)
         self._held.leave(tenant)
-        self._update_meters()
+        self._on_change()
 
-    def _update_meters(self) -> None:
+    def _on_change(self) -> None:
+        self._standing.clear()
         is_full = self._held.num_places >= self._num_slots
         self._ends.run(is_full)
         # While all slots are taken prompts are held up by that, which is not the speed of prefill.

@@ -34,9 +34,13 @@ from server.routes import (
     responses,
     tokenization,
 )
+from server.routes.generation_route import GenerationRoute
 from server.settings import Settings
 from server.timings import EXPOSED_HEADERS
 from server.version import VERSION
+
+_MODULES = (completions, chat, responses, anthropic, embeddings, models, requests, tokenization, health, info)
+_ROUTERS = tuple(module.router for module in _MODULES)
 
 
 def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
@@ -64,9 +68,15 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
     )
     app.state.context = context
     add_exception_handlers(app)
-    for module in (completions, chat, responses, anthropic, embeddings, models, requests, tokenization, health, info):
-        app.include_router(module.router)
+    for router in _ROUTERS:
+        app.include_router(router)
     return app
+
+
+def generation_routes() -> dict[str, GenerationRoute]:
+    """By their paths."""
+    routes = (route for router in _ROUTERS for route in router.routes)
+    return {route.path: route for route in routes if isinstance(route, GenerationRoute)}
 
 
 def _middlewares(context: AppContext) -> list[Middleware]:

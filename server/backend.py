@@ -1,6 +1,7 @@
 """The loaded model as the server uses it: engine, tokenizer, sampling defaults."""
 
 import asyncio
+import gc
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -96,6 +97,8 @@ async def _open_backend(settings: Settings, observer: EngineObserver) -> AsyncGe
         info = await engine.start()
         tokenizer.max_tokens = MAX_CONTEXTS * info.max_model_len
         room = RoomSize(settings.max_num_seqs, settings.max_waiting)
+        gc.collect()
+        gc.freeze()  # tokenizer, routes and validators stay: no collection, which holds up all streams, looks at them
         yield Backend(engine, tokenizer, chat, defaults, room, grammars)
     finally:
         grammars.close()

@@ -17,20 +17,19 @@ from enum import Enum, auto
 from typing import Any
 
 import httptools
-from starlette.responses import JSONResponse
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from server.early_protocol import EarlyProtocol
 from server.errors import (
     ApiError,
     BadRequestError,
     HeadTooLargeError,
     NotReadyError,
     RequestTooSlowError,
-    describe,
-    error_headers,
     kind_of,
 )
+from server.raw_answer import raw_error
 from server.refusal_pace import RefusalPace, Verdict, is_paced, paced, slow_down
 
 logger = logging.getLogger("twostep.server")
@@ -66,7 +65,7 @@ class ConnectionLimits:
     """Connections whose refusal waits for its turn."""
 
 
-class BoundedProtocol(HttpToolsProtocol):
+class BoundedProtocol(EarlyProtocol):
     def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
@@ -257,7 +256,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _tell(self, error: Exception) -> None:
         if self.transport.is_closing():
             return
-        self.transport.write(_raw_response(error))
+        self.transport.write(raw_error(error))
         self.transport.write_eof()
         self._set_timer(LINGER_S, self._abort)
 
@@ -290,11 +289,3 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if delay_s is None or act is None else self.loop.call_later(delay_s, act)
-
-
-def _raw_response(error: Exception) -> bytes:
-    kind, body = describe(error, request_id="")
-    response = JSONResponse(body, kind.status, headers=error_headers(kind, error))
-    response.headers["connection"] = "close"
-    fields = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
-    return b"".join([STATUS_LINE[kind.status], *fields, b"\r\n", response.body])

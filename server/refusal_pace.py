@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import OverloadedError
 from server.errors import error_response
+from server.middleware.record import id_headers
 from server.record import record_of
 
 NUM_AT_ONCE = 128
@@ -117,6 +118,7 @@ def paced(app: ASGIApp, hold: Callable[[str], Awaitable[Verdict]], cut_off: Call
             case Verdict.SLOW_DOWN:
                 response = error_response(scope, slow_down())
                 response.headers["connection"] = "close"
+                response.raw_headers += id_headers(scope)
                 await response(scope, receive, send)
             case _:
                 for message in held:

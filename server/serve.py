@@ -14,11 +14,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from engine.errors import TwostepError
-from server.app import create_app
+from server.app import create_app, generation_routes
 from server.backend import OpenBackend
 from server.banner import loading_banner, ready_banner, url_of
 from server.connection import BoundedProtocol, ConnectionLimits
 from server.context import AppContext
+from server.early_refusal import EarlyRefusals
 from server.lifecycle import State
 from server.listener import listen, raise_file_limit
 from server.settings import Settings
@@ -52,9 +53,10 @@ def server_config(app: FastAPI, context: AppContext) -> uvicorn.Config:
         on_refusal=context.metrics.on_rejection,
         pace=context.refusal_pace,
     )
+    early = EarlyRefusals(context, generation_routes())
     return uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, limits=limits)),
+        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, limits=limits, early=early)),
         lifespan="on",
         ws="none",
         log_config=None,

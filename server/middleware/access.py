@@ -32,22 +32,24 @@ class AccessMiddleware:
             try:
                 await self._app(scope, receive, send)
             finally:
-                self._report(scope)
+                report_request(scope, self._metrics)
 
-    def _report(self, scope: Scope) -> None:
-        record = record_of(scope)
-        elapsed_s = time.monotonic() - record.arrival_s
-        method = scope["method"] if scope["method"] in METHODS else "OTHER"
-        self._metrics.on_http_request(_handler(scope), method, record.status, elapsed_s)
-        if record.error_code is not None and method == "POST":
-            self._metrics.on_rejection(record.error_code)
-        if record.key.name and method == "POST":
-            counts = None if record.report is None else record.report().counts
-            self._metrics.on_key_request(record.key.name, counts, record.error_code)
-        level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
-        if logger.isEnabledFor(level):
-            elapsed_ms = elapsed_s * 1e3
-            logger.log(level, "%s %s %d %.1fms %s", method, _path(scope), record.status, elapsed_ms, _notes(record))
+
+def report_request(scope: Scope, metrics: Metrics) -> None:
+    """Once, when it has ended."""
+    record = record_of(scope)
+    elapsed_s = time.monotonic() - record.arrival_s
+    method = scope["method"] if scope["method"] in METHODS else "OTHER"
+    metrics.on_http_request(_handler(scope), method, record.status, elapsed_s)
+    if record.error_code is not None and method == "POST":
+        metrics.on_rejection(record.error_code)
+    if record.key.name and method == "POST":
+        counts = None if record.report is None else record.report().counts
+        metrics.on_key_request(record.key.name, counts, record.error_code)
+    level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
+    if logger.isEnabledFor(level):
+        elapsed_ms = elapsed_s * 1e3
+        logger.log(level, "%s %s %d %.1fms %s", method, _path(scope), record.status, elapsed_ms, _notes(record))
 
 
 def _handler(scope: Scope) -> str:

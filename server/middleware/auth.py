@@ -23,7 +23,7 @@ class AuthMiddleware:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        key = self._key_of(scope)
+        key = key_sent(scope, self._keys)
         if key is None:
             error = AuthenticationError("The API key is missing or wrong. Send it as: Authorization: Bearer <key>.")
             await error_response(scope, error)(scope, receive, send)
@@ -50,9 +50,10 @@ class AuthMiddleware:
 
             await self._app(scope, receive, leaving_send)
 
-    def _key_of(self, scope: Scope) -> ApiKey | None:
-        headers = Headers(scope=scope)
-        scheme, _, secret = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            secret = headers.get("x-api-key", "")  # Anthropic's way
-        return self._keys.find(secret.strip().encode("latin-1"))  # how starlette decodes header bytes
+
+def key_sent(scope: Scope, keys: KeyRing) -> ApiKey | None:
+    headers = Headers(scope=scope)
+    scheme, _, secret = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        secret = headers.get("x-api-key", "")  # Anthropic's way
+    return keys.find(secret.strip().encode("latin-1"))  # how starlette decodes header bytes

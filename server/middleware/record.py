@@ -7,7 +7,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.anthropic.errors import is_anthropic
-from server.record import RequestRecord, attach_record
+from server.record import RequestRecord, attach_record, record_of
 
 MAX_REQUEST_ID_LENGTH = 128
 
@@ -15,6 +15,19 @@ MAX_REQUEST_ID_LENGTH = 128
 def is_sane_request_id(text: str) -> bool:
     """Whether it can stand in a header and in a log line: bounded, printable ASCII, no spaces."""
     return 0 < len(text) <= MAX_REQUEST_ID_LENGTH and text.isascii() and text.isprintable() and " " not in text
+
+
+def begin_record(scope: Scope) -> None:
+    given = Headers(scope=scope).get("x-request-id", "")
+    request_id = given if is_sane_request_id(given) else f"req-{uuid.uuid4().hex}"
+    attach_record(scope, RequestRecord(request_id, time.monotonic()))
+
+
+def id_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """What a response says of its request's id."""
+    request_id = record_of(scope).request_id.encode()
+    names = (b"x-request-id", b"request-id") if is_anthropic(scope["path"]) else (b"x-request-id",)
+    return [(name, request_id) for name in names]
 
 
 class RecordMiddleware:
@@ -27,17 +40,12 @@ class RecordMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        record = RequestRecord(given if is_sane_request_id(given) else f"req-{uuid.uuid4().hex}", time.monotonic())
-        attach_record(scope, record)
+        begin_record(scope)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                record.status = message["status"]
-                own = record.request_id.encode()
-                message["headers"] = [*message["headers"], (b"x-request-id", own)]
-                if is_anthropic(scope["path"]):
-                    message["headers"].append((b"request-id", own))
+                record_of(scope).status = message["status"]
+                message["headers"] = [*message["headers"], *id_headers(scope)]
             await send(message)
 
         await self._app(scope, receive, send_with_id)

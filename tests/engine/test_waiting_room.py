@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.client import Tenant
 from engine.errors import OverloadedError
 from engine.waiting_room import Place, RoomLimits, WaitingRoom
 
@@ -237,6 +238,37 @@ class TestRefusal:
         room.serve(50, seconds_each=2.0)
         room.end()
         room.enter(1, 0.001)
+
+    def test_it_stands_until_one_ends(self) -> None:
+        room = Room(num_slots=4, max_queue_s=16.3)
+        room.fill(4)
+        room.serve(50, seconds_each=2.0)
+        room.fill(2)
+        told = str(room.refused())
+        room.clock.now_s += 1.0
+        assert [str(room.refused(max_queue_s=own_s)) for own_s in (None, 1e6)] == [told, told]
+        room.clock.now_s -= 1.0
+        room.end()
+        room.check()
+
+    def test_it_stands_until_a_prompt_is_computed(self) -> None:
+        room = Room(num_slots=100, batch_tokens=100, max_queue_s=24.9)
+        room.fill(20, 100)
+        for place in room.places[:10]:
+            room.clock.now_s += 2
+            place.begin()
+        room.refused()
+        room.places[10].begin()
+        room.check()
+
+    def test_it_is_one_tenants_own(self) -> None:
+        room = Room(num_slots=1, max_queue_s=21.0)
+        room.fill(2)
+        room.serve(20, seconds_each=2.0)
+        with pytest.raises(OverloadedError):
+            for _ in range(10):
+                room.enter(1, tenant=Tenant("many", 0.5))
+        room.check(tenant=Tenant("few", 0.5))
 
     @pytest.mark.parametrize("times", [10, 200])
     def test_retry_after_follows_the_rate_of_ends(self, times: int) -> None:

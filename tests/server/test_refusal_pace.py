@@ -161,6 +161,16 @@ class TestAnswers:
         assert answer.startswith(b"http/1.1 429 ") and b'"slow_down"' in answer
         assert b"\r\nretry-after: 1\r\n" in answer and b"\r\nconnection: close\r\n" in answer
 
+    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
+    def test_to_slow_down_has_the_requests_id(
+        self, server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str
+    ) -> None:
+        monkeypatch.setattr(refusal_pace, "MAX_WAIT_S", 0.01)
+        wait(monkeypatch, server, 0.02)
+        told = server.post(path, b"{", {"X-Request-Id": "mine"}).headers
+        names = ["x-request-id", "request-id"] if path == "/v1/messages" else ["x-request-id"]
+        assert [name for name, value in told.items() if value == "mine"] == names
+
     @REFUSED
     def test_is_none_when_too_many_wait(
         self, server: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, data: bytes

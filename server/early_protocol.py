@@ -1,0 +1,53 @@
+"""uvicorn's HTTP/1.1 protocol, which says that there is no room before it makes a task of a request."""
+
+import math
+from typing import Any, cast
+
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from server.early_refusal import EarlyRefusals
+from server.raw_answer import raw_answer
+
+MIN_GAP_S = 0.025
+"""On one connection, from such a refusal to the next request. Who asks again as soon as he is refused would otherwise
+take the processor from the streams that run."""
+
+
+class EarlyProtocol(HttpToolsProtocol):
+    def __init__(self, *args: Any, early: EarlyRefusals, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._early = early
+        self._refused_at_s = -math.inf
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if self.cycle.response_complete and not self.cycle.keep_alive:
+            self.transport.close()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        wait_s = self._refused_at_s + MIN_GAP_S - self.loop.time()
+        if wait_s > 0:
+            self.loop.call_later(wait_s, self._answer, cycle, app)
+        else:
+            self._answer(cycle, app)
+
+    def _answer(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.disconnected or self.transport.is_closing():
+            return
+        # Who does not read what he is told is answered by a task, which waits for him.
+        response = None if self.flow.write_paused else self._early.answer_to(cast(Scope, cycle.scope))
+        if response is None:
+            super()._start_asgi_task(cycle, app)
+            return
+        self._refused_at_s = self.loop.time()
+        self.transport.write(raw_answer(response, self.server_state.default_headers, cycle.keep_alive))
+        cycle.response_started = cycle.response_complete = True
+        cycle.on_response = _nothing  # as uvicorn does: the two would keep each other in memory
+        if not (cycle.keep_alive or cycle.more_body):  # else it is closed when the body has been read
+            self.transport.close()
+        self.on_response_complete()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,65 @@
+"""Overload is told before a request is work: without a task, a middleware or a route.
+
+Ten times too many requests are nine refusals to each answer, and what they cost the running streams lack. This is the
+short way for the plain case, which a request's head decides. What is not plain takes the long way, and is told the same
+there (`routes.generation_route`).
+"""
+
+from collections.abc import Mapping
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Scope
+
+from engine.client import Tenant
+from engine.errors import OverloadedError
+from server.api_keys import NOBODY, ApiKey
+from server.context import AppContext
+from server.errors import error_response
+from server.large_bodies import is_large
+from server.lifecycle import State
+from server.middleware.access import report_request
+from server.middleware.auth import key_sent
+from server.middleware.record import begin_record, id_headers
+from server.record import record_of
+from server.routes.generation_route import GenerationRoute
+
+_NOT_PLAIN = frozenset({"expect", "origin", "upgrade"})
+
+
+class EarlyRefusals:
+    """One per server, used on its event loop only."""
+
+    def __init__(self, context: AppContext, routes: Mapping[str, GenerationRoute]) -> None:
+        """`routes` by their paths."""
+        self._context = context
+        self._routes = routes
+
+    def answer_to(self, scope: Scope) -> Response | None:
+        """None if the app is to answer. A refusal is counted and logged as the app's are."""
+        if scope["path"] not in self._routes or scope["method"] != "POST" or not _is_plain(scope):
+            return None
+        context = self._context
+        key = NOBODY if context.keys.is_open else key_sent(scope, context.keys)
+        if key is None or context.lifecycle.state is not State.READY:
+            return None
+        try:
+            context.backend.engine.check_room(Tenant(key.name, context.keys.share_of(key)))
+        except OverloadedError as error:  # answered here: an error that outlives this keeps all of it in a cycle
+            return self._refused(scope, key, error)
+        return None
+
+    def _refused(self, scope: Scope, key: ApiKey, error: OverloadedError) -> Response:
+        begin_record(scope)
+        record = record_of(scope)
+        record.key, scope["route"] = key, self._routes[scope["path"]]
+        response = error_response(scope, error)
+        response.raw_headers += id_headers(scope)
+        record.status = response.status_code
+        report_request(scope, self._context.metrics)
+        return response
+
+
+def _is_plain(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    return not is_large(headers) and _NOT_PLAIN.isdisjoint(headers)

@@ -1,0 +1,196 @@
+"""Overload told before a request is work: what is told, to whom, and what it leaves behind."""
+
+from collections.abc import Generator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from server import early_protocol
+from server.app import generation_routes
+from server.lifecycle import State
+from tests.server.live_server import FakeBackend, LiveServer, live_server
+from tests.server.test_refusal_pace import answer_of, rest_of
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+ASK = HEAD + b"Content-Length: 2\r\n\r\n{}"
+LAST = HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\n{}"
+NOT_PLAIN = ["Origin: http://a", "Expect: 100-continue", "Upgrade: h2c", "Content-Length: 65536"]
+
+
+@pytest.fixture
+def full(server: LiveServer) -> LiveServer:
+    server.engine.is_full = True
+    return server
+
+
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of requests that became tasks."""
+    started: list[str] = []
+    start = HttpToolsProtocol._start_asgi_task
+
+    def noting_start(self: HttpToolsProtocol, cycle: RequestResponseCycle, app: Any) -> None:
+        started.append(cycle.scope["path"])
+        start(self, cycle, app)
+
+    monkeypatch.setattr(HttpToolsProtocol, "_start_asgi_task", noting_start)
+    return started
+
+
+@pytest.fixture(autouse=True)
+def _no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early_protocol, "MIN_GAP_S", 0.0)
+
+
+@pytest.fixture
+def keyed() -> Generator[LiveServer, None, None]:
+    with live_server(api_key=["secret"]) as server:
+        server.engine.is_full = True
+        yield server
+
+
+def test_all_routes_that_generate_have_it() -> None:
+    paths = {"completions", "chat/completions", "responses", "messages", "embeddings"}
+    assert generation_routes().keys() == {f"/v1/{path}" for path in paths}
+
+
+@pytest.mark.parametrize("path", sorted(generation_routes()))
+def test_no_task_is_made_and_nobody_can_tell_the_difference(full: LiveServer, tasks: list[str], path: str) -> None:
+    early = full.post(path, b"{}", {"X-Request-Id": "mine"})
+    assert tasks == []
+    late = full.post(path, b"{}", {"X-Request-Id": "mine", "Origin": "http://a"})
+    assert tasks == [path]
+    assert (early.status_code, early.content) == (late.status_code, late.content) == (429, early.content)
+    del early.headers["date"], late.headers["date"]
+    assert early.headers == late.headers and early.headers["x-request-id"] == "mine"
+
+
+@pytest.mark.parametrize("header", NOT_PLAIN)
+def test_what_is_not_plain_is_told_the_same_by_the_app(full: LiveServer, tasks: list[str], header: str) -> None:
+    plain = header if header.startswith("Content-Length") else f"{header}\r\nContent-Length: 2"
+    answer = answer_of(full, HEAD + f"Connection: close\r\n{plain}\r\n\r\n".encode() + b"{}" * 32768)
+    assert b" 429 " in answer.partition(b"\r\n")[0] and tasks == ["/v1/completions"]
+
+
+def test_others_are_answered_by_the_app(full: LiveServer, tasks: list[str]) -> None:
+    assert full.client.get("/v1/completions").status_code == 405
+    assert full.post("/tokenize", b'{"prompt": "Hi"}').status_code == 200
+    full.engine.is_full = False
+    assert full.complete("Hi").status_code == 200
+    assert tasks == ["/v1/completions", "/tokenize", "/v1/completions"]
+
+
+def test_it_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with live_server() as server, caplog.at_level("INFO", "twostep.access"):
+        server.engine.is_full = True
+        server.post("/v1/completions", b"{}", {"X-Request-Id": "mine"})
+        text = server.client.get("/metrics").text.splitlines()
+        server.wait_until_idle()
+    [line] = [record.getMessage() for record in caplog.records if record.name == "twostep.access"]
+    assert line.startswith("POST /v1/completions 429 ") and line.endswith(" id=mine error=slow_down")
+    assert 'twostep_http_requests_total{handler="/v1/completions",method="POST",status="429"} 1.0' in text
+    assert 'twostep_rejections_total{reason="slow_down"} 1.0' in text
+
+
+def test_it_is_counted_for_its_key(keyed: LiveServer, tasks: list[str]) -> None:
+    assert keyed.post("/v1/completions", b"{}", {"Authorization": "Bearer secret"}).status_code == 429
+    assert tasks == []
+    [key] = keyed.context.keys._keys
+    assert keyed.engine.tenant_at_door is not None and keyed.engine.tenant_at_door.name == key.name
+    text = keyed.client.get("/metrics").text.splitlines()
+    assert f'twostep_key_requests_total{{key="{key.name}"}} 1.0' in text
+    assert f'twostep_key_rejections_total{{key="{key.name}",reason="slow_down"}} 1.0' in text
+
+
+def test_who_has_no_key_learns_nothing_of_the_room(keyed: LiveServer) -> None:
+    assert keyed.post("/v1/completions", b"{}").status_code == 401
+    assert keyed.engine.tenant_at_door is None
+
+
+def test_a_server_that_drains_says_so(keyed: LiveServer) -> None:
+    keyed.context.lifecycle.state = State.DRAINING
+    assert keyed.post("/v1/completions", b"{}", {"Authorization": "Bearer secret"}).status_code == 503
+
+
+def test_a_server_that_loads_says_so() -> None:
+    backend = FakeBackend(is_loading=True)
+    backend.engine.is_full = True
+    with live_server(backend) as server:
+        assert server.post("/v1/completions", b"{}").status_code == 503
+
+
+def test_the_connection_is_kept_and_the_body_skipped(full: LiveServer) -> None:
+    with closing(full.connect()) as connection:
+        connection.sendall(ASK[:-2])
+        assert connection.recv(65536).startswith(b"HTTP/1.1 429 ")
+        full.engine.is_full = False
+        connection.sendall(b"{}" + b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert rest_of(connection).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("num_late", [0, 2])
+def test_the_connection_is_closed_if_the_client_says_so_once_it_has_sent_all(full: LiveServer, num_late: int) -> None:
+    with closing(full.connect()) as connection:
+        connection.sendall(LAST[: len(LAST) - num_late])
+        answer = connection.recv(65536)
+        connection.sendall(LAST[len(LAST) - num_late :])
+        assert b"\r\nconnection: close\r\n" in answer and rest_of(connection) == b""
+
+
+def test_pipelined_requests_are_refused_in_their_order(full: LiveServer, tasks: list[str]) -> None:
+    ids = [b"X-Request-Id: %d\r\n" % number for number in range(5)]
+    asked = b"".join(ASK.replace(b"Host", each + b"Host") for each in ids[:-1])
+    answer = answer_of(full, asked + LAST.replace(b"Host", ids[-1] + b"Host"))
+    told = [line for line in answer.split(b"\r\n") if line.startswith(b"x-request-id")]
+    assert told == [b"x-request-id: %d" % number for number in range(5)] and tasks == []
+
+
+class TestHaste:
+    """Who is refused and asks again at once."""
+
+    @pytest.fixture(autouse=True)
+    def _gap(self, _no_gap: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(early_protocol, "MIN_GAP_S", 0.05)
+
+    def test_is_looked_at_a_moment_later(self, full: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(early_protocol, "MIN_GAP_S", 60.0)
+        with closing(full.connect()) as connection:
+            connection.sendall(ASK)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 429 ")
+            connection.sendall(ASK)
+            connection.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+
+    def test_finds_a_place_that_is_free_by_then(self, full: LiveServer, tasks: list[str]) -> None:
+        """And who has left by then is forgotten."""
+        with closing(full.connect()) as first, closing(full.connect()) as second:
+            for connection in (first, second):
+                connection.sendall(ASK)
+                assert connection.recv(65536).startswith(b"HTTP/1.1 429 ")
+                connection.sendall(full.request_bytes("/v1/completions", {"prompt": "Hi", "max_tokens": 1}))
+                if connection is first:
+                    first.close()
+            full.engine.is_full = False
+            assert second.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert tasks == ["/v1/completions"]
+
+    def test_on_another_connection_is_not_held_up(self, full: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(early_protocol, "MIN_GAP_S", 60.0)
+        assert [answer_of(full, LAST)[9:12] for _ in range(3)] == [b"429"] * 3
+
+
+def connections_of(server: LiveServer) -> list[HttpToolsProtocol]:
+    return [each for each in server.server.server_state.connections if isinstance(each, HttpToolsProtocol)]
+
+
+def test_who_reads_no_answers_gets_a_task_which_waits(full: LiveServer, tasks: list[str]) -> None:
+    with closing(full.connect()) as connection:
+        connection.sendall(ASK[:4])
+        full.wait_until(lambda: any(getattr(each, "url", None) == b"" for each in connections_of(full)))
+        for each in connections_of(full):
+            each.flow.write_paused = True
+        connection.sendall(ASK[4:])
+        full.wait_until(lambda: tasks == ["/v1/completions"])
