@@ -7,17 +7,15 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.early_refusal import EarlyRefusals
+from server.haste import Haste
 from server.raw_answer import raw_answer
-
-MIN_GAP_S = 0.025
-"""On one connection, from such a refusal to the next request. Who asks again as soon as he is refused would otherwise
-take the processor from the streams that run."""
 
 
 class EarlyProtocol(HttpToolsProtocol):
-    def __init__(self, *args: Any, early: EarlyRefusals, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, early: EarlyRefusals, haste: Haste, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._early = early
+        self._haste = haste
         self._refused_at_s = -math.inf
 
     def on_message_complete(self) -> None:
@@ -26,7 +24,7 @@ class EarlyProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        wait_s = self._refused_at_s + MIN_GAP_S - self.loop.time()
+        wait_s = self._haste.wait_s(self._refused_at_s, self.loop.time())
         if wait_s > 0:
             self.loop.call_later(wait_s, self._answer, cycle, app)
         else:

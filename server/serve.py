@@ -20,6 +20,7 @@ from server.banner import loading_banner, ready_banner, url_of
 from server.connection import BoundedProtocol, ConnectionLimits
 from server.context import AppContext
 from server.early_refusal import EarlyRefusals
+from server.haste import Haste
 from server.lifecycle import State
 from server.listener import listen, raise_file_limit
 from server.settings import Settings
@@ -56,7 +57,7 @@ def server_config(app: FastAPI, context: AppContext) -> uvicorn.Config:
     early = EarlyRefusals(context, generation_routes())
     return uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, limits=limits, early=early)),
+        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, limits=limits, early=early, haste=Haste())),
         lifespan="on",
         ws="none",
         log_config=None,

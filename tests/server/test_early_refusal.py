@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from server import early_protocol
+from server import haste
 from server.app import generation_routes
 from server.lifecycle import State
 from tests.server.live_server import FakeBackend, LiveServer, live_server
@@ -41,7 +41,7 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early_protocol, "MIN_GAP_S", 0.0)
+    monkeypatch.setattr(haste, "MIN_GAP_S", 0.0)
 
 
 @pytest.fixture
@@ -152,11 +152,13 @@ class TestHaste:
 
     @pytest.fixture(autouse=True)
     def _gap(self, _no_gap: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(early_protocol, "MIN_GAP_S", 0.05)
+        monkeypatch.setattr(haste, "MIN_GAP_S", 0.05)
 
-    def test_is_looked_at_a_moment_later(self, full: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(early_protocol, "MIN_GAP_S", 60.0)
-        with closing(full.connect()) as connection:
+    def test_is_looked_at_a_moment_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(haste, "MAX_WAIT_S", 60.0)
+        monkeypatch.setattr(haste, "MIN_GAP_S", 60.0)
+        with live_server() as server, closing(server.connect()) as connection:
+            server.engine.is_full = True
             connection.sendall(ASK)
             assert connection.recv(65536).startswith(b"HTTP/1.1 429 ")
             connection.sendall(ASK)
@@ -178,7 +180,7 @@ class TestHaste:
         assert tasks == ["/v1/completions"]
 
     def test_on_another_connection_is_not_held_up(self, full: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(early_protocol, "MIN_GAP_S", 60.0)
+        monkeypatch.setattr(haste, "MIN_GAP_S", 60.0)
         assert [answer_of(full, LAST)[9:12] for _ in range(3)] == [b"429"] * 3
 
 
