@@ -54,6 +54,7 @@ struct Problem {
   Element* output;     // [num_tokens, num_heads, value_size]
   int64_t num_heads, num_kv_heads, group, block_size, head_size, value_size;
   float scaling, softcap;  // softcap 0: none
+  float exponent;          // a score's weight is 2 ** (exponent * score), up to the factor that all of a row share
   int64_t window;          // positions a token sees, its own included; very large: all
 
   int64_t padded_value_size() const { return round_up(value_size, kLanes); }
@@ -144,8 +145,8 @@ class Worker {
     const int64_t rows = task.num_tokens * p_.group;
     State part(part_memory_, rows, stride_), whole(whole_memory_, rows, stride_);
     load_queries(task);
-    whole.clear(rows, stride_);
-    for (int64_t split = task.first_split; split < task.end_split; ++split) {
+    attend_split(task, task.first_split, whole);
+    for (int64_t split = task.first_split + 1; split < task.end_split; ++split) {
       attend_split(task, split, part);
       merge(part, whole, rows);
     }
@@ -161,9 +162,8 @@ class Worker {
 
   void finish_shared(const Task& task) {
     const int64_t rows = task.num_tokens * p_.group;
-    State whole(whole_memory_, rows, stride_);
-    whole.clear(rows, stride_);
-    for (int64_t split = task.first_split; split < task.end_split; ++split) {
+    State whole = shared_state(task, task.first_split);
+    for (int64_t split = task.first_split + 1; split < task.end_split; ++split) {
       merge(shared_state(task, split), whole, rows);
     }
     finish(task, whole);
@@ -204,11 +204,9 @@ class Worker {
     load_tile(task, tile, std::min<int64_t>(kTileKeys, task.first_position + end - tile));
     const int64_t begin_row = first * p_.group, end_row = end * p_.group;
     const int64_t num_blocks = (end_row - begin_row + Tiles::kRowBlock - 1) / Tiles::kRowBlock;
-    for (int64_t i = 0; i < num_blocks; ++i) {  // blocks of equal size, or one row less
-      const int64_t row = begin_row + (end_row - begin_row) * i / num_blocks;
-      const int64_t next = begin_row + (end_row - begin_row) * (i + 1) / num_blocks;
-      attend_rows(task, tile, row, int(next - row), part);
-    }
+    const int64_t size = (end_row - begin_row + num_blocks - 1) / num_blocks;  // about the same for all blocks
+    for (int64_t row = begin_row; row < end_row; row += size)
+      attend_rows(task, tile, row, int(std::min(size, end_row - row)), part);
   }
 
   // Copies the tile's first `num_keys` keys and values out of their blocks, packed as Tiles wants them. Columns of keys
@@ -252,40 +250,59 @@ class Worker {
     std::fill(entries_ + num_keys, entries_ + kTileKeys, entries_[0]);
   }
 
+  // One step of the online softmax for some rows: their scores, then weights relative to the largest scores so far, then
+  // the sums, to which `factors` bring what was summed relative to the old ones. All rows do each of these before any
+  // does the next, without branches: a row has a new largest score in every third tile, which no CPU foresees.
   void attend_rows(const Task& task, int64_t tile, int64_t first_row, int rows, State& part) {
     tiles_.score(rows, queries_ + first_row * num_words_, keys_, num_words_, scores_);
-    float factors[Tiles::kRowBlock];
+    alignas(64) float largest[kLanes], drops[kLanes] = {}, factors[kLanes];
     int begin = kTileKeys, end = 0;  // the keys that any of the rows sees
+    int64_t position = task.first_position + first_row / p_.group, head = first_row % p_.group;
     for (int i = 0; i < rows; ++i) {
-      prefetch_keys(kPrefetchPerRow);
-      const int64_t row = first_row + i, position = task.first_position + row / p_.group;
       const int first = int(std::max<int64_t>(0, p_.first_visible(position) - tile));
       const int last = int(std::min<int64_t>(kTileKeys, position + 1 - tile));
-      factors[i] = weigh_row(scores_ + i * kTileKeys, first, last, part.maximum[row], lane_totals_ + row * kLanes);
+      largest[i] = largest_score(scores_ + i * kTileKeys, first, last);
       begin = std::min(begin, first);
       end = std::max(end, last);
+      if (++head == p_.group) head = 0, ++position;
+    }
+    float* maxima = part.maximum + first_row;
+    for (int i = 0; i < rows; ++i) {
+      const float old = maxima[i];
+      maxima[i] = largest[i] > old ? largest[i] : old;
+      drops[i] = old - maxima[i];
+    }
+    store(factors, exp2_of_product(load(drops), broadcast(p_.exponent)));
+    for (int i = 0; i < rows; ++i) {
+      prefetch_keys(kPrefetchPerRow);
+      float* lane_totals = lane_totals_ + (first_row + i) * kLanes;
+      store(lane_totals, fma(load(lane_totals), broadcast(factors[i]), weigh_row(i, maxima[i])));
     }
     tiles_.add(rows, scores_, factors, values_, begin, end, stride_, part.out + first_row * stride_);
   }
 
-  // One step of the online softmax. Turns a row's scores, of which keys [begin, end) are visible, into weights
-  // relative to the new maximum, and returns the factor for what was summed relative to the old one.
-  float weigh_row(float* scores, int begin, int end, float& maximum, float* lane_totals) const {
+  // The largest of a row's scores for the keys [begin, end), which it sees. Hides the others.
+  float largest_score(float* scores, int begin, int end) const {
     Vec x[kTileVecs];
-    for (int v = 0; v < kTileVecs; ++v) x[v] = load(scores + v * kLanes) * broadcast(p_.scaling);
-    if (p_.softcap > 0)
-      for (Vec& score : x) score = broadcast(p_.softcap) * tanh(score / broadcast(p_.softcap));
-    if (begin > 0 || end < kTileKeys) mask(x, begin, end);
-    const float largest = fold_max(max(max(x[0], x[1]), max(x[2], x[3])));
-    const float old = maximum;
-    maximum = largest > old ? largest : old;
-    const float factor = maximum == old ? 1.0f : exp_nonpositive(old - maximum);
+    for (int v = 0; v < kTileVecs; ++v) x[v] = load(scores + v * kLanes);
+    const bool has_softcap = p_.softcap > 0, is_masked = begin > 0 || end < kTileKeys;
+    if (has_softcap)
+      for (Vec& score : x) score = broadcast(p_.softcap) * tanh(score * broadcast(p_.scaling) / broadcast(p_.softcap));
+    if (is_masked) mask(x, begin, end);
+    if (has_softcap || is_masked)
+      for (int v = 0; v < kTileVecs; ++v) store(scores + v * kLanes, x[v]);
+    return fold_max(max(max(x[0], x[1]), max(x[2], x[3])));
+  }
+
+  // Turns the scores of a row of the block into weights relative to `maximum`, and returns their sum in each lane.
+  Vec weigh_row(int row, float maximum) {
+    Vec x[kTileVecs];
     for (int v = 0; v < kTileVecs; ++v) {
-      x[v] = exp_nonpositive(x[v] - broadcast(maximum));
-      store(scores + v * kLanes, x[v]);
+      const Vec score = load(scores_ + row * kTileKeys + v * kLanes);
+      x[v] = exp2_of_product(score - broadcast(maximum), broadcast(p_.exponent));
     }
-    store(lane_totals, fma(load(lane_totals), broadcast(factor), (x[0] + x[1]) + (x[2] + x[3])));
-    return factor;
+    tiles_.put_weights(row, x, scores_);
+    return (x[0] + x[1]) + (x[2] + x[3]);
   }
 
   static void mask(Vec (&x)[kTileVecs], int begin, int end) {
@@ -303,8 +320,9 @@ class Worker {
     for (int64_t row = 0; row < rows; ++row) {
       if (part.total[row] == 0.0f) continue;
       const float maximum = std::max(part.maximum[row], whole.maximum[row]);
-      const Vec old_factor = exp_nonpositive(broadcast(whole.maximum[row] - maximum));
-      const Vec new_factor = exp_nonpositive(broadcast(part.maximum[row] - maximum));
+      const Vec exponent = broadcast(p_.exponent);
+      const Vec old_factor = exp2_of_product(broadcast(whole.maximum[row] - maximum), exponent);
+      const Vec new_factor = exp2_of_product(broadcast(part.maximum[row] - maximum), exponent);
       const auto join = [&](Vec old, Vec added) { return fma(added, new_factor, old * old_factor); };
       whole.maximum[row] = maximum;
       whole.total[row] = join(broadcast(whole.total[row]), broadcast(part.total[row])).part[0][0];
@@ -320,7 +338,8 @@ class Worker {
       Element* target = p_.output + (token * p_.num_heads + head) * p_.value_size;
       for (int64_t column = 0; column < p_.value_size; column += kLanes) {
         const Vec result = fma(load(whole.out + row * stride_ + column), norm, Vec{});  // + 0: no result is -0
-        store_first(target + column, std::min<int64_t>(kLanes, p_.value_size - column), result);
+        const int64_t count = p_.value_size - column;
+        count < kLanes ? store_first(target + column, count, result) : store(target + column, result);
       }
     }
   }
@@ -328,8 +347,8 @@ class Worker {
   // 1 / (sum of all weights), the head's sink among them.
   float normalizer(float maximum, float total, int64_t head) const {
     if (!p_.sinks) return 1.0f / total;
-    const float sink = p_.sinks[head], largest = std::max(maximum, sink);
-    const float factor = exp_nonpositive(maximum - largest);
+    const float score = p_.softcap > 0 ? maximum : maximum * p_.scaling;
+    const float sink = p_.sinks[head], largest = std::max(score, sink), factor = exp_nonpositive(score - largest);
     return factor / (total * factor + exp_nonpositive(sink - largest));
   }
 
@@ -373,7 +392,8 @@ std::vector<Task> make_tasks(const Problem<Element>& p, int64_t rows_per_task) {
     }
   }
   // Longest first, so that threads finish together.
-  const auto longer = [](const Task& a, const Task& b) { return a.num_splits() > b.num_splits(); };
+  const auto length = [&](const Task& task) { return task.last_position() - p.first_visible(task.first_position); };
+  const auto longer = [&](const Task& a, const Task& b) { return length(a) > length(b); };
   std::stable_sort(tasks.begin(), tasks.end(), longer);
   return tasks;
 }
@@ -466,6 +486,7 @@ void attend(const at::Tensor& query, const at::Tensor& key_cache, const at::Tens
   p.num_heads = query.size(1), p.num_kv_heads = key_cache.size(1), p.group = p.num_heads / p.num_kv_heads;
   p.block_size = key_cache.size(2), p.head_size = key_cache.size(3), p.value_size = value_cache.size(3);
   p.scaling = float(scaling), p.softcap = float(softcap.value_or(0.0));
+  p.exponent = 1.44269504f * (p.softcap > 0 ? 1.0f : p.scaling);  // log2(e): e ** x = 2 ** (x * log2(e))
   p.window = sliding_window.value_or(int64_t(1) << 40);
   run_problem(p);
 }
@@ -479,6 +500,7 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache,
   TORCH_CHECK(query.dim() == 3 && query.size(2) == key_cache.size(3), "query is [tokens, heads, head size]");
   TORCH_CHECK(query.size(1) % key_cache.size(1) == 0, "query heads must be a multiple of kv heads");
   TORCH_CHECK(query.scalar_type() == key_cache.scalar_type(), "query and caches differ in type");
+  TORCH_CHECK(scaling > 0, "scaling must be positive");
   TORCH_CHECK(!sliding_window || *sliding_window > 0, "sliding_window must be positive");
   const at::Tensor rows = query.stride(2) == 1 ? query : query.contiguous();
   const at::Tensor logits = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();

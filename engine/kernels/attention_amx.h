@@ -75,15 +75,17 @@ class AmxTiles {
   AmxTiles(const AmxTiles&) = delete;
   ~AmxTiles() { amx::release(); }
 
-  // Values of keys [first, first + 16) as pairs of keys [key / 2][stride], zeros for keys from num_keys on.
+  // A quarter of the values as pairs of keys: row k % 16 of each half of 32 keys is (k, k + 16), so that weights, too, can
+  // be paired lane by lane. Zeros for keys from num_keys on.
   static void load_values(const Element* cache, int64_t value_size, const int64_t* entries, int64_t first,
                           int64_t num_keys, int64_t stride, float* target) {
-    for (int64_t key = first; key < first + kLanes; key += 2) {
-      float* pairs = target + key / 2 * stride;
+    const int64_t half = first / 32 * 32, begin = half + first % 32 / 2;
+    for (int64_t key = begin; key < begin + 8; ++key) {
+      float* pairs = target + (half / 2 + key - half) * stride;
       if (key < num_keys) {
-        const bool has_odd = key + 1 < num_keys;
-        interleave(cache + entries[key] * value_size, cache + entries[key + has_odd] * value_size, has_odd, value_size,
-                   pairs);
+        const bool has_other = key + 16 < num_keys;
+        const int64_t other = has_other ? key + 16 : key;
+        interleave(cache + entries[key] * value_size, cache + entries[other] * value_size, has_other, value_size, pairs);
       } else {
         std::fill_n(pairs, stride, 0.0f);
       }
@@ -106,13 +108,20 @@ class AmxTiles {
     amx::store<2>(scores + 2 * kLanes, kTileBytes), amx::store<3>(scores + 3 * kLanes, kTileBytes);
   }
 
-  void add(int rows, const float* weights, const float* factors, const float* values, int, int, int64_t stride,
+  // high_ + low_ = weights, up to 2**-16 of each.
+  void put_weights(int row, const Vec (&weights)[kTileVecs], const float*) {
+    for (int half = 0; half < 2; ++half) {
+      const PartF a = weights[2 * half].part[0], b = weights[2 * half + 1].part[0];
+      const PartU a_high = rounded(a) & 0xffff0000u, b_high = rounded(b) & 0xffff0000u;
+      pair_upper_halves(a_high, b_high, high_[row] + 32 * half);
+      pair_upper_halves(rounded(a - (PartF)a_high), rounded(b - (PartF)b_high), low_[row] + 32 * half);
+    }
+  }
+
+  void add(int rows, const float*, const float* factors, const float* values, int, int, int64_t stride,
            float* out) {
     configure(rows);
-    for (int row = 0; row < rows; ++row) {
-      scale(out + row * stride, factors[row], stride);
-      split(weights + row * kTileKeys, high_[row], low_[row]);
-    }
+    for (int row = 0; row < rows; ++row) scale(out + row * stride, factors[row], stride);
     constexpr int64_t kWeightBytes = sizeof(high_[0]);
     amx::load<2>(high_, kWeightBytes), amx::load<3>(high_[0] + 32, kWeightBytes);
     amx::load<4>(low_, kWeightBytes), amx::load<5>(low_[0] + 32, kWeightBytes);
@@ -163,22 +172,17 @@ class AmxTiles {
   }
 
   static void scale(float* out, float factor, int64_t stride) {
-    if (factor == 1.0f) return;
     for (int64_t i = 0; i < stride; i += kLanes) twostep::store(out + i, twostep::load(out + i) * broadcast(factor));
   }
 
-  // high + low = weights, up to 2**-17 of each: kTileKeys bfloat16 each.
-  static void split(const float* weights, uint16_t* high, uint16_t* low) {
-    for (int i = 0; i < kTileKeys; i += 32) {
-      const __m512 first = _mm512_loadu_ps(weights + i), second = _mm512_loadu_ps(weights + i + kLanes);
-      _mm512_storeu_si512(high + i, (__m512i)_mm512_cvtne2ps_pbh(second, first));
-      const __m512 first_rest = first - widen(high + i), second_rest = second - widen(high + i + kLanes);
-      _mm512_storeu_si512(low + i, (__m512i)_mm512_cvtne2ps_pbh(second_rest, first_rest));
-    }
-  }
-  static __m512 widen(const uint16_t* source) {
-    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+  // The nearest bfloat16 in the upper half of each lane, for finite numbers.
+  static PartU rounded(PartF x) { return (PartU)x + 0x8000u; }
+
+  // target[lane] = the pair (upper half of a[lane], upper half of b[lane]).
+  static void pair_upper_halves(PartU a, PartU b, uint16_t* target) {
+    const __m512i upper_as_lower = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
+    const __mmask64 lower_halves = 0x3333333333333333;
+    _mm512_store_si512(target, _mm512_mask_shuffle_epi8((__m512i)b, lower_halves, (__m512i)a, upper_as_lower));
   }
 
   alignas(64) uint16_t high_[kRowBlock][kTileKeys], low_[kRowBlock][kTileKeys];

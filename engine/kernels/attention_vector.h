@@ -199,6 +199,11 @@ struct VectorTiles {
     with_constant(rows, [&](auto n) { score_rows<Words, n.value>(queries, keys, num_words, scores); });
   }
 
+  // Keeps a row's weights for `add`, where its scores were.
+  static void put_weights(int row, const Vec (&weights)[kTileVecs], float* scores) {
+    for (int v = 0; v < kTileVecs; ++v) store(scores + row * kTileKeys + v * kLanes, weights[v]);
+  }
+
   // out [rows][stride] = out * factors + weights [rows][kTileKeys] * values, where weights outside of the keys
   // [begin, end) are all zero.
   static void add(int rows, const float* weights, const float* factors, const float* values, int begin, int end,

@@ -188,6 +188,23 @@ inline Vec exp_nonpositive(Vec x) {
 }
 inline float exp_nonpositive(float x) { return exp_nonpositive(broadcast(x)).part[0][0]; }
 
+// 2**(x * scale) for x * scale <= 0, to 2 or 3 units in the last place; 2**0 is 1, and below 2**-125 it is 0.
+//
+// As above with r = x * scale - n, and 2**r = 1 + r * P(r), P fitted for the least relative error (1e-7).
+inline Vec exp2_of_product(Vec x, Vec scale) {
+  const Vec shift = broadcast(12582912.0f);
+  const Vec shifted = fma(x, scale, shift);
+  const Vec minus_n = shift - shifted;
+  const Vec r = fma(x, scale, minus_n);
+  Vec p = fma(broadcast(0.0013264591f), r, broadcast(0.009671619f));
+  p = fma(p, r, broadcast(0.05550735f));
+  p = fma(p, r, broadcast(0.24022241f));
+  p = fma(p, r, broadcast(0.693147f));
+  p = fma(p, r, broadcast(1.0f));
+  const Vec scaled = each_part([&](int i) { return (PartF)((PartU)p.part[i] + ((PartU)shifted.part[i] << 23)); });
+  return where_less(broadcast(125.0f), minus_n, Vec{}, scaled);
+}
+
 // The hyperbolic tangent, to about 2 units in the last place: near zero an odd polynomial (fitted as above on |x| <=
 // 0.625, relative error 4e-9), else through e**(-2|x|).
 inline Vec tanh(Vec x) {

@@ -294,9 +294,11 @@ def test_the_fastest_backend_is_selected() -> None:
     assert select_backend(torch.device("cuda"), None).__name__ == "engine.attention.cuda"
 
 
-def test_bad_shapes_are_refused_by_the_kernel() -> None:
+def test_what_the_kernel_does_not_do_is_refused() -> None:
     backend, paged = kernel_backend(), lay_out([make_sequence(Shape(), 3, 70)])
     with pytest.raises(RuntimeError, match="head size"):
         attend(backend, replace(paged, query=paged.query[:, :, :-1]))
     with pytest.raises(RuntimeError, match="int32"):
         attend(backend, replace(paged, metadata=replace(paged.metadata, context_lens=paged.metadata.slot_mapping)))
+    with pytest.raises(RuntimeError, match="scaling"):
+        attend(backend, paged, scaling=0.0)
