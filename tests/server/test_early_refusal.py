@@ -179,6 +179,9 @@ class TestHaste:
             assert second.recv(65536).startswith(b"HTTP/1.1 200 ")
         assert tasks == ["/v1/completions"]
 
+    def test_is_told_all_in_turn_and_the_connection_closed_behind_the_last(self, full: LiveServer) -> None:
+        assert answer_of(full, ASK + ASK + LAST).count(b"HTTP/1.1 429 ") == 3
+
     def test_on_another_connection_is_not_held_up(self, full: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(haste, "MIN_GAP_S", 60.0)
         assert [answer_of(full, LAST)[9:12] for _ in range(3)] == [b"429"] * 3
