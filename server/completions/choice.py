@@ -30,9 +30,13 @@ class ChoiceFormatter:
         )
 
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
-        return [self.format(output)]
+        choice = self.format(output)
+        if "prompt_logprobs" in choice:
+            choice["prompt_logprobs"] = list(choice["prompt_logprobs"])
+        return [choice]
 
     def format(self, output: RequestOutput) -> dict[str, Any]:
+        """Its `prompt_logprobs` are made when they are iterated over."""
         request = self._request
         choice: dict[str, Any] = {"index": self._index, "text": output.text, "logprobs": None, "finish_reason": None}
         if self._logprobs is not None:

@@ -3,22 +3,27 @@
 import math
 from typing import Any
 
-from starlette.responses import JSONResponse
+import msgspec
+from starlette.responses import Response
 
 from engine.outputs import RequestOutput
 from server.completions.choice import ChoiceFormatter
 from server.completions.plan import CompletionPlan
+from server.generation.logprobs import encode_prompt_logprobs
 from server.generation.tally import Tally
 from server.text import Tokenizer
 from server.timings import complete_headers
 
 
-def whole_response(
+async def whole_response(
     plan: CompletionPlan, candidates: list[RequestOutput], tally: Tally, tokenizer: Tokenizer
-) -> JSONResponse:
+) -> Response:
     timings = tally.timings()
-    body = plan.head | {"choices": _choices(plan, candidates, tokenizer), "usage": tally.usage(), "timings": timings}
-    return JSONResponse(body, headers=complete_headers(timings))
+    choices = _choices(plan, candidates, tokenizer)
+    for choice in choices:
+        await encode_prompt_logprobs(choice)
+    body = plan.head | {"choices": choices, "usage": tally.usage(), "timings": timings}
+    return Response(msgspec.json.encode(body), media_type="application/json", headers=complete_headers(timings))
 
 
 def _choices(plan: CompletionPlan, candidates: list[RequestOutput], tokenizer: Tokenizer) -> list[dict[str, Any]]:

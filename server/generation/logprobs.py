@@ -1,20 +1,29 @@
 """What the shapes of log-probabilities have in common, and `prompt_logprobs`, which all endpoints tell alike."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from engine.batch import TokenLogprobs
+from server.sliced_json import json_list
 from server.text import Tokenizer, token_name
 
 # JSON has no -Infinity.
 _LOWEST = -9999.0
 
+_SLICE = 10  # prompt tokens that are told before others have their turn
+
 
 def prompt_logprobs(
     scores: Sequence[TokenLogprobs | None], num_top: int, tokenizer: Tokenizer
-) -> list[dict[str, Any] | None]:
+) -> Iterator[dict[str, Any] | None]:
     """One object per prompt token, keyed by token id; the first token has no score."""
-    return [None if score is None else _by_id(score, num_top, tokenizer) for score in scores]
+    return (None if score is None else _by_id(score, num_top, tokenizer) for score in scores)
+
+
+async def encode_prompt_logprobs(fields: dict[str, Any]) -> None:
+    """Those among the fields of a whole answer, in place: thousands of tokens with a hundred scores each."""
+    if "prompt_logprobs" in fields:
+        fields["prompt_logprobs"] = await json_list(fields["prompt_logprobs"], _SLICE)
 
 
 def finite(logprob: float) -> float:

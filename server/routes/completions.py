@@ -42,4 +42,4 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         ]
         return await stream_response(plan, choices, tally, request)
     candidates = [join_outputs(outputs) for outputs in await all_outputs(plan, tally, request)]
-    return whole_response(plan, candidates, tally, backend.tokenizer)
+    return await whole_response(plan, candidates, tally, backend.tokenizer)

@@ -67,7 +67,7 @@ class TestLogprobs:
     def test_what_json_cannot_say_is_very_unlikely(self, value: float) -> None:
         score = TokenLogprobs(65, value, 1, ((65, value),))
         assert self.formatter().generated([score])["token_logprobs"] == [-9999.0]
-        scored = prompt_logprobs([score], 1, ByteTokenizer())
+        scored = list(prompt_logprobs([score], 1, ByteTokenizer()))
         assert scored == [{"65": {"logprob": -9999.0, "rank": 1, "decoded_token": "A"}}]
 
     def test_only_as_many_are_told_as_asked_for(self) -> None:

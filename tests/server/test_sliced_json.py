@@ -3,12 +3,16 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.generation import logprobs
 from server.sliced_json import json_list
+from tests.server.events import chunks_of
 from tests.server.live_server import LiveServer
 
 VALUES = st.recursive(
@@ -53,3 +57,41 @@ def test_long_answers_are_complete(server: LiveServer) -> None:
         "/tokenize", {"prompt": text, "add_special_tokens": False, "return_token_strs": True}
     ).json()
     assert body == {"count": 10_000, "max_model_len": 512, "tokens": [*text.encode()], "token_strs": [*text]}
+
+
+PROMPTS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x" * 94},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+}
+
+
+def scores_of(body: dict[str, Any]) -> list[Any]:
+    scores: list[Any] = (body | body["choices"][0])["prompt_logprobs"]
+    return scores
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+def test_the_scores_of_a_prompt_are_the_same_in_a_stream(server: LiveServer, path: str) -> None:
+    body = PROMPTS[path] | {"prompt_logprobs": 2, "max_tokens": 1}
+    streamed = chunks_of(server.post_json(path, body | {"stream": True}))[0]
+    assert scores_of(streamed) == scores_of(server.post_json(path, body).json())
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+def test_the_scores_of_a_prompt_hold_up_nobody(server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    made, seen, plain = [0], set[int](), logprobs._by_id
+
+    def counted(*arguments: Any) -> dict[str, Any]:
+        made[0] += 1
+        return plain(*arguments)
+
+    async def watch() -> None:
+        while True:
+            seen.add(made[0])
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(logprobs, "_by_id", counted)
+    watching = asyncio.run_coroutine_threadsafe(watch(), server.loop)
+    body = server.post_json(path, PROMPTS[path] | {"prompt_logprobs": 2, "max_tokens": 1}).json()
+    watching.cancel()
+    assert len(scores_of(body)) == made[0] + 1 and seen >= {*range(9, made[0], 10)}
