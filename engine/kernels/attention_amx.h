@@ -5,6 +5,11 @@
 // computed by itself and in one order, so how many rows a tile has changes no bit. Keys are packed as for vectors: 16
 // words of 16 keys are the right operand as it stands. A weight of the softmax is float32, and rounding it to bfloat16
 // would cost accuracy; it is multiplied as the sum of two bfloat16, which carries 16 bits of it.
+//
+// A block of 16 rows costs about 200 ns in tile instructions (as measured: 4.6 each multiplication, 2.2 each load, 4.3
+// each store, one after the other) and as much in vector instructions, which are fused multiply-adds for the most part:
+// for about 100 ns after any tile instruction these run at half their speed. Mixing the two by hand, the weights of one
+// block between the multiplications of its neighbours, was a third slower than one after the other.
 
 #pragma once
 
