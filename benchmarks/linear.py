@@ -10,12 +10,14 @@ slower; prefetches gained little in pages of 4 KiB, and nothing where they asked
 pointer in the place of an `if` cost a fifth. For few rows each thread reads a run of panels of its own: handing them
 out in turn made steps of one row 2 % slower in bfloat16, 6 % with 8 bits and 12 % with 4.
 
-Quantized layers expand codes on the way to the dense kernels' instructions, faster than memory brings them: a core 34
-G weights/s from its L2 cache, beside the AMX tiles; conversions in the place of bits of a float made it 19 G of 8 bits
-and 13 G of 4. How bytes are asked for counts as much. Spread over the expansion, 1 KiB ahead into the L1 and 3 KiB
-into the L2 cache, 8 bits read up to a third faster than when a group's bytes were asked for at once, 8 KiB ahead.
-Rounding 4-bit weights would take 8 to 10 % of the speed, 8-bit ones 5 %. Expanding two steps ahead of the tiles, not
-one, and byte shuffles in the place of rotations made no difference beyond the noise.
+Layers of 8 bits expand codes on the way to the dense kernels' instructions; conversions in the place of bits of a float
+made it half as fast. Those of 4 bits multiply integers. What their sums cost decides: where every product of tiles, 64
+along K, was scaled by itself, that took as long again, since after an instruction of tiles a core's vector units run at
+half their rate for a while; so scales are shared by 256 along K.
+
+How bytes are asked for counts as much. Spread over the expansion, 1 KiB ahead into the L1 and 3 KiB into the L2 cache,
+8 bits read up to a third faster than when a group's bytes were asked for at once, 8 KiB ahead. Expanding two steps
+ahead of the tiles, not one, and byte shuffles in the place of rotations made no difference beyond the noise.
 """
 
 import argparse

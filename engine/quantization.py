@@ -1,14 +1,12 @@
-"""Weights of 8 or 4 bits: a number is `minimum + scale * code`, with one scale and one minimum per 32 along K.
+"""Weights of 8 bits, and the first step to 4: a number is `minimum + scale * code`, with one of each per 32 along K.
 
-Rows stay in the model's format, and what they are multiplied with is that number in the same format, as `dequantize`
-says. So a quantized layer computes exactly what the dense layer with these weights would, and is as batch invariant.
+Weights of 8 bits are multiplied in the model's format, as `dequantize` says: such a layer computes exactly what the
+dense layer with these numbers would. Those of 4 bits go on to `engine.integer_levels`.
 
-Groups of 32 with a minimum err less than llama.cpp's Q8_0 and Q4_0; `python -m benchmarks.quantization` measures.
-Tried and left: one scale per output channel, as integer matrix units want it (1.4 to 2.5 times the error of Q8_0, 3
-times in the embedded model's logits, where rows have 8 bits, too); groups of 64 with a minimum, and groups of 32
-without (1.03 times the error of Q8_0 each). Five refits of 4-bit groups leave 0.847 of Q4_0's error in normal weights,
-two 0.857; trying narrower ranges besides, at two to four times the work, 0.837 to 0.844. Cutting 8-bit weights to
-bfloat16, too, instead of rounding them, would make their error 1.1 times as large.
+Groups of 32 with a minimum err less than llama.cpp's Q8_0; `python -m benchmarks.quantization` measures. Tried and
+left: one scale per output channel, as integer matrix units want it (1.4 to 2.5 times the error of Q8_0, 3 times in the
+embedded model's logits, where rows have 8 bits, too); groups of 64 with a minimum, and groups of 32 without (1.03 times
+the error of Q8_0 each); cutting weights to bfloat16 instead of rounding them (1.1 times).
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["BITS", "GROUP_SIZE", "NUM_REFITS", "QuantizedMatrix", "dequantize", "quantize"]
+__all__ = ["BITS", "GROUP_SIZE", "NUM_REFITS", "QuantizedMatrix", "dequantize", "quantize", "spread"]
 
 BITS = {"int8": 8, "int4": 4}  # name of the quantization -> bits of a code
 GROUP_SIZE = 32
@@ -51,17 +49,20 @@ def quantize(weight: Tensor, bits: int) -> QuantizedMatrix:
 
 
 def dequantize(matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
-    """The weight [N, K] that is multiplied: computed in float32; bfloat16 numbers are the upper halves of its bits."""
+    """The weight [N, K], computed in float32; bfloat16 numbers are the upper halves of its bits."""
     num_in = matrix.codes.shape[1]
-    scales, minimums = (
-        groups.float().repeat_interleave(GROUP_SIZE, dim=1)[:, :num_in] for groups in (matrix.scales, matrix.minimums)
-    )
+    scales, minimums = (spread(x, GROUP_SIZE, num_in) for x in (matrix.scales, matrix.minimums))
     # In the kernels' order of operations, which decides the last bits.
     weight = (matrix.codes.float() + _ORIGIN) * scales + (minimums - _ORIGIN * scales)
     if dtype != torch.bfloat16:
         return weight.to(dtype)
-    half_a_step = 2**15 if matrix.bits == 8 else 0
+    half_a_step = 2**15
     return ((weight.view(torch.int32) + half_a_step) & -(2**16)).view(torch.float32).bfloat16()
+
+
+def spread(groups: Tensor, size: int, count: int) -> Tensor:
+    """[..., G] -> [..., count], each number `size` times, float32."""
+    return groups.float().repeat_interleave(size, dim=-1)[..., :count]
 
 
 def _quantize_rows(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,13 +1,12 @@
-"""Quantized weights behind the interface of `engine.packed_weight`: through the C++ kernel, or through torch.
+"""Quantized weights behind the interface of `engine.packed_weight`: through the C++ kernel, or through torch."""
 
-Both multiply with the numbers that `dequantize` gives, so each computes exactly what its dense counterpart would.
-"""
-
-from typing import cast
+from dataclasses import fields, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from engine.integer_levels import LeveledMatrix, to_levels
 from engine.packed_weight import FixedTileWeight
 from engine.quantization import NUM_REFITS, QuantizedMatrix, dequantize, quantize
 
@@ -17,16 +16,20 @@ _COLUMNS_AT_ONCE = 1024  # of the result, so that the weight is never dequantize
 
 
 class KernelQuantizedWeight:
-    """Multiplies through the C++ kernel, which expands the codes in registers: float32 or bfloat16, on the CPU."""
+    """Multiplies through the C++ kernels: float32 or bfloat16, on the CPU."""
 
     def __init__(self, weight: Tensor, bits: int) -> None:  # [N, K]
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
-        self.bits = bits
-        parts = torch.ops.twostep.quantize(weight, bits, NUM_REFITS[bits])  # those of quantize(weight, bits)
-        self.packed: Tensor = torch.ops.twostep.pack_quantized(*parts, bits, weight.dtype)
+        self.bits, ops = bits, torch.ops.twostep
+        codes, scales, minimums = ops.quantize(weight, bits, NUM_REFITS[bits])  # those of quantize(weight, bits)
+        self.packed: Tensor
+        if bits == 8:
+            self._linear, self.packed = ops.linear_int8, ops.pack_int8(codes, scales, minimums, weight.dtype)
+        else:
+            self._linear, self.packed = ops.linear_int4, ops.pack_int4(*ops.to_levels(weight, scales, minimums))
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return cast(Tensor, torch.ops.twostep.linear_quantized(x, self.packed, bias, self.shape[0], self.bits))
+        return cast(Tensor, self._linear(x, self.packed, bias, self.shape[0]))
 
     @property
     def nbytes(self) -> int:
@@ -34,16 +37,12 @@ class KernelQuantizedWeight:
 
 
 class TorchQuantizedWeight:
-    """Dequantizes in every call, some columns at a time, and multiplies in torch's fixed tiles."""
+    """Dequantizes in every call, some columns at a time, and multiplies in torch's fixed tiles; rounds no rows."""
 
     def __init__(self, weight: Tensor, bits: int) -> None:  # [N, K]
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
-        self._bits = bits
         matrix = quantize(weight, bits)
-        # A byte holds bits of codes that lie next to each other along K, the first in its low bits.
-        padded = torch.nn.functional.pad(matrix.codes, (0, -weight.shape[1] % (8 // bits)))
-        self._bytes = padded if bits == 8 else padded[:, ::2] | padded[:, 1::2] << bits
-        self._scales, self._minimums = matrix.scales, matrix.minimums
+        self._matrix = matrix if bits == 8 else _halved(to_levels(weight, matrix))
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         out = x.new_empty(x.shape[0], self.shape[0])
@@ -53,12 +52,23 @@ class TorchQuantizedWeight:
         return out
 
     def _dense(self, columns: slice) -> FixedTileWeight:
-        codes = self._bytes[columns]
-        if self._bits == 4:
-            codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(1)
-        matrix = QuantizedMatrix(codes[:, : self.shape[1]], self._scales[columns], self._minimums[columns], self._bits)
-        return FixedTileWeight(dequantize(matrix, self.dtype))
+        part = replace(self._matrix, **{name: tensor[columns] for name, tensor in _tensors(self._matrix).items()})
+        if isinstance(part, QuantizedMatrix):
+            return FixedTileWeight(dequantize(part, self.dtype))
+        codes = torch.stack([part.codes & 15, part.codes >> 4], dim=-1).flatten(1)
+        return FixedTileWeight(replace(part, codes=codes[:, : self.shape[1]]).dequantized(self.dtype))
 
     @property
     def nbytes(self) -> int:
-        return self._bytes.nbytes + self._scales.nbytes + self._minimums.nbytes
+        return sum(tensor.nbytes for tensor in _tensors(self._matrix).values())
+
+
+def _halved(matrix: LeveledMatrix) -> LeveledMatrix:
+    """With two codes in a byte that lie next to each other along K, the first in its low bits."""
+    padded = torch.nn.functional.pad(matrix.codes, (0, -matrix.codes.shape[1] % 2))
+    return replace(matrix, codes=padded[:, ::2] | padded[:, 1::2] << 4)
+
+
+def _tensors(matrix: QuantizedMatrix | LeveledMatrix) -> dict[str, Any]:
+    values = {field.name: getattr(matrix, field.name) for field in fields(matrix)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}

@@ -27,8 +27,8 @@ struct Linear : torch::CustomClassHolder {
       : packed(std::move(packed)), bias(std::move(bias)), out_features(out_features), bits(bits) {}
 
   at::Tensor operator()(const at::Tensor& x, Activation activation = Activation::kNone) const {
-    return bits ? linear_quantized(x, packed, bias, out_features, bits, activation)
-                : linear(x, packed, bias, out_features, activation);
+    const auto& multiply = bits == 8 ? linear_int8 : bits == 4 ? linear_int4 : linear;
+    return multiply(x, packed, bias, out_features, activation);
   }
 };
 

@@ -300,7 +300,7 @@ inline void multiply_block(const Problem<BFloat16>& p, const Weight& weight, con
 // How a problem is cut into blocks. Large ones reread less; some per thread are wanted so that all end together.
 class Blocks {
  public:
-  explicit Blocks(const Problem<BFloat16>& p) : row_tiles_(divide_up(p.rows, kTile)), panels_(divide_up(p.n, kPanel)) {
+  Blocks(int64_t rows, int64_t columns) : row_tiles_(divide_up(rows, kTile)), panels_(divide_up(columns, kPanel)) {
     const int64_t wanted = 4 * at::get_num_threads();
     while (count() < wanted && (height_ > 2 || width_ > 1)) {
       const bool is_wide = width_ * kPanel >= std::min(height_, row_tiles_) * kTile;
@@ -325,7 +325,7 @@ class Blocks {
 template <class Finish, class Weight>
 inline void multiply_and_finish(const Problem<BFloat16>& p, const Weight& weight) {
   const RowTiles rows = row_tiles_of(p);
-  const Blocks blocks(p);
+  const Blocks blocks(p.rows, p.n);
   run_foreseen_tasks(blocks.count(), is_small(p), [&](int64_t task, int64_t then) {
     static thread_local Scratch<float> sums;
     configure_tiles(std::min(p.rows, kTile));

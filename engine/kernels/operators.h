@@ -15,8 +15,10 @@ namespace twostep {
 // With an activation, `gate` of the product.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
                   Activation activation = Activation::kNone);
-at::Tensor linear_quantized(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
-                            int64_t n, int64_t bits, Activation activation = Activation::kNone);
+at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
+                       Activation activation = Activation::kNone);
+at::Tensor linear_int4(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
+                       Activation activation = Activation::kNone);
 
 // Rows of blocks of kGateBlock columns, gate and up in turn (the last two may be narrower) -> activation(gate) * up.
 constexpr int64_t kGateBlock = 16;

@@ -1,16 +1,14 @@
-// Weights as codes of 8 or 4 bits, in groups of 32 along K. A weight is minimum + scale * code in float32, and for rows
-// of bfloat16 the upper half of its bits: 8-bit weights are rounded to it, half a step away from zero; 4-bit weights are
-// cut, since their own error is 30 times larger and rounding would take a tenth of the time. What is multiplied is that
-// number, by the very instructions of the dense kernels: so results are, bit for bit, those of the dense layer that
-// holds these weights. Where a weight is expanded, in registers for a few rows or in a scratch panel for many, changes
-// nothing.
+// Linear layers over weights of 8 bits, in groups of 32 along K. A weight is minimum + scale * code in float32; for rows
+// of bfloat16 it is rounded to the upper half of its bits, half a step away from zero. What is multiplied is that number,
+// by the very instructions of the dense kernels: so results are, bit for bit, those of the dense layer that holds these
+// weights. Where a weight is expanded, in registers for a few rows or in a scratch panel for many, changes nothing.
 //
 // For few rows a core has some 40 picoseconds per weight, if it is to keep up with memory. So a code becomes a float
 // without a conversion: put into the bits of kOrigin, from bit 8 up, it makes the number kOrigin + code.
 //
 // A panel's group is a word per column, the scale in its upper half and the minimum in its lower, and then the codes, in
-// words of as many as fit along K. The first is at bit 8, the next above it, the last at bit 0: turning a word brings
-// one after the other to bit 8. The words of kLanes columns lie side by side.
+// words of four along K. The first is at bit 8, the next above it, the last at bit 0: turning a word brings one after
+// the other to bit 8. The words of kLanes columns lie side by side.
 
 #pragma once
 
@@ -25,10 +23,10 @@
 
 namespace twostep {
 
-constexpr int64_t kQuantGroup = 32;  // weights along K with one scale and one minimum
+constexpr int64_t kInt8Group = 32;  // weights along K with one scale and one minimum
 
-constexpr int64_t group_bytes(int64_t columns, int64_t bits) {
-  return columns * (2 * sizeof(at::BFloat16) + kQuantGroup * bits / 8);
+constexpr int64_t int8_group_bytes(int64_t columns) {
+  return columns * (2 * sizeof(at::BFloat16) + kInt8Group);
 }
 
 // Asks for the bytes to come, with every vector that is read: a core has places for only some of what it asked for, and
@@ -48,7 +46,7 @@ inline VecU32 load_words(const uint8_t* from) {
 }
 
 // Numbers of kLanes columns in one group.
-template <class Format, int kBits>
+template <class Format>
 class Expander {
  public:
   Expander() = default;
@@ -63,15 +61,15 @@ class Expander {
     Vec numbers[Format::kPack];
     for (Vec& number : numbers) {
       number = expand(words);
-      words = words >> kBits | words << (32 - kBits);
+      words = words >> 8 | words << 24;
     }
     return Format::cut(numbers);
   }
 
  private:
   static constexpr float kOrigin = 1 << 15;  // a code's lowest bit, bit 8, is its 1
-  static constexpr uint32_t kOriginBits = 0x47000000, kCodeBits = ((1 << kBits) - 1) << 8;
-  static constexpr bool kIsRounded = kBits == 8 && sizeof(typename Format::Element) == 2;
+  static constexpr uint32_t kOriginBits = 0x47000000, kCodeBits = 0xff00;
+  static constexpr bool kIsRounded = sizeof(typename Format::Element) == 2;
 
   // Products are exact, of 16 and 8 bits, so it makes no difference whether the target fuses them.
   Vec expand(VecU32 words) const {
@@ -82,12 +80,12 @@ class Expander {
   Vec scale_, offset_;
 };
 
-template <class Format, int kBits>
-struct QuantizedWeight {
+template <class Format>
+struct Int8Weight {
   using Element = typename Format::Element;
   static constexpr int kStep = kPanel * Format::kPack;
-  static constexpr int64_t kGroupSteps = kQuantGroup / Format::kPack, kWordSteps = kGroupSteps / kBits;
-  static constexpr int64_t kGroupBytes = group_bytes(kPanel, kBits);
+  static constexpr int64_t kGroupSteps = kInt8Group / Format::kPack, kWordSteps = kGroupSteps / 8;
+  static constexpr int64_t kGroupBytes = int8_group_bytes(kPanel);
 
   const uint8_t* packed;
 
@@ -95,7 +93,7 @@ struct QuantizedWeight {
   struct Steps {
     const uint8_t* at;
     int64_t step = 0;
-    Expander<Format, kBits> expanders[kVectors];
+    Expander<Format> expanders[kVectors];
     VecU32 words[kVectors];
 
     explicit Steps(const uint8_t* panel) : at(panel) {}
@@ -109,7 +107,7 @@ struct QuantizedWeight {
     void end() {}
 
     void start_group() {
-      for (auto& expander : expanders) expander = Expander<Format, kBits>(take());
+      for (auto& expander : expanders) expander = Expander<Format>(take());
     }
     void start_words() {
       for (VecU32& each : words) each = load_words(take());
@@ -123,7 +121,7 @@ struct QuantizedWeight {
 
   template <class Multiply>
   void with_panel(int64_t panel, int64_t k, int64_t rows, const Multiply& multiply) const {
-    Steps steps(packed + panel * divide_up(k, kQuantGroup) * kGroupBytes);
+    Steps steps(packed + panel * divide_up(k, kInt8Group) * kGroupBytes);
     if (rows <= kTileRows) return multiply(steps);
     static thread_local Scratch<Element> scratch;
     const int64_t num_steps = divide_up(k, Format::kPack);
@@ -142,11 +140,10 @@ struct QuantizedWeight {
 namespace amx {
 
 // Its groups are the steps along K; the words of one tile's columns come before those of the other's.
-template <int kBits>
-struct QuantizedWeight {
-  using Expander = vector::Expander<vector::BFloat16, kBits>;
-  static constexpr int64_t kGroupBytes = group_bytes(kPanel, kBits), kWordRows = kTile / kBits;
-  static_assert(kStep == kQuantGroup && kTile == vector::kLanes);
+struct Int8Weight {
+  using Expander = vector::Expander<vector::BFloat16>;
+  static constexpr int64_t kGroupBytes = int8_group_bytes(kPanel), kWordRows = kTile / 8;
+  static_assert(kStep == kInt8Group && kTile == vector::kLanes);
 
   const uint8_t* packed;
   int64_t all_steps;
@@ -171,7 +168,7 @@ struct QuantizedWeight {
     for (int64_t tile = 0; tile < 2; ++tile, from += kTile * sizeof(uint32_t)) {
       ask_ahead(from);
       const Expander expander(from);
-      for (int64_t i = 0; i < kBits; ++i, codes += vector::kVectorBytes) {
+      for (int64_t i = 0; i < 8; ++i, codes += vector::kVectorBytes) {
         ask_ahead(codes);
         vector::VecU32 words = vector::load_words(codes);
         for (int64_t row = 0; row < kWordRows; ++row, to += kStep) vector::BFloat16::store(expander.next(words), to);
