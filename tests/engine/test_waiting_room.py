@@ -34,6 +34,12 @@ class Room(WaitingRoom):
         self.clock.now_s += after_s
         self.places.pop(0).leave()
 
+    def begin(self, num_requests: int, seconds_each: float) -> None:
+        """The oldest ones have their prompts computed, one after the other."""
+        for place in self.places[:num_requests]:
+            self.clock.now_s += seconds_each
+            place.begin()
+
     def serve(self, times: int, seconds_each: float) -> None:
         """One ends, and another comes in its place."""
         for _ in range(times):
@@ -159,9 +165,7 @@ class TestWaitForPrefill:
         """50 tokens a second."""
         room = Room(num_slots=100, batch_tokens=100)
         room.fill(20, 100)
-        for place in room.places[:10]:
-            room.clock.now_s += 2
-            place.begin()
+        room.begin(10, seconds_each=2.0)
         return room
 
     def test_it_follows_the_rate_of_prefill_and_the_tokens_ahead(self) -> None:
@@ -223,9 +227,7 @@ class TestRefusal:
     def test_prefill_may_take_a_quarter_longer(self, limit_s: float, is_let_in: bool) -> None:
         room = Room(num_slots=100, batch_tokens=100)
         room.fill(20, 100)
-        for place in room.places[:10]:
-            room.clock.now_s += 2
-            place.begin()
+        room.begin(10, seconds_each=2.0)
         assert room.predicted_wait_s == pytest.approx(20.0)
         if is_let_in:
             room.enter(1, limit_s)
@@ -254,9 +256,7 @@ class TestRefusal:
     def test_it_stands_until_a_prompt_is_computed(self) -> None:
         room = Room(num_slots=100, batch_tokens=100, max_queue_s=24.9)
         room.fill(20, 100)
-        for place in room.places[:10]:
-            room.clock.now_s += 2
-            place.begin()
+        room.begin(10, seconds_each=2.0)
         room.refused()
         room.places[10].begin()
         room.check()
@@ -292,9 +292,7 @@ class TestRefusal:
     def test_tokens_that_are_too_many_are_waited_for(self) -> None:
         room = Room(num_slots=100, batch_tokens=100, max_waiting_tokens=2000)
         room.fill(20, 100)
-        for place in room.places[:10]:
-            room.clock.now_s += 2
-            place.begin()
+        room.begin(10, seconds_each=2.0)
         assert room.refused(1100).retry_after_s == pytest.approx(100 / 50)
 
     def test_it_is_between_one_second_and_one_minute(self) -> None:
