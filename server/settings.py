@@ -74,7 +74,9 @@ class Settings(BaseSettings):
         "Model", "auto", "How the model marks its thinking; auto asks its chat template."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("Model", "auto", "Number format of the weights.")
-    quantization: Literal["none", "int8", "int4"] = setting("Model", "none", "Weights of 8 or 4 bits, on the CPU.")
+    quantization: Literal["none", "int8", "int4"] = setting(
+        "Model", "none", "Weights of 8 or 4 bits, on the CPU; int4 rounds activations to 8."
+    )
     max_model_len: PositiveInt | None = setting("Model", None, "Longest prompt + output; default: the model's limit.")
 
     device: Literal["auto", "cpu", "cuda"] = setting("Engine", "auto", "Where to run.")
