@@ -1,0 +1,105 @@
+"""Whole models with quantized weights: greedy tokens are Hugging Face's over the numbers that the weights stand for."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.experts import is_experts
+from engine.integer_levels import SCALE_GROUP_SIZE, round_rows
+from engine.kernels import load_kernels
+from engine.model_loader import LoadedModel, load_model
+from engine.quantization import BITS
+from tests.engine.fakes import add, run_to_end, tokens_of
+from tests.engine.test_quantization import round_trip
+from tests.engine.tiny_models import ARCHITECTURES, ReferenceModel, load_reference, make_checkpoint, tiny_engine
+
+pytestmark = pytest.mark.usefixtures("two_threads")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_runs_quantized_and_holds_fewer_bytes(
+    architecture: str, tiny_model: Callable[..., LoadedModel]
+) -> None:
+    models = [tiny_model(architecture, "float32", name) for name in ("none", "int8", "int4")]
+    assert all(model.weight_bytes < models[0].weight_bytes for model in models[1:])
+    assert [model.linear.partition(", ")[2] for model in models] == ["", "int8 weights", "int4 weights"]
+    engine = tiny_engine(models[2])
+    add(engine, "a", [1, 2, 3], max_tokens=5, temperature=0.0)
+    assert len(tokens_of(run_to_end(engine)["a"])) == 5
+
+
+def dequantized_reference(path: Path, bits: int) -> ReferenceModel:
+    """Hugging Face's model with the numbers that quantized weights stand for; routers and embeddings as they were."""
+    reference = load_reference(path)
+    head = reference.model.get_output_embeddings()
+    for module in reference.model.modules():
+        if not isinstance(module, nn.Linear | Conv1D) and not is_experts(module):
+            continue
+        is_transposed = isinstance(module, Conv1D) or getattr(module, "is_transposed", False)
+        for name, parameter in module.named_parameters(recurse=False):
+            if not name.endswith("bias"):
+                rows = parameter.data.transpose(-1, -2) if is_transposed else parameter.data  # [..., N, K]
+                rows.copy_(round_trip(rows.flatten(0, -2), 8 if module is head else bits).view_as(rows))
+    return reference
+
+
+def round_inputs(reference: ReferenceModel) -> None:
+    """As 4-bit layers round their rows; the head has 8 bits, which round nothing."""
+    head = reference.model.get_output_embeddings()
+    for module in reference.model.modules():
+        if isinstance(module, nn.Linear | Conv1D) and module is not head:
+            module.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]),))
+
+
+def rounded(x: Tensor) -> Tensor:
+    numbers, scales = round_rows(x.flatten(0, -2))
+    return (numbers * scales.repeat_interleave(SCALE_GROUP_SIZE, dim=1)[:, : x.shape[-1]]).view_as(x)
+
+
+WITH_EXPERTS = ("mixtral", "gpt_oss", "deepseek_v3")
+GOLDEN = [
+    *((architecture, "int8") for architecture in ("llama", "gemma2", "gpt2", *WITH_EXPERTS)),
+    *((architecture, "int4") for architecture in ("llama", "gemma2", "gpt2")),
+]
+
+
+@pytest.mark.parametrize(("architecture", "quantization"), GOLDEN)
+def test_greedy_tokens_equal_hugging_face_over_the_dequantized_weights(
+    architecture: str, quantization: str, tiny_model: Callable[..., LoadedModel], tmp_path: Path
+) -> None:
+    reference = dequantized_reference(make_checkpoint(architecture, tmp_path), BITS[quantization])
+    if quantization == "int4" and load_kernels():
+        round_inputs(reference)
+    prompt = list(range(1, 40, 3))
+    engine = tiny_engine(tiny_model(architecture, "float32", quantization))
+    add(engine, "a", prompt, max_tokens=14, temperature=0.0)
+    assert tokens_of(run_to_end(engine)["a"]) == reference.generate(prompt, 14)
+
+
+def test_the_head_keeps_eight_bits(tiny_model: Callable[..., LoadedModel]) -> None:
+    heads = [tiny_model("llama", "float32", name).module.get_output_embeddings() for name in ("int8", "int4")]
+    assert heads[0].nbytes == heads[1].nbytes
+
+
+def test_embeddings_stay_exact(tiny_model: Callable[..., LoadedModel]) -> None:
+    plain, quantized = (tiny_model("llama", "float32", name).module.get_input_embeddings() for name in ("none", "int4"))
+    assert torch.equal(plain.weight, quantized.weight)
+
+
+def test_cuda_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    path = make_checkpoint("llama", tmp_path)
+    for device in ("cuda", "auto"):
+        with pytest.raises(ConfigError, match="quantization int4 runs on the CPU only"):
+            load_model(EngineConfig(model=str(path), device=device, quantization="int4"))
+
+
+def test_other_quantizations_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="quantization must be one of none, int8, int4, got 'fp8'"):
+        EngineConfig(model="m", quantization="fp8")
