@@ -78,12 +78,6 @@ class Expander {
   Bytes multipliers_, zeros_;
 };
 
-// Asks for a line that comes later, first into the L2 cache: the way is short from there.
-inline void ask_ahead(const uint8_t* at) {
-  __builtin_prefetch(at + 1024);
-  __builtin_prefetch(at + 4096, 0, 2);
-}
-
 // Finishes the sums of one panel: adds the bias, and rounds, or gates its upper tile with its lower.
 template <class Element>
 class PanelWriter {

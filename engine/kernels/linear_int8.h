@@ -29,14 +29,6 @@ constexpr int64_t int8_group_bytes(int64_t columns) {
   return columns * (2 * sizeof(at::BFloat16) + kInt8Group);
 }
 
-// Asks for the bytes to come, with every vector that is read: a core has places for only some of what it asked for, and
-// those of a whole step at once would wait for them. First into the L2 cache, from where the way is short; that also
-// finds the next page, for which the core would stop.
-inline void ask_ahead(const uint8_t* at) {
-  __builtin_prefetch(at + 1024);
-  __builtin_prefetch(at + 3072, 0, 2);
-}
-
 namespace vector {
 
 inline VecU32 load_words(const uint8_t* from) {
