@@ -10,18 +10,16 @@ sums are scaled every 64); 16 levels that are closer together near zero, without
 bits, but more than Q4_0 where weights are not normally distributed).
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from engine.quantization import GROUP_SIZE, QuantizedMatrix, spread
+from engine.quantization import GROUP_SIZE, QuantizedMatrix, map_rows, spread
 
 __all__ = ["SCALE_GROUP_SIZE", "LeveledMatrix", "round_rows", "to_levels"]
 
 SCALE_GROUP_SIZE = 256
-_CHUNK = 1 << 15  # numbers converted at once: the most that torch does not spread over threads itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +49,7 @@ def to_levels(weight: Tensor, matrix: QuantizedMatrix) -> LeveledMatrix:
 
     The kernels have a faster one of the same results.
     """
-    chunks = max(1, _CHUNK // weight.shape[1])
-    columns = (weight, matrix.scales, matrix.minimums)
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        parts = list(pool.map(_level_rows, *(torch.split(column, chunks) for column in columns)))
-    return LeveledMatrix(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    return LeveledMatrix(*map_rows(_level_rows, weight, matrix.scales, matrix.minimums))
 
 
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +115,7 @@ class _Levels:
 
     @classmethod
     def of(cls, numbers: Tensor, multipliers: Tensor, zeros: Tensor, steps: Tensor) -> "_Levels":
-        codes = (numbers / steps[..., None]).round_().add_(zeros[..., None]).clamp_(0, 15)
+        codes = (numbers / steps[..., None]).add_(zeros[..., None]).round_().clamp_(0, 15)
         errors = ((codes - zeros[..., None]) * steps[..., None]).sub_(numbers).square_()
         while errors.shape[2] > 1:  # in an order that the kernel keeps, too
             first, second = errors.chunk(2, dim=2)

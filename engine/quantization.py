@@ -9,13 +9,14 @@ embedded model's logits, where rows have 8 bits, too); groups of 64 with a minim
 the error of Q8_0 each); cutting weights to bfloat16 instead of rounding them (1.1 times).
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["BITS", "GROUP_SIZE", "NUM_REFITS", "QuantizedMatrix", "dequantize", "quantize", "spread"]
+__all__ = ["BITS", "GROUP_SIZE", "NUM_REFITS", "QuantizedMatrix", "dequantize", "map_rows", "quantize", "spread"]
 
 BITS = {"int8": 8, "int4": 4}  # name of the quantization -> bits of a code
 GROUP_SIZE = 32
@@ -36,15 +37,8 @@ class QuantizedMatrix:
 
 
 def quantize(weight: Tensor, bits: int) -> QuantizedMatrix:
-    """weight [N, K], on the CPU. The kernels have a faster `quantize` of the same results.
-
-    Each thread does chunks of its own: torch's way, all threads on one operation after the other, waits for the slowest
-    thread dozens of times a chunk, which on a busy machine takes minutes.
-    """
-    chunks = torch.split(weight, max(1, _CHUNK // weight.shape[1]))
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        parts = list(pool.map(lambda rows: _quantize_rows(rows, bits), chunks))
-    codes, scales, minimums = (torch.cat(column) for column in zip(*parts, strict=True))
+    """weight [N, K], on the CPU. The kernels have a faster `quantize` of the same results."""
+    codes, scales, minimums = map_rows(lambda rows: _quantize_rows(rows, bits), weight)
     return QuantizedMatrix(codes, scales, minimums, bits)
 
 
@@ -58,6 +52,18 @@ def dequantize(matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
         return weight.to(dtype)
     half_a_step = 2**15
     return ((weight.view(torch.int32) + half_a_step) & -(2**16)).view(torch.float32).bfloat16()
+
+
+def map_rows(convert: Callable[..., tuple[Tensor, ...]], weight: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """What `convert` makes of some rows at a time of weight [N, K] and of `others` [N, ...], put together.
+
+    Each thread does chunks of its own: torch's way, all threads on one operation after the other, waits for the slowest
+    thread dozens of times a chunk, which on a busy machine takes minutes.
+    """
+    num_rows = max(1, _CHUNK // weight.shape[1])
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        parts = list(pool.map(convert, *(torch.split(tensor, num_rows) for tensor in (weight, *others))))
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
 def spread(groups: Tensor, size: int, count: int) -> Tensor:

@@ -37,7 +37,7 @@ inline float largest_multiplier(float zero) { return std::min(std::floor(127 / s
 
 struct Levels {
   Values codes;
-  float multiplier, zero, error = std::numeric_limits<float>::quiet_NaN();
+  float multiplier, zero, error;
 };
 
 inline Levels with(const Values& numbers, const Reach& reach, float wanted, float factor) {
@@ -45,14 +45,8 @@ inline Levels with(const Values& numbers, const Reach& reach, float wanted, floa
   levels.zero = reach.zero_of(wanted * factor);
   levels.multiplier = std::min(wanted, largest_multiplier(levels.zero));
   const Values size = quantizing::all(levels.multiplier * factor), zero = quantizing::all(levels.zero);
-  const Values shift = quantizing::all(12582912.0f);  // as in exp_nonpositive
-  const Values places = numbers / size + shift - shift + zero;
-  const auto clamped = [](Vec x) {
-    const Vec none{}, end = broadcast(15.0f);
-    const Vec positive = where_less(x, none, none, x);
-    return where_less(end, positive, end, positive);
-  };
-  levels.codes = {clamped(places.low), clamped(places.high)};
+  const Values places = numbers / size + zero;
+  levels.codes = {quantizing::nearest_codes(places.low, 15.0f), quantizing::nearest_codes(places.high, 15.0f)};
   const Values errors = (levels.codes - zero) * size - numbers;
   levels.error = quantizing::sum(errors * errors);
   return levels;
