@@ -39,6 +39,11 @@ class ScheduledRequest:
         """The context length after this step; also the position of the token that is sampled, if one is."""
         return self.start + len(self.token_ids)
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether every prompt token after the first needs its log-probability."""
+        return self.params.prompt_logprobs is not None and not self.output_token_ids
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

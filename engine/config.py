@@ -30,8 +30,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Requests running at once."""
     max_num_batched_tokens: int = 2048
     """Tokens of one prefill step while nothing decodes."""
-    max_prefill_tokens_per_gap: int = 256
-    """Tokens of the one prefill step allowed between two decode steps: bounds the gap between tokens."""
+    target_itl_ms: float = 100.0
+    """What a gap between two tokens of a stream may come to by prefill steps of others; see `engine.prefill_budget`."""
+    max_prefill_tokens_per_gap: int = 2048
+    """Tokens of the one prefill step allowed between two decode steps, even if more would be within the target."""
     enable_prefix_caching: bool = True
     num_threads: int | None = None
     """CPU threads of the model; None leaves torch's default."""
@@ -39,7 +41,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """File that receives one JSON line per step."""
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens_per_gap"):
+        for name in (
+            "block_size",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_prefill_tokens_per_gap",
+            "target_itl_ms",
+        ):
             _check_positive(name, getattr(self, name))
         for name in ("max_model_len", "num_blocks", "kv_cache_bytes", "num_threads"):
             if getattr(self, name) is not None:
@@ -74,7 +82,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_blocks * self.block_size
 
 
-def _check_positive(name: str, value: int) -> None:
+def _check_positive(name: str, value: float) -> None:
     if value < 1:
         raise ConfigError(f"{name} must be at least 1, got {value}.")
 

@@ -13,10 +13,12 @@ from engine.config import EngineConfig, EngineInfo
 from engine.errors import InvalidParameterError
 from engine.grammar import Grammars, NoGrammars, load_grammars
 from engine.messages import AddRequest, RequestState, RequestUpdate, StepUpdate
+from engine.prefill_budget import PrefillPace
 from engine.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
 from engine.request import Request
 from engine.scheduler import Scheduler
 from engine.stats import StepStats
+from engine.step_cost import StepCosts
 from engine.step_marker import Marker, NullMarker
 from engine.trace import FileTracer, NullTracer, Tracer
 
@@ -54,13 +56,19 @@ class Engine:
         self._grammars = NoGrammars() if grammars is None else grammars
         cache: BlockCache = PrefixCache(config.block_size) if config.enable_prefix_caching else NullPrefixCache()
         self._pool = BlockPool(info.num_blocks, cache)
+        self._costs = StepCosts()
+        pace = PrefillPace(
+            self._costs,
+            target_gap_s=config.target_itl_ms / 1000,
+            max_tokens=config.max_num_batched_tokens,
+            max_tokens_per_gap=config.max_prefill_tokens_per_gap,
+        )
         self._scheduler = Scheduler(
             self._pool,
             cache,
+            pace,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_prefill_tokens_per_gap=config.max_prefill_tokens_per_gap,
             eos_token_ids=frozenset(info.eos_token_ids),
         )
         self._has_unreported_aborts = False
@@ -115,11 +123,12 @@ class Engine:
         started_s = self._clock()
         self._admit_compiled()
         batch = self._scheduler.schedule(started_s)
+        predicted_s = self._costs.predict(batch) if batch else None
         model_started_s = self._clock()
         updates, model_s = self._run(batch, model_started_s) if batch else ([], 0.0)
         ended_s = self._clock()
         self._has_unreported_aborts = False
-        stats = self._stats(batch, ended_s - started_s, model_s)
+        stats = self._stats(batch, ended_s - started_s, model_s, predicted_s)
         self._tracer.record(ended_s, batch, stats)
         return StepUpdate(ended_s, updates, stats, self._scheduler.newly_scheduled)
 
@@ -140,6 +149,7 @@ class Engine:
             logger.exception("a %s step of %d requests failed", batch.phase, len(batch.requests))
             return self._scheduler.fail(batch, f"The engine failed on this request: {error}"), 0.0
         model_s = self._clock() - started_s
+        self._costs.observe(batch, model_s)
         return self._scheduler.update(batch, output), model_s
 
     def _constrained(self, batch: Batch) -> Batch:
@@ -154,7 +164,7 @@ class Engine:
         constraint = self._scheduler.constraint_of(scheduled.request_id)
         return replace(scheduled, allowed_tokens=constraint.allowed_tokens(scheduled.output_token_ids))
 
-    def _stats(self, batch: Batch | None, duration_s: float, model_s: float) -> StepStats:
+    def _stats(self, batch: Batch | None, duration_s: float, model_s: float, predicted_s: float | None) -> StepStats:
         scheduler = self._scheduler
         return StepStats(
             phase=batch.phase if batch else None,
@@ -168,4 +178,5 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
+            predicted_s=predicted_s,
         )

@@ -123,8 +123,8 @@ def _kept_positions(requests: Sequence[ScheduledRequest]) -> list[Kept]:
     kept: list[Kept] = []
     flat = 0
     for request in requests:
-        for position in range(request.start, request.end) if _scores_prompt(request) else (request.end - 1,):
-            if _samples_at(request, position) or _scores_prompt(request):
+        for position in range(request.start, request.end) if request.scores_prompt else (request.end - 1,):
+            if _samples_at(request, position) or request.scores_prompt:
                 kept.append((flat + position - request.start, request, position))
         flat += len(request.token_ids)
     return kept
@@ -134,15 +134,11 @@ def _samples_at(request: ScheduledRequest, position: int) -> bool:
     return request.samples and position == request.end - 1
 
 
-def _scores_prompt(request: ScheduledRequest) -> bool:
-    return request.params.prompt_logprobs is not None and not request.output_token_ids
-
-
 def _score_prompts(logits: Tensor, kept: Sequence[Kept]) -> dict[str, tuple[TokenLogprobs, ...]]:
     """Position p of a prompt scores its token p + 1. Requests that did not ask are left out."""
     rows: dict[str, tuple[ScheduledRequest, list[int], list[int]]] = {}
     for row, (_, request, position) in enumerate(kept):
-        if _scores_prompt(request) and position + 1 < len(request.prompt_token_ids):
+        if request.scores_prompt and position + 1 < len(request.prompt_token_ids):
             _, logit_rows, targets = rows.setdefault(request.request_id, (request, [], []))
             logit_rows.append(row)
             targets.append(request.prompt_token_ids[position + 1])

@@ -92,6 +92,11 @@ class Request:
         """A question, not a state: more than one token lacks KV, or nothing was generated yet."""
         return self.num_uncomputed_tokens > 1 or not self.output_token_ids
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether its prompt tokens' log-probabilities are still to be told."""
+        return self.params.prompt_logprobs is not None and not self.output_token_ids
+
     def token_ids(self, start: int, end: int) -> list[int]:
         """The tokens at positions [start, end) of prompt followed by output, in O(end - start)."""
         num_prompt = len(self.prompt_token_ids)

@@ -1,7 +1,7 @@
 """Which request computes which tokens in the next step: two phases, apart; torch-free.
 
 Decode has priority: whenever requests are decoding, a decode step runs, and between two decode steps at most one
-prefill step, of at most `max_prefill_tokens_per_gap` tokens. With nothing decoding, prefill takes its full budget.
+prefill step, as long as `PrefillPace` allows. With nothing decoding, prefill takes its full budget.
 """
 
 from bisect import insort
@@ -12,6 +12,7 @@ from engine.batch import Batch, Phase, RequestStepOutput, ScheduledRequest, Step
 from engine.block_pool import BlockPool
 from engine.fair_queue import FairQueue
 from engine.messages import FirstTokenInfo, RequestState, RequestUpdate
+from engine.prefill_budget import PrefillBudget, PrefillPace
 from engine.prefix_cache import BlockCache
 from engine.request import Constraint, FinishReason, Request, RequestStatus
 from engine.request_state import state_of
@@ -26,19 +27,17 @@ class Scheduler:
         self,
         pool: BlockPool,
         cache: BlockCache,
+        pace: PrefillPace,
         *,
         block_size: int,
         max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_prefill_tokens_per_gap: int,
         eos_token_ids: frozenset[int],
     ) -> None:
         self._pool = pool
         self._cache = cache
+        self._pace = pace
         self._block_size = block_size
         self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
-        self._max_prefill_tokens_per_gap = min(max_prefill_tokens_per_gap, max_num_batched_tokens)
         self._eos_token_ids = eos_token_ids
         self._requests: dict[str, Request] = {}
         self._num_added = 0
@@ -90,13 +89,13 @@ class Scheduler:
 
     def schedule(self, now_s: float) -> Batch | None:
         """The next step's work, or None when there is none. Blocks for its tokens are allocated."""
-        decoding = any(not request.needs_prefill for request in self._running)
+        decoding = [request for request in self._running if not request.needs_prefill]
         self.newly_scheduled = []
         batch = None
         if not decoding:
-            batch = self._schedule_prefill(self._max_num_batched_tokens, now_s)
+            batch = self._schedule_prefill(self._pace.while_none_decodes(), now_s)
         elif self._last_phase is Phase.DECODE:
-            batch = self._schedule_prefill(self._max_prefill_tokens_per_gap, now_s)
+            batch = self._schedule_prefill(self._pace.within_a_gap(decoding), now_s)
         batch = batch or self._schedule_decode()
         self._last_phase = batch.phase if batch else None
         return batch
@@ -149,19 +148,17 @@ class Scheduler:
 
     # Prefill: chunks in progress first, then new requests while the budget lasts.
 
-    def _schedule_prefill(self, budget: int, now_s: float) -> Batch | None:
+    def _schedule_prefill(self, budget: PrefillBudget, now_s: float) -> Batch | None:
         chunks: list[tuple[Request, int]] = []
         for request in self._running:
-            if request.needs_prefill and budget > 0:
-                chunks.append((request, min(budget, request.num_uncomputed_tokens)))
-                budget -= chunks[-1][1]
-        while budget > 0 and len(self._running) < self._max_num_seqs:
+            if request.needs_prefill and not budget.is_spent:
+                chunks.append((request, budget.take(request)))
+        while len(self._running) < self._max_num_seqs and not budget.is_spent:
             new = self._waiting.next
             if new is None or not self._try_admit(new, now_s):
                 break
             if new.needs_prefill:  # else all its KV but one token's was cached: it decodes
-                chunks.append((new, min(budget, new.num_uncomputed_tokens)))
-                budget -= chunks[-1][1]
+                chunks.append((new, budget.take(new)))
         return self._batch(Phase.PREFILL, chunks)
 
     def _try_admit(self, request: Request, now_s: float) -> bool:

@@ -33,6 +33,8 @@ class StepStats(msgspec.Struct, frozen=True):
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int
     """Prompt tokens found there."""
+    predicted_s: float | None = None
+    """What model_s was thought to become, from the steps before. None before the first of a phase."""
 
 
 class RoomStats(msgspec.Struct, frozen=True):

@@ -83,7 +83,12 @@ class Settings(BaseSettings):
     num_threads: PositiveInt | None = setting("Engine", None, "CPU threads; default: torch's choice.")
     max_num_seqs: PositiveInt = setting("Engine", 64, "Requests running at once.")
     max_num_batched_tokens: PositiveInt = setting("Engine", 2048, "Tokens of a prefill step while nothing decodes.")
-    max_prefill_tokens_per_gap: PositiveInt = setting("Engine", 256, "Prefill tokens allowed between two decode steps.")
+    target_itl_ms: float = setting(
+        "Engine", 100.0, "Milliseconds between a stream's tokens that prompts of others may cause.", "MS", ge=1, le=1e6
+    )
+    max_prefill_tokens_per_gap: PositiveInt = setting(
+        "Engine", 2048, "Prefill tokens between two decode steps, even if more are within the target."
+    )
     block_size: PositiveInt = setting("Engine", 16, "Tokens per KV block.")
     kv_cache_memory_bytes: ByteSize | None = setting("Engine", None, "Memory for KV, such as 2GiB.", "BYTES", gt=0)
     num_gpu_blocks_override: PositiveInt | None = setting("Engine", None, "Exact number of KV blocks, on any device.")
@@ -143,6 +148,7 @@ class Settings(BaseSettings):
             kv_cache_bytes=None if self.kv_cache_memory_bytes is None else int(self.kv_cache_memory_bytes),
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            target_itl_ms=self.target_itl_ms,
             max_prefill_tokens_per_gap=self.max_prefill_tokens_per_gap,
             enable_prefix_caching=self.enable_prefix_caching,
             num_threads=self.num_threads,

@@ -14,8 +14,9 @@ PACKAGES = ("engine", "server", "loadtest")
 SCHEDULER_SIDE = tuple(
     f"engine.{name}"
     for name in (
-        "batch", "block_pool", "client", "config", "errors", "fair_queue", "messages", "outputs", "prefix_cache",
-        "request", "request_state", "request_view", "sampling_params", "scheduler", "stats", "thinking",
+        "batch", "block_pool", "client", "config", "cost_model", "errors", "fair_queue", "messages", "outputs",
+        "prefill_budget", "prefix_cache", "request", "request_state", "request_view", "sampling_params", "scheduler",
+        "stats", "step_cost", "thinking",
     )
 )  # fmt: skip
 

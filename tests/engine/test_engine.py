@@ -71,6 +71,7 @@ def test_a_trace_has_one_line_per_step(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["phase"] for line in lines] == ["prefill", "decode", "decode"]
     assert lines[0]["requests"] == [["a", 0, 3, True]]
+    assert [line["predicted_s"] is None for line in lines] == [True, True, False]  # nothing is known of a first step
 
 
 def test_a_trace_that_cannot_be_opened_is_a_setting_that_cannot_work(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "num_threads": ("2", 2),
     "max_num_seqs": ("5", 5),
     "max_num_batched_tokens": ("77", 77),
+    "target_itl_ms": ("62.5", 62.5),
     "max_prefill_tokens_per_gap": ("33", 33),
     "block_size": ("8", 8),
     "kv_cache_memory_bytes": ("2GiB", 2**31),

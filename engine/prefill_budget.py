@@ -1,0 +1,65 @@
+"""How much prompt the next prefill step may compute: tokens, and between two decode steps time; torch-free."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from math import inf
+
+from engine.request import Request
+from engine.step_cost import NO_PREFILL, StepCosts, with_chunk
+
+_MIN_CHUNK = 16  # tokens: prefill goes on however dear it is, and no time is lost on crumbs
+
+
+class PrefillBudget:
+    """One step's, handed out to requests in their turn."""
+
+    def __init__(self, costs: StepCosts, max_s: float, max_tokens: int) -> None:
+        self._costs = costs
+        self._max_s = max_s
+        self._num_left = max_tokens
+        self._work = NO_PREFILL
+
+    @property
+    def is_spent(self) -> bool:
+        """Never before the first chunk."""
+        if self._num_left == 0 or self._work == NO_PREFILL:
+            return self._num_left == 0
+        return self._costs.prefill_bound(with_chunk(self._work, 0, _MIN_CHUNK, False)) > self._max_s
+
+    def take(self, request: Request) -> int:
+        """How many of its tokens the request computes next, at least one. Call only while the budget is not spent."""
+        wanted = min(request.num_uncomputed_tokens, self._num_left)
+        num_chunks = -(-wanted // max(self._num_fitting(request, wanted), 1))
+        count = max(-(-wanted // num_chunks), min(_MIN_CHUNK, wanted))  # where it takes two chunks, two halves
+        self._work = self._work_with(request, count)
+        self._num_left -= count
+        return count
+
+    def _num_fitting(self, request: Request, wanted: int) -> int:
+        """Tokens in [0, wanted]. The bound never falls as tokens are added."""
+        counts = range(1, wanted + 1)
+        return bisect_right(
+            counts, self._max_s, key=lambda count: self._costs.prefill_bound(self._work_with(request, count))
+        )
+
+    def _work_with(self, request: Request, count: int) -> tuple[float, ...]:
+        return with_chunk(self._work, request.num_computed_tokens, count, request.scores_prompt)
+
+
+class PrefillPace:
+    """Opens each step's budget. A gap between the tokens of a stream is a prefill step and a decode step."""
+
+    def __init__(self, costs: StepCosts, *, target_gap_s: float, max_tokens: int, max_tokens_per_gap: int) -> None:
+        self._costs = costs
+        self._target_gap_s = target_gap_s
+        self._max_tokens = max_tokens
+        self._max_tokens_per_gap = min(max_tokens_per_gap, max_tokens)
+
+    def while_none_decodes(self) -> PrefillBudget:
+        return PrefillBudget(self._costs, inf, self._max_tokens)
+
+    def within_a_gap(self, decoding: Sequence[Request]) -> PrefillBudget:
+        """What the decode step of these leaves of the target; at least as much time as that step, so that streams
+        however slow do not keep prompts waiting."""
+        decode_s = self._costs.decode_bound(decoding)
+        return PrefillBudget(self._costs, max(self._target_gap_s - decode_s, decode_s), self._max_tokens_per_gap)

@@ -1,0 +1,54 @@
+"""What makes a step take its time, and how long the next one will take: a cost model per phase; torch-free."""
+
+from collections.abc import Sequence
+from operator import add
+
+from engine.batch import Batch, Phase
+from engine.cost_model import CostModel, Work
+from engine.request import Request
+
+NO_PREFILL: Work = (1, 0, 0, 0, 0)
+"""The work of a prefill step: the step itself, prompt tokens, requests, pairs of a token and one that it attends to,
+and tokens that are scored, each against the whole vocabulary."""
+
+_TRUSTED_PREFILL: Work = (1, 32, 1 << 30, 1 << 15, 8)
+_TRUSTED_DECODE: Work = (1, 1 << 30, 1 << 40)  # it is not ours to choose, so mistrust would gain nothing
+
+
+class StepCosts:
+    """Told of every step by the engine, asked by the scheduler. It has no clock."""
+
+    def __init__(self) -> None:
+        self._models = {Phase.PREFILL: CostModel(_TRUSTED_PREFILL), Phase.DECODE: CostModel(_TRUSTED_DECODE)}
+
+    def predict(self, batch: Batch) -> float | None:
+        """Seconds, as likely too few as too many; None before the first step of its phase."""
+        return self._models[batch.phase].predict(_work_of(batch))
+
+    def observe(self, batch: Batch, seconds: float) -> None:
+        """The batch's step took so long."""
+        self._models[batch.phase].observe(_work_of(batch), seconds)
+
+    def decode_bound(self, requests: Sequence[Request]) -> float:
+        """Seconds that a decode step of these rarely exceeds; 0 before the first."""
+        work = (1, len(requests), sum(request.num_tokens for request in requests))
+        return self._models[Phase.DECODE].bound(work)
+
+    def prefill_bound(self, work: Work) -> float:
+        """Seconds that a prefill step of so much work rarely exceeds; infinite for far more than was ever seen."""
+        return self._models[Phase.PREFILL].bound(work)
+
+
+def with_chunk(work: Work, start: int, num_tokens: int, is_scored: bool) -> Work:
+    """The work of a prefill step that also computes one request's positions [start, start + num_tokens)."""
+    pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
+    return tuple(map(add, work, (0, num_tokens, 1, pairs, num_tokens if is_scored else 0)))
+
+
+def _work_of(batch: Batch) -> Work:
+    if batch.phase is Phase.DECODE:
+        return (1, len(batch.requests), sum(request.end for request in batch.requests))
+    work = NO_PREFILL
+    for request in batch.requests:
+        work = with_chunk(work, request.start, len(request.token_ids), request.scores_prompt)
+    return work

@@ -1,0 +1,105 @@
+"""The engine on a clock that its steps turn, by a law that it does not know: what its streams wait for."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import pytest
+
+from engine.batch import Batch, Phase, RequestStepOutput, StepOutput
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.stats import StepStats
+from tests.engine.fakes import add, fake_info
+
+MIN_CHUNK = 16
+Law = Callable[[Batch], float]
+
+
+class TimedRunner:
+    """Every token is 1. The clock that it turns is its own."""
+
+    def __init__(self, law: Law) -> None:
+        self.now_s = 0.0
+        self._law = law
+
+    def prefill(self, batch: Batch) -> StepOutput:
+        self.now_s += self._law(batch)
+        return StepOutput(tuple(RequestStepOutput(each.request_id, (1,) * each.samples) for each in batch.requests))
+
+    decode = prefill
+
+
+def on_a_cpu(batch: Batch) -> float:
+    """34 ms to read the weights, 0.4 ms a token, 0.1 us a pair of tokens in attention."""
+    pairs = sum((request.start + request.end + 1) * len(request.token_ids) / 2 for request in batch.requests)
+    rate = 7e-4 if batch.phase is Phase.DECODE else 4e-4
+    return 0.034 + rate * batch.num_tokens + 1e-7 * pairs
+
+
+def on_a_gpu(batch: Batch) -> float:
+    """A hundred times as fast, but for the start of each layer's work."""
+    return 0.004 + on_a_cpu(batch) / 100
+
+
+def timed_engine(law: Law, target_ms: float) -> Engine:
+    runner = TimedRunner(law)
+    config = EngineConfig(model="fake", target_itl_ms=target_ms, max_num_batched_tokens=2048)
+    return Engine(config, fake_info(4096, 16, 40_000), runner, clock=lambda: runner.now_s)
+
+
+def loaded(engine: Engine) -> Iterator[StepStats]:
+    """Steps of an engine that has eight streams and always a long prompt that it has not read."""
+    for index in range(8):
+        add(engine, f"stream {index}", [2] * 30, max_tokens=30_000)
+    for number in range(3000):
+        if number % 200 == 20:
+            add(engine, f"long {number}", [number // 200] + [3] * (500 * (1 + number // 200)), max_tokens=1)
+        yield engine.step().stats
+
+
+def gaps(steps: list[StepStats]) -> list[float]:
+    """Each decode step with the prefill step before it, if there is one."""
+    pairs = pairwise(steps)
+    return [
+        step.model_s + (before.model_s if before.phase is Phase.PREFILL else 0)
+        for before, step in pairs
+        if step.phase is Phase.DECODE
+    ]
+
+
+@pytest.mark.parametrize(("law", "target_ms"), [(on_a_cpu, 100), (on_a_cpu, 200), (on_a_gpu, 20), (on_a_gpu, 100)])
+def test_gaps_are_within_the_target(law: Law, target_ms: float) -> None:
+    found = gaps(list(loaded(timed_engine(law, target_ms))))
+    late = [gap for gap in found[1:] if gap > target_ms / 1000]
+    assert late == []
+
+
+@pytest.mark.parametrize("law", [on_a_cpu, on_a_gpu])
+def test_no_gap_is_predicted_to_be_longer_than_the_target(law: Law) -> None:
+    steps = list(loaded(timed_engine(law, 120)))
+    for prefill, decode in pairwise(steps):
+        if (prefill.phase, decode.phase) == (Phase.PREFILL, Phase.DECODE) and prefill.num_tokens > MIN_CHUNK:
+            assert (prefill.predicted_s or 0) + (decode.predicted_s or 0) <= 0.12
+
+
+def test_the_time_that_the_target_leaves_is_used() -> None:
+    steps = list(loaded(timed_engine(on_a_cpu, 200)))[-1500:]
+    mixed = [gap for gap in gaps(steps) if gap > 0.1]
+    assert sum(mixed) / len(mixed) > 0.9 * 0.2
+
+
+def test_long_prompts_are_read_while_streams_are_slower_than_the_target() -> None:
+    steps = list(loaded(timed_engine(on_a_cpu, 10)))
+    prefill_s, decode_s = (sum(s.model_s for s in steps[100:] if s.phase is phase) for phase in Phase)
+    assert prefill_s == pytest.approx(decode_s, rel=0.3)
+
+
+def test_predictions_become_exact_where_the_law_is_simple() -> None:
+    for step in list(loaded(timed_engine(on_a_cpu, 200)))[-500:]:
+        assert step.predicted_s == pytest.approx(step.model_s, rel=0.02)
+
+
+def test_a_restarted_engine_begins_anew() -> None:
+    engine = timed_engine(on_a_cpu, 100)
+    add(engine, "a")
+    assert [engine.step().stats.predicted_s for _ in range(2)] == [None, None]
