@@ -20,6 +20,7 @@ _LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10,
 _GAP_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
           0.5, 1, 2, 5, 10, 30, 60, 120)  # fmt: skip
 _HTTP_S = (0.005, 0.025, 0.1, 0.5, 1, 2.5, 10, 30, 60, 300)  # few: there is one series per route and method
+_RATIO = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.2, 1.3, 1.5, 2, 3, 5)
 _TOKENS = tuple(2**power for power in range(15))
 
 
@@ -56,6 +57,8 @@ class Metrics:
         if stats.phase is not None:
             self._step_duration[stats.phase].observe(stats.duration_s)
             self._step_tokens[stats.phase].observe(stats.num_tokens)
+            if stats.predicted_s:
+                self._step_prediction[stats.phase].observe(stats.model_s / stats.predicted_s)
 
     def on_restart(self) -> None:
         self._engine.on_restart()
@@ -124,11 +127,11 @@ class Metrics:
 
     def _make_step_metrics(self) -> None:
         duration = self._histogram("step_duration", "Duration of an engine step.", _GAP_S, "phase")
-        tokens = Histogram(
-            "twostep_step_tokens", "Tokens of an engine step.", ("phase",), buckets=_TOKENS, registry=self._registry
-        )
+        tokens = self._step_histogram("tokens", "Tokens of an engine step.", _TOKENS)
+        ratio = self._step_histogram("prediction_ratio", "Time of an engine step over what was predicted.", _RATIO)
         self._step_duration = {phase: duration.labels(phase.value) for phase in Phase}
         self._step_tokens = {phase: tokens.labels(phase.value) for phase in Phase}
+        self._step_prediction = {phase: ratio.labels(phase.value) for phase in Phase}
 
     def _make_http_metrics(self) -> None:
         self._http_requests = self._counter("http_requests", "HTTP requests.", "handler", "method", "status")
@@ -138,6 +141,9 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"twostep_{name}_seconds", text, labels, buckets=buckets, registry=self._registry)
+
+    def _step_histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"twostep_step_{name}", text, ("phase",), buckets=buckets, registry=self._registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"twostep_{name}_total", text, labels, registry=self._registry)

@@ -50,6 +50,7 @@ TABLE: dict[str, tuple[str, set[str], list[str]]] = {
     "key_rejections": ("counter", {"key", "reason"}, []),
     "engine_restarts": ("counter", set(), []),
     "step_duration_seconds": ("histogram", {"phase"}, []),
+    "step_prediction_ratio": ("histogram", {"phase"}, []),
     "step_tokens": ("histogram", {"phase"}, ["vllm:iteration_tokens_total"]),
     "http_requests": ("counter", {"handler", "method", "status"}, ["http_requests"]),
     "http_request_duration_seconds": ("histogram", {"handler", "method"}, ["http_request_duration_seconds"]),
@@ -65,7 +66,7 @@ def busy_metrics(with_vllm_names: bool = True) -> Metrics:
     """Metrics in which every family has a sample."""
     metrics = Metrics("a model", with_vllm_names)
     metrics.on_engine_info(INFO)
-    metrics.on_step(StepStats(Phase.DECODE, 1, 3, 0.01, 0.01, 5, 7, PoolStats(10, 20, 34), 2, 100, 50))
+    metrics.on_step(StepStats(Phase.DECODE, 1, 3, 0.01, 0.01, 5, 7, PoolStats(10, 20, 34), 2, 100, 50, 0.008))
     metrics.on_step(StepStats(Phase.PREFILL, 1, 100, 0.1, 0.1, 5, 7, PoolStats(10, 20, 34), 2, 100, 50))
     timings = RequestTimings(queue_s=0.001, prefill_s=0.002, inter_token_s=(0.004, 0.006))
     metrics.on_first_token(timings, 11, 4)
@@ -148,6 +149,8 @@ class TestValues:
     def test_phases_are_apart_and_their_sum_is_the_alias(self) -> None:
         assert self.value("twostep_step_tokens_sum", phase="prefill") == 100
         assert self.value("vllm:iteration_tokens_total_sum") == 103
+        assert self.value("twostep_step_prediction_ratio_sum", phase="decode") == 1.25
+        assert self.value("twostep_step_prediction_ratio_count", phase="prefill") == 0  # nothing was predicted
         assert self.value("vllm:iteration_tokens_total_bucket", le="4.0") == 1
         assert self.value("vllm:iteration_tokens_total_bucket", le="+Inf") == 2
 
