@@ -1,5 +1,6 @@
 """Batch invariance of linear layers: a row's result depends on that row alone, to the last bit."""
 
+import itertools
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +102,21 @@ def test_the_memory_of_a_packed_weight_is_given_back() -> None:
     assert resident_bytes() > before + 200e6
     del packed
     assert resident_bytes() < before + 30e6
+
+
+def test_small_weights_lie_side_by_side_and_each_gives_its_memory_back() -> None:
+    """A mapping of huge pages holds many of them."""
+    load_kernels() or pytest.skip("no kernels on this machine")
+    before, weight = resident_bytes(), torch.ones(1000, 999)
+    packed = [KernelWeight(weight) for _ in range(24)]
+    starts = [each.packed.data_ptr() for each in packed]
+    distances = [second - first for first, second in itertools.pairwise(starts)]
+    assert sum(0 < distance < weight.nbytes + 100_000 for distance in distances) >= 20  # all but at a mapping's end
+    assert resident_bytes() > before + 90e6
+    kept = packed[::6]
+    del packed
+    assert resident_bytes() < before + 40e6
+    assert all(torch.equal(each.multiply(torch.ones(1, 999), None), torch.full((1, 1000), 999.0)) for each in kept)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
