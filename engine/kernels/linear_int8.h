@@ -51,10 +51,10 @@ class Expander {
   // The next kPack along K; `words` turn to the codes after them.
   typename Format::Weights next(VecU32& words) const {
     Vec numbers[Format::kPack];
-    for (Vec& number : numbers) {
-      number = expand(words);
-      words = words >> 8 | words << 24;
-    }
+    numbers[0] = expand((words & kCodeBits) | kOriginBits);
+    if constexpr (Format::kPack == 2) numbers[1] = expand(second_of(words));
+    constexpr int kBits = 8 * Format::kPack;
+    words = words >> kBits | words << (32 - kBits);
     return Format::cut(numbers);
   }
 
@@ -63,9 +63,19 @@ class Expander {
   static constexpr uint32_t kOriginBits = 0x47000000, kCodeBits = 0xff00;
   static constexpr bool kIsRounded = sizeof(typename Format::Element) == 2;
 
+  // The words' second code at its place in kOrigin.
+  static VecU32 second_of(VecU32 words) {
+#if defined(__AVX512BW__)
+    const __m512i origin = _mm512_set1_epi32(kOriginBits), up = _mm512_set4_epi32(0x0e00, 0x0a00, 0x0600, 0x0200);
+    return (VecU32)_mm512_mask_shuffle_epi8(origin, 0x2222222222222222, (__m512i)words, up);
+#else
+    return (words >> 8 & kCodeBits) | kOriginBits;
+#endif
+  }
+
   // Products are exact, of 16 and 8 bits, so it makes no difference whether the target fuses them.
-  Vec expand(VecU32 words) const {
-    const Vec number = fused_multiply_add((Vec)((words & kCodeBits) | kOriginBits), scale_, offset_);
+  Vec expand(VecU32 bits) const {
+    const Vec number = fused_multiply_add((Vec)bits, scale_, offset_);
     return kIsRounded ? (Vec)((VecU32)number + 0x8000u) : number;
   }
 
