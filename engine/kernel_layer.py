@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from engine.attention_hook import attend
 from engine.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
+from engine.kv_cache import KVCache
 from engine.linear import PackedLinear
 from engine.module_swap import swap_modules
 from engine.packed_weight import KernelWeight
 from engine.quantized_weight import KernelQuantizedWeight
 
-__all__ = ["KernelDecoderLayer", "move_layers_to_kernels"]
+__all__ = ["KernelDecoderLayer", "kernel_norm", "move_layers_to_kernels"]
 
 
 def move_layers_to_kernels(model: nn.Module) -> None:
@@ -31,15 +32,15 @@ class KernelDecoderLayer(nn.Module):
         self.layer = layer
         attention, mlp, classes = cast(FusedAttention, layer.self_attn), layer.mlp, torch.classes.twostep
         self._before = classes.Attention(
-            _norm(layer.input_layernorm),
-            *(None if norm is None else _norm(norm) for norm in (attention.q_norm, attention.k_norm)),
+            kernel_norm(layer.input_layernorm),
+            *(None if norm is None else kernel_norm(norm) for norm in (attention.q_norm, attention.k_norm)),
             _linear(attention.qkv_proj),
             attention.num_heads,
             attention.num_kv_heads,
         )
         self._after = classes.MLP(
             _linear(attention.o_proj),
-            _norm(layer.post_attention_layernorm),
+            kernel_norm(layer.post_attention_layernorm),
             _linear(mlp.gate_up_proj),
             _linear(mlp.down_proj),
             mlp.activation,
@@ -55,6 +56,14 @@ class KernelDecoderLayer(nn.Module):
         query_key_value = torch.ops.twostep.before_attention(self._before, hidden_states, *position_embeddings)
         attended = attend(self._call.of(*query_key_value))
         return cast(Tensor, torch.ops.twostep.after_attention(self._after, hidden_states, attended))
+
+    def over(self, cache: KVCache) -> Any:
+        """The same layer for `run_decoder`, which attends over its part of the cache."""
+        call = self._call
+        keys, values = cache.keys[call.layer], cache.values[call.layer]
+        return torch.classes.twostep.Layer(
+            self._before, self._after, keys, values, call.scaling, call.sliding_window, call.softcap, call.sinks
+        )
 
 
 def _moved(module: nn.Module) -> nn.Module | None:
@@ -72,7 +81,8 @@ def _is_known(layer: FusedDecoderLayer) -> bool:
     )
 
 
-def _norm(norm: FusedRMSNorm) -> Any:
+def kernel_norm(norm: FusedRMSNorm) -> Any:
+    """As the operators take it."""
     return torch.classes.twostep.Norm(norm.weight.detach(), norm.eps)
 
 

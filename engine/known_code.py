@@ -14,13 +14,37 @@ from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
-__all__ = ["is_attention", "is_attention_with_norms", "is_decoder_layer", "is_gated_mlp", "is_rms_norm", "is_watched"]
+__all__ = [
+    "is_attention",
+    "is_attention_with_norms",
+    "is_causal_lm",
+    "is_decoder",
+    "is_decoder_layer",
+    "is_embedding",
+    "is_gated_mlp",
+    "is_rms_norm",
+    "is_rotary_embedding",
+    "is_watched",
+]
 
 _ATTENTIONS = (
     modeling_llama.LlamaAttention,
     modeling_qwen2.Qwen2Attention,  # with a sliding window
     modeling_mistral.MistralAttention,  # that too, by another way
 )
+
+_DECODERS = (
+    modeling_llama.LlamaModel,
+    modeling_qwen2.Qwen2Model,  # with masks, which are not used here
+    modeling_mistral.MistralModel,
+)
+_CAUSAL_LMS = (  # the same but for their documentation
+    modeling_llama.LlamaForCausalLM,
+    modeling_qwen2.Qwen2ForCausalLM,
+    modeling_qwen3.Qwen3ForCausalLM,
+    modeling_mistral.MistralForCausalLM,
+)
+_FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")  # their frequencies are the same in every batch
 
 
 def is_rms_norm(module: nn.Module) -> bool:
@@ -33,6 +57,25 @@ def is_gated_mlp(module: nn.Module) -> bool:
 
 def is_decoder_layer(module: nn.Module) -> bool:
     return _is_like(module, modeling_llama.LlamaDecoderLayer)
+
+
+def is_embedding(module: nn.Module) -> bool:
+    return _is_like(module, nn.Embedding) and module.max_norm is None
+
+
+def is_rotary_embedding(module: nn.Module) -> bool:
+    """One whose `inv_freq` never changes."""
+    return _is_like(module, modeling_llama.LlamaRotaryEmbedding) and module.rope_type in _FIXED_ROTATIONS
+
+
+def is_decoder(module: nn.Module) -> bool:
+    """Embedding, layers one after the other, norm."""
+    return any(_is_like(module, kind) for kind in _DECODERS)
+
+
+def is_causal_lm(module: nn.Module) -> bool:
+    """A decoder and a head."""
+    return any(_is_like(module, kind) for kind in _CAUSAL_LMS)
 
 
 def is_attention(module: nn.Module) -> bool:

@@ -6,48 +6,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.attention import AttentionBackend, AttentionMetadata
-from engine.attention_hook import AttentionCall, attention_handler
 from engine.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
 from engine.embedding import embedding_bytes
-from engine.kv_cache import KVCache
-from engine.model_inputs import ModelInputs, build_inputs
+from engine.forward import Forward
+from engine.model_inputs import build_inputs
 from engine.model_loader import LoadedModel
 from engine.sampler import SamplingTensors, sample, score
 
 logger = logging.getLogger(__name__)
 
 
-class _PagedAttention:
-    """Writes each layer's keys and values to the cache, then attends over it."""
-
-    def __init__(self, backend: AttentionBackend, cache: KVCache, metadata: AttentionMetadata) -> None:
-        self._backend = backend
-        self._cache = cache
-        self._metadata = metadata
-
-    def attend(self, call: AttentionCall) -> Tensor:
-        keys, values = self._cache.keys[call.layer], self._cache.values[call.layer]
-        self._backend.write_kv(call.key, call.value, keys, values, self._metadata.slot_mapping)
-        return self._backend.paged_attention(
-            call.query,
-            keys,
-            values,
-            self._metadata,
-            scaling=call.scaling,
-            sliding_window=call.sliding_window,
-            softcap=call.softcap,
-            sinks=call.sinks,
-        )
-
-
 class ModelRunner:
     """Stateless but for the KV cache: a batch carries everything else."""
 
-    def __init__(self, model: LoadedModel, cache: KVCache, backend: AttentionBackend) -> None:
+    def __init__(self, model: LoadedModel, block_size: int, forward: Forward) -> None:
         self._model = model
-        self._cache = cache
-        self._backend = backend
+        self._block_size = block_size
+        self._run_model = forward
 
     @torch.inference_mode()
     def prefill(self, batch: Batch) -> StepOutput:
@@ -79,18 +54,8 @@ class ModelRunner:
 
     def _forward(self, batch: Batch, kept: Sequence[int] | None) -> Tensor:
         """Logits [num_kept, vocab] at the `kept` flat positions; None keeps all."""
-        inputs = build_inputs(batch.requests, self._cache.block_size, self._model.device)
+        inputs = build_inputs(batch.requests, self._block_size, self._model.device)
         return self._run_model(inputs, kept)
-
-    def _run_model(self, inputs: ModelInputs, kept: Sequence[int] | None) -> Tensor:
-        handler = _PagedAttention(self._backend, self._cache, inputs.attention)
-        # a chunk that samples nothing still needs one row: models read 0 as "all"
-        rows = 0 if kept is None else torch.tensor(kept or [0], device=self._model.device)
-        with attention_handler(handler):
-            output = self._model.module(
-                input_ids=inputs.token_ids, position_ids=inputs.positions, use_cache=False, logits_to_keep=rows
-            )
-        return output.logits[0]  # type: ignore[no-any-return]
 
     def _next_tokens(
         self, logits: Tensor, requests: Sequence[ScheduledRequest]

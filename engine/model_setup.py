@@ -8,6 +8,7 @@ import torch
 from engine.attention import select_backend
 from engine.config import EngineConfig, EngineInfo
 from engine.errors import ConfigError
+from engine.kernel_forward import choose_forward
 from engine.kernels import load_kernels
 from engine.kv_cache import KVCache, bytes_per_block
 from engine.memory import available_bytes
@@ -46,7 +47,7 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
         kv_cache_bytes=cache.num_bytes,
         load_s=time.monotonic() - started_s,
     )
-    return ModelRunner(model, cache, backend), info
+    return ModelRunner(model, config.block_size, choose_forward(model.module, cache, backend)), info
 
 
 def _max_model_len(config: EngineConfig, model: LoadedModel) -> int:

@@ -28,6 +28,7 @@
 
 #include "attention_amx.h"
 #include "attention_vector.h"
+#include "operators.h"
 
 namespace {
 
@@ -491,6 +492,31 @@ void attend(const at::Tensor& query, const at::Tensor& key_cache, const at::Tens
   run_problem(p);
 }
 
+// Copies each token's heads into slot slots[token] of the cache: block slot / block_size, offset slot % block_size.
+void write_cache(const at::Tensor& rows, const at::Tensor& cache, const int64_t* slots) {
+  TORCH_CHECK(rows.dim() == 3 && rows.size(1) == cache.size(1) && rows.size(2) == cache.size(3),
+              "keys and values are [tokens, kv heads, head size]");
+  TORCH_CHECK(rows.scalar_type() == cache.scalar_type(), "keys or values differ from the cache in type");
+  const at::Tensor source = rows.stride(2) == 1 || rows.size(2) == 1 ? rows : rows.contiguous();
+  const int64_t num_heads = cache.size(1), block_size = cache.size(2), size = cache.size(3);
+  const int64_t bytes = cache.element_size(), token_stride = source.stride(0), head_stride = source.stride(1);
+  const char* from = static_cast<const char*>(source.const_data_ptr());
+  char* to = static_cast<char*>(cache.mutable_data_ptr());
+  const int64_t grain = std::max<int64_t>(1, kSerialCopy / std::max<int64_t>(1, num_heads * size));
+  at::parallel_for(0, source.size(0), grain, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      const int64_t block = slots[token] / block_size, offset = slots[token] % block_size;
+      for (int64_t head = 0; head < num_heads; ++head)
+        std::memcpy(to + ((block * num_heads + head) * block_size + offset) * size * bytes,
+                    from + (token * token_stride + head * head_stride) * bytes, size * bytes);
+    }
+  });
+}
+
+}  // namespace
+
+namespace twostep {
+
 at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache, const at::Tensor& value_cache,
                            const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q,
                            const at::Tensor& context_lens, double scaling, std::optional<int64_t> sliding_window,
@@ -519,27 +545,6 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache,
   return output;
 }
 
-// Copies each token's heads into slot slots[token] of the cache: block slot / block_size, offset slot % block_size.
-void write_cache(const at::Tensor& rows, const at::Tensor& cache, const int64_t* slots) {
-  TORCH_CHECK(rows.dim() == 3 && rows.size(1) == cache.size(1) && rows.size(2) == cache.size(3),
-              "keys and values are [tokens, kv heads, head size]");
-  TORCH_CHECK(rows.scalar_type() == cache.scalar_type(), "keys or values differ from the cache in type");
-  const at::Tensor source = rows.stride(2) == 1 || rows.size(2) == 1 ? rows : rows.contiguous();
-  const int64_t num_heads = cache.size(1), block_size = cache.size(2), size = cache.size(3);
-  const int64_t bytes = cache.element_size(), token_stride = source.stride(0), head_stride = source.stride(1);
-  const char* from = static_cast<const char*>(source.const_data_ptr());
-  char* to = static_cast<char*>(cache.mutable_data_ptr());
-  const int64_t grain = std::max<int64_t>(1, kSerialCopy / std::max<int64_t>(1, num_heads * size));
-  at::parallel_for(0, source.size(0), grain, [&](int64_t begin, int64_t end) {
-    for (int64_t token = begin; token < end; ++token) {
-      const int64_t block = slots[token] / block_size, offset = slots[token] % block_size;
-      for (int64_t head = 0; head < num_heads; ++head)
-        std::memcpy(to + ((block * num_heads + head) * block_size + offset) * size * bytes,
-                    from + (token * token_stride + head * head_stride) * bytes, size * bytes);
-    }
-  });
-}
-
 void write_kv(const at::Tensor& key, const at::Tensor& value, const at::Tensor& key_cache,
               const at::Tensor& value_cache, const at::Tensor& slot_mapping) {
   check_caches(key_cache, value_cache);
@@ -550,7 +555,7 @@ void write_kv(const at::Tensor& key, const at::Tensor& value, const at::Tensor& 
   write_cache(value, value_cache, slot_mapping.const_data_ptr<int64_t>());
 }
 
-}  // namespace
+}  // namespace twostep
 
 TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.def(
@@ -561,6 +566,6 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
 }
 
 TORCH_LIBRARY_IMPL(twostep, CPU, library) {
-  library.impl("paged_attention", &paged_attention);
-  library.impl("write_kv", &write_kv);
+  library.impl("paged_attention", &twostep::paged_attention);
+  library.impl("write_kv", &twostep::write_kv);
 }

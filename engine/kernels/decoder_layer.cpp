@@ -1,5 +1,6 @@
-// A decoder layer in two operators, one on each side of its attention: between two products only C++ runs. They call
-// the operators that the plain path calls from Python, in the same order.
+// Decoder layers with no Python between two products: one layer in two operators, one on each side of its attention, or
+// all layers in one, from token ids to what the head reads. They call the operators that the plain path calls from
+// Python, in the same order; where all layers are one, a layer's last sum and the norm behind it are one pass, too.
 
 #include <ATen/ATen.h>
 #include <torch/custom_class.h>
@@ -9,6 +10,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "operators.h"
 
@@ -16,6 +18,9 @@ namespace twostep {
 namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
+
+template <class T>
+using Ref = c10::intrusive_ptr<T>;
 
 // A packed weight of 8 or 4 bits, or of 0 where it is not quantized.
 struct Linear : torch::CustomClassHolder {
@@ -37,10 +42,14 @@ struct Norm : torch::CustomClassHolder {
   double eps;
 
   Norm(at::Tensor weight, double eps) : weight(std::move(weight)), eps(eps) {}
-};
 
-template <class T>
-using Ref = c10::intrusive_ptr<T>;
+  at::Tensor operator()(const at::Tensor& x) const { return rms_norm(x, weight, eps); }
+
+  // residual + x, and the norm of that.
+  std::tuple<at::Tensor, at::Tensor> of_sum(const at::Tensor& residual, const at::Tensor& x) const {
+    return add_rms_norm(residual, x, weight, eps);
+  }
+};
 
 struct Attention : torch::CustomClassHolder {
   Ref<Norm> input_norm;
@@ -52,6 +61,18 @@ struct Attention : torch::CustomClassHolder {
             Ref<Linear> qkv, int64_t num_heads, int64_t num_kv_heads)
       : input_norm(std::move(input_norm)), query_norm(std::move(query_norm)), key_norm(std::move(key_norm)),
         qkv(std::move(qkv)), num_heads(num_heads), num_kv_heads(num_kv_heads) {}
+
+  // normed [T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size], rotated
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> project(const at::Tensor& normed, const at::Tensor& cos,
+                                                         const at::Tensor& sin) const {
+    const auto weight_of = [](const auto& norm) { return norm ? OptionalTensor((*norm)->weight) : std::nullopt; };
+    at::Tensor all = (*qkv)(normed);
+    rotate_heads(all, cos, sin, num_heads, num_kv_heads, weight_of(query_norm), weight_of(key_norm),
+                 query_norm ? (*query_norm)->eps : 0.0);
+    all = all.view({normed.size(0), num_heads + 2 * num_kv_heads, -1});
+    return {all.narrow(1, 0, num_heads), all.narrow(1, num_heads, num_kv_heads),
+            all.narrow(1, num_heads + num_kv_heads, num_kv_heads)};
+  }
 };
 
 struct MLP : torch::CustomClassHolder {
@@ -63,26 +84,85 @@ struct MLP : torch::CustomClassHolder {
   MLP(Ref<Linear> attention_out, Ref<Norm> norm, Ref<Linear> gate_up, Ref<Linear> down, const std::string& activation)
       : attention_out(std::move(attention_out)), norm(std::move(norm)), gate_up(std::move(gate_up)),
         down(std::move(down)), activation(activation_named(activation)) {}
+
+  // x [T, H], attended [T, num_heads, head_size] -> both [T, H]: their sum is the layer's output
+  std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& x, const at::Tensor& attended) const {
+    const auto [residual, normed] = norm->of_sum(x, (*attention_out)(attended.flatten(1)));
+    return {residual, (*down)((*gate_up)(normed, activation))};
+  }
 };
 
 // x [1, T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size]
 std::tuple<at::Tensor, at::Tensor, at::Tensor> before_attention(const Ref<Attention>& layer, const at::Tensor& x,
                                                                 const at::Tensor& cos, const at::Tensor& sin) {
-  const auto weight_of = [](const auto& norm) { return norm ? OptionalTensor((*norm)->weight) : std::nullopt; };
-  const int64_t rows = x.size(1), heads = layer->num_heads, kv_heads = layer->num_kv_heads;
-  at::Tensor qkv = (*layer->qkv)(rms_norm(x, layer->input_norm->weight, layer->input_norm->eps)[0]);
-  rotate_heads(qkv, cos, sin, heads, kv_heads, weight_of(layer->query_norm), weight_of(layer->key_norm),
-               layer->query_norm ? (*layer->query_norm)->eps : 0.0);
-  const at::Tensor all = qkv.view({rows, heads + 2 * kv_heads, -1});
-  return {all.narrow(1, 0, heads), all.narrow(1, heads, kv_heads), all.narrow(1, heads + kv_heads, kv_heads)};
+  return layer->project((*layer->input_norm)(x[0]), cos, sin);
 }
 
 // x [1, T, H], attended [T, num_heads, head_size] -> the layer's output [1, T, H]
 at::Tensor after_attention(const Ref<MLP>& layer, const at::Tensor& x, const at::Tensor& attended) {
-  const at::Tensor attention = (*layer->attention_out)(attended.flatten(1));
-  const auto [residual, normed] = add_rms_norm(x, attention.unsqueeze(0), layer->norm->weight, layer->norm->eps);
-  const at::Tensor gated = (*layer->gate_up)(normed[0], layer->activation);
-  return residual + (*layer->down)(gated).unsqueeze(0);
+  const auto [residual, added] = (*layer)(x[0], attended);
+  return (residual + added).unsqueeze(0);
+}
+
+// A layer with what its attention needs to know, its part of the KV cache included.
+struct Layer : torch::CustomClassHolder {
+  Ref<Attention> attention;
+  Ref<MLP> mlp;
+  at::Tensor keys, values;
+  double scaling;
+  std::optional<int64_t> sliding_window;
+  std::optional<double> softcap;
+  OptionalTensor sinks;
+
+  Layer(Ref<Attention> attention, Ref<MLP> mlp, at::Tensor keys, at::Tensor values, double scaling,
+        std::optional<int64_t> sliding_window, std::optional<double> softcap, OptionalTensor sinks)
+      : attention(std::move(attention)), mlp(std::move(mlp)), keys(std::move(keys)), values(std::move(values)),
+        scaling(scaling), sliding_window(sliding_window), softcap(softcap), sinks(std::move(sinks)) {}
+};
+
+struct Decoder : torch::CustomClassHolder {
+  at::Tensor embedding, frequencies;
+  double rotation_scaling;
+  std::vector<Ref<Layer>> layers;
+  Ref<Norm> last_norm;
+
+  Decoder(at::Tensor embedding, at::Tensor frequencies, double rotation_scaling, std::vector<Ref<Layer>> layers,
+          Ref<Norm> last_norm)
+      : embedding(std::move(embedding)), frequencies(std::move(frequencies)), rotation_scaling(rotation_scaling),
+        layers(std::move(layers)), last_norm(std::move(last_norm)) {}
+
+  const Norm& norm_before(size_t layer) const {
+    return layer < layers.size() ? *layers[layer]->attention->input_norm : *last_norm;
+  }
+};
+
+// positions [T] -> cos and sin [T, head_size], as LlamaRotaryEmbedding of transformers computes them
+std::tuple<at::Tensor, at::Tensor> rotations(const Decoder& decoder, const at::Tensor& positions) {
+  const at::Tensor angles = positions.unsqueeze(-1).to(at::kFloat) * decoder.frequencies;
+  const at::Tensor both = at::cat({angles, angles}, -1);
+  const auto scaled = [&](const at::Tensor& x) {
+    return (x * decoder.rotation_scaling).to(decoder.embedding.scalar_type());
+  };
+  return {scaled(both.cos()), scaled(both.sin())};
+}
+
+// token_ids and positions [T]; the others as in engine/attention/metadata.py -> [T, H]
+at::Tensor run_decoder(const Ref<Decoder>& decoder, const at::Tensor& token_ids, const at::Tensor& positions,
+                       const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
+                       const at::Tensor& slot_mapping) {
+  const auto [cos, sin] = rotations(*decoder, positions);
+  at::Tensor x = at::embedding(decoder->embedding, token_ids), normed = decoder->norm_before(0)(x);
+  for (size_t i = 0; i < decoder->layers.size(); ++i) {
+    const Layer& layer = *decoder->layers[i];
+    const auto [query, key, value] = layer.attention->project(normed, cos, sin);
+    write_kv(key, value, layer.keys, layer.values, slot_mapping);
+    const at::Tensor attended =
+        paged_attention(query, layer.keys, layer.values, block_tables, cu_seqlens_q, context_lens, layer.scaling,
+                        layer.sliding_window, layer.softcap, layer.sinks);
+    const auto [residual, added] = (*layer.mlp)(x, attended);
+    std::tie(x, normed) = decoder->norm_before(i + 1).of_sum(residual, added);
+  }
+  return normed;
 }
 
 }  // namespace
@@ -95,6 +175,12 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.class_<Attention>("Attention")
       .def(torch::init<Ref<Norm>, std::optional<Ref<Norm>>, std::optional<Ref<Norm>>, Ref<Linear>, int64_t, int64_t>());
   library.class_<MLP>("MLP").def(torch::init<Ref<Linear>, Ref<Norm>, Ref<Linear>, Ref<Linear>, std::string>());
+  library.class_<Layer>("Layer").def(
+      torch::init<Ref<Attention>, Ref<MLP>, at::Tensor, at::Tensor, double, std::optional<int64_t>,
+                  std::optional<double>, OptionalTensor>());
+  library.class_<Decoder>("Decoder")
+      .def(torch::init<at::Tensor, at::Tensor, double, std::vector<Ref<Layer>>, Ref<Norm>>());
   library.def("before_attention", &before_attention);
   library.def("after_attention", &after_attention);
+  library.def("run_decoder", &run_decoder);
 }

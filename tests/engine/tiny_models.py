@@ -14,6 +14,7 @@ from engine.batch import Batch, StepOutput
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.grammar import GrammarCompiler, GrammarQueue, Grammars, make_tokenizer
+from engine.kernel_forward import choose_forward
 from engine.kernels import load_kernels
 from engine.kv_cache import KVCache
 from engine.model_loader import LoadedModel, load_model
@@ -170,7 +171,7 @@ def tiny_engine(
     info = type(info)(
         **{**fields, "vocab_size": model.vocab_size, "eos_token_ids": eos_token_ids or model.eos_token_ids}
     )
-    runner = RecordingRunner(ModelRunner(model, cache, backend))
+    runner = RecordingRunner(ModelRunner(model, block_size, choose_forward(model.module, cache, backend)))
     return Engine(config, info, runner, grammars=GrammarQueue(_grammar_compiler()) if grammars is None else grammars)
 
 

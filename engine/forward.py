@@ -1,0 +1,65 @@
+"""From a batch's inputs to the logits of its positions, through the model code of transformers."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engine.attention import AttentionBackend, AttentionMetadata
+from engine.attention_hook import AttentionCall, attention_handler
+from engine.kv_cache import KVCache
+from engine.model_inputs import ModelInputs
+
+__all__ = ["Forward", "TransformersForward", "kept_rows"]
+
+
+class Forward(Protocol):
+    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> Tensor:
+        """Logits [num_kept, vocab] at the `kept` flat positions; None keeps all. Writes the batch's keys and values."""
+
+
+class TransformersForward:
+    """Runs any model."""
+
+    def __init__(self, module: PreTrainedModel, cache: KVCache, backend: AttentionBackend) -> None:
+        self._module = module
+        self._cache = cache
+        self._backend = backend
+
+    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> Tensor:
+        rows = 0 if kept is None else kept_rows(kept, inputs)  # models read 0 as "all"
+        with attention_handler(_PagedAttention(self._backend, self._cache, inputs.attention)):
+            output = self._module(
+                input_ids=inputs.token_ids, position_ids=inputs.positions, use_cache=False, logits_to_keep=rows
+            )
+        return output.logits[0]  # type: ignore[no-any-return]
+
+
+def kept_rows(kept: Sequence[int], inputs: ModelInputs) -> Tensor:
+    """A chunk that samples nothing still needs one row."""
+    return torch.tensor(kept or [0], device=inputs.token_ids.device)
+
+
+class _PagedAttention:
+    """Writes each layer's keys and values to the cache, then attends over it."""
+
+    def __init__(self, backend: AttentionBackend, cache: KVCache, metadata: AttentionMetadata) -> None:
+        self._backend = backend
+        self._cache = cache
+        self._metadata = metadata
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        keys, values = self._cache.keys[call.layer], self._cache.values[call.layer]
+        self._backend.write_kv(call.key, call.value, keys, values, self._metadata.slot_mapping)
+        return self._backend.paged_attention(
+            call.query,
+            keys,
+            values,
+            self._metadata,
+            scaling=call.scaling,
+            sliding_window=call.sliding_window,
+            softcap=call.softcap,
+            sinks=call.sinks,
+        )

@@ -1,0 +1,96 @@
+"""A whole model past transformers: one call into C++ from token ids to what the head reads, and then the head.
+
+For models that are known in all their parts, on the CPU and with kernels. `TransformersForward` is the plain path: the
+same operators in the same order, so the same bits.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from engine import known_code
+from engine.attention import AttentionBackend, cpu
+from engine.batch import ScheduledRequest
+from engine.forward import Forward, TransformersForward, kept_rows
+from engine.fused_modules import FusedRMSNorm
+from engine.kernel_layer import KernelDecoderLayer, kernel_norm
+from engine.kv_cache import KVCache
+from engine.model_inputs import ModelInputs, build_inputs
+from engine.sampling_params import SamplingParams
+
+__all__ = ["KernelForward", "choose_forward", "is_known"]
+
+logger = logging.getLogger(__name__)
+
+
+def choose_forward(module: PreTrainedModel, cache: KVCache, backend: AttentionBackend) -> Forward:
+    """The fastest for this model. Writes to the cache's first two blocks."""
+    plain = TransformersForward(module, cache, backend)
+    if backend is not cpu or not is_known(module):
+        return plain
+    fast = KernelForward(module, cache)
+    if _is_same(plain, fast, cache):
+        return fast
+    logger.warning("the code of %s has changed in this transformers: each step takes longer", type(module).__name__)
+    return plain
+
+
+def is_known(module: PreTrainedModel) -> bool:
+    """Whether nothing but what `KernelForward` does runs when `module` is called."""
+    decoder = module.base_model
+    if not known_code.is_causal_lm(module) or not known_code.is_decoder(decoder):
+        return False
+    embedding, layers = decoder.embed_tokens, list(decoder.layers)
+    return (
+        known_code.is_embedding(embedding)
+        and known_code.is_rotary_embedding(decoder.rotary_emb)
+        and isinstance(decoder.norm, FusedRMSNorm)
+        and embedding.weight.dtype == decoder.norm.weight.dtype
+        and len(layers) == decoder.config.num_hidden_layers
+        and all(isinstance(layer, KernelDecoderLayer) for layer in layers)
+    )
+
+
+class KernelForward:
+    """Of a known model."""
+
+    def __init__(self, module: PreTrainedModel, cache: KVCache) -> None:
+        decoder = cast(Any, module.base_model)
+        rotary, classes = decoder.rotary_emb, torch.classes.twostep
+        self._head = cast(nn.Module, module.get_output_embeddings())
+        self._decoder = classes.Decoder(
+            decoder.embed_tokens.weight.detach(),
+            rotary.inv_freq.to(torch.float32),
+            rotary.attention_scaling,
+            [layer.over(cache) for layer in decoder.layers],
+            kernel_norm(decoder.norm),
+        )
+
+    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> Tensor:
+        paged = inputs.attention
+        hidden = torch.ops.twostep.run_decoder(
+            self._decoder,
+            inputs.token_ids[0],
+            inputs.positions[0],
+            paged.block_tables,
+            paged.cu_seqlens_q,
+            paged.context_lens,
+            paged.slot_mapping,
+        )
+        return cast(Tensor, self._head(hidden if kept is None else hidden[kept_rows(kept, inputs)]))
+
+
+@torch.inference_mode()
+def _is_same(one: Forward, other: Forward, cache: KVCache) -> bool:
+    """Whether both compute the same, of a prompt and of a token behind another one."""
+    device, params = cache.keys[0].device, SamplingParams()
+    requests = [
+        ScheduledRequest("", [1] * num_tokens, start, (block,), params, [], [], True)
+        for block, (start, num_tokens) in enumerate([(0, min(3, cache.block_size)), (0, 1)][: cache.num_blocks])
+    ]
+    inputs = build_inputs(requests, cache.block_size, device)
+    return torch.equal(one(inputs, None), other(inputs, None))

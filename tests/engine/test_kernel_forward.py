@@ -1,0 +1,142 @@
+"""A model in one call into C++ computes, bit for bit, what its own code does."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from engine.attention import cpu, reference
+from engine.batch import ScheduledRequest
+from engine.forward import Forward, TransformersForward
+from engine.kernel_forward import KernelForward, choose_forward, is_known
+from engine.kernels import load_kernels
+from engine.kv_cache import KVCache
+from engine.model_inputs import build_inputs
+from engine.model_loader import LoadedModel
+from engine.sampling_params import SamplingParams
+from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint, make_config
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KNOWN = ("llama", "qwen2", "qwen3", "mistral")
+NUM_BLOCKS, BLOCK_SIZE = 12, 8
+# (start, number of tokens, blocks) of each request: prompts, a chunk, then decoding beside a prompt
+STEPS = (
+    [(0, 21, (0, 1, 2)), (0, 1, (7,)), (0, 9, (4, 3))],
+    [(21, 1, (0, 1, 2)), (1, 1, (7,)), (9, 30, (4, 3, 9, 5, 8))],
+)
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> None:
+    if load_kernels() is None:
+        pytest.skip("no kernels here")
+
+
+def cache_of(model: LoadedModel) -> KVCache:
+    cache = KVCache(model.layers, NUM_BLOCKS, BLOCK_SIZE, model.dtype, model.device)
+    for tensor in (*cache.keys, *cache.values):
+        tensor.zero_()
+    return cache
+
+
+def request(start: int, num_tokens: int, blocks: tuple[int, ...]) -> ScheduledRequest:
+    tokens = [(7 * position + blocks[0]) % 190 for position in range(start, start + num_tokens)]
+    return ScheduledRequest("", tokens, start, blocks, SamplingParams(), [], [], True)
+
+
+@torch.inference_mode()
+def run(forward: Forward, kept: list[int] | None) -> list[Tensor]:
+    batches = [[request(*each) for each in step] for step in STEPS]
+    return [forward(build_inputs(batch, BLOCK_SIZE, torch.device("cpu")), kept) for batch in batches]
+
+
+@pytest.mark.parametrize("kept", [None, [], [20, 3]], ids=["all", "none", "some"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", KNOWN)
+def test_one_call_changes_no_bit_of_logits_and_cache(
+    tiny_model: Callable[..., LoadedModel], name: str, dtype: str, quantization: str, kept: list[int] | None
+) -> None:
+    model = tiny_model(name, dtype, quantization)
+    caches = cache_of(model), cache_of(model)
+    expected = run(TransformersForward(model.module, caches[0], cpu), kept)
+    logits = run(KernelForward(model.module, caches[1]), kept)
+    assert all(map(torch.equal, logits, expected))
+    for one, other in zip(*([*cache.keys, *cache.values] for cache in caches), strict=True):
+        assert torch.equal(one, other)
+
+
+def rotary_embedding(kind: str) -> LlamaRotaryEmbedding:
+    config = make_config("llama")
+    factors = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    config.rope_parameters = {"rope_theta": 10_000.0, "rope_type": kind, **factors}
+    return LlamaRotaryEmbedding(config)
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> LoadedModel:
+    """One to be changed."""
+    return load_tiny(make_checkpoint("llama", tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+def test_scaled_rotations_are_those_of_the_model(llama: LoadedModel, kind: str) -> None:
+    cache = cache_of(llama)
+    unscaled = run(KernelForward(llama.module, cache), None)
+    llama.module.base_model.rotary_emb = rotary_embedding(kind)
+    assert is_known(llama.module)
+    logits = run(KernelForward(llama.module, cache), None)
+    assert all(map(torch.equal, logits, run(TransformersForward(llama.module, cache, cpu), None)))
+    assert not torch.equal(logits[0], unscaled[0])
+
+
+def double(_: Any, __: Any, output: Any) -> Any:
+    return 2 * output
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "a watched embedding": lambda model: model.model.embed_tokens.register_forward_hook(double),
+    "a clipped embedding": lambda model: setattr(model.model.embed_tokens, "max_norm", 1.0),
+    "an embedding in another format": lambda model: model.model.embed_tokens.to(torch.float64),
+    "another norm": lambda model: setattr(model.model, "norm", torch.nn.Identity()),
+    "rotations that depend on the batch": lambda model: setattr(model.model, "rotary_emb", rotary_embedding("dynamic")),
+    "a layer left out": lambda model: setattr(model.config, "num_hidden_layers", 2),
+    "another layer": lambda model: model.model.layers.__setitem__(1, torch.nn.Identity()),
+    "a watched decoder": lambda model: model.model.register_forward_pre_hook(print),
+    "another code": lambda model: setattr(model, "forward", model.forward),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_model_of_which_a_part_is_not_known_runs_its_own_code(
+    llama: LoadedModel, change: Callable[[Any], object]
+) -> None:
+    assert is_known(llama.module)
+    change(llama.module)
+    assert not is_known(llama.module)
+
+
+def test_a_known_model_that_computes_something_else_runs_its_own_code(
+    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    llama.module.base_model.embed_tokens.register_forward_hook(double)
+    monkeypatch.setattr("engine.kernel_forward.is_known", lambda _: True)
+    assert isinstance(choose_forward(llama.module, cache_of(llama), cpu), TransformersForward)
+    assert "LlamaForCausalLM has changed" in caplog.text
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_models_known_in_all_their_parts_run_in_one_call(tiny_model: Callable[..., LoadedModel], name: str) -> None:
+    model = tiny_model(name)
+    forward = choose_forward(model.module, cache_of(model), cpu)
+    assert isinstance(forward, KernelForward) == (name in KNOWN)
+
+
+def test_attention_without_kernels_keeps_the_model_to_its_own_code(tiny_model: Callable[..., LoadedModel]) -> None:
+    model = tiny_model("llama")
+    assert isinstance(choose_forward(model.module, cache_of(model), reference), TransformersForward)
