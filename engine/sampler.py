@@ -7,6 +7,7 @@ neither on the batch nor on how often the sequence was interrupted.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,20 +31,23 @@ class SamplingTensors:
     filtered_rows: tuple[int, ...]
     """Sampled with top_k, top_p or min_p."""
     temperatures: Tensor  # [num_rows] float32, 1 for greedy rows
-    uniforms: Tensor  # [num_rows] float64
+    uniforms: Tensor  # [num_rows] float64, 0 for greedy rows
 
     @classmethod
     def from_requests(cls, requests: Sequence[ScheduledRequest], device: torch.device) -> "SamplingTensors":
         params = [request.params for request in requests]
         rows = range(len(params))
-        draws = uniforms([p.seed for p in params], [request.end for request in requests])
+        sampled = [row for row in rows if not params[row].is_greedy]
+        draws = np.zeros(len(rows))
+        if sampled:
+            draws[sampled] = uniforms([params[row].seed for row in sampled], [requests[row].end for row in sampled])
         temperatures = torch.tensor([1.0 if p.is_greedy else p.temperature for p in params], dtype=torch.float32)
         return cls(
             requests=tuple(requests),
             adjusted_rows=tuple(row for row in rows if adjusts_logits(requests[row])),
             greedy_rows=tuple(row for row in rows if params[row].is_greedy),
-            plain_rows=tuple(row for row in rows if not params[row].is_greedy and not _filters(params[row])),
-            filtered_rows=tuple(row for row in rows if not params[row].is_greedy and _filters(params[row])),
+            plain_rows=tuple(row for row in sampled if not _filters(params[row])),
+            filtered_rows=tuple(row for row in sampled if _filters(params[row])),
             temperatures=temperatures.to(device),
             uniforms=torch.from_numpy(draws).to(device),
         )
