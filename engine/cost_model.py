@@ -1,6 +1,7 @@
 """A linear law of durations, fitted to the newest ones while they come: work in, seconds out; torch-free.
 
-Least squares of relative errors, with forgetting and without negative coefficients, by coordinate descent.
+Least squares of relative errors, with forgetting and without negative coefficients, by coordinate descent. A duration
+counts by its inverse, so one that an accident made long counts little.
 """
 
 from collections.abc import Sequence
@@ -8,9 +9,9 @@ from math import inf
 from operator import mul
 
 _KEPT = 0.98  # of what is known, per new duration: about the newest fifty count
-_NUM_SWEEPS = 6  # towards the solution, per new duration; each goes on from the one before
-_SURPRISE = 1.5  # times the predicted duration. What lasts longer counts as this: most are accidents.
-_KEPT_IF_SURPRISED = 0.8  # but if they go on, the machine has become slower
+_KEPT_IF_SURPRISED = 0.8  # one of these is an accident, a row of them a machine that has become slower
+_SURPRISE = 1.5  # times the predicted duration
+_NUM_SWEEPS = 2  # towards the solution, per new duration; each goes on from the one before
 _NOTHING = 1e-9
 
 _WITHIN = 0.95  # share of durations that the bound should hold
@@ -52,12 +53,11 @@ class CostModel:
     def observe(self, work: Work, seconds: float) -> None:
         """That work took so long."""
         seconds = max(seconds, _NOTHING)
-        expected_s = self._expected(work) or seconds
-        ratio = seconds / expected_s
+        ratio = seconds / (self._expected(work) or seconds)
         self._learn_margin(ratio)
         self._num_seen += 1
         self._trusted = [max(trusted, 2 * amount) for amount, trusted in zip(work, self._trusted, strict=True)]
-        self._add(work, min(ratio, _SURPRISE) * expected_s, _KEPT if ratio < _SURPRISE else _KEPT_IF_SURPRISED)
+        self._add([amount / seconds for amount in work], _KEPT if ratio < _SURPRISE else _KEPT_IF_SURPRISED)
         for _ in range(_NUM_SWEEPS):
             self._sweep()
 
@@ -69,9 +69,8 @@ class CostModel:
         change = _WITHIN if ratio > self._margin else _WITHIN - 1
         self._margin = min(max(self._margin + _MARGIN_STEP * change, 1.0), _MAX_MARGIN)
 
-    def _add(self, work: Work, seconds: float, kept: float) -> None:
+    def _add(self, relative: Sequence[float], kept: float) -> None:
         """One more duration, and less of those before: `relative` times the coefficients should be 1."""
-        relative = [amount / seconds for amount in work]
         for index, amount in enumerate(relative):
             self._sums[index] = kept * self._sums[index] + amount
             row = self._products[index]

@@ -55,8 +55,18 @@ def test_each_amount_gets_its_own_coefficient() -> None:
 
 
 def test_an_amount_that_costs_nothing_gets_no_negative_coefficient() -> None:
-    model = fitted((0.03, 5e-4, 0, 0, 0), 200, noise=0.2)
-    assert all(rate >= 0 for rate in model.coefficients)
+    model = CostModel(TRUSTED)
+    for count in (
+        16,
+        400,
+        64,
+        128,
+        8,
+        256,
+        32,
+    ):  # what costs less and less would be fitted by a negative price of pairs
+        model.observe((1, count, 1, count * (count + 1) / 2, 0), 0.01 * count**0.5)
+        assert all(rate >= 0 for rate in model.coefficients)
 
 
 def test_nothing_is_predicted_before_anything_was_seen() -> None:
@@ -148,3 +158,8 @@ def test_on_a_quiet_machine_the_bound_is_hardly_more_than_the_prediction() -> No
 def test_no_time_at_all_is_no_error() -> None:
     model = told(CostModel(TRUSTED), ALIKE, 0.0, 0.0, 0.0)
     assert model.predict(ALIKE) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_machine_that_does_as_it_likes_makes_the_bound_no_more_than_twice_the_prediction() -> None:
+    model = told(CostModel(TRUSTED), ALIKE, *[0.08, 0.8] * 300)
+    assert model.bound(ALIKE) == pytest.approx(2 * (model.predict(ALIKE) or 0))

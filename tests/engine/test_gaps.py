@@ -41,6 +41,11 @@ def on_a_gpu(batch: Batch) -> float:
     return 0.004 + on_a_cpu(batch) / 100
 
 
+def with_slow_attention(batch: Batch) -> float:
+    """5 us more for each token that a decoding request attends to."""
+    return on_a_cpu(batch) + (batch.phase is Phase.DECODE) * 5e-6 * sum(request.end for request in batch.requests)
+
+
 def timed_engine(law: Law, target_ms: float) -> Engine:
     runner = TimedRunner(law)
     config = EngineConfig(model="fake", target_itl_ms=target_ms, max_num_batched_tokens=2048)
@@ -67,7 +72,10 @@ def gaps(steps: list[StepStats]) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize(("law", "target_ms"), [(on_a_cpu, 100), (on_a_cpu, 200), (on_a_gpu, 20), (on_a_gpu, 100)])
+CASES = [(on_a_cpu, 100), (on_a_cpu, 200), (on_a_gpu, 20), (on_a_gpu, 100), (with_slow_attention, 400)]
+
+
+@pytest.mark.parametrize(("law", "target_ms"), CASES)
 def test_gaps_are_within_the_target(law: Law, target_ms: float) -> None:
     found = gaps(list(loaded(timed_engine(law, target_ms))))
     late = [gap for gap in found[1:] if gap > target_ms / 1000]
@@ -94,8 +102,9 @@ def test_long_prompts_are_read_while_streams_are_slower_than_the_target() -> Non
     assert prefill_s == pytest.approx(decode_s, rel=0.3)
 
 
-def test_predictions_become_exact_where_the_law_is_simple() -> None:
-    for step in list(loaded(timed_engine(on_a_cpu, 200)))[-500:]:
+@pytest.mark.parametrize("law", [on_a_cpu, on_a_gpu, with_slow_attention])
+def test_predictions_become_exact_where_the_law_is_simple(law: Law) -> None:
+    for step in list(loaded(timed_engine(law, 200)))[-500:]:
         assert step.predicted_s == pytest.approx(step.model_s, rel=0.02)
 
 

@@ -124,6 +124,12 @@ def test_chunks_that_are_scored_are_shorter() -> None:
     assert allowance(0.2, params=SCORED) < allowance(0.2) / 2
 
 
+def test_what_was_scored_before_is_not_scored_again() -> None:
+    resumed = prompt(5000, 0, SCORED)
+    resumed.output_token_ids.append(1)
+    assert pace(0.2).within_a_gap([prompt(100)] * 8).take(resumed) == allowance(0.2)
+
+
 def test_the_more_decode_the_less_is_left() -> None:
     assert allowance(0.2, num_decoding=20) < allowance(0.2, num_decoding=2)
 
@@ -159,3 +165,7 @@ def test_a_chunk_that_is_cut_is_the_last() -> None:
 
 def test_a_prompt_that_takes_two_chunks_is_halved() -> None:
     assert pace(0.2).within_a_gap([prompt(100)] * 8).take(prompt(301)) == 151
+
+
+def test_no_chunk_is_a_crumb_however_dear() -> None:
+    assert allowance(0.001, num_computed=90_000) == MIN_CHUNK
