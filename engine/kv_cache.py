@@ -1,11 +1,9 @@
-"""The KV cache tensors of every layer, their size in bytes, and the slots that positions map to."""
+"""The KV cache tensors of every layer, and their size in bytes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.huge_pages import empty_in_huge_pages
@@ -48,10 +46,3 @@ class KVCache:
 def bytes_per_block(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
     """Bytes one block takes over all layers."""
     return block_size * sum(layer.bytes_per_token(dtype) for layer in layers)
-
-
-def slots(block_table: Sequence[int], start: int, end: int, block_size: int) -> NDArray[np.int64]:
-    """Slot block_id * block_size + offset of each position in [start, end)."""
-    positions = np.arange(start, end)
-    blocks = np.asarray(block_table, dtype=np.int64)
-    return blocks[positions // block_size] * block_size + positions % block_size

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.attention import AttentionMetadata
 from engine.batch import ScheduledRequest
-from engine.kv_cache import slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,34 +23,32 @@ class ModelInputs:
 
 
 def build_inputs(requests: Sequence[ScheduledRequest], block_size: int, device: torch.device) -> ModelInputs:
-    tokens = [token_id for request in requests for token_id in request.token_ids]
-    positions = [position for request in requests for position in range(request.start, request.end)]
-    lengths = [len(request.token_ids) for request in requests]
-    context_lens = [request.end for request in requests]
-    slot_mapping = np.concatenate([slots(r.block_table, r.start, r.end, block_size) for r in requests])
+    token_ids = np.array([token_id for request in requests for token_id in request.token_ids])
+    lengths = np.array([len(request.token_ids) for request in requests])
+    context_lens = np.array([request.end for request in requests])
+    ends = lengths.cumsum()  # request i has the flat positions [ends[i] - lengths[i], ends[i])
+    positions = np.arange(len(token_ids)) + (context_lens - ends).repeat(lengths)
+    tables = _block_tables(requests, block_size)
+    blocks = tables[np.arange(len(requests)).repeat(lengths), positions // block_size]
+
+    def on_device(array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
     attention = AttentionMetadata(
-        block_tables=_block_tables(requests, block_size).to(device),
-        cu_seqlens_q=_int32([0, *accumulate(lengths)]).to(device),
-        context_lens=_int32(context_lens).to(device),
-        slot_mapping=torch.from_numpy(slot_mapping).to(device),
-        max_seqlen_q=max(lengths),
-        max_context_len=max(context_lens),
+        block_tables=on_device(tables),
+        cu_seqlens_q=on_device(np.concatenate(([0], ends)).astype(np.int32)),
+        context_lens=on_device(context_lens.astype(np.int32)),
+        slot_mapping=on_device(blocks.astype(np.int64) * block_size + positions % block_size),
+        max_seqlen_q=int(lengths.max()),
+        max_context_len=int(context_lens.max()),
     )
-    return ModelInputs(
-        token_ids=torch.tensor([tokens], device=device),
-        positions=torch.tensor([positions], device=device),
-        attention=attention,
-    )
+    return ModelInputs(token_ids=on_device(token_ids[None]), positions=on_device(positions[None]), attention=attention)
 
 
-def _block_tables(requests: Sequence[ScheduledRequest], block_size: int) -> Tensor:
-    """[num_requests, max_blocks] int32, padded with 0; only the blocks that this step reads or writes."""
+def _block_tables(requests: Sequence[ScheduledRequest], block_size: int) -> NDArray[np.int32]:
+    """[num_requests, max_blocks], padded with 0; only the blocks that this step reads or writes."""
     used = [-(-request.end // block_size) for request in requests]
     tables = np.zeros((len(requests), max(used)), dtype=np.int32)
     for row, (request, count) in enumerate(zip(requests, used, strict=True)):
         tables[row, :count] = request.block_table[:count]
-    return torch.from_numpy(tables)
-
-
-def _int32(values: Sequence[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
+    return tables
