@@ -11,7 +11,7 @@ from engine.embedding import embedding_bytes
 from engine.forward import Forward
 from engine.model_inputs import build_inputs
 from engine.model_loader import LoadedModel
-from engine.sampler import SamplingTensors, sample, score
+from engine.sampler import SamplingTensors, argmax_for, sample, score
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,7 @@ class ModelRunner:
         self._model = model
         self._block_size = block_size
         self._run_model = forward
+        self._argmax = argmax_for(model.device, model.has_kernels)
 
     @torch.inference_mode()
     def prefill(self, batch: Batch) -> StepOutput:
@@ -64,7 +65,7 @@ class ModelRunner:
         if not requests:
             return {}
         sampling = SamplingTensors.from_requests(requests, self._model.device)
-        token_ids = sample(logits.to(torch.float32, copy=True), sampling, self._model.eos_token_ids)
+        token_ids = sample(logits, sampling, self._model.eos_token_ids, self._argmax)
         return {
             request.request_id: ((token_id,), _score_token(logits[row], request, token_id))
             for row, (request, token_id) in enumerate(zip(requests, token_ids, strict=True))

@@ -4,8 +4,9 @@ The number is a function of (seed, position) and every operation works on one ro
 neither on the batch nor on how often the sequence was interrupted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from engine.batch import ScheduledRequest, TokenLogprobs
 from engine.logits import adjust_row, adjusts_logits, forbid_tokens
 from engine.philox import uniforms
 from engine.sampling_params import SamplingParams
+
+Argmax = Callable[[Tensor], Tensor]
+"""Logits [num_rows, vocab] -> token ids [num_rows], the first of equals; of a row with NaN, one that is NaN."""
 
 NUM_CANDIDATES = 1024  # most likely tokens looked at first when only top_p or min_p filters
 
@@ -32,6 +36,12 @@ class SamplingTensors:
     """Sampled with top_k, top_p or min_p."""
     temperatures: Tensor  # [num_rows] float32, 1 for greedy rows
     uniforms: Tensor  # [num_rows] float64, 0 for greedy rows
+
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether each row's token is the likeliest, whatever it is."""
+        is_free = all(request.allowed_tokens is None for request in self.requests)
+        return is_free and not self.adjusted_rows and len(self.greedy_rows) == len(self.requests)
 
     @classmethod
     def from_requests(cls, requests: Sequence[ScheduledRequest], device: torch.device) -> "SamplingTensors":
@@ -53,35 +63,50 @@ class SamplingTensors:
         )
 
 
-def sample(logits: Tensor, sampling: SamplingTensors, eos_token_ids: tuple[int, ...]) -> list[int | None]:
-    """One token id per row; None where no token is possible. `logits` [num_rows, vocab] float32 is changed in place."""
-    forbid_tokens(logits, sampling.requests)
-    for row in sampling.adjusted_rows:
-        adjust_row(logits[row], sampling.requests[row], eos_token_ids)
-    chosen = _choose(logits, sampling)
+def sample(
+    logits: Tensor, sampling: SamplingTensors, eos_token_ids: tuple[int, ...], argmax: Argmax
+) -> list[int | None]:
+    """One token id per row of `logits` [num_rows, vocab]; None where no token is possible."""
+    if sampling.takes_likeliest:
+        chosen = argmax(logits)
+    else:
+        logits = logits.to(torch.float32, copy=True)
+        forbid_tokens(logits, sampling.requests)
+        for row in sampling.adjusted_rows:
+            adjust_row(logits[row], sampling.requests[row], eos_token_ids)
+        chosen = _choose(logits, sampling, argmax)
     is_possible = logits.gather(1, chosen[:, None])[:, 0] > -torch.inf  # nor is NaN
     return [token_id if ok else None for token_id, ok in zip(chosen.tolist(), is_possible.tolist(), strict=True)]
 
 
-def _choose(logits: Tensor, sampling: SamplingTensors) -> Tensor:
-    """`logits` [num_rows, vocab] -> token ids [num_rows]."""
+def argmax_for(device: torch.device, has_kernels: bool) -> Argmax:
+    """The fastest on this device."""
+    if has_kernels:
+        return cast(Argmax, torch.ops.twostep.argmax)
+    return argmax_in_numpy if device.type == "cpu" else _argmax_in_torch
+
+
+def argmax_in_numpy(logits: Tensor) -> Tensor:
+    """Takes a fifth of torch's time."""
+    return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
+
+
+def _argmax_in_torch(logits: Tensor) -> Tensor:
+    return logits.argmax(dim=-1)
+
+
+def _choose(logits: Tensor, sampling: SamplingTensors, argmax: Argmax) -> Tensor:
+    """`logits` [num_rows, vocab] float32, changed in place -> token ids [num_rows]."""
     if len(sampling.greedy_rows) == logits.shape[0]:
-        return _argmax(logits)
+        return argmax(logits)
     logits /= sampling.temperatures[:, None]
-    chosen = _argmax(logits)
+    chosen = argmax(logits)
     if sampling.plain_rows:
         rows = list(sampling.plain_rows)
         chosen[rows] = _sample_plain(logits[rows], sampling.uniforms[rows])
     for row in sampling.filtered_rows:
         chosen[row] = _sample_filtered(logits[row], sampling.uniforms[row], sampling.requests[row].params)
     return chosen
-
-
-def _argmax(logits: Tensor) -> Tensor:
-    """`logits` [num_rows, vocab] -> token ids [num_rows], the first of equals. Numpy takes a fifth of torch's time."""
-    if logits.device.type != "cpu":
-        return logits.argmax(dim=-1)
-    return torch.from_numpy(logits.numpy().argmax(axis=-1))
 
 
 def score(logits: Tensor, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import ScheduledRequest
+from engine.kernels import load_kernels
 from engine.logits import adjust_row, adjusts_logits
 from engine.philox import philox4x32, uniforms
-from engine.sampler import NUM_CANDIDATES, SamplingTensors, _invert, sample, score
+from engine.sampler import NUM_CANDIDATES, SamplingTensors, _invert, argmax_for, argmax_in_numpy, sample, score
 from engine.sampling_params import SamplingParams
 
 EOS = (0,)
@@ -40,7 +41,7 @@ def scheduled(
 
 
 def draw(logits: torch.Tensor, requests: list[ScheduledRequest]) -> list[int | None]:
-    return sample(logits.clone(), SamplingTensors.from_requests(requests, CPU), EOS)
+    return sample(logits, SamplingTensors.from_requests(requests, CPU), EOS, argmax_in_numpy)
 
 
 def draw_many(row: list[float], count: int = 4000, **params: Any) -> Counter[int | None]:
@@ -80,6 +81,37 @@ def test_draws_are_uniform() -> None:
 
 def test_greedy_takes_the_lowest_id_on_ties() -> None:
     assert draw(torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), [scheduled(temperature=0.0)] * 2) == [1, 0]
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"min_p": 0.1}, {"logit_bias": {3: 2.0}}], ids=str)
+def test_logits_are_left_as_they_are(params: dict[str, Any]) -> None:
+    logits = torch.randn(2, 9)
+    before = logits.clone()
+    draw(logits, [scheduled(**params), scheduled(temperature=0.0)])
+    assert torch.equal(logits, before)
+
+
+def test_the_likeliest_is_taken_only_where_nothing_else_is_asked_for() -> None:
+    for params in ({"allowed": [1]}, {"logit_bias": {1: 99.0}}):
+        assert draw(
+            torch.tensor([[1.0, 0.0, 2.0]] * 2), [scheduled(temperature=0.0), scheduled(temperature=0.0, **params)]
+        ) == [2, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 7, 255, 256, 257, 1000])
+def test_the_kernel_finds_what_numpy_finds(size: int, dtype: torch.dtype) -> None:
+    if load_kernels() is None:
+        pytest.skip("no kernels here")
+    logits = torch.randn(40, size, generator=torch.Generator().manual_seed(size)).to(dtype)
+    logits[3:9] = logits[3:9].round()  # equals
+    logits[5], logits[6] = -torch.inf, torch.inf
+    logits[7, size // 2] = torch.nan
+    logits[8, -1] = torch.nan
+    logits[9, size // 3] = -torch.inf
+    assert argmax_for(CPU, True)(logits).tolist() == argmax_in_numpy(logits).tolist()
+    turned = logits.t().contiguous().t()
+    assert argmax_for(CPU, True)(turned).tolist() == argmax_in_numpy(logits).tolist()
 
 
 def test_frequencies_follow_the_softmax() -> None:
