@@ -1,0 +1,46 @@
+import pytest
+
+from engine.batch import Batch, Phase, ScheduledRequest
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.step_cost import NO_PREFILL, StepCosts, with_chunk
+
+
+def decode(num_rows: int, context: int) -> Batch:
+    row = ScheduledRequest("", (1,), context - 1, (), SamplingParams(), (), (1,), samples=True)
+    return Batch(Phase.DECODE, (row,) * num_rows)
+
+
+def decoding(num_rows: int, context: int) -> list[Request]:
+    return [Request("", [1] * context, SamplingParams(), 0.0)] * num_rows
+
+
+def duration(num_rows: int, context: int) -> float:
+    return 0.02 + 0.002 * num_rows + 1e-6 * num_rows * context
+
+
+CASES = [(1, 10), (8, 10), (1, 9000), (8, 9000), (4, 3000)]
+
+
+def test_decode_steps_take_time_by_their_rows_and_contexts() -> None:
+    costs = StepCosts()
+    for rows, context in CASES * 40:
+        costs.observe(decode(rows, context), duration(rows, context))
+    for rows, context in CASES:
+        assert costs.predict(decode(rows, context)) == pytest.approx(duration(rows, context), rel=0.02)
+        assert (
+            duration(rows, context) * 0.98
+            <= costs.decode_bound(decoding(rows, context))
+            <= duration(rows, context) * 1.2
+        )
+
+
+def test_the_phases_know_nothing_of_each_other() -> None:
+    costs = StepCosts()
+    costs.observe(decode(8, 100), 0.03)
+    assert costs.prefill_bound(with_chunk(NO_PREFILL, 0, 16, False)) == 0
+
+
+def test_a_token_attends_to_itself_and_all_before_it() -> None:
+    work = with_chunk(with_chunk(NO_PREFILL, 0, 3, False), 10, 2, True)
+    assert work == (1, 5, 2, (1 + 2 + 3) + (11 + 12), 2)
