@@ -24,11 +24,11 @@ Work = tuple[float, ...]
 
 
 class CostModel:
-    """`trusted` are amounts that may be done before they were ever seen. Twice what was seen may always be done."""
+    """`trusted` are amounts that may be done before they were ever seen. So may twice what was seen lately."""
 
     def __init__(self, trusted: Work) -> None:
         size = len(trusted)
-        self._trusted = list(trusted)
+        self._always_trusted = self._trusted = trusted
         self._coefficients = [0.0] * size
         self._products = [[0.0] * size for _ in range(size)]  # of relative amounts, summed over durations
         self._sums = [0.0] * size  # of relative amounts
@@ -45,7 +45,7 @@ class CostModel:
         return self._expected(work) if self._num_seen else None
 
     def bound(self, work: Work) -> float:
-        """Seconds that are rarely exceeded; infinite for far more than was ever seen. Never falls as work grows."""
+        """Seconds that are rarely exceeded; infinite for far more than was seen lately. Never falls as work grows."""
         if any(amount > trusted for amount, trusted in zip(work, self._trusted, strict=True)):
             return inf
         return self._margin * self._expected(work)
@@ -56,7 +56,9 @@ class CostModel:
         ratio = seconds / (self._expected(work) or seconds)
         self._learn_margin(ratio)
         self._num_seen += 1
-        self._trusted = [max(trusted, 2 * amount) for amount, trusted in zip(work, self._trusted, strict=True)]
+        doubled = (2 * amount for amount in work)
+        faded = (_KEPT * trusted for trusted in self._trusted)
+        self._trusted = tuple(map(max, self._always_trusted, doubled, faded))
         self._add([amount / seconds for amount in work], _KEPT if ratio < _SURPRISE else _KEPT_IF_SURPRISED)
         for _ in range(_NUM_SWEEPS):
             self._sweep()

@@ -59,7 +59,7 @@ class PrefillPace:
         return PrefillBudget(self._costs, inf, self._max_tokens)
 
     def within_a_gap(self, decoding: Sequence[Request]) -> PrefillBudget:
-        """What the decode step of these leaves of the target; at least as much time as that step, so that streams
-        however slow do not keep prompts waiting."""
+        """What the decode step of these leaves of the target; at least twice that step's time. Where reading weights is
+        what takes time, a prefill step does that in the first half, and the other half is for tokens."""
         decode_s = self._costs.decode_bound(decoding)
-        return PrefillBudget(self._costs, max(self._target_gap_s - decode_s, decode_s), self._max_tokens_per_gap)
+        return PrefillBudget(self._costs, max(self._target_gap_s - decode_s, 2 * decode_s), self._max_tokens_per_gap)

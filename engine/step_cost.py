@@ -35,7 +35,7 @@ class StepCosts:
         return self._models[Phase.DECODE].bound(work)
 
     def prefill_bound(self, work: Work) -> float:
-        """Seconds that a prefill step of so much work rarely exceeds; infinite for far more than was ever seen."""
+        """Seconds that a prefill step of so much work rarely exceeds; infinite for far more than was seen lately."""
         return self._models[Phase.PREFILL].bound(work)
 
 

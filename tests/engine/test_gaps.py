@@ -72,7 +72,7 @@ def gaps(steps: list[StepStats]) -> list[float]:
     ]
 
 
-CASES = [(on_a_cpu, 100), (on_a_cpu, 200), (on_a_gpu, 20), (on_a_gpu, 100), (with_slow_attention, 400)]
+CASES = [(on_a_cpu, 130), (on_a_cpu, 200), (on_a_gpu, 20), (on_a_gpu, 100), (with_slow_attention, 500)]
 
 
 @pytest.mark.parametrize(("law", "target_ms"), CASES)
@@ -84,10 +84,10 @@ def test_gaps_are_within_the_target(law: Law, target_ms: float) -> None:
 
 @pytest.mark.parametrize("law", [on_a_cpu, on_a_gpu])
 def test_no_gap_is_predicted_to_be_longer_than_the_target(law: Law) -> None:
-    steps = list(loaded(timed_engine(law, 120)))
+    steps = list(loaded(timed_engine(law, 140)))
     for prefill, decode in pairwise(steps):
         if (prefill.phase, decode.phase) == (Phase.PREFILL, Phase.DECODE) and prefill.num_tokens > MIN_CHUNK:
-            assert (prefill.predicted_s or 0) + (decode.predicted_s or 0) <= 0.12
+            assert (prefill.predicted_s or 0) + (decode.predicted_s or 0) <= 0.14
 
 
 def test_the_time_that_the_target_leaves_is_used() -> None:
@@ -97,9 +97,9 @@ def test_the_time_that_the_target_leaves_is_used() -> None:
 
 
 def test_long_prompts_are_read_while_streams_are_slower_than_the_target() -> None:
-    steps = list(loaded(timed_engine(on_a_cpu, 10)))
-    prefill_s, decode_s = (sum(s.model_s for s in steps[100:] if s.phase is phase) for phase in Phase)
-    assert prefill_s == pytest.approx(decode_s, rel=0.3)
+    pairs = pairwise(list(loaded(timed_engine(on_a_cpu, 10)))[100:])
+    shares = [a.model_s / b.model_s for a, b in pairs if a.phase is Phase.PREFILL and a.num_tokens > MIN_CHUNK]
+    assert sorted(shares)[len(shares) // 2] == pytest.approx(2, rel=0.1)
 
 
 @pytest.mark.parametrize("law", [on_a_cpu, on_a_gpu, with_slow_attention])

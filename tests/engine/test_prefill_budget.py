@@ -96,7 +96,7 @@ def test_something_is_always_allowed_and_never_more_than_the_limits(
 
 @settings(max_examples=80, deadline=None)
 @given(
-    target_s=st.floats(0.12, 1),
+    target_s=st.floats(0.2, 1),
     lengths=st.lists(st.integers(1, 300), min_size=1, max_size=20),
     num_decoding=st.integers(1, 12),
 )
@@ -131,7 +131,7 @@ def test_what_was_scored_before_is_not_scored_again() -> None:
 
 
 def test_the_more_decode_the_less_is_left() -> None:
-    assert allowance(0.2, num_decoding=20) < allowance(0.2, num_decoding=2)
+    assert allowance(0.2, num_decoding=8) < allowance(0.2, num_decoding=1)
 
 
 def test_requests_cost_beside_their_tokens() -> None:
@@ -139,8 +139,9 @@ def test_requests_cost_beside_their_tokens() -> None:
     assert sum(taken(budget, [prompt(MIN_CHUNK)] * 100)) < allowance(0.2)
 
 
-def test_where_decode_steps_are_slow_prefill_gets_as_much_time_as_they() -> None:
-    assert allowance(0.01, num_decoding=40) == allowance(0.34, num_decoding=40) > MIN_CHUNK
+def test_where_decode_steps_are_slow_prefill_gets_twice_their_time() -> None:
+    batch = Batch(Phase.PREFILL, (chunk(0, allowance(0.01, num_decoding=40)),))
+    assert 0.9 * 2 * 0.17 <= duration(batch) <= 1.02 * 2 * 0.17
 
 
 def test_while_none_decodes_time_is_no_limit() -> None:
