@@ -32,6 +32,8 @@ class ModelRunner:
         logits = self._forward(batch, [flat for flat, _, _ in kept])
         sampling = [row for row, (_, request, position) in enumerate(kept) if _samples_at(request, position)]
         tokens = self._next_tokens(logits[sampling], [kept[row][1] for row in sampling])
+        if not sampling:
+            logits[-1, 0].item()  # waits for a GPU, so that the step's duration, from which gaps are predicted, is true
         scored = _score_prompts(logits, kept)
         embeddings = self._embed([(row, kept[row][1]) for row in sampling])
         return StepOutput(

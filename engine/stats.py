@@ -24,7 +24,7 @@ class StepStats(msgspec.Struct, frozen=True):
     num_tokens: int
     duration_s: float
     model_s: float
-    """The part of duration_s inside the model and the sampler; the rest is scheduling."""
+    """The part of duration_s inside the model and the sampler; the rest is scheduling. 0 for a step that raised."""
     num_running: int
     num_waiting: int
     pool: PoolStats

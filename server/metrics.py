@@ -57,7 +57,7 @@ class Metrics:
         if stats.phase is not None:
             self._step_duration[stats.phase].observe(stats.duration_s)
             self._step_tokens[stats.phase].observe(stats.num_tokens)
-            if stats.predicted_s:
+            if stats.predicted_s and stats.model_s:
                 self._step_prediction[stats.phase].observe(stats.model_s / stats.predicted_s)
 
     def on_restart(self) -> None:

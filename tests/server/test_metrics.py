@@ -58,6 +58,14 @@ TABLE: dict[str, tuple[str, set[str], list[str]]] = {
 VLLM_LABELS = {"model_name", "engine"}
 
 
+def test_a_step_that_raised_was_not_mispredicted() -> None:
+    metrics = busy_metrics()
+    before = parse(metrics.render().decode())
+    metrics.on_step(StepStats(Phase.DECODE, 1, 3, 0.01, 0.0, 5, 7, PoolStats(10, 20, 34), 2, 100, 50, 0.008))
+    ratios = "twostep_step_prediction_ratio"
+    assert parse(metrics.render().decode())[ratios] == before[ratios]
+
+
 def parse(text: str) -> dict[str, Metric]:
     return {family.name: family for family in text_string_to_metric_families(text)}
 

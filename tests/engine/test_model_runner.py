@@ -1,0 +1,49 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from engine.batch import Batch, Phase, ScheduledRequest
+from engine.model_loader import LoadedModel
+from engine.model_runner import ModelRunner
+from engine.sampling_params import SamplingParams
+
+
+class Reads(TorchFunctionMode):
+    """Counts what Python takes out of tensors: each time it waits for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function in (Tensor.item, Tensor.tolist)
+        return function(*args, **(kwargs or {}))
+
+
+def chunk(samples: bool, params: SamplingParams | None = None) -> ScheduledRequest:
+    return ScheduledRequest("", range(5), 0, (0,), params or SamplingParams(), range(9), (), samples)
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [chunk(False)],
+        [chunk(False)] * 3,
+        [chunk(False), chunk(True)],
+        [chunk(False, SamplingParams(prompt_logprobs=0))],
+    ],
+)
+def test_a_prefill_step_ends_when_the_device_has_done_it(
+    tiny_model: Callable[..., LoadedModel], chunks: list[ScheduledRequest]
+) -> None:
+    def forward(_: Any, kept: Any) -> Tensor:
+        return torch.zeros(len(kept) or 1, 10)
+
+    runner = ModelRunner(tiny_model("llama"), 16, forward)
+    with Reads() as reads:
+        runner.prefill(Batch(Phase.PREFILL, tuple(chunks)))
+    assert reads.count >= 1
