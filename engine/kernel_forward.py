@@ -86,7 +86,7 @@ class KernelForward:
 
 @torch.inference_mode()
 def _is_same(one: Forward, other: Forward, cache: KVCache) -> bool:
-    """Whether both compute the same, of a prompt and of a token behind another one."""
+    """Whether both compute the same, of two prompts in one batch."""
     device, params = cache.keys[0].device, SamplingParams()
     requests = [
         ScheduledRequest("", [1] * num_tokens, start, (block,), params, [], [], True)

@@ -22,9 +22,10 @@ class PrefillBudget:
     @property
     def is_spent(self) -> bool:
         """Never before the first chunk."""
-        if self._num_left == 0 or self._work == NO_PREFILL:
-            return self._num_left == 0
-        return self._costs.prefill_bound(with_chunk(self._work, 0, _MIN_CHUNK, False)) > self._max_s
+        if self._work == NO_PREFILL:
+            return False
+        next_work = with_chunk(self._work, 0, _MIN_CHUNK, False)
+        return self._num_left == 0 or self._costs.prefill_bound(next_work) > self._max_s
 
     def take(self, request: Request) -> int:
         """How many of its tokens the request computes next, at least one. Call only while the budget is not spent."""
