@@ -93,6 +93,10 @@ def test_what_was_seen_long_ago_is_no_longer_trusted() -> None:
     assert told(model, ALIKE, *[0.08] * 200).bound((1, 257, 1, 8256, 0)) == inf > model.bound((1, 256, 1, 8256, 0))
 
 
+def test_little_stays_trusted_however_little_was_seen() -> None:
+    assert told(CostModel(TRUSTED), (1, 1, 1, 1, 0), *[0.05] * 300).bound(TRUSTED) < inf
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     law=laws,
