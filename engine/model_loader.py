@@ -90,6 +90,7 @@ def _load(config: EngineConfig) -> LoadedModel:
     report = prepare_linears(module, kernels is not None, config.quantization)
     for name in report.unconverted:
         logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)
+    _leave_files(module)
     move_layers_to_kernels(module)
     probe_layers(module, text_config, device)  # fused and packed, it must still run
     return LoadedModel(
@@ -169,6 +170,17 @@ def _load_weights(
         raise ModelError(f"The checkpoint {config.model} does not fit its config.json: see tensor {mismatched[0]}.")
     module.requires_grad_(False)
     return module.eval().to(device)
+
+
+def _leave_files(module: PreTrainedModel) -> None:
+    """Give what is not packed memory of its own.
+
+    A tensor that lies in a mapped checkpoint keeps the whole file mapped: counted as this process's memory, and deadly
+    if somebody cuts it short.
+    """
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.device.type == "cpu":
+            tensor.data = tensor.data.clone()
 
 
 def _context_limit(text_config: PreTrainedConfig) -> int:

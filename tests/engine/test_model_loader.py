@@ -196,6 +196,13 @@ def test_layers_run_in_the_kernels_where_there_are_any(llama: Path, quantization
     assert num_layers == (len(model.layers) if model.has_kernels else 0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # that of the file, and another
+def test_a_loaded_model_does_not_hold_on_to_its_files(llama: Path, dtype: str) -> None:
+    model = load(llama, dtype=dtype)
+    assert str(llama) not in Path("/proc/self/maps").read_text()
+    assert model.module.get_input_embeddings().weight.numel() > 0
+
+
 def test_every_model_is_compared_with_itself_once_fused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str, *_: object) -> None:
         raise UnsupportedModelError(f"{name} computes something else")
