@@ -109,6 +109,7 @@ def test_the_kernel_finds_what_numpy_finds(size: int, dtype: torch.dtype) -> Non
     logits[7, size // 2] = torch.nan
     logits[8, -1] = torch.nan
     logits[9, size // 3] = -torch.inf
+    logits[10:20] = -logits[10:20].abs() - 1
     assert argmax_for(CPU, True)(logits).tolist() == argmax_in_numpy(logits).tolist()
     turned = logits.t().contiguous().t()
     assert argmax_for(CPU, True)(turned).tolist() == argmax_in_numpy(logits).tolist()
