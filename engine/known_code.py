@@ -5,6 +5,8 @@ model that is not known by name may so be made of parts that are, and one that c
 transformers change Llama itself, `model_probe.check_same` finds out.
 """
 
+import dis
+import functools
 from types import CodeType, FunctionType
 
 from torch import nn
@@ -38,12 +40,6 @@ _DECODERS = (
     modeling_qwen2.Qwen2Model,  # with masks, which are not used here
     modeling_mistral.MistralModel,
 )
-_CAUSAL_LMS = (  # the same but for their documentation
-    modeling_llama.LlamaForCausalLM,
-    modeling_qwen2.Qwen2ForCausalLM,
-    modeling_qwen3.Qwen3ForCausalLM,
-    modeling_mistral.MistralForCausalLM,
-)
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")  # their frequencies are the same in every batch
 
 
@@ -75,7 +71,7 @@ def is_decoder(module: nn.Module) -> bool:
 
 def is_causal_lm(module: nn.Module) -> bool:
     """A decoder and a head."""
-    return any(_is_like(module, kind) for kind in _CAUSAL_LMS)
+    return _is_like(module, modeling_llama.LlamaForCausalLM)
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -120,15 +116,16 @@ def _essence(function: FunctionType) -> tuple[object, ...]:
     """All that a function does, its wrappers too; not its name, its file, its documentation and its type hints."""
     wrapped = getattr(function, "__wrapped__", None)
     return (
-        _code_essence(function.__code__, function.__doc__),
+        _code_essence(function.__code__),
         function.__defaults__,
         function.__kwdefaults__,
         _essence(wrapped) if isinstance(wrapped, FunctionType) else wrapped,
     )
 
 
-def _code_essence(code: CodeType, documentation: str | None = None) -> tuple[object, ...]:
-    first, *others = code.co_consts or (None,)
-    constants = [None if first == documentation else first, *others]
-    inner = tuple(_code_essence(each) if isinstance(each, CodeType) else each for each in constants)
-    return (code.co_code, inner, code.co_names, code.co_varnames)
+@functools.cache
+def _code_essence(code: CodeType) -> tuple[object, ...]:
+    """Each instruction with what it reads. None reads the documentation, though it is one of the constants."""
+    operands = ((each.opcode, each.argval) for each in dis.get_instructions(code))
+    instructions = ((opcode, _code_essence(it) if isinstance(it, CodeType) else it) for opcode, it in operands)
+    return (code.co_varnames, *instructions)

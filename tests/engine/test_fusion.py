@@ -213,9 +213,7 @@ def test_a_module_whose_forward_was_replaced_is_not_known() -> None:
 
 def in_its_own_words(function: FunctionType, *defaults: object, **names: object) -> FunctionType:
     """A copy with other defaults, and with others under the names that it looks up."""
-    copied = FunctionType(function.__code__, {**function.__globals__, **names}, "copy", defaults or None)
-    copied.__doc__ = function.__doc__
-    return copied
+    return FunctionType(function.__code__, {**function.__globals__, **names}, "copy", defaults or None)
 
 
 def attention_that_rotates_by(rotate: FunctionType) -> nn.Module:
@@ -245,10 +243,20 @@ def rotate_half(x):
 """
 
 
-def test_documentation_makes_no_difference() -> None:
+def is_rotate_half(source: str) -> bool:
     names: dict[str, Any] = {}
-    exec(ROTATE_HALF, names)
-    assert known_code._is_same(names["rotate_half"], modeling_llama.rotate_half)
+    exec(source, names)
+    return known_code._is_same(names["rotate_half"], modeling_llama.rotate_half)
+
+
+def test_documentation_makes_no_difference() -> None:
+    assert is_rotate_half(ROTATE_HALF)
+    assert is_rotate_half(ROTATE_HALF.replace('"In other words."', ""))
+
+
+def test_constants_make_a_difference() -> None:
+    assert not is_rotate_half(ROTATE_HALF.replace("dim=-1", "dim=-2"))
+    assert not is_rotate_half(ROTATE_HALF.replace('"In other words."', "...").replace("x.shape[-1] // 2 :", "2 :"))
 
 
 def watch(model: Any) -> nn.Module:
