@@ -159,6 +159,23 @@ def test_what_nothing_is_known_of_begins_small_and_at_most_doubles() -> None:
     assert counts[:3] == [32, 64, 128] and counts[2] < counts[3] <= 256
 
 
+def only_plain_chunks() -> StepCosts:
+    costs, batch = StepCosts(), Batch(Phase.PREFILL, (chunk(0, 500),))
+    for _ in range(50):
+        costs.observe(batch, duration(batch))
+    return costs
+
+
+def test_what_was_never_scored_begins_small() -> None:
+    budget = pace(10.0, only_plain_chunks()).within_a_gap([prompt(100)])
+    assert budget.take(prompt(3000, params=SCORED)) == MIN_CHUNK
+
+
+def test_requests_may_be_as_many_as_never_before() -> None:
+    budget = pace(10.0, only_plain_chunks()).within_a_gap([prompt(100)])
+    assert taken(budget, [prompt(MIN_CHUNK)] * 10) == [MIN_CHUNK] * 10
+
+
 def test_a_chunk_that_is_cut_is_the_last() -> None:
     budget = pace(0.2).within_a_gap([prompt(100)] * 8)
     assert len(taken(budget, [prompt(1000), prompt(1000)])) == 1

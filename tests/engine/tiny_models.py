@@ -97,13 +97,16 @@ def make_config(name: str) -> PreTrainedConfig:
 
 
 def make_checkpoint(name: str, directory: Path) -> Path:
-    """Weights large enough that attention, experts and windows all matter to the chosen tokens."""
+    """Weights so large that attention, experts and windows all matter to the chosen tokens, and no two norms alike."""
     torch.manual_seed(7)
     model = transformers.AutoModelForCausalLM.from_config(make_config(name))
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() > 1 or "sinks" in key or "bias" in key:
                 parameter.normal_(std=0.3)
+        for key, parameter in model.named_parameters():
+            if parameter.dim() == 1 and "norm" in key and "bias" not in key:
+                parameter.add_(0.1 * torch.randn_like(parameter))
     path = directory / name
     model.save_pretrained(path)
     return path
