@@ -137,6 +137,14 @@ def test_models_known_in_all_their_parts_run_in_one_call(tiny_model: Callable[..
     assert isinstance(forward, KernelForward) == (name in KNOWN)
 
 
+def test_the_comparison_fits_into_the_smallest_cache(tiny_model: Callable[..., LoadedModel]) -> None:
+    model = tiny_model("llama")
+    cache = cache_of(model)
+    cache.num_blocks = 1
+    assert isinstance(choose_forward(model.module, cache, cpu), KernelForward)
+    assert not any(tensor[1:].any() for tensor in (*cache.keys, *cache.values))
+
+
 def test_attention_without_kernels_keeps_the_model_to_its_own_code(tiny_model: Callable[..., LoadedModel]) -> None:
     model = tiny_model("llama")
     assert isinstance(choose_forward(model.module, cache_of(model), reference), TransformersForward)
