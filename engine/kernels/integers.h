@@ -30,11 +30,28 @@ struct Rows {
   int64_t steps_of(int64_t group) const { return std::min(kGroupSteps, steps - group * kGroupSteps); }
 };
 
-// The low bytes of sixteen integers that a float holds beside 1.5 * 2**23.
-inline void store_low_bytes(int8_t* to, Vec shifted) {
+typedef uint8_t PartB __attribute__((vector_size(4 * kPartLanes)));
+typedef int32_t PartI __attribute__((vector_size(4 * kPartLanes)));
+
+// Sixteen columns times four along K.
+struct Bytes {
+  PartB part[kParts];
+};
+
+// Sixteen columns.
+struct Dots {
+  PartI part[kParts];
+};
+
+inline Vec to_floats(const Dots& dots) {
+  return each_part([&](int i) { return __builtin_convertvector(dots.part[i], PartF); });
+}
+
+// The low bytes of sixteen integers.
+inline void store_low_bytes(int8_t* to, const Dots& integers) {
   typedef int8_t PartB __attribute__((vector_size(kPartLanes)));
   unroll<kParts>([&](auto i) {
-    const PartB bytes = __builtin_convertvector((PartU)shifted.part[i], PartB);
+    const PartB bytes = __builtin_convertvector(integers.part[i], PartB);
     std::memcpy(to + i * kPartLanes, &bytes, sizeof(bytes));
   });
 }
@@ -45,26 +62,41 @@ Vec load_up_to(const Element* row, int64_t start, int64_t end) {
   return start < end ? load_first(row + start, end - start) : Vec{};
 }
 
+// The larger magnitude of each lane: its bits, as an integer. Those of what is not finite are larger than all others.
+inline Dots larger(Dots largest, Vec x) {
+  unroll<kParts>([&](auto i) {
+    const PartI magnitude = (PartI)x.part[i] & 0x7fffffff;
+    largest.part[i] = magnitude > largest.part[i] ? magnitude : largest.part[i];
+  });
+  return largest;
+}
+
+inline float fold_larger(const Dots& magnitudes) {
+  typedef int32_t QuadI __attribute__((vector_size(16)));
+  return fold(each_part([&](int i) { return (PartF)magnitudes.part[i]; }),
+              [](Quad a, Quad b) { return (QuadI)a > (QuadI)b ? a : b; });
+}
+
 // Numbers [start, end) of a row, which are followed by zeros up to a whole step -> their integers, scale and sum; a scale
 // of NaN where one of them is not finite. `to` takes the integers of a step, the next step's are kTileRows * kStep on.
 template <class Element>
 void round_group(const Element* row, int64_t start, int64_t end, int8_t* to, float* scale, int32_t* sum) {
-  const Vec zero{}, shift = broadcast(12582912.0f);  // as in exp_nonpositive
-  Vec largest{}, poison{}, total{};
-  for (int64_t k = start; k < end; k += kLanes) {
-    const Vec x = load_up_to(row, k, end);
-    largest = max(largest, max(x, zero - x));
-    poison = poison + (x - x);
-  }
-  const float most = fold_max(largest);
+  const Vec shift = broadcast(12582912.0f);  // as in exp_nonpositive
+  Dots largest{}, total{};
+  for (int64_t k = start; k < end; k += kLanes) largest = larger(largest, load_up_to(row, k, end));
+  const float most = fold_larger(largest);
   const Vec factor = broadcast(most > 1e-36f ? 127.0f / most : 0.0f);  // no reciprocal that overflows
   for (int64_t k = start; k < start + divide_up(end - start, kStep) * kStep; k += kLanes) {
     const Vec shifted = load_up_to(row, k, end) * factor + shift;
-    store_low_bytes(to + (k - start) / kStep * kTileRows * kStep + k % kStep, shifted);
-    total = total + (shifted - shift);
+    Dots numbers;
+    unroll<kParts>([&](auto i) {
+      numbers.part[i] = (PartI)shifted.part[i] - (PartI)shift.part[i];
+      total.part[i] += numbers.part[i];
+    });
+    store_low_bytes(to + (k - start) / kStep * kTileRows * kStep + k % kStep, numbers);
   }
-  *scale = most / 127.0f + fold_add(poison);
-  *sum = int32_t(fold_add(total));
+  *scale = most / 127.0f + (most - most);
+  *sum = int32_t(fold_add(to_floats(total)));
 }
 
 template <class Element>
@@ -86,30 +118,14 @@ Rows round_rows(const Problem<Element>& p) {
   const int64_t steps = divide_up(p.k, kStep), groups = divide_up(p.k, kGroup);
   const int64_t rows = divide_up(p.rows, kTileRows) * kTileRows;
   const Rows rounded{steps, groups, numbers.get(rows * steps * kStep), scales.get(rows * groups), sums.get(rows * groups)};
-  run_tasks(p.rows, p.rows * p.k < 1 << 16, [&](int64_t i) { round_row(p.x + i * p.k, p.k, rounded, i); });
+  run_tasks(p.rows, p.rows * p.k < 1 << 15, [&](int64_t i) { round_row(p.x + i * p.k, p.k, rounded, i); });
   return rounded;
 }
-
-typedef uint8_t PartB __attribute__((vector_size(4 * kPartLanes)));
-typedef int32_t PartI __attribute__((vector_size(4 * kPartLanes)));
-
-// Sixteen columns times four along K.
-struct Bytes {
-  PartB part[kParts];
-};
-
-// Sixteen columns.
-struct Dots {
-  PartI part[kParts];
-};
 
 inline Bytes load_bytes(const uint8_t* from) {
   Bytes bytes;
   std::memcpy(&bytes, from, sizeof(bytes));
   return bytes;
-}
-inline Vec to_floats(const Dots& dots) {
-  return each_part([&](int i) { return __builtin_convertvector(dots.part[i], PartF); });
 }
 
 // What is added to the bytes of a weight, from -127 to 127, to make them what add_products takes.
