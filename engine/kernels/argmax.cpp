@@ -1,6 +1,5 @@
 // Greedy sampling: the likeliest token of each row, from logits in the model's own number format.
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/BFloat16.h>
@@ -11,6 +10,7 @@
 #include <cmath>
 #include <limits>
 
+#include "threads.h"
 #include "vec.h"
 
 namespace {
@@ -56,7 +56,7 @@ template <class Element>
 void argmax_rows(const at::Tensor& logits, int64_t* to) {
   const Element* from = logits.const_data_ptr<Element>();
   const int64_t size = logits.size(1);
-  at::parallel_for(0, logits.size(0), 1, [&](int64_t begin, int64_t end) {
+  run_ranges(logits.size(0), 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) to[row] = argmax_row(from + row * size, size);
   });
 }

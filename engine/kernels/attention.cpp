@@ -14,7 +14,6 @@
 //
 // Block tables are those of PagedAttention (Kwon et al. 2023).
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -29,6 +28,7 @@
 #include "attention_amx.h"
 #include "attention_vector.h"
 #include "operators.h"
+#include "threads.h"
 
 namespace {
 
@@ -369,7 +369,7 @@ class Worker {
 template <class Tiles, class F>
 void share(const Problem<typename Tiles::Element>& problem, int64_t max_rows, int64_t count, int64_t threads, F f) {
   std::atomic<int64_t> next{0};
-  at::parallel_for(0, std::min(count, threads), 1, [&](int64_t, int64_t) {
+  twostep::Threads::of_process().run(std::min(count, threads), [&](int64_t) {
     Worker<Tiles> worker(problem, max_rows);
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(worker, i);
   });
@@ -503,7 +503,7 @@ void write_cache(const at::Tensor& rows, const at::Tensor& cache, const int64_t*
   const char* from = static_cast<const char*>(source.const_data_ptr());
   char* to = static_cast<char*>(cache.mutable_data_ptr());
   const int64_t grain = std::max<int64_t>(1, kSerialCopy / std::max<int64_t>(1, num_heads * size));
-  at::parallel_for(0, source.size(0), grain, [&](int64_t begin, int64_t end) {
+  twostep::run_ranges(source.size(0), grain, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
       const int64_t block = slots[token] / block_size, offset = slots[token] % block_size;
       for (int64_t head = 0; head < num_heads; ++head)

@@ -74,7 +74,7 @@ def build_library(level: IsaLevel, directory: Path) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".build-", dir=directory) as scratch:
-            built = _compile(compiler, "clang" in version, level, Path(scratch))
+            built = _compile(compiler, level, Path(scratch))
             os.replace(built, path)
     except OSError as error:
         raise KernelBuildError(f"cannot write {directory} ({error}); set TWOSTEP_CACHE_DIR") from error
@@ -92,12 +92,11 @@ def source_key(level: IsaLevel) -> str:
     return _digest(parts)
 
 
-def _compile(compiler: str, is_clang: bool, level: IsaLevel, scratch: Path) -> Path:
+def _compile(compiler: str, level: IsaLevel, scratch: Path) -> Path:
     """Compiles every source at once, one process each, and links them; returns the library inside `scratch`."""
     sources = sorted(SOURCE_DIR.glob("*.cpp"))
     objects = [scratch / f"{source.stem}.o" for source in sources]
-    openmp_compile, openmp_link = _openmp_flags(is_clang)
-    compile_flags = [*_level_flags(level), *_torch_compile_flags(), *openmp_compile]
+    compile_flags = [*_level_flags(level), *_torch_compile_flags()]
     commands = [
         [compiler, *compile_flags, "-c", str(source), "-o", str(target)]
         for source, target in zip(sources, objects, strict=True)
@@ -105,7 +104,7 @@ def _compile(compiler: str, is_clang: bool, level: IsaLevel, scratch: Path) -> P
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         list(pool.map(_run, commands))
     library = scratch / "kernels.so"
-    _run([compiler, "-shared", *map(str, objects), *_torch_link_flags(), *openmp_link, "-o", str(library)])
+    _run([compiler, "-shared", "-pthread", *map(str, objects), *_torch_link_flags(), "-o", str(library)])
     return library
 
 
@@ -127,24 +126,6 @@ def _torch_link_flags() -> list[str]:
     from torch.utils.cpp_extension import library_paths
 
     return [*(f"-L{path}" for path in library_paths()), "-lc10", "-ltorch_cpu"]
-
-
-def _openmp_flags(is_clang: bool) -> tuple[list[str], list[str]]:
-    """Flags to compile and to link with, so that at::parallel_for runs on the one thread pool that torch uses.
-
-    at::parallel_for is a template: it is parallel only where it is compiled with OpenMP (`_OPENMP`), and then calls
-    the runtime that this library is linked to. Torch's wheels bring their own libgomp, so that very file is linked:
-    a second runtime would be a second set of threads fighting for the same cores. Clang's OpenMP code needs LLVM's
-    runtime, never libgomp, so with clang the kernels stay on one thread.
-    """
-    import torch
-
-    if is_clang:
-        logger.warning("kernels compiled by clang run on one thread; install g++ for all cores: apt-get install g++")
-        return [], []
-    package = Path(torch.__file__).parent
-    bundled = sorted([*package.glob("lib/libgomp*.so*"), *package.parent.glob("torch.libs/libgomp*.so*")])
-    return ["-fopenmp"], [str(bundled[0])] if bundled else ["-fopenmp"]
 
 
 def _run(command: Sequence[str]) -> None:

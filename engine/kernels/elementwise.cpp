@@ -5,7 +5,6 @@
 // through the same instructions. `replace_activations` puts these in place of torch's for CPU tensors, process-wide, so
 // that model code need not be touched wherever it calls them.
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
@@ -17,6 +16,7 @@
 #include <string_view>
 
 #include "activations.h"
+#include "threads.h"
 
 namespace {
 
@@ -44,7 +44,7 @@ template <class Op, class Element>
 void run_all(const at::Tensor& input, at::Tensor& output) {
   const Element* from = input.const_data_ptr<Element>();
   Element* to = output.mutable_data_ptr<Element>();
-  at::parallel_for(0, input.numel(), kGrain, [&](int64_t begin, int64_t end) { run<Op>(from, to, begin, end); });
+  run_ranges(input.numel(), kGrain, [&](int64_t begin, int64_t end) { run<Op>(from, to, begin, end); });
 }
 
 // Into `output`, which is contiguous and may be the input.

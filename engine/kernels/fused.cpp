@@ -5,7 +5,6 @@
 // computed by itself.
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include <tuple>
 
 #include "operators.h"
+#include "threads.h"
 
 namespace twostep {
 namespace {
@@ -49,7 +49,7 @@ TWOSTEP_INLINE inline void for_each_vector(int64_t size, F f) {
 template <class F>
 void for_each_row(int64_t rows, int64_t row_size, const F& f) {
   const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, row_size));
-  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+  run_ranges(rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) f(row);
   });
 }

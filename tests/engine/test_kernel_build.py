@@ -157,10 +157,6 @@ def test_cxx_names_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert build.find_compiler() == str(mine)
 
 
-def test_clang_does_not_bring_a_second_thread_pool() -> None:
-    assert build._openmp_flags(is_clang=True) == ([], [])
-
-
 # ---- Loading ----
 
 
@@ -176,7 +172,7 @@ def test_importing_kernels_imports_no_torch() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_kernels_share_torchs_one_openmp_runtime() -> None:
+def test_kernels_bring_no_second_openmp_runtime() -> None:
     code = """
 from engine.kernels import load_kernels
 if load_kernels() is None: raise SystemExit(77)
