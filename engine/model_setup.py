@@ -11,7 +11,7 @@ from engine.errors import ConfigError
 from engine.kernel_forward import choose_forward
 from engine.kernels import load_kernels
 from engine.kv_cache import KVCache, bytes_per_block
-from engine.memory import available_bytes
+from engine.memory import available_bytes, give_back_freed_memory
 from engine.model_loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
 
@@ -27,6 +27,7 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     model = load_model(config)
+    give_back_freed_memory()
     max_model_len = _max_model_len(config, model)
     num_blocks, max_model_len = _size_pool(config, model, max_model_len)
     cache = KVCache(model.layers, num_blocks, config.block_size, model.dtype, model.device)
