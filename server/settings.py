@@ -84,7 +84,7 @@ class Settings(BaseSettings):
     max_num_seqs: PositiveInt = setting("Engine", 64, "Requests running at once.")
     max_num_batched_tokens: PositiveInt = setting("Engine", 2048, "Tokens of a prefill step while nothing decodes.")
     target_itl_ms: float = setting(
-        "Engine", 200.0, "Milliseconds between a stream's tokens that prompts of others may cause.", "MS", ge=1, le=1e6
+        "Engine", 250.0, "Milliseconds between a stream's tokens that prompts of others may cause.", "MS", ge=1, le=1e6
     )
     max_prefill_tokens_per_gap: PositiveInt = setting(
         "Engine", 2048, "Prefill tokens between two decode steps, even if more are within the target."
