@@ -24,7 +24,7 @@ from typing import Any
 import llguidance
 
 from engine.errors import GrammarError
-from engine.json_schema import check_schema, without_neutral
+from engine.json_schema import check_schema, compilable
 
 MAX_GRAMMAR_BYTES = 128 * 1024
 
@@ -163,7 +163,7 @@ def _quote(text: str) -> str:
 def _json(schema: Mapping[str, Any]) -> str:
     check_schema(schema)
     try:
-        return "%json " + json.dumps({**without_neutral(schema), "x-guidance": _JSON_LAYOUT}, allow_nan=False)
+        return "%json " + json.dumps({**compilable(schema), "x-guidance": _JSON_LAYOUT}, allow_nan=False)
     except ValueError as error:
         raise GrammarError("the schema has a number that JSON has not") from error
 

@@ -3,6 +3,7 @@
 The dialect is Draft 2020-12, as far as llguidance compiles it (docs/json_schema.md of guidance-ai/llguidance).
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -44,17 +45,24 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         _check_exclusive_bounds(path, part)
 
 
-def without_neutral(schema: Any) -> Any:
-    """The same schema without unsupported keywords whose values restrict nothing."""
+def compilable(schema: Any) -> Any:
+    """The same schema without unsupported keywords whose values restrict nothing, and with bounds that readers keep."""
     if isinstance(schema, list):
-        return [without_neutral(item) for item in schema]
+        return [compilable(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     return {
-        key: value if key in ("const", "enum", "default", "examples") else without_neutral(value)
+        key: value if key in ("const", "enum", "default", "examples") else compilable(_as_read(key, value))
         for key, value in schema.items()
         if not _is_neutral(key, value)
     }
+
+
+def _as_read(keyword: str, value: Any) -> Any:
+    """An excluded fraction, moved inwards by a float: a decimal right beside it would be read as itself."""
+    if keyword in _OTHER_BOUNDS and isinstance(value, float) and not value.is_integer():
+        return math.nextafter(value, math.inf if keyword == "exclusiveMinimum" else -math.inf)
+    return value
 
 
 def _is_neutral(keyword: str, value: object) -> bool:
