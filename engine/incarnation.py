@@ -26,7 +26,7 @@ class Incarnation:
         on_message: Callable[[FromEngine], None],
         on_death: Callable[[TwostepError], None],
     ) -> None:
-        """`command` starts the process, given the socket's address and the marker's descriptor as last arguments.
+        """`command` starts the process, given the descriptors of its socket and of the marker as last arguments.
 
         `on_death` is called once, with the reason, when the process ends or fails after it was ready, unless it was
         told to. Messages that it sent before may still arrive until `close`.
@@ -53,8 +53,10 @@ class Incarnation:
         Raises ConfigError or ModelError as the process reports them, EngineFailedError if it dies, and
         EngineUnavailableError if it is stopped meanwhile.
         """
-        command = [*self._command, self._link.address, str(self._marker.fd)]
-        self._child = await ChildProcess.start(command, self._on_exit, pass_fds=(self._marker.fd,))
+        fds = (self._link.engine_end.fileno(), self._marker.fd)
+        command = [*self._command, *map(str, fds)]
+        self._child = await ChildProcess.start(command, self._on_exit, pass_fds=fds)
+        self._link.engine_end.close()
         self.send(Start(config, logging.getLogger().getEffectiveLevel()))
         return await asyncio.shield(self._ready)
 

@@ -1,4 +1,4 @@
-"""The engine process: `python -m engine.process ADDRESS MARKER_FD`, started by `engine.incarnation`.
+"""The engine process: `python -m engine.process LINK_FD MARKER_FD`, started by `engine.incarnation`.
 It talks in `engine.messages` only.
 
 Its standard input is a pipe that ends when the server process does, however that dies; then this process ends, too.
@@ -86,7 +86,7 @@ def main(arguments: list[str], load: Load) -> int:
     """The exit code: 0 after Shutdown or the server's end, 2 if the engine cannot start as configured, else 1."""
     ignore_signals()
     threading.Thread(target=_end_after_parent, args=(sys.stdin.fileno(),), daemon=True).start()
-    link = EngineLink(arguments[0], parent_fd=sys.stdin.fileno())
+    link = EngineLink(int(arguments[0]))
     try:
         return run(link, load, StepMarker(int(arguments[1])))
     except ServerGoneError:

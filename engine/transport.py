@@ -1,33 +1,31 @@
-"""Typed messages over a local ZeroMQ socket: msgpack that is checked against the message types, never pickle.
+"""Typed messages over a pair of local stream sockets: msgpack that is checked against the message types, never pickle.
 
-The engine process binds a socket in a directory private to the server, which connects: a connecting end keeps what is
-sent before the other end is there, and never blocks. Messages are numbered: one that is lost, or does not decode, would
-be a token that never arrives, so it ends the connection. Reading the socket from the event loop's own poll takes half
-the CPU time per message that zmq.asyncio does.
+The server makes the pair and starts the engine process with one end: nobody else can connect, and nothing stays behind.
+A message costs one system call at each end. A library with threads of its own would wake two of them for it, on cores
+that the model's kernels use at that moment. Messages are numbered: one that is lost, or does not decode, would be a
+token that never arrives, so it ends the connection.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
-import shutil
-import tempfile
+import select
+import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
-import zmq
 
 from engine.errors import TwostepError
 from engine.messages import FromEngine, ToEngine
 
 logger = logging.getLogger(__name__)
 
-_CONNECT_EVERY_MS = 20
-
-
 _NUMBER_BYTES = 8
+_LENGTH_BYTES = 8
+_HEADER_BYTES = _NUMBER_BYTES + _LENGTH_BYTES
+_READ_BYTES = 2**14
 
 
 class ServerGoneError(Exception):
@@ -45,41 +43,62 @@ class ServerLink:
     """
 
     def __init__(self, on_message: Callable[[FromEngine], None], on_broken: Callable[[BrokenLinkError], None]) -> None:
+        """Raises OSError when no descriptors are left."""
         self._on_message = on_message
         self._on_broken = on_broken
         self._frames = _Frames(msgspec.msgpack.Decoder(FromEngine))
         self._loop = asyncio.get_running_loop()
-        self._directory = tempfile.mkdtemp(prefix="twostep-")  # mode 0700: nobody else can connect
-        self.address = f"ipc://{self._directory}/engine"
-        self._context = zmq.Context()
-        try:
-            self._socket = _pair(self._context)
-            self._socket.setsockopt(zmq.RECONNECT_IVL, _CONNECT_EVERY_MS)
-            self._socket.connect(self.address)
-        except zmq.ZMQError as error:  # no descriptors are left, say
-            self._context.destroy(linger=0)
-            shutil.rmtree(self._directory, ignore_errors=True)
-            raise OSError(error.errno, str(error)) from error
-        self._fd = int(self._socket.getsockopt(zmq.FD))
-        self._loop.add_reader(self._fd, self.receive)
+        self._unsent = bytearray()
+        self._is_closed = False
+        self._socket, self.engine_end = socket.socketpair()
+        """What the engine process is given. The process must be the only one to keep it: close it here."""
+        self._socket.setblocking(False)
+        self._loop.add_reader(self._socket.fileno(), self.receive)
 
     def send(self, message: ToEngine) -> None:
         """Never blocks: the queue has no limit but what admission sets."""
-        if self._socket.closed:
+        if self._is_closed:
             return
-        self._socket.send(self._frames.pack(message), zmq.NOBLOCK)
-        # ZeroMQ's descriptor signals changes only, and sending may consume the signal of a message that came meanwhile.
-        if _has_message(self._socket):
-            self._loop.call_soon(self.receive)
+        self._unsent += self._frames.pack(message)
+        self._send_rest()
+
+    def _send_rest(self) -> None:
+        try:
+            del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:  # the engine has ended; who watches its process will tell
+            self._unsent.clear()
+        if self._unsent:
+            self._loop.add_writer(self._socket.fileno(), self._send_rest)
+        else:
+            self._loop.remove_writer(self._socket.fileno())
 
     def receive(self) -> None:
         """Pass on every message that has arrived."""
-        while not self._socket.closed and _has_message(self._socket):
+        num_read = _READ_BYTES
+        while num_read == _READ_BYTES and not self._is_closed:
             try:
-                message = self._frames.unpack(self._socket.recv(zmq.NOBLOCK))
+                data = self._socket.recv(_READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:  # the engine has ended; who watches its process will tell
+                self._loop.remove_reader(self._socket.fileno())
+            num_read = len(data)
+            self._frames.feed(data)
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        while not self._is_closed:
+            try:
+                message = self._frames.unpack()
             except BrokenLinkError as error:
                 self.close()
                 self._on_broken(error)
+                return
+            if message is None:
                 return
             try:
                 self._on_message(message)
@@ -87,91 +106,100 @@ class ServerLink:
                 logger.exception("handling a message from the engine failed")
 
     def close(self) -> None:
-        """Idempotent; unsent messages are dropped and the socket's directory is removed."""
-        if self._socket.closed:
+        """Idempotent; unsent messages are dropped."""
+        if self._is_closed:
             return
-        self._loop.remove_reader(self._fd)
-        self._context.destroy(linger=0)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._is_closed = True
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        self.engine_end.close()
 
 
 class EngineLink:
     """The engine process's end. Blocking, one thread."""
 
-    def __init__(self, address: str, parent_fd: int | None = None) -> None:
-        """`parent_fd` is a pipe's read end that nobody writes to: its end is the end of the server process."""
-        self._parent_fd = parent_fd
+    def __init__(self, fd: int) -> None:
+        """`fd` is the server's `engine_end`."""
+        os.set_inheritable(fd, False)  # what this process starts must not hold the connection
         self._frames = _Frames(msgspec.msgpack.Decoder(ToEngine))
-        self._context = zmq.Context()
-        self._socket = _pair(self._context)
-        self._socket.bind(address)
-        self._path = Path(address.removeprefix("ipc://"))
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        if parent_fd is not None:
-            self._poller.register(parent_fd, zmq.POLLIN)
+        self._socket = socket.socket(fileno=fd)
+        self._arrival = select.poll()
+        self._arrival.register(fd, select.POLLIN)
 
     def receive(self, timeout_s: float) -> list[ToEngine]:
         """Every message that has arrived; waits for the first one at most so long.
 
         Raises ServerGoneError and BrokenLinkError.
         """
-        ready = dict(self._poller.poll(int(timeout_s * 1000)))
-        if self._parent_fd is not None and self._parent_fd in ready and not os.read(self._parent_fd, 1):
-            raise ServerGoneError
+        if timeout_s > 0:
+            self._arrival.poll(timeout_s * 1000)
+        while (num_read := self._read()) == _READ_BYTES:
+            pass
         messages: list[ToEngine] = []
-        while _has_message(self._socket):
-            messages.append(self._frames.unpack(self._socket.recv(zmq.NOBLOCK)))
+        while (message := self._frames.unpack()) is not None:
+            messages.append(message)
+        if num_read == 0 and not messages:
+            raise ServerGoneError
         return messages
 
+    def _read(self) -> int | None:
+        """How many bytes there were: 0 from a server that is gone, None if it said nothing."""
+        try:
+            data = self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return 0
+        self._frames.feed(data)
+        return len(data)
+
     def send(self, message: FromEngine) -> None:
-        """Never blocks. Without a server the message is dropped; `receive` will tell."""
-        with contextlib.suppress(zmq.Again):
-            self._socket.send(self._frames.pack(message), zmq.NOBLOCK)
+        """Waits while the server reads nothing and some 200 steps lie there unread: it reads whatever it does besides.
+        Without a server the message is dropped; `receive` will tell."""
+        with contextlib.suppress(OSError):
+            self._socket.sendall(self._frames.pack(message))
 
     def close(self) -> None:
-        """Waits a moment for the last messages to leave. A server that was killed cannot remove the directory."""
-        self._context.destroy(linger=1000)
-        with contextlib.suppress(OSError):
-            self._path.unlink()
-            self._path.parent.rmdir()
+        """What was sent can still be read."""
+        self._socket.close()
 
 
 Received = TypeVar("Received")
 
 
 class _Frames(Generic[Received]):
-    """Messages as bytes: the number of the message on this connection, then msgpack."""
+    """Messages as bytes: the number of the message on this connection, how long it is, then msgpack."""
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[Received]") -> None:
         self._decoder = decoder
         self._encoder = msgspec.msgpack.Encoder()
         self._num_packed = 0
         self._num_unpacked = 0
+        self._fed = bytearray()
 
     def pack(self, message: ToEngine | FromEngine) -> bytes:
-        data = self._num_packed.to_bytes(_NUMBER_BYTES) + self._encoder.encode(message)
+        data = self._encoder.encode(message)
+        header = self._num_packed.to_bytes(_NUMBER_BYTES) + len(data).to_bytes(_LENGTH_BYTES)
         self._num_packed += 1
-        return data
+        return header + data
 
-    def unpack(self, data: bytes) -> Received:
-        """Raises BrokenLinkError."""
-        number = int.from_bytes(data[:_NUMBER_BYTES])
-        if len(data) < _NUMBER_BYTES or number != self._num_unpacked:
+    def feed(self, data: bytes) -> None:
+        self._fed += data
+
+    def unpack(self) -> Received | None:
+        """The next message of what was fed, or None if it is not complete. Raises BrokenLinkError."""
+        if len(self._fed) < _HEADER_BYTES:
+            return None
+        if int.from_bytes(self._fed[:_NUMBER_BYTES]) != self._num_unpacked:
             raise BrokenLinkError(f"Message {self._num_unpacked} between server and engine is not the next to arrive.")
+        end = _HEADER_BYTES + int.from_bytes(self._fed[_NUMBER_BYTES:_HEADER_BYTES])
+        if len(self._fed) < end:
+            return None
+        data = self._fed[_HEADER_BYTES:end]
+        del self._fed[:end]
         self._num_unpacked += 1
         try:
-            return self._decoder.decode(memoryview(data)[_NUMBER_BYTES:])
+            return self._decoder.decode(data)
         except (msgspec.MsgspecError, TwostepError) as error:
             raise BrokenLinkError(f"A message between server and engine cannot be read: {error}") from error
-
-
-def _has_message(socket: "zmq.Socket[bytes]") -> bool:
-    """Asked before each read: finding nothing by an exception takes ten times as long."""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
-
-
-def _pair(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
-    socket = context.socket(zmq.PAIR)
-    socket.set_hwm(0)
-    return socket

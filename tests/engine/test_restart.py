@@ -11,7 +11,6 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-import zmq
 
 from engine.async_engine import AsyncEngine
 from engine.client import SOLE_TENANT, GenerationRequest
@@ -413,16 +412,16 @@ def test_a_restart_that_hangs_is_killed_and_tried_again(tmp_path: Any, monkeypat
 
 
 def test_a_passing_lack_of_files_does_not_end_the_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_sockets(context: object) -> Any:
+    def no_sockets() -> Any:
         monkeypatch.undo()
-        raise zmq.ZMQError(errno.EMFILE)
+        raise OSError(errno.EMFILE, "Too many open files")
 
     async def check() -> None:
         watcher = Watcher()
         async with running(observer=watcher) as engine:
             tasks = streams(engine, 2)
             await eventually(lambda: held_by(engine) == 2)
-            monkeypatch.setattr("engine.transport._pair", no_sockets)
+            monkeypatch.setattr("socket.socketpair", no_sockets)
             kill_engine()
             assert await all_tokens(tasks) == expected(2)
         assert watcher.num_restarts == 2
