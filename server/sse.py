@@ -8,10 +8,11 @@ from typing import Any
 
 import anyio
 from sse_starlette.event import ServerSentEvent
-from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+from sse_starlette.sse import EventSourceResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from server.record import RequestRecord, record_of
+from server.stall_watch import StallWatch
 
 logger = logging.getLogger("twostep.server")
 
@@ -59,6 +60,7 @@ class EventStream(EventSourceResponse):
         keep_alive: bytes = KEEP_ALIVE,
     ) -> None:
         self._source = source
+        self._stall_timeout_s = stall_timeout_s
         self._last_sent_s = time.monotonic()
         self._is_complete = False
         self._record: RequestRecord | None = None
@@ -68,7 +70,6 @@ class EventStream(EventSourceResponse):
             sep="\n",
             ping=PING_S,
             ping_message_factory=lambda: _IdlePing(self._last_sent_s, keep_alive),
-            send_timeout=stall_timeout_s,
             client_close_handler_callable=self._on_client_left,
         )
         del self.headers["Connection"]  # keep-alive or close is for the HTTP server to say
@@ -79,15 +80,27 @@ class EventStream(EventSourceResponse):
         async def noting_send(message: Message) -> None:
             self._last_sent_s = time.monotonic()
             self._is_complete = message.get("more_body") is False
-            await send(message)
+            watch.begin()
+            try:
+                await send(message)
+            finally:
+                watch.end()
 
+        stream = anyio.CancelScope()
+        watch = StallWatch(self._stall_timeout_s, stream.cancel)
         try:
-            await super().__call__(scope, receive, noting_send)
-        except SendTimeoutError:
-            logger.warning("request %s: the client stopped reading; its stream is ended", self._record.request_id)
+            with stream:
+                await super().__call__(scope, receive, noting_send)
+            if watch.has_stalled:
+                logger.warning("request %s: the client stopped reading; its stream is ended", self._record.request_id)
         finally:
+            watch.stop()
             with anyio.CancelScope(shield=True):
                 await self._source.aclose()
+
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        """Without the library's timer for each message."""
+        await send(message)
 
     async def _on_client_left(self, _: Message) -> None:
         """Servers report the end of a complete response in the same way."""
