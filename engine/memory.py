@@ -1,7 +1,5 @@
-"""How much memory is left for the KV cache, and how to make it more."""
+"""How much memory is left for the KV cache."""
 
-import contextlib
-import ctypes
 import os
 from pathlib import Path
 
@@ -15,12 +13,6 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(_system_available_bytes(), _cgroup_available_bytes())
-
-
-def give_back_freed_memory() -> None:
-    """What loading a model took and freed goes back to the system; glibc keeps some 100 MB of it for reuse."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library has no such function
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _system_available_bytes() -> int:

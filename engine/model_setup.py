@@ -8,10 +8,11 @@ import torch
 from engine.attention import select_backend
 from engine.config import EngineConfig, EngineInfo
 from engine.errors import ConfigError
+from engine.footprint import give_back_freed_memory
 from engine.kernel_forward import choose_forward
 from engine.kernels import load_kernels
 from engine.kv_cache import KVCache, bytes_per_block
-from engine.memory import available_bytes, give_back_freed_memory
+from engine.memory import available_bytes
 from engine.model_loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
 

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from engine.config import EngineConfig, EngineInfo
 from engine.errors import ConfigError, ModelError, RequestError
+from engine.footprint import drop_code_pages, give_back_freed_memory
 from engine.messages import (
     AbortRequests,
     AddRequest,
@@ -115,6 +116,8 @@ def run(link: Link, load: Load, marker: Marker) -> int:
         engine = load(start.config, marker)
         gc.collect()
         gc.freeze()  # the model lives as long as the process: collections between steps need not look at it
+        give_back_freed_memory()
+        drop_code_pages()
         link.send(EngineReady(engine.info))
         try:
             _serve(engine, link, marker)

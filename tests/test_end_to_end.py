@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -17,11 +18,13 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+import torch
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTLE_S = 30.0  # generous: the machine may be busy; what is tested is that it settles at all
+WEIGHT_BYTES = (ROOT / "engine" / "embedded_model" / "model.safetensors").stat().st_size
 MINE: dict[str, Any] = {"prompt": "Return the absolute", "max_tokens": 24, "logprobs": 3, "ignore_eos": True}
 
 
@@ -220,6 +223,23 @@ def test_required_calls_are_valid_whatever_the_model(server: str, seed: int) -> 
 def engine_pids(process: subprocess.Popen[str]) -> list[int]:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return [int(pid) for pid in children if "engine.process" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def resident_bytes(pid: int) -> int:
+    (kilobytes,) = re.findall(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(kilobytes) * 1024
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="torch with CUDA is several times as large")
+def test_the_engine_takes_little_more_than_weights_and_cache() -> None:
+    process, url = start("--dtype", "bfloat16", "--kv-cache-memory-bytes", "16MiB")
+    try:
+        for how in ({"temperature": 0}, {"structured_outputs": {"regex": "[a-z ]*"}}):
+            complete(url, prompt="Return the " * 500, max_tokens=20, **how)
+        (engine_pid,) = engine_pids(process)
+        assert resident_bytes(engine_pid) <= WEIGHT_BYTES + (16 << 20) + 400e6
+    finally:
+        assert stop(process) == 0
 
 
 def kill_engine(process: subprocess.Popen[str]) -> None:

@@ -1,7 +1,10 @@
 """The engine process's main loop, run in this process over a scripted link."""
 
+from functools import partial
+
 import pytest
 
+from engine import process
 from engine.config import EngineConfig
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.messages import (
@@ -153,6 +156,20 @@ def test_without_a_server_the_loop_ends() -> None:
     with pytest.raises(ServerGoneError):
         run(ScriptedLink([START], [add("a")]), loader_of(engine))
     assert engine.is_closed
+
+
+def test_an_engine_is_ready_when_what_loading_left_behind_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    for name in ("give_back_freed_memory", "drop_code_pages"):
+        monkeypatch.setattr(process, name, partial(done.append, name))
+
+    def load(config: EngineConfig, marker: Marker) -> fake.FakeEngine:
+        done.append("load")
+        return fake.load(config, marker)
+
+    monkeypatch.setattr(ScriptedLink, "send", lambda _, message: done.append(type(message).__name__))
+    run(ScriptedLink([START], [Shutdown()]), load)
+    assert done == ["load", "give_back_freed_memory", "drop_code_pages", "EngineReady"]
 
 
 def test_nothing_is_loaded_before_start() -> None:
