@@ -1,6 +1,7 @@
 """Grammars at work in the engine: beside the steps, replayed from the tokens, gone with their requests."""
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -11,14 +12,24 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from llguidance import LLTokenizer
 
 import engine as engine_package
 from engine.batch import Batch, StepOutput
 from engine.config import EngineConfig, EngineInfo
 from engine.engine import Engine
 from engine.errors import InvalidParameterError, RequestError
-from engine.grammar import NUM_KEPT, GrammarCompiler, GrammarQueue, Matcher, NoGrammars, load_grammars, make_tokenizer
-from engine.grammar_source import Literal, Regex, Repeat, choice, to_lark
+from engine.grammar import (
+    NUM_KEPT,
+    GrammarCompiler,
+    GrammarQueue,
+    Matcher,
+    NoGrammars,
+    _Vocabulary,
+    load_grammars,
+    make_tokenizer,
+)
+from engine.grammar_source import JsonSchema, Literal, Regex, Repeat, choice, to_lark
 from engine.messages import RequestUpdate
 from engine.request import Constraint, FinishReason
 from engine.sampling_params import SamplingParams
@@ -134,6 +145,27 @@ def test_the_state_is_a_function_of_the_tokens() -> None:
 def test_asking_twice_changes_nothing() -> None:
     matcher = compiler()(DIGITS)
     assert allowed(matcher, ids("1")) == allowed(matcher, ids("1")) == ids("0123456789")
+
+
+@pytest.mark.parametrize("max_length", [5, 12, 45, None])
+def test_a_mask_is_the_same_whether_it_takes_tokens_as_one_or_one_by_one(max_length: int | None) -> None:
+    texts = [
+        *TEXTS,
+        *(begin * length + end for begin in (b"A", b" ") for end in (b"", b'"') for length in range(2, 61)),
+    ]
+    grammar = to_lark(JsonSchema({"type": "string"} | ({} if max_length is None else {"maxLength": max_length})))
+    plain = LLTokenizer(_Vocabulary(texts, EOS), eos_token=[EOS], slices=[])  # type: ignore[arg-type]
+    one, other = (GrammarCompiler(tokenizer)(grammar) for tokenizer in (make_tokenizer(texts, [EOS]), plain))
+    for num_chars in range(1 + (max_length or 60)):
+        output = ids('"' + num_chars * "A")
+        assert allowed(one, output) == allowed(other, output) != []
+
+
+def test_a_tokenizer_keeps_no_second_copy_of_the_texts() -> None:
+    text = b"this text"
+    num_references = sys.getrefcount(text)
+    tokenizer = make_tokenizer([*TEXTS, text], [EOS])
+    assert sys.getrefcount(text) == num_references and tokenizer.vocab_size == len(TEXTS) + 1
 
 
 @pytest.mark.parametrize("grammar", ["start: other", "start: start", "{"])
