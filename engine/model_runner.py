@@ -11,7 +11,7 @@ from engine.embedding import embedding_bytes
 from engine.forward import Forward
 from engine.model_inputs import build_inputs
 from engine.model_loader import LoadedModel
-from engine.sampler import SamplingTensors, argmax_for, sample, score
+from engine.sampler import argmax_for, sample, score
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +66,7 @@ class ModelRunner:
         """Per request, if it has one, the token and its log-probabilities; `logits` [len(requests), vocab]."""
         if not requests:
             return {}
-        sampling = SamplingTensors.from_requests(requests, self._model.device)
-        token_ids = sample(logits, sampling, self._model.eos_token_ids, self._argmax)
+        token_ids = sample(logits, requests, self._model.eos_token_ids, self._argmax)
         return {
             request.request_id: ((token_id,), _score_token(logits[row], request, token_id))
             for row, (request, token_id) in enumerate(zip(requests, token_ids, strict=True))

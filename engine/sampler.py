@@ -6,6 +6,7 @@ neither on the batch nor on how often the sequence was interrupted.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import cast
 
 import numpy as np
@@ -24,59 +25,44 @@ NUM_CANDIDATES = 1024  # most likely tokens looked at first when only top_p or m
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingTensors:
-    """One step's sampling, prepared on the host. Rows are those of the logits, [num_rows, vocab]."""
+class SamplingRows:
+    """How each row of one step's logits, [num_rows, vocab], gets its token."""
 
-    requests: tuple[ScheduledRequest, ...]
-    adjusted_rows: tuple[int, ...]
-    greedy_rows: tuple[int, ...]
-    plain_rows: tuple[int, ...]
-    """Sampled from the whole vocabulary."""
-    filtered_rows: tuple[int, ...]
-    """Sampled with top_k, top_p or min_p."""
-    temperatures: Tensor  # [num_rows] float32, 1 for greedy rows
-    uniforms: Tensor  # [num_rows] float64, 0 for greedy rows
+    requests: Sequence[ScheduledRequest]
+    adjusted: list[int]
+    sampled: list[int]
+    """The others are greedy."""
 
     @property
     def takes_likeliest(self) -> bool:
         """Whether each row's token is the likeliest, whatever it is."""
         is_free = all(request.allowed_tokens is None for request in self.requests)
-        return is_free and not self.adjusted_rows and len(self.greedy_rows) == len(self.requests)
+        return is_free and not self.adjusted and not self.sampled
 
     @classmethod
-    def from_requests(cls, requests: Sequence[ScheduledRequest], device: torch.device) -> "SamplingTensors":
-        params = [request.params for request in requests]
-        rows = range(len(params))
-        sampled = [row for row in rows if not params[row].is_greedy]
-        draws = np.zeros(len(rows))
-        if sampled:
-            draws[sampled] = uniforms([params[row].seed for row in sampled], [requests[row].end for row in sampled])
-        temperatures = torch.tensor([1.0 if p.is_greedy else p.temperature for p in params], dtype=torch.float32)
+    def of(cls, requests: Sequence[ScheduledRequest]) -> "SamplingRows":
         return cls(
-            requests=tuple(requests),
-            adjusted_rows=tuple(row for row in rows if adjusts_logits(requests[row])),
-            greedy_rows=tuple(row for row in rows if params[row].is_greedy),
-            plain_rows=tuple(row for row in sampled if not _filters(params[row])),
-            filtered_rows=tuple(row for row in sampled if _filters(params[row])),
-            temperatures=temperatures.to(device),
-            uniforms=torch.from_numpy(draws).to(device),
+            requests,
+            adjusted=[row for row, request in enumerate(requests) if adjusts_logits(request)],
+            sampled=[row for row, request in enumerate(requests) if not request.params.is_greedy],
         )
 
 
 def sample(
-    logits: Tensor, sampling: SamplingTensors, eos_token_ids: tuple[int, ...], argmax: Argmax
+    logits: Tensor, requests: Sequence[ScheduledRequest], eos_token_ids: tuple[int, ...], argmax: Argmax
 ) -> list[int | None]:
-    """One token id per row of `logits` [num_rows, vocab]; None where no token is possible."""
-    if sampling.takes_likeliest:
+    """One token id per row of `logits` [len(requests), vocab]; None where no token is possible."""
+    rows = SamplingRows.of(requests)
+    if rows.takes_likeliest:
         chosen = argmax(logits)
     else:
         logits = logits.to(torch.float32, copy=True)
-        forbid_tokens(logits, sampling.requests)
-        for row in sampling.adjusted_rows:
-            adjust_row(logits[row], sampling.requests[row], eos_token_ids)
-        chosen = _choose(logits, sampling, argmax)
-    is_possible = logits.gather(1, chosen[:, None])[:, 0] > -torch.inf  # nor is NaN
-    return [token_id if ok else None for token_id, ok in zip(chosen.tolist(), is_possible.tolist(), strict=True)]
+        forbid_tokens(logits, requests)
+        for row in rows.adjusted:
+            adjust_row(logits[row], requests[row], eos_token_ids)
+        chosen = _choose(logits, rows, argmax)
+    values = logits.gather(1, chosen.unsqueeze(1)).tolist()  # -inf is not possible, nor is NaN
+    return [token_id if value > -inf else None for token_id, [value] in zip(chosen.tolist(), values, strict=True)]
 
 
 def argmax_for(device: torch.device, has_kernels: bool) -> Argmax:
@@ -95,18 +81,30 @@ def _argmax_in_torch(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def _choose(logits: Tensor, sampling: SamplingTensors, argmax: Argmax) -> Tensor:
+def _choose(logits: Tensor, rows: SamplingRows, argmax: Argmax) -> Tensor:
     """`logits` [num_rows, vocab] float32, changed in place -> token ids [num_rows]."""
-    if len(sampling.greedy_rows) == logits.shape[0]:
+    if not rows.sampled:
         return argmax(logits)
-    logits /= sampling.temperatures[:, None]
+    params = [request.params for request in rows.requests]
+    temperatures = torch.tensor([1.0 if p.is_greedy else p.temperature for p in params], dtype=torch.float32)
+    logits /= temperatures.to(logits.device)[:, None]
     chosen = argmax(logits)
-    if sampling.plain_rows:
-        rows = list(sampling.plain_rows)
-        chosen[rows] = _sample_plain(logits[rows], sampling.uniforms[rows])
-    for row in sampling.filtered_rows:
-        chosen[row] = _sample_filtered(logits[row], sampling.uniforms[row], sampling.requests[row].params)
+    draws = _draws(rows).to(logits.device)
+    plain = [row for row in rows.sampled if not _filters(params[row])]
+    if plain:
+        chosen[plain] = _sample_plain(logits[plain], draws[plain])
+    for row in rows.sampled:
+        if _filters(params[row]):
+            chosen[row] = _sample_filtered(logits[row], draws[row], params[row])
     return chosen
+
+
+def _draws(rows: SamplingRows) -> Tensor:
+    """[num_rows] float64: a uniform number for each sampled row, 0 for the others."""
+    sampled = [rows.requests[row] for row in rows.sampled]
+    draws = np.zeros(len(rows.requests))
+    draws[rows.sampled] = uniforms([each.params.seed for each in sampled], [each.end for each in sampled])
+    return torch.from_numpy(draws)
 
 
 def score(logits: Tensor, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:

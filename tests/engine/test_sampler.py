@@ -13,7 +13,7 @@ from engine.batch import ScheduledRequest
 from engine.kernels import load_kernels
 from engine.logits import adjust_row, adjusts_logits
 from engine.philox import philox4x32, uniforms
-from engine.sampler import NUM_CANDIDATES, SamplingTensors, _invert, argmax_for, argmax_in_numpy, sample, score
+from engine.sampler import NUM_CANDIDATES, _invert, argmax_for, argmax_in_numpy, sample, score
 from engine.sampling_params import SamplingParams
 
 EOS = (0,)
@@ -41,7 +41,7 @@ def scheduled(
 
 
 def draw(logits: torch.Tensor, requests: list[ScheduledRequest]) -> list[int | None]:
-    return sample(logits, SamplingTensors.from_requests(requests, CPU), EOS, argmax_in_numpy)
+    return sample(logits, requests, EOS, argmax_in_numpy)
 
 
 def draw_many(row: list[float], count: int = 4000, **params: Any) -> Counter[int | None]:
