@@ -1,13 +1,14 @@
 """One request on the server's side, from admission to its end: turns news into outputs with text and timings."""
 
-import asyncio
 import time
-from dataclasses import dataclass
+
+import msgspec
 
 from engine.batch import TokenLogprobs
 from engine.client import GenerationRequest
 from engine.detokenizer import IncrementalDetokenizer, TokenTable
 from engine.errors import EngineFailedError, RequestAbortedError, RequestError, RequestTimeoutError, TwostepError
+from engine.mailbox import Mailbox
 from engine.messages import AddRequest, FirstTokenInfo, RequestUpdate
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
@@ -15,8 +16,7 @@ from engine.stats import RequestTimings
 from engine.waiting_room import Place
 
 
-@dataclass(frozen=True, slots=True)
-class News:
+class News(msgspec.Struct, frozen=True):
     """A request's share of one step; `time_s` is when its tokens came to exist."""
 
     update: RequestUpdate
@@ -62,7 +62,7 @@ class LiveRequest:
         self._num_output_tokens = 0
         self.last_gap_s: float | None = None
         """From the newest output's token to the one before; None for the first."""
-        self._news: asyncio.Queue[News | TwostepError] = asyncio.Queue()
+        self._news: Mailbox[News | TwostepError] = Mailbox()
         self._clock = TokenClock(request.arrival_s)
         self._num_cached_tokens = 0
         self._detokenizer = IncrementalDetokenizer(
@@ -126,7 +126,7 @@ class LiveRequest:
         if isinstance(news, TwostepError) or news.update.finish_reason is not None:
             self._put_last(news)
         else:
-            self._news.put_nowait(news)
+            self._news.put(news)
 
     def expire(self) -> None:
         """End it at its deadline with the tokens that there are. The engine must be told, too."""
@@ -148,7 +148,7 @@ class LiveRequest:
     def _put_last(self, news: News | TwostepError) -> None:
         self.is_complete = True
         self.is_known_to_engine = False
-        self._news.put_nowait(news)
+        self._news.put(news)
 
     async def next_output(self) -> RequestOutput:
         """Waits for news. Raises the error that was put."""

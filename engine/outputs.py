@@ -1,14 +1,13 @@
 """What a caller of the async engine receives."""
 
-from dataclasses import dataclass
+import msgspec
 
 from engine.batch import TokenLogprobs
 from engine.request import FinishReason
 from engine.stats import RequestTimings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The news of one request since the last output: usually one token. Text is held back while a character or a
     possible stop string is incomplete, so `text` may be empty; concatenated, the texts are the whole completion.
     """

@@ -12,6 +12,7 @@ import logging
 import os
 import select
 import socket
+import struct
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -22,9 +23,7 @@ from engine.messages import FromEngine, ToEngine
 
 logger = logging.getLogger(__name__)
 
-_NUMBER_BYTES = 8
-_LENGTH_BYTES = 8
-_HEADER_BYTES = _NUMBER_BYTES + _LENGTH_BYTES
+_HEADER = struct.Struct("!QQ")  # a message's number on this connection, and its length
 _READ_BYTES = 2**14
 
 
@@ -169,7 +168,7 @@ Received = TypeVar("Received")
 
 
 class _Frames(Generic[Received]):
-    """Messages as bytes: the number of the message on this connection, how long it is, then msgpack."""
+    """Messages as bytes: a header, then msgpack."""
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[Received]") -> None:
         self._decoder = decoder
@@ -180,7 +179,7 @@ class _Frames(Generic[Received]):
 
     def pack(self, message: ToEngine | FromEngine) -> bytes:
         data = self._encoder.encode(message)
-        header = self._num_packed.to_bytes(_NUMBER_BYTES) + len(data).to_bytes(_LENGTH_BYTES)
+        header = _HEADER.pack(self._num_packed, len(data))
         self._num_packed += 1
         return header + data
 
@@ -189,14 +188,15 @@ class _Frames(Generic[Received]):
 
     def unpack(self) -> Received | None:
         """The next message of what was fed, or None if it is not complete. Raises BrokenLinkError."""
-        if len(self._fed) < _HEADER_BYTES:
+        if len(self._fed) < _HEADER.size:
             return None
-        if int.from_bytes(self._fed[:_NUMBER_BYTES]) != self._num_unpacked:
+        number, length = _HEADER.unpack_from(self._fed)
+        if number != self._num_unpacked:
             raise BrokenLinkError(f"Message {self._num_unpacked} between server and engine is not the next to arrive.")
-        end = _HEADER_BYTES + int.from_bytes(self._fed[_NUMBER_BYTES:_HEADER_BYTES])
+        end = _HEADER.size + length
         if len(self._fed) < end:
             return None
-        data = self._fed[_HEADER_BYTES:end]
+        data = self._fed[_HEADER.size : end]
         del self._fed[:end]
         self._num_unpacked += 1
         try:

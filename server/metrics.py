@@ -9,6 +9,7 @@ from engine.batch import Phase
 from engine.config import EngineInfo
 from engine.request import FinishReason
 from engine.stats import RequestTimings, RoomStats, StepStats
+from server.batched import Batched
 from server.metrics_engine import EngineCollector
 from server.metrics_names import Exposition
 from server.timings import TokenCounts
@@ -39,9 +40,13 @@ class Metrics:
         self._make_request_metrics()
         self._make_step_metrics()
         self._make_http_metrics()
+        self._steps = Batched(self._observe_step)
+        self._tokens = Batched(self._observe_tokens)
 
     def render(self) -> bytes:
         """The text exposition format."""
+        self._steps.flush()
+        self._tokens.flush()
         return generate_latest(self._exposition)
 
     def on_engine_info(self, info: EngineInfo) -> None:
@@ -54,11 +59,7 @@ class Metrics:
 
     def on_step(self, stats: StepStats) -> None:
         self._engine.stats = stats
-        if stats.phase is not None:
-            self._step_duration[stats.phase].observe(stats.duration_s)
-            self._step_tokens[stats.phase].observe(stats.num_tokens)
-            if stats.predicted_s and stats.model_s:
-                self._step_prediction[stats.phase].observe(stats.model_s / stats.predicted_s)
+        self._steps.add(stats)
 
     def on_restart(self) -> None:
         self._engine.on_restart()
@@ -70,9 +71,7 @@ class Metrics:
         self._prompt_tokens.inc(num_prompt_tokens)
 
     def on_tokens(self, num_tokens: int, gap_s: float | None) -> None:
-        self._generation_tokens.inc(num_tokens)
-        if gap_s is not None:
-            self._inter_token.observe(gap_s)
+        self._tokens.add((num_tokens, gap_s))
 
     def on_finish(self, reason: FinishReason, timings: RequestTimings | None) -> None:
         self._requests.labels(reason.value).inc()
@@ -103,6 +102,20 @@ class Metrics:
     def on_http_request(self, handler: str, method: str, status: int, duration_s: float) -> None:
         self._http_requests.labels(handler, method, str(status)).inc()
         self._http_duration.labels(handler, method).observe(duration_s)
+
+    def _observe_step(self, stats: StepStats) -> None:
+        if stats.phase is None:
+            return
+        self._step_duration[stats.phase].observe(stats.duration_s)
+        self._step_tokens[stats.phase].observe(stats.num_tokens)
+        if stats.predicted_s and stats.model_s:
+            self._step_prediction[stats.phase].observe(stats.model_s / stats.predicted_s)
+
+    def _observe_tokens(self, tokens: tuple[int, float | None]) -> None:
+        num_tokens, gap_s = tokens
+        self._generation_tokens.inc(num_tokens)
+        if gap_s is not None:
+            self._inter_token.observe(gap_s)
 
     def _make_request_metrics(self) -> None:
         self._ttft = self._histogram("time_to_first_token", "Arrival to first token, queue included.", _LATENCY_S)

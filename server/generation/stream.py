@@ -76,13 +76,15 @@ class GenerationStream:
     def _events_of(self, news: IndexedOutput, told: Mapping[str, Any]) -> bytes:
         index, output = news
         self._tally.add(index, output)
-        choices = self._choices[index].chunks(output)
-        extras: list[dict[str, Any]] = [self._usage_so_far() for _ in choices]
-        extras[0] |= told
+        *choices, last = self._choices[index].chunks(output)
+        ending = {}
         if output.is_finished and output.timings is not None:
-            extras[-1]["timings"] = self._tally.timings_of(index)
-        events = (self._head.event([choice], **extra) for choice, extra in zip(choices, extras, strict=True))
-        return b"".join(events)
+            ending["timings"] = self._tally.timings_of(index)
+        events = b""
+        for choice in choices:
+            events += self._head.event([choice], **self._usage_so_far(), **told)
+            told = {}
+        return events + self._head.event([last], **self._usage_so_far(), **told, **ending)
 
     def _usage_so_far(self) -> dict[str, Any]:
         if self._continuous_usage:
