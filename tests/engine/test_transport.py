@@ -33,7 +33,7 @@ from engine.messages import (
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
 from engine.stats import PoolStats, StepStats
-from engine.transport import BrokenLinkError, EngineLink, ServerGoneError, ServerLink
+from engine.transport import _READ_BYTES, BrokenLinkError, EngineLink, ServerGoneError, ServerLink
 from tests.engine import fake_engine_process as fake
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -318,7 +318,8 @@ def test_a_server_whose_engine_has_ended_sleeps() -> None:
             engine.close()
             await until(lambda: not is_watched(server))
             server.receive()
-            assert not is_watched(server)
+            server.send(Shutdown())
+            assert not is_watched(server) and not is_watched(server, for_room=True)
 
     asyncio.run(asyncio.wait_for(check(), 30))
 
@@ -375,6 +376,24 @@ def test_the_engine_hears_what_the_server_said_before_its_end() -> None:
         server_end.sendall(framed(msgspec.msgpack.encode(Shutdown())))
         server_end.close()  # with something unread: a reset
         assert link.receive(60.0) == [Shutdown()]
+        with pytest.raises(ServerGoneError):
+            link.receive(60.0)
+
+
+def test_the_engine_is_told_at_once_of_all_that_has_arrived() -> None:
+    messages = [AbortRequests(["x" * (_READ_BYTES // 2)]) for _ in range(5)]
+    with engine_link() as (link, server_end):
+        server_end.sendall(b"".join(framed(msgspec.msgpack.encode(each), n) for n, each in enumerate(messages)))
+        assert link.receive(0.0) == messages
+
+
+def test_a_last_message_that_fills_a_whole_read_is_heard() -> None:
+    empty = len(framed(msgspec.msgpack.encode(AbortRequests(["x" * 1000]))))
+    message = AbortRequests(["x" * (1000 + _READ_BYTES - empty)])
+    with engine_link() as (link, server_end):
+        server_end.sendall(framed(msgspec.msgpack.encode(message)))
+        server_end.close()
+        assert link.receive(60.0) == [message]
         with pytest.raises(ServerGoneError):
             link.receive(60.0)
 
