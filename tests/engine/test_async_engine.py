@@ -514,6 +514,17 @@ def test_stop_leaves_nothing() -> None:
     asyncio.run(check())
 
 
+def test_the_engines_end_of_the_link_is_its_own() -> None:
+    """Else it would not end with the engine."""
+
+    async def check() -> None:
+        async with running() as engine:
+            process = engine._supervisor._process
+            assert process is not None and process._link.engine_end.fileno() == -1
+
+    asyncio.run(check())
+
+
 def test_a_load_can_be_stopped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.incarnation._STOP_GRACE_S", 1000.0)
 

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.types import Message, Send
 
 from server.record import RequestRecord, attach_record
 from server.sse import DONE, KEEP_ALIVE, EventStream, event
+from server.stall_watch import StallWatch
 from tests.server.fake_engine import saying
 from tests.server.live_server import LiveServer
 
@@ -90,12 +92,18 @@ async def collect(events: list[bytes], pause_s: float, monkeypatch: pytest.Monke
         if message.get("body"):
             sent.append(message["body"])
 
-    stream = source()
-    response = EventStream(stream, stream, {}, stall_timeout_s=1)
+    await respond(source(), send, stall_timeout_s=1)
+    return sent
+
+
+async def respond(stream: AsyncGenerator[bytes, None], send: Send, stall_timeout_s: float) -> None:
+    """An EventStream from its begin to its end; nothing of it is left."""
     scope: dict[str, Any] = {"type": "http", "method": "POST"}
     attach_record(scope, RequestRecord("id", 0.0))
+    response = EventStream(stream, stream, {}, stall_timeout_s)
     await response(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
-    return sent
+    timers = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+    assert not any(isinstance(getattr(timer._callback, "__self__", None), StallWatch) for timer in timers)
 
 
 def test_an_idle_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,3 +114,36 @@ def test_an_idle_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_busy_stream_has_no_keep_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.sse.time", SimpleNamespace(monotonic=lambda: 0.0))  # no time passes between tokens
     assert KEEP_ALIVE not in asyncio.run(collect([b"x"] * 5, 0.02, monkeypatch))
+
+
+def test_a_stream_whose_client_takes_nothing_ends_with_its_source(caplog: pytest.LogCaptureFixture) -> None:
+    is_closed = False
+
+    async def source() -> AsyncGenerator[bytes, None]:
+        nonlocal is_closed
+        try:
+            yield b"x"
+        finally:
+            is_closed = True
+
+    async def send(message: Message) -> None:
+        if message.get("body"):
+            await asyncio.Event().wait()
+
+    asyncio.run(asyncio.wait_for(respond(source(), send, stall_timeout_s=0.05), 20))
+    assert is_closed and "the client stopped reading" in caplog.text
+
+
+def test_a_stream_may_last_longer_than_one_send(caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[bytes] = []
+
+    async def source() -> AsyncGenerator[bytes, None]:
+        for _ in range(5):
+            await asyncio.sleep(0.04)
+            yield b"x"
+
+    async def send(message: Message) -> None:
+        sent.append(message.get("body", b""))
+
+    asyncio.run(respond(source(), send, stall_timeout_s=0.05))
+    assert sent.count(b"x") == 5 and "stopped reading" not in caplog.text
