@@ -1,7 +1,7 @@
 """Weights of 4 bits as integers: a number is `scale * multiplier * (code - zero)`.
 
-A scale belongs to 256 along K, a multiplier and a zero of 4 bits each to 32. The rows are rounded, too, to integers of
-8 bits with one scale per 256: integer units add their products exactly, at a fraction of what expanding weights costs.
+A scale belongs to 256 along K, a multiplier and a zero of 4 bits each to 32. Rows are rounded to integers of 8 bits, as
+`engine.rounded_rows` says.
 
 The error is 0.93 of that of llama.cpp's Q4_0 where weights are normally distributed, and less than Q4_0's elsewhere.
 Tried and left: a scale and a minimum per 32 and rows as they are (0.85, but an eighth more bytes, and decode of one row
@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.quantization import GROUP_SIZE, QuantizedMatrix, map_rows, spread
+from engine.quantization import GROUP_SIZES, QuantizedMatrix, map_rows, spread
+from engine.rounded_rows import ROW_GROUP_SIZE
 
-__all__ = ["SCALE_GROUP_SIZE", "LeveledMatrix", "round_rows", "to_levels"]
+__all__ = ["LeveledMatrix", "to_levels"]
 
-SCALE_GROUP_SIZE = 256
+_GROUP_SIZE, _SCALE_GROUP_SIZE = GROUP_SIZES[4], ROW_GROUP_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,9 @@ class LeveledMatrix:
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The weight [N, K], computed in float32."""
         num_in = self.codes.shape[1]
-        multipliers, zeros = (spread(x, GROUP_SIZE, num_in) for x in (self.multipliers, self.zeros))
+        multipliers, zeros = (spread(x, _GROUP_SIZE, num_in) for x in (self.multipliers, self.zeros))
         integers = multipliers * (self.codes.float() - zeros)
-        return (integers * spread(self.scales, SCALE_GROUP_SIZE, num_in)).to(dtype)
+        return (integers * spread(self.scales, _SCALE_GROUP_SIZE, num_in)).to(dtype)
 
 
 def to_levels(weight: Tensor, matrix: QuantizedMatrix) -> LeveledMatrix:
@@ -50,15 +51,6 @@ def to_levels(weight: Tensor, matrix: QuantizedMatrix) -> LeveledMatrix:
     The kernels have a faster one of the same results.
     """
     return LeveledMatrix(*map_rows(_level_rows, weight, matrix.scales, matrix.minimums))
-
-
-def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [T, K] -> numbers -127 to 127 [T, K] and scales [T, S], all float32: what 4-bit weights multiply."""
-    padded = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % SCALE_GROUP_SIZE))
-    largest = padded.view(x.shape[0], -1, SCALE_GROUP_SIZE).abs().amax(dim=2)
-    # 127 / x would be rounded twice.
-    factors = torch.where(largest > 1e-36, torch.full_like(largest, 127) / largest, 0)
-    return (x.float() * spread(factors, SCALE_GROUP_SIZE, x.shape[1])).round_(), largest / 127
 
 
 def _level_rows(weight: Tensor, scales: Tensor, minimums: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -70,10 +62,10 @@ def _level_rows(weight: Tensor, scales: Tensor, minimums: Tensor) -> tuple[Tenso
     steps = (highest - lowest) / 15
     zeros = _zeros(lowest, steps)
     shared = _over_scale_groups(steps / _largest_multiplier(zeros)).bfloat16()
-    factors = spread(shared, SCALE_GROUP_SIZE // GROUP_SIZE, steps.shape[1])
+    factors = spread(shared, _SCALE_GROUP_SIZE // _GROUP_SIZE, steps.shape[1])
     factors = torch.where(factors > 0, factors, 1)
     nearest = (steps / factors).round_()
-    numbers = torch.nn.functional.pad(weight.float(), (0, -num_in % GROUP_SIZE)).view(*steps.shape, GROUP_SIZE)
+    numbers = torch.nn.functional.pad(weight.float(), (0, -num_in % _GROUP_SIZE)).view(*steps.shape, _GROUP_SIZE)
     best = None
     for offset in (0, -1, 1):  # the nearest first, for errors whose squares are zero or infinite
         multipliers = (nearest + offset).clamp_(1, 15)
@@ -99,7 +91,7 @@ def _largest_multiplier(zeros: Tensor) -> Tensor:
 
 def _over_scale_groups(values: Tensor) -> Tensor:
     """[N, G] -> the largest of each scale group [N, S]."""
-    size = SCALE_GROUP_SIZE // GROUP_SIZE
+    size = _SCALE_GROUP_SIZE // _GROUP_SIZE
     padded = torch.nn.functional.pad(values, (0, -values.shape[1] % size))
     return padded.view(len(values), -1, size).amax(dim=2)
 

@@ -1,12 +1,18 @@
-"""Weights of 8 bits, and the first step to 4: a number is `minimum + scale * code`, with one of each per 32 along K.
+"""Weights of 8 bits, and the first step to 4: a number is `minimum + scale * code`, with one of each per group along K.
 
-Weights of 8 bits are multiplied in the model's format, as `dequantize` says: such a layer computes exactly what the
-dense layer with these numbers would. Those of 4 bits go on to `engine.integer_levels`.
+Groups are of 256 at 8 bits, of 32 at 4. Codes of 8 bits are multiplied as they are, by the rows' numbers as
+`engine.rounded_rows` rounds them: integers, whose products are added exactly. Those of 4 bits go on to
+`engine.integer_levels`.
 
-Groups of 32 with a minimum err less than llama.cpp's Q8_0; `python -m benchmarks.quantization` measures. Tried and
-left: one scale per output channel, as integer matrix units want it (1.4 to 2.5 times the error of Q8_0, 3 times in the
-embedded model's logits, where rows have 8 bits, too); groups of 64 with a minimum, and groups of 32 without (1.03 times
-the error of Q8_0 each); cutting weights to bfloat16 instead of rounding them (1.1 times).
+llama.cpp multiplies Q8_0 weights, a scale per 32, by rows that it rounds to 8 bits, a scale per 32, too. Products here
+err 0.85 times as much as those where weights and rows are normally distributed, and less where rows have heavier tails,
+as a model's have; more, up to 1.25 times, only where weights have heavier tails than Laplace's distribution and rows
+have not. The weights alone err 1.2 times as much as Q8_0's. `python -m benchmarks.quantization` measures.
+
+Tried and left, at 8 bits: groups of 128 (0.78 times the error of llama.cpp, never above it, but many rows take 1.3
+times as long: what AMX tiles add up is stored and scaled once a group); groups of 32 and rows as they are (0.7 times,
+but 9 bits a weight, and a step of one row takes 1.3 times as long, since expanding codes takes longer than reading
+them); one scale per output channel and rows of 8 bits (3 times the error in the embedded model's logits).
 """
 
 from collections.abc import Callable
@@ -16,19 +22,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["BITS", "GROUP_SIZE", "NUM_REFITS", "QuantizedMatrix", "dequantize", "map_rows", "quantize", "spread"]
+__all__ = ["BITS", "GROUP_SIZES", "NUM_REFITS", "QuantizedMatrix", "dequantize", "map_rows", "quantize", "spread"]
 
 BITS = {"int8": 8, "int4": 4}  # name of the quantization -> bits of a code
-GROUP_SIZE = 32
-
+GROUP_SIZES = {8: 256, 4: 32}  # along K, by the bits of a code
 NUM_REFITS = {8: 0, 4: 5}  # at 8 bits, a line through the codes is as good as the one through both ends
-_ORIGIN = 2**15  # what the kernels add to codes when they read them as numbers
 _CHUNK = 1 << 15  # numbers quantized at once: the most that torch does not spread over threads itself
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
-    """A weight [N, K] in G = ceil(K / GROUP_SIZE) groups."""
+    """A weight [N, K] in G groups along K."""
 
     codes: Tensor  # [N, K] uint8
     scales: Tensor  # [N, G] bfloat16
@@ -43,15 +47,10 @@ def quantize(weight: Tensor, bits: int) -> QuantizedMatrix:
 
 
 def dequantize(matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
-    """The weight [N, K], computed in float32; bfloat16 numbers are the upper halves of its bits."""
+    """The weight [N, K], computed in float32."""
     num_in = matrix.codes.shape[1]
-    scales, minimums = (spread(x, GROUP_SIZE, num_in) for x in (matrix.scales, matrix.minimums))
-    # In the kernels' order of operations, which decides the last bits.
-    weight = (matrix.codes.float() + _ORIGIN) * scales + (minimums - _ORIGIN * scales)
-    if dtype != torch.bfloat16:
-        return weight.to(dtype)
-    half_a_step = 2**15
-    return ((weight.view(torch.int32) + half_a_step) & -(2**16)).view(torch.float32).bfloat16()
+    scales, minimums = (spread(x, GROUP_SIZES[matrix.bits], num_in) for x in (matrix.scales, matrix.minimums))
+    return (matrix.codes.float() * scales + minimums).to(dtype)
 
 
 def map_rows(convert: Callable[..., tuple[Tensor, ...]], weight: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
@@ -74,10 +73,11 @@ def spread(groups: Tensor, size: int, count: int) -> Tensor:
 def _quantize_rows(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     """weight [N, K] -> codes [N, K], scales [N, G], minimums [N, G]."""
     num_out, num_in = weight.shape
-    padding = -num_in % GROUP_SIZE
+    size = GROUP_SIZES[bits]
+    padding = -num_in % size
     # Filled up with each row's last number: it is in the group anyway, so it changes neither of its ends.
     full = torch.cat([weight, weight[:, -1:].expand(-1, padding)], dim=1).float()
-    groups = full.view(-1, GROUP_SIZE).T.contiguous()  # so that sums over a group run down columns, which is fast
+    groups = full.view(-1, size).T.contiguous()  # so that sums over a group run down columns, which is fast
     best = fit = _Fit.through_ends(groups, bits)
     for _ in range(NUM_REFITS[bits]):
         fit = fit.refitted(groups)
@@ -89,9 +89,9 @@ def _quantize_rows(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """One choice of scales and minimums for `groups`, [GROUP_SIZE, N * G], and the codes nearest to their numbers."""
+    """One choice of scales and minimums for `groups`, [size, N * G], and the codes nearest to their numbers."""
 
-    codes: Tensor  # [GROUP_SIZE, N * G], float32 as all here
+    codes: Tensor  # [size, N * G], float32 as all here
     scales: Tensor  # [N * G], each a bfloat16 number
     minimums: Tensor  # [N * G], each a bfloat16 number
     errors: Tensor  # [N * G], sums of squares
@@ -128,7 +128,7 @@ class _Fit:
 
     def refitted(self, groups: Tensor) -> "_Fit":
         """With the line of least squares through (code, number), and the codes that are nearest then."""
-        mean_code, mean = _sum(self.codes) / GROUP_SIZE, _sum(groups) / GROUP_SIZE
+        mean_code, mean = _sum(self.codes) / len(groups), _sum(groups) / len(groups)
         centred = self.codes - mean_code
         covariance = _sum(centred * (groups - mean))
         scales = covariance / _sum(centred.square_()).clamp_min_(1e-9)
@@ -145,7 +145,7 @@ class _Fit:
         )
 
 
-def _sum(values: Tensor) -> Tensor:  # [GROUP_SIZE, N * G] -> [N * G]
+def _sum(values: Tensor) -> Tensor:  # [size, N * G] -> [N * G]
     """In an order that the kernel keeps, too."""
     while len(values) > 1:
         upper, lower = values.chunk(2)

@@ -24,7 +24,7 @@ class KernelQuantizedWeight:
         codes, scales, minimums = ops.quantize(weight, bits, NUM_REFITS[bits])  # those of quantize(weight, bits)
         self.packed: Tensor
         if bits == 8:
-            self._linear, self.packed = ops.linear_int8, ops.pack_int8(codes, scales, minimums, weight.dtype)
+            self._linear, self.packed = ops.linear_int8, ops.pack_int8(codes, scales, minimums)
         else:
             self._linear, self.packed = ops.linear_int4, ops.pack_int4(*ops.to_levels(weight, scales, minimums))
 

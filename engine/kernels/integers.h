@@ -1,34 +1,13 @@
-// Rows as 8-bit integers, and their products with others: sums that are exact, so the same in any order and on any unit
-// that adds integers.
-//
-// A row's numbers share a scale in groups of 256 along K: the largest of them becomes 127, or -127.
+// Sums of products of integers: weights of 8 bits, times rows of 8 or 16.
 
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
-#include "linear.h"
 #include "vec.h"
 
 namespace twostep::integers {
-
-constexpr int64_t kStep = 64;  // along K, of a tile
-constexpr int64_t kGroupSteps = 4, kGroup = kGroupSteps * kStep;
-constexpr int64_t kTileRows = 16;
-
-// Tiles of 16 rows, a step of one tile side by side. What lies beyond the last row means nothing.
-struct Rows {
-  int64_t steps, groups;
-  int8_t* numbers;  // [tiles][steps][16][64], zeros beyond K
-  float* scales;    // [tiles][groups][16]
-  int32_t* sums;    // [tiles][groups][16], each of a row's numbers in the group
-
-  int8_t* numbers_of(int64_t tile, int64_t step) const { return numbers + (tile * steps + step) * kTileRows * kStep; }
-  int64_t place(int64_t tile, int64_t group) const { return (tile * groups + group) * kTileRows; }
-  int64_t steps_of(int64_t group) const { return std::min(kGroupSteps, steps - group * kGroupSteps); }
-};
 
 typedef uint8_t PartB __attribute__((vector_size(4 * kPartLanes)));
 typedef int32_t PartI __attribute__((vector_size(4 * kPartLanes)));
@@ -54,72 +33,6 @@ inline void store_low_bytes(int8_t* to, const Dots& integers) {
     const PartB bytes = __builtin_convertvector(integers.part[i], PartB);
     std::memcpy(to + i * kPartLanes, &bytes, sizeof(bytes));
   });
-}
-
-template <class Element>
-Vec load_up_to(const Element* row, int64_t start, int64_t end) {
-  if (start + kLanes <= end) return load(row + start);
-  return start < end ? load_first(row + start, end - start) : Vec{};
-}
-
-// The larger magnitude of each lane: its bits, as an integer. Those of what is not finite are larger than all others.
-inline Dots larger(Dots largest, Vec x) {
-  unroll<kParts>([&](auto i) {
-    const PartI magnitude = (PartI)x.part[i] & 0x7fffffff;
-    largest.part[i] = magnitude > largest.part[i] ? magnitude : largest.part[i];
-  });
-  return largest;
-}
-
-inline float fold_larger(const Dots& magnitudes) {
-  typedef int32_t QuadI __attribute__((vector_size(16)));
-  return fold(each_part([&](int i) { return (PartF)magnitudes.part[i]; }),
-              [](Quad a, Quad b) { return (QuadI)a > (QuadI)b ? a : b; });
-}
-
-// Numbers [start, end) of a row, which are followed by zeros up to a whole step -> their integers, scale and sum; a scale
-// of NaN where one of them is not finite. `to` takes the integers of a step, the next step's are kTileRows * kStep on.
-template <class Element>
-void round_group(const Element* row, int64_t start, int64_t end, int8_t* to, float* scale, int32_t* sum) {
-  const Vec shift = broadcast(12582912.0f);  // as in exp_nonpositive
-  Dots largest{}, total{};
-  for (int64_t k = start; k < end; k += kLanes) largest = larger(largest, load_up_to(row, k, end));
-  const float most = fold_larger(largest);
-  const Vec factor = broadcast(most > 1e-36f ? 127.0f / most : 0.0f);  // no reciprocal that overflows
-  for (int64_t k = start; k < start + divide_up(end - start, kStep) * kStep; k += kLanes) {
-    const Vec shifted = load_up_to(row, k, end) * factor + shift;
-    Dots numbers;
-    unroll<kParts>([&](auto i) {
-      numbers.part[i] = (PartI)shifted.part[i] - (PartI)shift.part[i];
-      total.part[i] += numbers.part[i];
-    });
-    store_low_bytes(to + (k - start) / kStep * kTileRows * kStep + k % kStep, numbers);
-  }
-  *scale = most / 127.0f + (most - most);
-  *sum = int32_t(fold_add(to_floats(total)));
-}
-
-template <class Element>
-void round_row(const Element* row, int64_t k, const Rows& rows, int64_t index) {
-  const int64_t tile = index / kTileRows, row_of_tile = index % kTileRows;
-  for (int64_t group = 0; group < rows.groups; ++group) {
-    const int64_t start = group * kGroup, at = rows.place(tile, group) + row_of_tile;
-    round_group(row, start, std::min(start + kGroup, k), rows.numbers_of(tile, group * kGroupSteps) + row_of_tile * kStep,
-                rows.scales + at, rows.sums + at);
-  }
-}
-
-// The problem's rows, in memory that the calling thread keeps for its next call.
-template <class Element>
-Rows round_rows(const Problem<Element>& p) {
-  static thread_local Scratch<int8_t> numbers;
-  static thread_local Scratch<float> scales;
-  static thread_local Scratch<int32_t> sums;
-  const int64_t steps = divide_up(p.k, kStep), groups = divide_up(p.k, kGroup);
-  const int64_t rows = divide_up(p.rows, kTileRows) * kTileRows;
-  const Rows rounded{steps, groups, numbers.get(rows * steps * kStep), scales.get(rows * groups), sums.get(rows * groups)};
-  run_tasks(p.rows, p.rows * p.k < 1 << 15, [&](int64_t i) { round_row(p.x + i * p.k, p.k, rounded, i); });
-  return rounded;
 }
 
 inline Bytes load_bytes(const uint8_t* from) {
@@ -172,5 +85,89 @@ inline Dots first_sums(int32_t row_sum) {
   unroll<kParts>([&](auto i) { dots.part[i] = PartI{} - kOffset * row_sum; });
   return dots;
 }
+
+// ---- rows of 16 bits, weights from 0 to 255 ----
+
+// Whether rows are given as halves, each of 8 bits and a sign, one plane of memory after the other; else four along K
+// together, in the order 0, 2, 1, 3.
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool kHalvesApart = true;
+#else
+constexpr bool kHalvesApart = false;
+#endif
+constexpr int64_t kPlaneBytes = 16 * 64;
+
+// What is left to the upper half, where the lower one is the low byte with its sign.
+inline Dots upper_halves(Dots integers) {
+  for (PartI& part : integers.part) part = (part + 128) >> 8;
+  return integers;
+}
+
+inline Dots joined(Dots upper, const Dots& lower) {
+  unroll<kParts>([&](auto i) { upper.part[i] = (upper.part[i] << 8) + lower.part[i]; });
+  return upper;
+}
+
+inline void store_wide(int8_t* to, const Dots& integers) {
+  int32_t numbers[kLanes];
+  std::memcpy(numbers, &integers, sizeof(numbers));
+  int16_t ordered[kLanes];
+  for (int i = 0; i < kLanes; ++i) ordered[(i & ~3) | (i & 1) << 1 | (i >> 1 & 1)] = int16_t(numbers[i]);
+  std::memcpy(to, ordered, sizeof(ordered));
+}
+
+class WideDots {
+ public:
+  // += weights * x, four products per lane.
+  TWOSTEP_INLINE void add_products(const Bytes& weights, const int8_t* x) {
+    unroll<kParts>([&](auto i) TWOSTEP_INLINE { add_part(i, weights.part[i], x); });
+  }
+
+  Dots total() const {
+    if constexpr (kHalvesApart) return joined(upper_, lower_);
+    return lower_;
+  }
+
+ private:
+  TWOSTEP_INLINE void add_part(int i, PartB weights, const int8_t* x) {
+#if defined(__AVX512VNNI__)
+    upper_.part[i] = (PartI)_mm512_dpbusd_epi32((__m512i)upper_.part[i], (__m512i)weights, fours(x));
+    lower_.part[i] = (PartI)_mm512_dpbusd_epi32((__m512i)lower_.part[i], (__m512i)weights, fours(x + kPlaneBytes));
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+    const uint8x16_t w = (uint8x16_t)weights;
+    upper_.part[i] = (PartI)vusdotq_s32((int32x4_t)upper_.part[i], w, fours(x));
+    lower_.part[i] = (PartI)vusdotq_s32((int32x4_t)lower_.part[i], w, fours(x + kPlaneBytes));
+#elif defined(__AVX512BW__)
+    const __m512i w = (__m512i)weights;
+    const __m512i even = _mm512_and_si512(w, _mm512_set1_epi16(255)), odd = _mm512_srli_epi16(w, 8);
+    lower_.part[i] += (PartI)_mm512_madd_epi16(even, _mm512_set1_epi32(word(x)));
+    lower_.part[i] += (PartI)_mm512_madd_epi16(odd, _mm512_set1_epi32(word(x + 4)));
+#elif defined(__AVX2__) && defined(__FMA__)
+    const __m256i w = (__m256i)weights;
+    const __m256i even = _mm256_and_si256(w, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(w, 8);
+    lower_.part[i] += (PartI)_mm256_madd_epi16(even, _mm256_set1_epi32(word(x)));
+    lower_.part[i] += (PartI)_mm256_madd_epi16(odd, _mm256_set1_epi32(word(x + 4)));
+#else
+    int16_t numbers[4];
+    std::memcpy(numbers, x, sizeof(numbers));
+    const PartU words = (PartU)weights;
+    lower_.part[i] += (PartI)(words & 255) * numbers[0] + (PartI)(words >> 8 & 255) * numbers[2] +
+                      (PartI)(words >> 16 & 255) * numbers[1] + (PartI)(words >> 24) * numbers[3];
+#endif
+  }
+
+  static int32_t word(const int8_t* from) {
+    int32_t word;
+    std::memcpy(&word, from, sizeof(word));
+    return word;
+  }
+#if defined(__AVX512VNNI__)
+  static __m512i fours(const int8_t* x) { return _mm512_set1_epi32(word(x)); }
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+  static int8x16_t fours(const int8_t* x) { return vreinterpretq_s8_s32(vdupq_n_s32(word(x))); }
+#endif
+
+  Dots upper_{}, lower_{};
+};
 
 }  // namespace twostep::integers

@@ -7,15 +7,16 @@
 #include <cmath>
 #include <limits>
 
-#include "integers.h"
 #include "quantize.h"
+#include "rounded_rows.h"
 
 namespace twostep::levels {
 
-using quantizing::kGroup;
-using quantizing::Values;
+constexpr int64_t kGroup = quantizing::kGroup4, kScaleGroup = integers::kGroup;
+constexpr int64_t kScaleGroups = kScaleGroup / kGroup;  // groups with one scale
 
-constexpr int64_t kScaleGroups = integers::kGroup / kGroup;  // groups with one scale
+using Values = quantizing::Values<kGroup / kLanes>;
+inline Values all(float value) { return quantizing::all<kGroup / kLanes>(value); }
 
 // The reach of a group's codes, zero included.
 struct Reach {
@@ -44,9 +45,8 @@ inline Levels with(const Values& numbers, const Reach& reach, float wanted, floa
   Levels levels;
   levels.zero = reach.zero_of(wanted * factor);
   levels.multiplier = std::min(wanted, largest_multiplier(levels.zero));
-  const Values size = quantizing::all(levels.multiplier * factor), zero = quantizing::all(levels.zero);
-  const Values places = numbers / size + zero;
-  levels.codes = {quantizing::nearest_codes(places.low, 15.0f), quantizing::nearest_codes(places.high, 15.0f)};
+  const Values size = all(levels.multiplier * factor), zero = all(levels.zero);
+  levels.codes = quantizing::nearest_codes(numbers / size + zero, 15.0f);
   const Values errors = (levels.codes - zero) * size - numbers;
   levels.error = quantizing::sum(errors * errors);
   return levels;
@@ -65,7 +65,7 @@ inline Levels best(const Values& numbers, const Reach& reach, float factor) {
 
 template <class Element>
 Values load_group(const Element* row, int64_t start, int64_t end) {
-  return {integers::load_up_to(row, start, end), integers::load_up_to(row, start + kLanes, end)};
+  return {{integers::load_up_to(row, start, end), integers::load_up_to(row, start + kLanes, end)}};
 }
 
 // A row of k numbers, scales and minimums of its groups -> codes [k], levels of its groups, scales of each 256.
@@ -85,10 +85,7 @@ void level_row(const Element* row, int64_t k, const at::BFloat16* scales, const 
     for (int64_t group = first; group < end; ++group) {
       const int64_t start = group * kGroup;
       const Levels found = best(load_group(row, start, k), Reach(scales[group], minimums[group]), factor);
-      float wide[kGroup];
-      store(wide, found.codes.low);
-      store(wide + kLanes, found.codes.high);
-      for (int64_t i = 0; i < std::min(kGroup, k - start); ++i) codes[start + i] = uint8_t(int32_t(wide[i]));
+      quantizing::store_codes(found.codes, k - start, codes + start);
       levels[group] = uint8_t(int32_t(found.zero) << 4 | int32_t(found.multiplier));
     }
   }

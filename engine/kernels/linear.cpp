@@ -25,14 +25,14 @@ at::Tensor pack_weight(const at::Tensor& weight) {
 }
 
 void multiply_any(const Problem<float>& p, const float* packed) {
-  vector::multiply<vector::Float32>(p, vector::DenseWeight<vector::Float32>{packed});
+  vector::multiply<vector::Float32>(p, packed);
 }
 
 void multiply_any(const Problem<at::BFloat16>& p, const at::BFloat16* packed) {
 #if defined(__AMX_BF16__)
-  if (amx::is_granted()) return amx::multiply(p, amx::DenseWeight{packed, divide_up(p.k, amx::kStep)});
+  if (amx::is_granted()) return amx::multiply(p, packed);
 #endif
-  vector::multiply<vector::BFloat16>(p, vector::DenseWeight<vector::BFloat16>{packed});
+  vector::multiply<vector::BFloat16>(p, packed);
 }
 
 }  // namespace

@@ -178,12 +178,12 @@ struct Ahead {
   int64_t num_lines = 0, lines_per_step = 0;
 
   // One of so many equal shares of the lines from `start` on, for that many steps.
-  static Ahead share(const char* start, int64_t num_lines, int64_t number, int64_t shares, int64_t steps) {
+  static Ahead share(const void* start, int64_t num_lines, int64_t number, int64_t shares, int64_t steps) {
     const int64_t size = divide_up(num_lines, shares), first = std::min(number * size, num_lines);
-    return {start + first * kLine, std::min(size, num_lines - first), divide_up(size, steps)};
+    return {static_cast<const char*>(start) + first * kLine, std::min(size, num_lines - first), divide_up(size, steps)};
   }
 
-  void fetch() {
+  TWOSTEP_INLINE void fetch() {
     const int64_t count = std::min(lines_per_step, num_lines);
     for (const char* end = at + count * kLine; at < end; at += kLine) __builtin_prefetch(at, 0, 2);
     num_lines -= count;
@@ -191,43 +191,29 @@ struct Ahead {
 };
 
 // The panels of a weight as they lie in memory.
-struct DenseWeight {
+struct Panels {
   static constexpr int64_t kStepLines = kStepElements * sizeof(BFloat16) / Ahead::kLine;
   static constexpr int64_t kStepsAhead = 2;  // within a panel that is read once
 
   const BFloat16* packed;
   int64_t all_steps;
 
-  struct Steps {
-    const BFloat16* at;
-
-    // The two tiles of the next step of K.
-    const BFloat16* next() {
-      at += kStepElements;
-      return at - kStepElements;
-    }
-  };
-
-  Steps steps_of(const Block&, int64_t /*tile*/, int64_t panel, int64_t step, int64_t /*steps*/) const {
-    return {packed + (panel * all_steps + step) * kStepElements};
+  const BFloat16* start_of(const Piece& piece) const {
+    return packed + (piece.panel * all_steps + piece.step) * kStepElements;
   }
 
   // What to ask for in one of `passes` over `now`: a share of the piece `then`. A panel that is read once asks for its
   // own steps, a few of them ahead.
   Ahead ahead_of(const Piece& now, const Piece& then, int64_t pass, int64_t passes) const {
-    if (passes == 1) return {start_of({now.panel, kStepsAhead}), now.steps * kStepLines, kStepLines};
-    return Ahead::share(start_of(then), then.steps * kStepLines, pass, passes, now.steps);
-  }
-
-  const char* start_of(const Piece& piece) const {
-    return reinterpret_cast<const char*>(packed + (piece.panel * all_steps + piece.step) * kStepElements);
+    if (passes > 1) return Ahead::share(start_of(then), then.steps * kStepLines, pass, passes, now.steps);
+    return Ahead::share(start_of({now.panel, kStepsAhead}), now.steps * kStepLines, 0, 1, now.steps);
   }
 };
 
 // sums += 16 * kRowTiles rows of x times one panel, over `steps` steps of K. Tiles 0 to 3 are the sums, 4 and 5 the
 // rows of x, 6 and 7 the columns of the panel.
-template <int kRowTiles, class Steps, class Writer>
-inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t row_bytes, Steps weights,
+template <int kRowTiles, class Writer>
+inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t row_bytes, const BFloat16* w,
                            int64_t steps, bool is_first, float* sums, Writer& writer, Ahead ahead) {
   constexpr int64_t kSumBytes = kPanel * sizeof(float), kPairBytes = kStep * sizeof(BFloat16);
   float* sums_below = sums + kSumElements;
@@ -238,8 +224,7 @@ inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t r
     load_tile<0>(sums, kSumBytes), load_tile<1>(sums + kTile, kSumBytes);
     if constexpr (kRowTiles == 2) load_tile<2>(sums_below, kSumBytes), load_tile<3>(sums_below + kTile, kSumBytes);
   }
-  for (; steps > 0; --steps, x += kStep, x_below += kStep) {
-    const BFloat16* w = weights.next();
+  for (; steps > 0; --steps, x += kStep, x_below += kStep, w += kStepElements) {
     load_tile<6>(w, kPairBytes), load_tile<4>(x, row_bytes);
     multiply_tile<0, 4, 6>();
     load_tile<7>(w + kTileElements, kPairBytes);
@@ -266,8 +251,8 @@ inline Piece piece_after(const Piece& now, int64_t all_steps, int64_t max_steps,
 
 // One block, K in pieces so that the rows of a pass stay in the L1 cache and the block's panels in the L2 cache; in one
 // piece where there is but one pass. Meanwhile asks memory for the block that comes next.
-template <class Finish, class Weight>
-inline void multiply_block(const Problem<BFloat16>& p, const Weight& weight, const Block& block, const Block& next,
+template <class Finish>
+inline void multiply_block(const Problem<BFloat16>& p, const Panels& panels, const Block& block, const Block& next,
                            const RowTiles& rows, float* sums) {
   const int64_t all_steps = divide_up(p.k, kStep), width = block.panel_end - block.panel, passes = block.num_passes();
   const int64_t max_steps = passes == 1 ? all_steps : divide_up(all_steps, divide_up(all_steps, kBlockSteps));
@@ -280,12 +265,12 @@ inline void multiply_block(const Problem<BFloat16>& p, const Weight& weight, con
       for (int64_t panel = block.panel; panel < block.panel_end; ++panel, turn ^= 1) {
         const Piece now{panel, step, end - step};
         const Piece then = piece_after(now, all_steps, max_steps, block, next);
-        auto w = weight.steps_of(block, tile, panel, step, now.steps);
+        const BFloat16* w = panels.start_of(now);
         const BFloat16 *x = rows[tile] + step * kStep, *x_below = rows[tile_end - 1] + step * kStep;
         // Sums that need not wait for the next piece take turns in two places, which stay in the L1 cache.
         const int64_t place = max_steps == all_steps ? turn : pass * width + panel - block.panel;
         float* tile_sums = sums + place * 2 * kSumElements;
-        const Ahead ahead = weight.ahead_of(now, then, pass, passes);
+        const Ahead ahead = panels.ahead_of(now, then, pass, passes);
         if (tile_end == tile + 2) {
           multiply_tiles<2>(x, x_below, rows.row_bytes, w, now.steps, step == 0, tile_sums, writer, ahead);
         } else {
@@ -322,23 +307,23 @@ class Blocks {
   int64_t row_tiles_, panels_, height_ = kBlockRowTiles, width_ = kBlockPanels;
 };
 
-template <class Finish, class Weight>
-inline void multiply_and_finish(const Problem<BFloat16>& p, const Weight& weight) {
+template <class Finish>
+inline void multiply_and_finish(const Problem<BFloat16>& p, const BFloat16* packed) {
   const RowTiles rows = row_tiles_of(p);
   const Blocks blocks(p.rows, p.n);
+  const Panels panels{packed, divide_up(p.k, kStep)};
   run_foreseen_tasks(blocks.count(), is_small(p), [&](int64_t task, int64_t then) {
     static thread_local Scratch<float> sums;
     configure_tiles(std::min(p.rows, kTile));
-    multiply_block<Finish>(p, weight, blocks[task], blocks[then], rows,
+    multiply_block<Finish>(p, panels, blocks[task], blocks[then], rows,
                            sums.get(kBlockRowTiles * kBlockPanels * kSumElements));
     release_tiles();
   });
 }
 
-template <class Weight>
-inline void multiply(const Problem<BFloat16>& p, const Weight& weight) {
-  if (p.activation == Activation::kNone) return multiply_and_finish<Rounded>(p, weight);
-  with_activation(p.activation, [&]<class Op>() { multiply_and_finish<Gated<Op>>(p, weight); });
+inline void multiply(const Problem<BFloat16>& p, const BFloat16* packed) {
+  if (p.activation == Activation::kNone) return multiply_and_finish<Rounded>(p, packed);
+  with_activation(p.activation, [&]<class Op>() { multiply_and_finish<Gated<Op>>(p, packed); });
 }
 
 // weight [N, K] -> [panel][K step][2 tiles of columns][16 pairs along K][16 columns][2], zero padded.

@@ -4,8 +4,7 @@
 // Weights are stored as panels of kPanel columns, [ceil(N / kPanel)][ceil(K / pack)][kPanel][pack], zero padded. One
 // micro-kernel, a template over the number of rows in registers, walks a panel from k = 0 to K with explicit fused
 // multiply-adds: rows of a full tile and rows of a tail run the same instructions. The compiler's target selects the
-// vector width and, for bfloat16, the dot-product instruction; everything else is shared. Where the weights come from,
-// a panel in memory or one that is quantized, is a template parameter, too.
+// vector width and, for bfloat16, the dot-product instruction; everything else is shared.
 
 #pragma once
 
@@ -67,8 +66,7 @@ inline VecU32 rounded_bits(Vec values) {
   return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
 }
 
-// What a format tells the micro-kernel: `load` one vector of weights, kLanes columns times kPack values along K, from
-// memory, or `cut` it from the upper halves of kPack vectors of float32.
+// What a format tells the micro-kernel: how to load one vector of weights, kLanes columns times kPack values along K.
 struct Float32 {
   using Element = float;
   using Weights = Vec;
@@ -79,8 +77,6 @@ struct Float32 {
     std::memcpy(&w, p, sizeof(w));
     return w;
   }
-  static Weights cut(const Vec (&values)[kPack]) { return values[0]; }
-  static void store(Weights w, Element* to) { std::memcpy(to, &w, sizeof(w)); }
   static Input broadcast(const Element* x) { return *x - Vec{}; }
   static Input broadcast_last(const Element* x) { return broadcast(x); }
   static Vec step(Vec sum, Weights w, Input x) { return fused_multiply_add(w, x, sum); }
@@ -93,11 +89,6 @@ struct BFloat16 {
   using Input = __m512bh;
   static constexpr int kPack = 2;  // vdpbf16ps sums pairs along K
   static Weights load(const Element* p) { return (__m512bh)_mm512_loadu_si512(p); }
-  static Weights cut(const Vec (&values)[kPack]) {
-    const __m512i upper_halves = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
-    return (__m512bh)_mm512_mask_shuffle_epi8((__m512i)values[1], 0x3333333333333333, (__m512i)values[0], upper_halves);
-  }
-  static void store(Weights w, Element* to) { _mm512_storeu_si512(to, (__m512i)w); }
   static Input broadcast(const Element* x) {
     int32_t pair;
     std::memcpy(&pair, x, sizeof(pair));
@@ -117,11 +108,6 @@ struct BFloat16 {
     std::memcpy(&w, p, sizeof(w));
     return (Vec)(__builtin_convertvector(w, VecU32) << 16);
   }
-  static Weights cut(const Vec (&values)[kPack]) { return (Vec)((VecU32)values[0] & 0xffff0000u); }
-  static void store(Weights w, Element* to) {
-    const VecU16 half = __builtin_convertvector((VecU32)w >> 16, VecU16);
-    std::memcpy(to, &half, sizeof(half));
-  }
   static Input broadcast(const Element* x) { return widen(*x) - Vec{}; }
   static Input broadcast_last(const Element* x) { return broadcast(x); }
   static Vec step(Vec sum, Weights w, Input x) { return fused_multiply_add(w, x, sum); }
@@ -135,50 +121,31 @@ inline void narrow_store(Vec values, at::BFloat16* out) {
   std::memcpy(out, &half, sizeof(half));
 }
 
-// The panels of a weight as they lie in memory.
-template <class Format>
-struct DenseWeight {
-  using Element = typename Format::Element;
-  static constexpr int kStep = kPanel * Format::kPack;
-
-  const Element* packed;
-
-  // Walks one panel, a step of kPack along K at a time.
-  struct Steps {
-    const Element* at;
-
-    template <int kRows>
-    void begin() {
-      constexpr int kAhead = kStep * (kRows == 1 ? 64 : 16);  // one row is faster than memory: asks further ahead
-      const char* ahead = reinterpret_cast<const char*>(at + kAhead);
-      for (size_t byte = 0; byte < kStep * sizeof(Element); byte += 64) __builtin_prefetch(ahead + byte);
-    }
-    typename Format::Weights load(int v) const { return Format::load(at + v * kLanes * Format::kPack); }
-    void end() { at += kStep; }
-  };
-
-  // Calls multiply with the steps of one panel, for a task of that many rows.
-  template <class Multiply>
-  void with_panel(int64_t panel, int64_t k, int64_t /*rows*/, const Multiply& multiply) const {
-    multiply(Steps{packed + panel * kStep * divide_up(k, Format::kPack)});
-  }
-};
+// Asks for a later step of that many elements. One row is faster than memory: it asks further ahead.
+template <int kRows, int kStep, class Element>
+TWOSTEP_INLINE inline void ask_for_step(const Element* at) {
+  const char* ahead = reinterpret_cast<const char*>(at + kStep * (kRows == 1 ? 64 : 16));
+  for (size_t byte = 0; byte < kStep * sizeof(Element); byte += 64) __builtin_prefetch(ahead + byte);
+}
 
 // Rows [row, row + kRows) times one panel.
-template <class Format, int kRows, class Steps>
-void multiply_tile(const Problem<typename Format::Element>& p, int64_t row, int64_t panel, Steps steps) {
+template <class Format, int kRows>
+void multiply_tile(const Problem<typename Format::Element>& p, int64_t row, int64_t panel,
+                   const typename Format::Element* packed) {
   using Element = typename Format::Element;
+  constexpr int kStep = kPanel * Format::kPack;
+  const Element* at = packed + panel * kStep * divide_up(p.k, Format::kPack);
   const Element* x = p.x + row * p.k;
   Vec sums[kRows][kVectors] = {};
   const auto step = [&](auto broadcast, int64_t k) {
-    steps.template begin<kRows>();
+    ask_for_step<kRows, kStep>(at);
     typename Format::Weights weights[kVectors];
-    for (int v = 0; v < kVectors; ++v) weights[v] = steps.load(v);
+    for (int v = 0; v < kVectors; ++v) weights[v] = Format::load(at + v * kLanes * Format::kPack);
     for (int r = 0; r < kRows; ++r) {
       const auto value = broadcast(x + r * p.k + k);
       for (int v = 0; v < kVectors; ++v) sums[r][v] = Format::step(sums[r][v], weights[v], value);
     }
-    steps.end();
+    at += kStep;
   };
   const int64_t whole = p.k - p.k % Format::kPack;
   for (int64_t k = 0; k < whole; k += Format::kPack) step(Format::broadcast, k);
@@ -198,30 +165,28 @@ void multiply_tile(const Problem<typename Format::Element>& p, int64_t row, int6
   }
 }
 
-template <class Format, int kRows = kTileRows, class Steps>
+template <class Format, int kRows = kTileRows>
 void multiply_rows(const Problem<typename Format::Element>& p, int64_t row, int64_t rows, int64_t panel,
-                   const Steps& steps) {
+                   const typename Format::Element* packed) {
   if constexpr (kRows > 0) {
-    if (rows == kRows) return multiply_tile<Format, kRows>(p, row, panel, steps);
-    multiply_rows<Format, kRows - 1>(p, row, rows, panel, steps);
+    if (rows == kRows) return multiply_tile<Format, kRows>(p, row, panel, packed);
+    multiply_rows<Format, kRows - 1>(p, row, rows, panel, packed);
   }
 }
 
-template <class Format, class Weight>
-void multiply(const Problem<typename Format::Element>& p, const Weight& weight) {
+template <class Format>
+void multiply(const Problem<typename Format::Element>& p, const typename Format::Element* packed) {
   const int64_t panels = divide_up(p.n, kPanel), row_blocks = divide_up(p.rows, kRowsPerTask);
   run_tasks(panels * row_blocks, is_small(p), [&](int64_t task) {
     const int64_t panel = task / row_blocks, start = task % row_blocks * kRowsPerTask;
     const int64_t end = std::min(start + kRowsPerTask, p.rows);
-    weight.with_panel(panel, p.k, end - start, [&](const auto& steps) {
-      // Tiles of nearly equal height: 8 rows run as 4 + 4, not as 6 + 2.
-      int64_t row = start;
-      for (int64_t tiles = divide_up(end - start, kTileRows); tiles > 0; --tiles) {
-        const int64_t rows = divide_up(end - row, tiles);
-        multiply_rows<Format>(p, row, rows, panel, steps);
-        row += rows;
-      }
-    });
+    // Tiles of nearly equal height: 8 rows run as 4 + 4, not as 6 + 2.
+    int64_t row = start;
+    for (int64_t tiles = divide_up(end - start, kTileRows); tiles > 0; --tiles) {
+      const int64_t rows = divide_up(end - row, tiles);
+      multiply_rows<Format>(p, row, rows, panel, packed);
+      row += rows;
+    }
   });
 }
 

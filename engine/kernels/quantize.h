@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <limits>
 
 #include "linear.h"
@@ -10,21 +11,65 @@
 
 namespace twostep::quantizing {
 
-constexpr int64_t kGroup = 2 * kLanes;
+constexpr int64_t kGroup8 = 256, kGroup4 = 32;  // numbers along K with one scale and minimum, by their codes' bits
 
 // A group's numbers, or what belongs to each of them.
+template <int kVectors>
 struct Values {
-  Vec low, high;
+  Vec part[kVectors];
 };
 
-inline Values operator+(const Values& a, const Values& b) { return {a.low + b.low, a.high + b.high}; }
-inline Values operator-(const Values& a, const Values& b) { return {a.low - b.low, a.high - b.high}; }
-inline Values operator*(const Values& a, const Values& b) { return {a.low * b.low, a.high * b.high}; }
-inline Values operator/(const Values& a, const Values& b) { return {a.low / b.low, a.high / b.high}; }
-inline Values all(float value) { return {broadcast(value), broadcast(value)}; }
-inline float sum(const Values& values) { return fold_add(values.low + values.high); }
-inline float mean(const Values& values) { return sum(values) / kGroup; }
-inline float largest(const Values& values) { return fold_max(max(values.low, values.high)); }
+template <int kVectors, class F>
+Values<kVectors> each_vector(F f) {
+  Values<kVectors> values;
+  unroll<kVectors>([&](auto i) { values.part[i] = f(i); });
+  return values;
+}
+
+template <int N>
+Values<N> operator+(const Values<N>& a, const Values<N>& b) {
+  return each_vector<N>([&](int i) { return a.part[i] + b.part[i]; });
+}
+template <int N>
+Values<N> operator-(const Values<N>& a, const Values<N>& b) {
+  return each_vector<N>([&](int i) { return a.part[i] - b.part[i]; });
+}
+template <int N>
+Values<N> operator*(const Values<N>& a, const Values<N>& b) {
+  return each_vector<N>([&](int i) { return a.part[i] * b.part[i]; });
+}
+template <int N>
+Values<N> operator/(const Values<N>& a, const Values<N>& b) {
+  return each_vector<N>([&](int i) { return a.part[i] / b.part[i]; });
+}
+template <int N>
+Values<N> all(float value) {
+  return each_vector<N>([&](int) { return broadcast(value); });
+}
+
+// Vector i with vector i + N / 2, and so on.
+template <int N, class F>
+Vec fold_vectors(const Values<N>& values, F combine) {
+  if constexpr (N == 1) {
+    return values.part[0];
+  } else {
+    const auto pair = [&](int i) { return combine(values.part[i], values.part[i + N / 2]); };
+    return fold_vectors(each_vector<N / 2>(pair), combine);
+  }
+}
+
+template <int N>
+float sum(const Values<N>& values) {
+  return fold_add(fold_vectors(values, [](Vec a, Vec b) { return a + b; }));
+}
+template <int N>
+float mean(const Values<N>& values) {
+  return sum(values) / (N * kLanes);
+}
+template <int N>
+float largest(const Values<N>& values) {
+  return fold_max(fold_vectors(values, [](Vec a, Vec b) { return max(a, b); }));
+}
 
 inline float rounded(float value) { return at::BFloat16(value); }
 
@@ -41,15 +86,21 @@ inline Vec nearest_codes(Vec values, float max_code) {
   return where_less(positive, end, positive, end) + shift - shift;
 }
 
-struct Fit {
-  Values codes;
-  float scale, minimum, error;
-};
+template <int N>
+Values<N> nearest_codes(const Values<N>& values, float max_code) {
+  return each_vector<N>([&](int i) { return nearest_codes(values.part[i], max_code); });
+}
 
+template <int N>
 class Fitter {
  public:
-  Fitter(const Values& numbers, int64_t bits)
-      : numbers_(numbers), lowest_(-largest(Values{} - numbers)), highest_(largest(numbers)), bits_(bits) {}
+  struct Fit {
+    Values<N> codes;
+    float scale, minimum, error;
+  };
+
+  Fitter(const Values<N>& numbers, int64_t bits)
+      : numbers_(numbers), lowest_(-largest(Values<N>{} - numbers)), highest_(largest(numbers)), bits_(bits) {}
 
   Fit best(int64_t num_refits) const {
     Fit best = through_ends(), fit = best;
@@ -76,8 +127,8 @@ class Fitter {
 
   Fit refitted(const Fit& fit) const {
     const float mean_code = mean(fit.codes), mean_number = mean(numbers_);
-    const Values centred = fit.codes - all(mean_code);
-    const float covariance = sum(centred * (numbers_ - all(mean_number)));
+    const Values<N> centred = fit.codes - all<N>(mean_code);
+    const float covariance = sum(centred * (numbers_ - all<N>(mean_number)));
     const float scale = covariance / std::max(sum(centred * centred), 1e-9f);
     return with(scale, mean_number - scale * mean_code);
   }
@@ -85,36 +136,42 @@ class Fitter {
   Fit with(float scale, float minimum) const {
     scale = rounded(scale), minimum = rounded(minimum);
     const float divisor = scale != 0 ? scale : std::numeric_limits<float>::infinity();
-    const Values places = (numbers_ - all(minimum)) / all(divisor);
-    const Values codes{nearest_codes(places.low, max_code()), nearest_codes(places.high, max_code())};
-    const Values errors = all(minimum) + codes * all(scale) - numbers_;
+    const Values<N> codes = nearest_codes((numbers_ - all<N>(minimum)) / all<N>(divisor), max_code());
+    const Values<N> errors = all<N>(minimum) + codes * all<N>(scale) - numbers_;
     return {codes, scale, minimum, sum(errors * errors)};
   }
 
   float max_code() const { return float((1 << bits_) - 1); }
 
-  Values numbers_;
+  Values<N> numbers_;
   float lowest_, highest_;
   int64_t bits_;
 };
 
-template <class Element>
-Values load_group(const Element* row, int64_t start, int64_t end) {
-  if (start + kGroup <= end) return {load(row + start), load(row + start + kLanes)};
+// A group of which row[end - 1] is the last number, and fills it up: it is in the group anyway.
+template <int N, class Element>
+Values<N> load_group(const Element* row, int64_t start, int64_t end) {
+  constexpr int64_t kGroup = N * kLanes;
   Element numbers[kGroup];
-  std::fill_n(std::copy(row + start, row + end, numbers), kGroup - (end - start), row[end - 1]);
-  return {load(numbers), load(numbers + kLanes)};
+  const int64_t count = std::min(kGroup, end - start);
+  std::fill(std::copy_n(row + start, count, numbers), numbers + kGroup, row[end - 1]);
+  return each_vector<N>([&](int i) { return load(numbers + i * kLanes); });
 }
 
-template <class Element>
+template <int N>
+void store_codes(const Values<N>& codes, int64_t count, uint8_t* to) {
+  float wide[N * kLanes];
+  unroll<N>([&](auto i) { store(wide + i * kLanes, codes.part[i]); });
+  for (int64_t i = 0; i < std::min<int64_t>(N * kLanes, count); ++i) to[i] = uint8_t(int32_t(wide[i]));
+}
+
+template <int64_t kGroup, class Element>
 void quantize_row(const Element* row, int64_t k, int64_t bits, int64_t num_refits, uint8_t* codes,
                   at::BFloat16* scales, at::BFloat16* minimums) {
+  constexpr int N = kGroup / kLanes;
   for (int64_t start = 0; start < k; start += kGroup) {
-    const Fit fit = Fitter(load_group(row, start, k), bits).best(num_refits);
-    float wide[kGroup];
-    store(wide, fit.codes.low);
-    store(wide + kLanes, fit.codes.high);
-    for (int64_t i = 0; i < std::min(kGroup, k - start); ++i) codes[start + i] = uint8_t(int32_t(wide[i]));
+    const auto fit = Fitter<N>(load_group<N>(row, start, k), bits).best(num_refits);
+    store_codes(fit.codes, k - start, codes + start);
     *scales++ = fit.scale;
     *minimums++ = fit.minimum;
   }

@@ -6,11 +6,11 @@
 #include "levels.h"
 #include "linear_int4.h"
 #include "linear_int8.h"
-#include "linear_kernels.h"
 #include "quantize.h"
 
 #if defined(__AMX_INT8__)
 #include "linear_int4_amx.h"
+#include "linear_int8_amx.h"
 #endif
 
 namespace twostep {
@@ -20,20 +20,23 @@ void check_dtype(at::ScalarType dtype, const char* what) {
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, what, " float32 or bfloat16, not ", dtype);
 }
 
-// weight [N, K] -> codes [N, K] uint8, scales and minimums [N, ceil(K / 32)] bfloat16.
+// weight [N, K] -> codes [N, K] uint8, scales and minimums [N, groups of 256 or 32 along K] bfloat16.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> quantize(const at::Tensor& weight, int64_t bits, int64_t num_refits) {
   TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0 && (bits == 8 || bits == 4),
               "what is quantized must be a non-empty matrix, to 8 or 4 bits");
   check_dtype(weight.scalar_type(), "what is quantized must be");
   const at::Tensor w = weight.contiguous();
-  const int64_t n = w.size(0), k = w.size(1), groups = divide_up(k, quantizing::kGroup);
+  const int64_t n = w.size(0), k = w.size(1);
+  const int64_t groups = divide_up(k, bits == 8 ? quantizing::kGroup8 : quantizing::kGroup4);
   at::Tensor codes = at::empty({n, k}, w.options().dtype(at::kByte));
   at::Tensor scales = at::empty({n, groups}, w.options().dtype(at::kBFloat16)), minimums = at::empty_like(scales);
   const auto quantize_all = [&](const auto* rows) {
     run_tasks(n, false, [&](int64_t i) {
-      quantizing::quantize_row(rows + i * k, k, bits, num_refits, codes.mutable_data_ptr<uint8_t>() + i * k,
-                               scales.mutable_data_ptr<at::BFloat16>() + i * groups,
-                               minimums.mutable_data_ptr<at::BFloat16>() + i * groups);
+      auto* to = codes.mutable_data_ptr<uint8_t>() + i * k;
+      auto *s = scales.mutable_data_ptr<at::BFloat16>() + i * groups;
+      auto *m = minimums.mutable_data_ptr<at::BFloat16>() + i * groups;
+      bits == 8 ? quantizing::quantize_row<quantizing::kGroup8>(rows + i * k, k, bits, num_refits, to, s, m)
+                : quantizing::quantize_row<quantizing::kGroup4>(rows + i * k, k, bits, num_refits, to, s, m);
     });
   };
   w.scalar_type() == at::kFloat ? quantize_all(w.const_data_ptr<float>())
@@ -41,13 +44,17 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> quantize(const at::Tensor& weight
   return {codes, scales, minimums};
 }
 
-// Calls pack_part(panel, part, to) for each part along K of each panel -> [panels, parts, bytes of one] uint8, opaque.
-template <class PackPart>
-at::Tensor pack(int64_t panels, int64_t parts, int64_t bytes, const PackPart& pack_part) {
-  at::Tensor packed = zeros_in_huge_pages({panels, parts, bytes}, at::TensorOptions().dtype(at::kByte));
+// Calls pack_column(column, to) for each column, with the place of its panel -> [panels, bytes of one] uint8, opaque.
+template <class Weight, class PackColumn>
+at::Tensor pack(int64_t n, int64_t k, const PackColumn& pack_column) {
+  const int64_t panels = divide_up(n, integers::kPanel), bytes = integers::panel_bytes<Weight>(k);
+  at::Tensor packed = zeros_in_huge_pages({panels, bytes}, at::TensorOptions().dtype(at::kByte));
   uint8_t* to = packed.mutable_data_ptr<uint8_t>();
   run_tasks(panels, false, [&](int64_t panel) {
-    for (int64_t part = 0; part < parts; ++part) pack_part(panel, part, to + (panel * parts + part) * bytes);
+    const int64_t first = panel * integers::kPanel;
+    for (int64_t column = first; column < std::min(first + integers::kPanel, n); ++column) {
+      pack_column(column, to + panel * bytes);
+    }
   });
   return packed;
 }
@@ -62,38 +69,33 @@ void check_codes(const at::Tensor& codes, int64_t length, std::initializer_list<
   }
 }
 
-const uint8_t* data_of(const at::Tensor& packed, const at::Tensor& x, int64_t n, int64_t group, int64_t columns,
-                       int64_t bytes) {
+template <class Weight, class Element>
+void multiply(const Problem<Element>& p, const uint8_t* packed) {
+  const integers::RowsOf<Weight> rows = integers::round_rows<typename Weight::Precision>(p);
+#if defined(__AMX_INT8__)
+  if (p.rows > Weight::kFewRows && amx::is_granted()) return integers::multiply_amx<Weight>(p, rows, packed);
+#endif
+  integers::multiply_vectors<Weight>(p, rows, packed);
+}
+
+// As `linear`, over what was packed for that weight. Rows are rounded to integers.
+template <class Weight>
+at::Tensor multiply_all(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
+                        Activation activation) {
   check_dtype(x.scalar_type(), "linear takes");
-  TORCH_CHECK(x.dim() == 2 && packed.dim() == 3, "linear takes rows [T, K] and a packed weight");
-  TORCH_CHECK(packed.size(0) == divide_up(n, columns) && packed.size(1) == divide_up(x.size(1), group) &&
-                  packed.size(2) == bytes,
-              "rows and packed weight differ in size or dtype");
-  return packed.const_data_ptr<uint8_t>();
+  TORCH_CHECK(x.dim() == 2 && packed.dim() == 2, "linear takes rows [T, K] and a packed weight");
+  TORCH_CHECK(packed.size(0) == divide_up(n, integers::kPanel) &&
+                  packed.size(1) == integers::panel_bytes<Weight>(x.size(1)),
+              "rows and packed weight differ in size");
+  if (activation != Activation::kNone && n % integers::kPanel != 0) {
+    return gate(multiply_all<Weight>(x, packed, bias, n, Activation::kNone), activation);
+  }
+  return multiply_rows_of(x, bias, n, activation, [&](const auto& problem) {
+    multiply<Weight>(problem, packed.const_data_ptr<uint8_t>());
+  });
 }
 
 // ---- 8 bits ----
-
-bool uses_amx(at::ScalarType dtype) {
-#if defined(__AMX_BF16__)
-  return dtype == at::kBFloat16 && amx::is_granted();
-#else
-  static_cast<void>(dtype);
-  return false;
-#endif
-}
-
-// How a kernel wants the words: in panels of that many columns, and with `is_by_step` those of all columns at one place
-// of K together, else those of the same columns.
-struct Layout {
-  int64_t panel;
-  bool is_by_step;
-};
-
-Layout layout_for(at::ScalarType dtype) {
-  if (uses_amx(dtype)) return {2 * vector::kLanes, false};
-  return {vector::kPanel, true};
-}
 
 struct Quantized {
   const uint8_t* codes;                   // [n, k]
@@ -101,49 +103,30 @@ struct Quantized {
   int64_t n, k, groups;
 };
 
-void pack_int8_group(const Quantized& q, const Layout& layout, int64_t panel, int64_t group, uint32_t* to) {
-  constexpr int64_t kLength = 4, kWords = kInt8Group / kLength;
-  const int64_t first = panel * layout.panel, columns = std::min(layout.panel, q.n - first);
-  for (int64_t column = 0; column < columns; ++column) {
-    const int64_t from = (first + column) * q.groups + group;
-    to[column] = uint32_t{q.scales[from].x} << 16 | q.minimums[from].x;
+void pack_int8_column(const Quantized& q, int64_t column, uint8_t* panel) {
+  using integers::kStep, integers::kLineBytes, integers::kGroupBytes, int8::Weight;
+  const int64_t tile = column % integers::kPanel / kLanes, lane = column % kLanes;
+  for (int64_t group = 0; group < q.groups; ++group) {
+    const int64_t from = column * q.groups + group;
+    const uint32_t word = uint32_t{q.scales[from].x} << 16 | q.minimums[from].x;
+    uint8_t* words = panel + group * kGroupBytes<Weight> + tile * int8::kWordBytes;
+    std::memcpy(words + lane * sizeof(word), &word, sizeof(word));
   }
-  to += layout.panel;
-  const int64_t vectors = layout.panel / vector::kLanes;
-  for (int64_t i = 0; i < vectors * kWords; ++i, to += vector::kLanes) {
-    const int64_t column = (layout.is_by_step ? i % vectors : i / kWords) * vector::kLanes;
-    const int64_t k = group * kInt8Group + (layout.is_by_step ? i / vectors : i % kWords) * kLength;
-    for (int64_t lane = 0; lane < std::min<int64_t>(vector::kLanes, columns - column); ++lane) {
-      const uint8_t* codes = q.codes + (first + column + lane) * q.k + k;
-      for (int64_t j = 0; j < std::min(kLength, q.k - k); ++j) to[lane] |= uint32_t{codes[j]} << (8 + j * 8) % 32;
-    }
+  for (int64_t i = 0; i < q.k; ++i) {
+    const int64_t step = i / kStep, group = step / integers::kGroupSteps;
+    uint8_t* to = panel + (group + 1) * Weight::kHeaderBytes + step * Weight::kStepBytes + tile * int8::kTileBytes;
+    to[i % kStep / 4 * kLineBytes + lane * 4 + i % 4] = q.codes[column * q.k + i];
   }
 }
 
-// codes [N, K] uint8, scales and minimums [N, ceil(K / 32)] bfloat16, for rows of that dtype.
-at::Tensor pack_int8(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& minimums,
-                     at::ScalarType dtype) {
-  check_dtype(dtype, "linear takes");
-  check_codes(codes, kInt8Group, {scales, minimums});
+// Of what `quantize` made in 8 bits.
+at::Tensor pack_int8(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& minimums) {
+  check_codes(codes, quantizing::kGroup8, {scales, minimums});
   const at::Tensor c = codes.contiguous(), s = scales.contiguous(), m = minimums.contiguous();
   const Quantized q{c.const_data_ptr<uint8_t>(), s.const_data_ptr<at::BFloat16>(), m.const_data_ptr<at::BFloat16>(),
                     c.size(0), c.size(1), s.size(1)};
-  const Layout layout = layout_for(dtype);
-  return pack(divide_up(q.n, layout.panel), q.groups, int8_group_bytes(layout.panel),
-              [&](int64_t panel, int64_t group, uint8_t* to) {
-                pack_int8_group(q, layout, panel, group, reinterpret_cast<uint32_t*>(to));
-              });
-}
-
-void multiply_int8(const Problem<float>& p, const uint8_t* packed) {
-  vector::multiply<vector::Float32>(p, vector::Int8Weight<vector::Float32>{packed});
-}
-
-void multiply_int8(const Problem<at::BFloat16>& p, const uint8_t* packed) {
-#if defined(__AMX_BF16__)
-  if (amx::is_granted()) return amx::multiply(p, amx::Int8Weight{packed, divide_up(p.k, amx::kStep)});
-#endif
-  vector::multiply<vector::BFloat16>(p, vector::Int8Weight<vector::BFloat16>{packed});
+  static_assert(quantizing::kGroup8 == integers::kGroup);
+  return pack<int8::Weight>(q.n, q.k, [&](int64_t column, uint8_t* panel) { pack_int8_column(q, column, panel); });
 }
 
 // ---- 4 bits ----
@@ -154,10 +137,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> to_levels(const at::Tensor& weigh
                                                          const at::Tensor& minimums) {
   check_dtype(weight.scalar_type(), "what is quantized must be");
   const at::Tensor w = weight.contiguous(), s = scales.contiguous(), m = minimums.contiguous();
-  const int64_t n = w.size(0), k = w.size(1), groups = divide_up(k, quantizing::kGroup);
+  const int64_t n = w.size(0), k = w.size(1), groups = divide_up(k, levels::kGroup);
   at::Tensor codes = at::empty({n, k}, w.options().dtype(at::kByte)), found = at::empty({n, groups}, codes.options());
-  check_codes(codes, quantizing::kGroup, {s, m});
-  at::Tensor shared = at::empty({n, divide_up(k, integers::kGroup)}, s.options());
+  check_codes(codes, levels::kGroup, {s, m});
+  at::Tensor shared = at::empty({n, divide_up(k, levels::kScaleGroup)}, s.options());
   const auto level_all = [&](const auto* rows) {
     run_tasks(n, false, [&](int64_t i) {
       levels::level_row(rows + i * k, k, s.const_data_ptr<at::BFloat16>() + i * groups,
@@ -176,64 +159,51 @@ struct Leveled {
   int64_t n, k, subgroups, groups;
 };
 
-void pack_int4_column(const Leveled& q, int64_t column, int64_t step, uint8_t* tile) {
-  const int64_t lane = column % kLanes, start = step * int4::kStep, first = step * int4::kStep / int4::kSubgroup;
-  const uint8_t* levels = q.levels + column * q.subgroups;
-  uint32_t header = uint32_t{q.scales[column * q.groups + start / integers::kGroup].x} << 16 | levels[first];
-  if (first + 1 < q.subgroups) header |= uint32_t{levels[first + 1]} << 8;
-  std::memcpy(tile + lane * sizeof(header), &header, sizeof(header));
-  const uint8_t* codes = q.codes + column * q.k + start;
-  for (int64_t i = 0; i < std::min(int4::kStep, q.k - start); ++i) {
-    tile[int4::kHeaderBytes + i / 8 * int4::kLineBytes + lane * 4 + i % 4] |= codes[i] << i % 8 / 4 * 4;
+void pack_int4_column(const Leveled& q, int64_t column, uint8_t* panel) {
+  using integers::kStep, integers::kLineBytes;
+  const int64_t lane = column % kLanes;
+  uint8_t* tile = panel + column % integers::kPanel / kLanes * int4::kTileBytes;
+  for (int64_t subgroup = 0; subgroup < q.subgroups; ++subgroup) {
+    const int64_t start = subgroup * int4::kSubgroup;
+    uint32_t word = uint32_t{q.scales[column * q.groups + start / levels::kScaleGroup].x} << 16;
+    word |= uint32_t{q.levels[column * q.subgroups + subgroup]} << start % kStep / int4::kSubgroup * 8;
+    uint32_t& header = reinterpret_cast<uint32_t*>(tile + start / kStep * int4::Weight::kStepBytes)[lane];
+    header |= word;
+  }
+  for (int64_t i = 0; i < q.k; ++i) {
+    uint8_t* codes = tile + i / kStep * int4::Weight::kStepBytes + int4::kWordBytes;
+    codes[i % kStep / 8 * kLineBytes + lane * 4 + i % 4] |= q.codes[column * q.k + i] << i % 8 / 4 * 4;
   }
 }
 
 // Of what to_levels found.
 at::Tensor pack_int4(const at::Tensor& codes, const at::Tensor& levels, const at::Tensor& scales) {
-  check_codes(codes, int4::kSubgroup, {levels});
-  check_codes(codes, integers::kGroup, {scales});
+  check_codes(codes, levels::kGroup, {levels});
+  check_codes(codes, levels::kScaleGroup, {scales});
   const at::Tensor c = codes.contiguous(), l = levels.contiguous(), s = scales.contiguous();
   const Leveled q{c.const_data_ptr<uint8_t>(), l.const_data_ptr<uint8_t>(), s.const_data_ptr<at::BFloat16>(),
                   c.size(0), c.size(1), l.size(1), s.size(1)};
-  return pack(divide_up(q.n, int4::kPanel), divide_up(q.k, int4::kStep), int4::kStepBytes,
-              [&](int64_t panel, int64_t step, uint8_t* to) {
-                const int64_t first = panel * int4::kPanel;
-                for (int64_t column = first; column < std::min(first + int4::kPanel, q.n); ++column) {
-                  pack_int4_column(q, column, step, to + (column - first) / kLanes * int4::kTileBytes);
-                }
-              });
+  return pack<int4::Weight>(q.n, q.k, [&](int64_t column, uint8_t* panel) { pack_int4_column(q, column, panel); });
 }
 
-template <class Element>
-void multiply_int4(const Problem<Element>& p, const uint8_t* packed) {
-  const integers::Rows rows = integers::round_rows(p);
 #if defined(__AMX_INT8__)
-  if (p.rows > int4::kFewRows && amx::is_granted()) return int4::multiply_amx(p, rows, packed);
+using Int8Weight = int8::TileWeight;
+using Int4Weight = int4::TileWeight;
+#else
+using Int8Weight = int8::Weight;
+using Int4Weight = int4::Weight;
 #endif
-  int4::multiply_vectors(p, rows, packed);
-}
 
 }  // namespace
 
-// As `linear`, over what pack_int8 made for x's dtype.
 at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
                        Activation activation) {
-  const int64_t columns = layout_for(x.scalar_type()).panel;
-  const uint8_t* data = data_of(packed, x, n, kInt8Group, columns, int8_group_bytes(columns));
-  if (activation != Activation::kNone && !gates_itself(x.scalar_type(), n)) {
-    return gate(linear_int8(x, packed, bias, n), activation);
-  }
-  return multiply_rows_of(x, bias, n, activation, [&](const auto& problem) { multiply_int8(problem, data); });
+  return multiply_all<Int8Weight>(x, packed, bias, n, activation);
 }
 
-// As `linear`, over what pack_int4 made; rows are rounded to 8 bits.
 at::Tensor linear_int4(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
                        Activation activation) {
-  const uint8_t* data = data_of(packed, x, n, int4::kStep, int4::kPanel, int4::kStepBytes);
-  if (activation != Activation::kNone && n % int4::kPanel != 0) {
-    return gate(linear_int4(x, packed, bias, n), activation);
-  }
-  return multiply_rows_of(x, bias, n, activation, [&](const auto& problem) { multiply_int4(problem, data); });
+  return multiply_all<Int4Weight>(x, packed, bias, n, activation);
 }
 
 }  // namespace twostep
@@ -241,7 +211,7 @@ at::Tensor linear_int4(const at::Tensor& x, const at::Tensor& packed, const std:
 TORCH_LIBRARY_FRAGMENT(twostep, m) {
   m.def("quantize(Tensor weight, int bits, int num_refits) -> (Tensor, Tensor, Tensor)");
   m.def("to_levels(Tensor weight, Tensor scales, Tensor minimums) -> (Tensor, Tensor, Tensor)");
-  m.def("pack_int8(Tensor codes, Tensor scales, Tensor minimums, ScalarType dtype) -> Tensor");
+  m.def("pack_int8(Tensor codes, Tensor scales, Tensor minimums) -> Tensor");
   m.def("pack_int4(Tensor codes, Tensor levels, Tensor scales) -> Tensor");
   m.def("linear_int8(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
   m.def("linear_int4(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");

@@ -11,12 +11,11 @@ from transformers.pytorch_utils import Conv1D
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.experts import is_experts
-from engine.integer_levels import SCALE_GROUP_SIZE, round_rows
 from engine.kernels import load_kernels
 from engine.model_loader import LoadedModel, load_model
 from engine.quantization import BITS
 from tests.engine.fakes import add, run_to_end, tokens_of
-from tests.engine.test_quantization import round_trip
+from tests.engine.test_quantization import round_trip, rounded_rows
 from tests.engine.tiny_models import ARCHITECTURES, ReferenceModel, load_reference, make_checkpoint, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("two_threads")
@@ -49,17 +48,16 @@ def dequantized_reference(path: Path, bits: int) -> ReferenceModel:
     return reference
 
 
-def round_inputs(reference: ReferenceModel) -> None:
-    """As 4-bit layers round their rows; the head has 8 bits, which round nothing."""
+def round_inputs(reference: ReferenceModel, bits: int) -> None:
+    """As layers of so many bits round their rows, and the head of 8 bits its own; experts are left."""
     head = reference.model.get_output_embeddings()
     for module in reference.model.modules():
-        if isinstance(module, nn.Linear | Conv1D) and module is not head:
-            module.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]),))
+        if isinstance(module, nn.Linear | Conv1D):
+            module.register_forward_pre_hook(rounding(8 if module is head else bits))
 
 
-def rounded(x: Tensor) -> Tensor:
-    numbers, scales = round_rows(x.flatten(0, -2))
-    return (numbers * scales.repeat_interleave(SCALE_GROUP_SIZE, dim=1)[:, : x.shape[-1]]).view_as(x)
+def rounding(bits: int) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
+    return lambda _, inputs: (rounded_rows(inputs[0].flatten(0, -2), bits).view_as(inputs[0]),)
 
 
 WITH_EXPERTS = ("mixtral", "gpt_oss", "deepseek_v3")
@@ -74,8 +72,8 @@ def test_greedy_tokens_equal_hugging_face_over_the_dequantized_weights(
     architecture: str, quantization: str, tiny_model: Callable[..., LoadedModel], tmp_path: Path
 ) -> None:
     reference = dequantized_reference(make_checkpoint(architecture, tmp_path), BITS[quantization])
-    if quantization == "int4" and load_kernels():
-        round_inputs(reference)
+    if load_kernels():
+        round_inputs(reference, BITS[quantization])
     prompt = list(range(1, 40, 3))
     engine = tiny_engine(tiny_model(architecture, "float32", quantization))
     add(engine, "a", prompt, max_tokens=14, temperature=0.0)

@@ -1,0 +1,127 @@
+// Rows as integers of 8 or 16 bits: what weights that are integers, too, multiply. Their products have sums that are
+// exact, so the same in any order and on any unit that adds integers.
+//
+// A row's numbers share a scale in groups of 256 along K: the largest of them becomes the largest integer, or minus
+// that.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "integers.h"
+#include "linear.h"
+#include "vec.h"
+
+namespace twostep::integers {
+
+constexpr int64_t kStep = 64;  // along K, of a tile
+constexpr int64_t kGroupSteps = 4, kGroup = kGroupSteps * kStep;  // with one scale
+constexpr int64_t kTileRows = 16;
+
+struct EightBits {
+  static constexpr int64_t kBytes = 1;  // of a number
+  static constexpr int32_t kLargest = 127;
+  using Sum = int32_t;  // of a group's numbers
+
+  static void store(int8_t* to, int64_t row, int64_t place, const Dots& integers) {
+    store_low_bytes(to + row * kStep + place, integers);
+  }
+  static const int8_t* find(const int8_t* from, int64_t row, int64_t place) { return from + row * kStep + place; }
+};
+
+struct SixteenBits {
+  static constexpr int64_t kBytes = 2;
+  static constexpr int32_t kLargest = 127 * 256 + 127;  // so that both halves have 8 bits and a sign
+  using Sum = float;
+
+  static void store(int8_t* to, int64_t row, int64_t place, const Dots& integers) {
+    if constexpr (kHalvesApart) {
+      EightBits::store(to, row, place, upper_halves(integers));
+      EightBits::store(to + kPlaneBytes, row, place, integers);
+    } else {
+      store_wide(to + 2 * (row * kStep + place), integers);
+    }
+  }
+  static const int8_t* find(const int8_t* from, int64_t row, int64_t place) {
+    return from + (row * kStep + place) * (kHalvesApart ? 1 : 2);
+  }
+};
+
+// Tiles of 16 rows, a step of one tile side by side. What lies beyond the last row means nothing.
+template <class Precision>
+struct Rows {
+  int64_t steps, groups;
+  int8_t* numbers;  // [tiles][steps][16 x 64], zeros beyond K
+  float* scales;    // [tiles][groups][16]
+  typename Precision::Sum* sums;  // [tiles][groups][16], each of a row's numbers in the group
+
+  int8_t* numbers_of(int64_t tile, int64_t step) const {
+    return numbers + (tile * steps + step) * kTileRows * kStep * Precision::kBytes;
+  }
+  int64_t place(int64_t tile, int64_t group) const { return (tile * groups + group) * kTileRows; }
+  int64_t steps_of(int64_t group) const { return std::min(kGroupSteps, steps - group * kGroupSteps); }
+};
+
+template <class Element>
+Vec load_up_to(const Element* row, int64_t start, int64_t end) {
+  if (start + kLanes <= end) return load(row + start);
+  return start < end ? load_first(row + start, end - start) : Vec{};
+}
+
+// The larger magnitude of each lane: its bits, as an integer. Those of what is not finite are larger than all others.
+inline Dots larger(Dots largest, Vec x) {
+  unroll<kParts>([&](auto i) {
+    const PartI magnitude = (PartI)x.part[i] & 0x7fffffff;
+    largest.part[i] = magnitude > largest.part[i] ? magnitude : largest.part[i];
+  });
+  return largest;
+}
+
+inline float fold_larger(const Dots& magnitudes) {
+  typedef int32_t QuadI __attribute__((vector_size(16)));
+  return fold(each_part([&](int i) { return (PartF)magnitudes.part[i]; }),
+              [](Quad a, Quad b) { return (QuadI)a > (QuadI)b ? a : b; });
+}
+
+// A group of one row, which is followed by zeros up to a whole step; its scale is NaN where a number is not finite.
+template <class Precision, class Element>
+void round_group(const Element* row, int64_t k, const Rows<Precision>& rows, int64_t index, int64_t group) {
+  const int64_t tile = index / kTileRows, row_of_tile = index % kTileRows, at = rows.place(tile, group) + row_of_tile;
+  const int64_t start = group * kGroup, end = std::min(start + kGroup, k);
+  const Vec shift = broadcast(12582912.0f);  // as in exp_nonpositive
+  Dots largest{}, total{};
+  for (int64_t i = start; i < end; i += kLanes) largest = larger(largest, load_up_to(row, i, end));
+  const float most = fold_larger(largest);
+  const Vec factor = broadcast(most > 1e-36f ? Precision::kLargest / most : 0.0f);  // no reciprocal that overflows
+  for (int64_t i = start; i < divide_up(end, kStep) * kStep; i += kLanes) {
+    const Vec shifted = load_up_to(row, i, end) * factor + shift;
+    Dots numbers;
+    unroll<kParts>([&](auto part) {
+      numbers.part[part] = (PartI)shifted.part[part] - (PartI)shift.part[part];
+      total.part[part] += numbers.part[part];
+    });
+    Precision::store(rows.numbers_of(tile, i / kStep), row_of_tile, i % kStep, numbers);
+  }
+  rows.scales[at] = most / Precision::kLargest + (most - most);
+  rows.sums[at] = typename Precision::Sum(fold_add(to_floats(total)));
+}
+
+// The problem's rows, in memory that the calling thread keeps for its next call.
+template <class Precision, class Element>
+Rows<Precision> round_rows(const Problem<Element>& p) {
+  static thread_local Scratch<int8_t> numbers;
+  static thread_local Scratch<float> scales;
+  static thread_local Scratch<typename Precision::Sum> sums;
+  const int64_t steps = divide_up(p.k, kStep), groups = divide_up(p.k, kGroup);
+  const int64_t rows = divide_up(p.rows, kTileRows) * kTileRows;
+  const Rows<Precision> rounded{steps, groups, numbers.get(rows * steps * kStep * Precision::kBytes),
+                                scales.get(rows * groups), sums.get(rows * groups)};
+  run_tasks(p.rows, p.rows * p.k < 1 << 15, [&](int64_t i) {
+    for (int64_t group = 0; group < groups; ++group) round_group(p.x + i * p.k, p.k, rounded, i, group);
+  });
+  return rounded;
+}
+
+}  // namespace twostep::integers

@@ -1,0 +1,26 @@
+"""What quantized weights are multiplied by: rows as integers, whose sums of products are exact in any order.
+
+A row's numbers share a scale in groups of 256 along K: the largest of them becomes the largest integer, or minus that.
+So integer units do the work, for one row and for many, and every batch has the same bits.
+"""
+
+import torch
+from torch import Tensor
+
+__all__ = ["LARGEST", "ROW_GROUP_SIZE", "round_rows"]
+
+ROW_GROUP_SIZE = 256  # numbers along K with one scale
+
+# The largest integer, by the bits of the weights' codes. Those of 8 bits multiply rows of 16, given as two halves of 8
+# bits and a sign each.
+LARGEST = {8: 127 * 256 + 127, 4: 127}
+
+
+def round_rows(x: Tensor, largest: int) -> tuple[Tensor, Tensor]:
+    """x [T, K] -> integers [T, K] and scales [T, groups], all float32. The reference of what the kernels do."""
+    num_in = x.shape[1]
+    groups = torch.nn.functional.pad(x.float(), (0, -num_in % ROW_GROUP_SIZE)).view(len(x), -1, ROW_GROUP_SIZE)
+    ends = groups.abs().amax(dim=2)
+    # A Python number divided by a tensor would be rounded twice.
+    factors = torch.where(ends > 1e-36, torch.full_like(ends, largest) / ends, 0)
+    return (groups * factors[..., None]).round_().flatten(1)[:, :num_in], ends / largest
