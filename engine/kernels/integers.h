@@ -95,7 +95,7 @@ constexpr bool kHalvesApart = true;
 #else
 constexpr bool kHalvesApart = false;
 #endif
-constexpr int64_t kPlaneBytes = 16 * 64;
+constexpr int64_t kPlaneBytes = 16 * 64;  // of a tile of rows
 
 // What is left to the upper half, where the lower one is the low byte with its sign.
 inline Dots upper_halves(Dots integers) {

@@ -9,6 +9,8 @@
 
 namespace twostep::int8 {
 
+static_assert(integers::kHalvesApart);  // as tiles take them
+
 struct TileWeight : Weight {
   static constexpr int64_t kFewRows = 6;  // up to these the vector units are faster
   static constexpr bool kIsExpanded = false;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <new>
 
 #include "linear_amx.h"
 #include "linear_integers.h"
@@ -107,14 +108,15 @@ struct alignas(64) Bench {
   Addition<Weight> addition;
 };
 
-// Multiplies the groups [group, group_end) of one panel, which the first of all rows expand, where it is to be
-// expanded.
+// Multiplies the groups [group, group_end) of one panel. The first of all rows expand it, where it is to be expanded.
 template <class Weight, int kTiles, class Panel>
 inline void multiply_tiles(const RowsOf<Weight>& rows, const Place& place, const Panel& panel, bool is_first,
                            amx::Ahead ahead, int64_t group, int64_t group_end, Bench<Weight>& bench) {
   constexpr int kOperands = kTiles * int(Weight::Precision::kBytes);
   const auto expand = [&](int64_t step) {
-    if constexpr (Weight::kIsExpanded) is_first ? panel.expand(step) : void();
+    if constexpr (Weight::kIsExpanded) {
+      if (is_first) panel.expand(step);
+    }
   };
   if (group == 0) std::memset(place.sums, 0, sizeof(TileSums) * kTiles);
   expand(group * kGroupSteps);
@@ -123,7 +125,7 @@ inline void multiply_tiles(const RowsOf<Weight>& rows, const Place& place, const
     const int64_t first = group * kGroupSteps;
     for (int64_t step = first; step < first + rows.steps_of(group); ++step) {
       const int8_t* numbers = rows.numbers_of(place.tile, step);
-      const int8_t* others = kTiles == 2 ? rows.numbers_of(place.tile + 1, step) : numbers + kOperandBytes;
+      const int8_t* others = kTiles == 2 ? rows.numbers_of(place.tile + 1, step) : numbers + kPlaneBytes;
       multiply_step<Weight, kOperands>(numbers, others, panel.place_of(step));
       expand(step + 1), ahead.fetch();
       bench.addition.add_some();
@@ -161,7 +163,8 @@ class BlockProduct {
 
  private:
   static constexpr int64_t kTiles = 2 / Weight::Precision::kBytes;  // of rows, at once
-  static constexpr int64_t kFewTiles = 4, kPieceGroups = 2;
+  static constexpr int64_t kFewTiles = 4;  // whose rows stay in the L2 cache, however long they are
+  static constexpr int64_t kPieceGroups = 2;
 
   bool is_by_piece() const { return !Weight::kIsExpanded && num_tiles_ > kFewTiles; }
 
