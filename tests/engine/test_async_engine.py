@@ -1,6 +1,7 @@
 """AsyncEngine over a real child process with a fake engine in it: streams, aborts, failures, nothing left behind."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -119,8 +120,12 @@ def held_by(engine: AsyncEngine) -> int:
 
 def children() -> set[int]:
     """Of this process, those that are engines: servers of other tests have children for other purposes."""
-    tasks = Path("/proc/self/task").iterdir()
-    pids = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+    pids: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(
+            FileNotFoundError, ProcessLookupError
+        ):  # a thread that ends meanwhile; others get its own
+            pids.update(map(int, (task / "children").read_text().split()))
     return {pid for pid in pids if is_engine(pid)}
 
 
