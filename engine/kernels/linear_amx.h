@@ -282,7 +282,8 @@ inline void multiply_block(const Problem<BFloat16>& p, const Panels& panels, con
   }
 }
 
-// How a problem is cut into blocks. Large ones reread less; some per thread are wanted so that all end together.
+// How a problem is cut into blocks. Large ones reread less; some per thread are wanted so that all end together, and
+// blocks of one size: a thread that gets a smaller one than the others waits for them.
 class Blocks {
  public:
   Blocks(int64_t rows, int64_t columns) : row_tiles_(divide_up(rows, kTile)), panels_(divide_up(columns, kPanel)) {
@@ -291,6 +292,8 @@ class Blocks {
       const bool is_wide = width_ * kPanel >= std::min(height_, row_tiles_) * kTile;
       (width_ > 1 && (is_wide || height_ == 2) ? width_ : height_) /= 2;
     }
+    height_ = 2 * evened(divide_up(row_tiles_, 2), height_ / 2);  // a pass takes two
+    width_ = evened(panels_, width_);
   }
 
   int64_t count() const { return divide_up(row_tiles_, height_) * divide_up(panels_, width_); }
@@ -304,6 +307,16 @@ class Blocks {
   }
 
  private:
+  // The size, `most` or a little less, that leaves least to be desired of the last part.
+  static int64_t evened(int64_t total, int64_t most) {
+    int64_t best = most;
+    for (int64_t size = most; size > 0 && 4 * size >= 3 * most; --size) {
+      if (missing(total, size) < missing(total, best)) best = size;
+    }
+    return best;
+  }
+  static int64_t missing(int64_t total, int64_t size) { return divide_up(total, size) * size - total; }
+
   int64_t row_tiles_, panels_, height_ = kBlockRowTiles, width_ = kBlockPanels;
 };
 
