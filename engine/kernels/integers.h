@@ -9,6 +9,10 @@
 
 namespace twostep::integers {
 
+constexpr int64_t kStep = 64;  // along K, of a tile
+constexpr int64_t kTileRows = 16;
+constexpr int64_t kTileBytes = kTileRows * kStep;  // of one step
+
 typedef uint8_t PartB __attribute__((vector_size(4 * kPartLanes)));
 typedef int32_t PartI __attribute__((vector_size(4 * kPartLanes)));
 
@@ -88,14 +92,13 @@ inline Dots first_sums(int32_t row_sum) {
 
 // ---- rows of 16 bits, weights from 0 to 255 ----
 
-// Whether rows are given as halves, each of 8 bits and a sign, one plane of memory after the other; else four along K
+// Whether rows are given as halves, each of 8 bits and a sign, a tile of each, one after the other; else four along K
 // together, in the order 0, 2, 1, 3.
 #if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr bool kHalvesApart = true;
 #else
 constexpr bool kHalvesApart = false;
 #endif
-constexpr int64_t kPlaneBytes = 16 * 64;  // of a tile of rows
 
 // What is left to the upper half, where the lower one is the low byte with its sign.
 inline Dots upper_halves(Dots integers) {
@@ -132,11 +135,11 @@ class WideDots {
   TWOSTEP_INLINE void add_part(int i, PartB weights, const int8_t* x) {
 #if defined(__AVX512VNNI__)
     upper_.part[i] = (PartI)_mm512_dpbusd_epi32((__m512i)upper_.part[i], (__m512i)weights, fours(x));
-    lower_.part[i] = (PartI)_mm512_dpbusd_epi32((__m512i)lower_.part[i], (__m512i)weights, fours(x + kPlaneBytes));
+    lower_.part[i] = (PartI)_mm512_dpbusd_epi32((__m512i)lower_.part[i], (__m512i)weights, fours(x + kTileBytes));
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
     const uint8x16_t w = (uint8x16_t)weights;
     upper_.part[i] = (PartI)vusdotq_s32((int32x4_t)upper_.part[i], w, fours(x));
-    lower_.part[i] = (PartI)vusdotq_s32((int32x4_t)lower_.part[i], w, fours(x + kPlaneBytes));
+    lower_.part[i] = (PartI)vusdotq_s32((int32x4_t)lower_.part[i], w, fours(x + kTileBytes));
 #elif defined(__AVX512BW__)
     const __m512i w = (__m512i)weights;
     const __m512i even = _mm512_and_si512(w, _mm512_set1_epi16(255)), odd = _mm512_srli_epi16(w, 8);

@@ -20,8 +20,7 @@ namespace twostep::int4 {
 using integers::Bytes;
 
 constexpr int64_t kStep = integers::kStep, kSubgroup = 32;
-constexpr int64_t kWordBytes = kLanes * sizeof(uint32_t), kCodeBytes = kLanes * kStep / 2;
-constexpr int64_t kTileBytes = kWordBytes + kCodeBytes;
+constexpr int64_t kCodeBytes = kLanes * kStep / 2, kTileBytes = integers::kWordBytes + kCodeBytes;
 constexpr int64_t kLines = kCodeBytes / integers::kLineBytes;  // a line has eight along K
 
 // Codes of one tile, in one of the two subgroups of a step, to integers. One product of 16 bits makes two of 8: a code
@@ -82,7 +81,7 @@ struct Weight {
                                            Dots (&dots)[kRows][2]) {
     unroll<2>([&](auto tile) TWOSTEP_INLINE {
       ask_ahead(at);
-      const uint8_t* codes = at + kWordBytes;
+      const uint8_t* codes = at + integers::kWordBytes;
       for (int64_t subgroup = 0; subgroup < 2; ++subgroup) {
         const Expander expander(at, subgroup, integers::kOffset);
         for (int64_t line = 0; line < kLines / 2; ++line, codes += integers::kLineBytes) {

@@ -11,13 +11,13 @@
 
 namespace twostep::int4 {
 
-constexpr int64_t kExpandedBytes = 2 * integers::kOperandBytes;  // of one step of a panel, a byte for each code
+constexpr int64_t kExpandedBytes = 2 * integers::kTileBytes;  // of one step of a panel, a byte for each code
 
 // A step of a panel -> its two tiles of bytes.
 inline void expand(const uint8_t* from, uint8_t* to) {
   for (int64_t tile = 0; tile < 2; ++tile, from += kTileBytes) {
     ask_ahead(from);
-    const uint8_t* codes = from + kWordBytes;
+    const uint8_t* codes = from + integers::kWordBytes;
     for (int64_t subgroup = 0; subgroup < 2; ++subgroup) {
       const Expander expander(from, subgroup, 0);
       for (int64_t line = 0; line < kLines / 2; ++line, codes += integers::kLineBytes, to += 2 * integers::kLineBytes) {

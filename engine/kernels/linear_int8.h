@@ -13,13 +13,12 @@
 
 namespace twostep::int8 {
 
-constexpr int64_t kWordBytes = kLanes * sizeof(uint32_t);
-constexpr int64_t kTileBytes = kLanes * integers::kStep;  // of one step
+using integers::kWordBytes;
 
 struct Weight {
   using Precision = integers::SixteenBits;
   using Dots = integers::WideDots;
-  static constexpr int64_t kHeaderBytes = 2 * kWordBytes, kStepBytes = 2 * kTileBytes;
+  static constexpr int64_t kHeaderBytes = 2 * kWordBytes, kStepBytes = 2 * integers::kTileBytes;
   static constexpr int kRowsAtOnce = 6;
 
   // What a group adds to the sums of one tile.

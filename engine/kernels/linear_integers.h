@@ -21,6 +21,7 @@ namespace twostep::integers {
 
 constexpr int64_t kPanel = 2 * kLanes;
 constexpr int64_t kLineBytes = 64;
+constexpr int64_t kWordBytes = kLanes * sizeof(uint32_t);  // of a word per column of a tile
 
 inline PartU load_words(const uint8_t* header, int part) {
   PartU words;

@@ -19,7 +19,6 @@ typedef int32_t TileDots[kTileRows][kLanes];
 typedef float TileSums[2][kTileRows][kLanes];  // of two tiles of columns
 
 constexpr int64_t kSomeRows = kTileRows / 2;
-constexpr int64_t kOperandBytes = kTileRows * kStep;
 
 // Some tiles of rows times one panel.
 struct Place {
@@ -85,7 +84,7 @@ template <class Weight, int kOperands>
 inline void multiply_step(const int8_t* numbers, const int8_t* others, const uint8_t* weights) {
   amx::load_tile<6>(weights, kStep), amx::load_tile<4>(numbers, kStep);
   Weight::template multiply_tile<0, 4, 6>();
-  amx::load_tile<7>(weights + kOperandBytes, kStep);
+  amx::load_tile<7>(weights + kTileBytes, kStep);
   Weight::template multiply_tile<1, 4, 7>();
   if constexpr (kOperands == 2) {
     amx::load_tile<5>(others, kStep);
@@ -125,7 +124,7 @@ inline void multiply_tiles(const RowsOf<Weight>& rows, const Place& place, const
     const int64_t first = group * kGroupSteps;
     for (int64_t step = first; step < first + rows.steps_of(group); ++step) {
       const int8_t* numbers = rows.numbers_of(place.tile, step);
-      const int8_t* others = kTiles == 2 ? rows.numbers_of(place.tile + 1, step) : numbers + kPlaneBytes;
+      const int8_t* others = kTiles == 2 ? rows.numbers_of(place.tile + 1, step) : numbers + kTileBytes;
       multiply_step<Weight, kOperands>(numbers, others, panel.place_of(step));
       expand(step + 1), ahead.fetch();
       bench.addition.add_some();

@@ -109,12 +109,12 @@ void pack_int8_column(const Quantized& q, int64_t column, uint8_t* panel) {
   for (int64_t group = 0; group < q.groups; ++group) {
     const int64_t from = column * q.groups + group;
     const uint32_t word = uint32_t{q.scales[from].x} << 16 | q.minimums[from].x;
-    uint8_t* words = panel + group * kGroupBytes<Weight> + tile * int8::kWordBytes;
+    uint8_t* words = panel + group * kGroupBytes<Weight> + tile * integers::kWordBytes;
     std::memcpy(words + lane * sizeof(word), &word, sizeof(word));
   }
   for (int64_t i = 0; i < q.k; ++i) {
     const int64_t step = i / kStep, group = step / integers::kGroupSteps;
-    uint8_t* to = panel + (group + 1) * Weight::kHeaderBytes + step * Weight::kStepBytes + tile * int8::kTileBytes;
+    uint8_t* to = panel + (group + 1) * Weight::kHeaderBytes + step * Weight::kStepBytes + tile * integers::kTileBytes;
     to[i % kStep / 4 * kLineBytes + lane * 4 + i % 4] = q.codes[column * q.k + i];
   }
 }
@@ -171,7 +171,7 @@ void pack_int4_column(const Leveled& q, int64_t column, uint8_t* panel) {
     header |= word;
   }
   for (int64_t i = 0; i < q.k; ++i) {
-    uint8_t* codes = tile + i / kStep * int4::Weight::kStepBytes + int4::kWordBytes;
+    uint8_t* codes = tile + i / kStep * int4::Weight::kStepBytes + integers::kWordBytes;
     codes[i % kStep / 8 * kLineBytes + lane * 4 + i % 4] |= q.codes[column * q.k + i] << i % 8 / 4 * 4;
   }
 }

@@ -16,9 +16,7 @@
 
 namespace twostep::integers {
 
-constexpr int64_t kStep = 64;  // along K, of a tile
 constexpr int64_t kGroupSteps = 4, kGroup = kGroupSteps * kStep;  // with one scale
-constexpr int64_t kTileRows = 16;
 
 struct EightBits {
   static constexpr int64_t kBytes = 1;  // of a number
@@ -39,7 +37,7 @@ struct SixteenBits {
   static void store(int8_t* to, int64_t row, int64_t place, const Dots& integers) {
     if constexpr (kHalvesApart) {
       EightBits::store(to, row, place, upper_halves(integers));
-      EightBits::store(to + kPlaneBytes, row, place, integers);
+      EightBits::store(to + kTileBytes, row, place, integers);
     } else {
       store_wide(to + 2 * (row * kStep + place), integers);
     }
@@ -58,7 +56,7 @@ struct Rows {
   typename Precision::Sum* sums;  // [tiles][groups][16], each of a row's numbers in the group
 
   int8_t* numbers_of(int64_t tile, int64_t step) const {
-    return numbers + (tile * steps + step) * kTileRows * kStep * Precision::kBytes;
+    return numbers + (tile * steps + step) * kTileBytes * Precision::kBytes;
   }
   int64_t place(int64_t tile, int64_t group) const { return (tile * groups + group) * kTileRows; }
   int64_t steps_of(int64_t group) const { return std::min(kGroupSteps, steps - group * kGroupSteps); }

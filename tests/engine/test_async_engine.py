@@ -122,9 +122,8 @@ def children() -> set[int]:
     """Of this process, those that are engines: servers of other tests have children for other purposes."""
     pids: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(
-            FileNotFoundError, ProcessLookupError
-        ):  # a thread that ends meanwhile; others get its own
+        # A thread may end meanwhile; another one gets its children.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             pids.update(map(int, (task / "children").read_text().split()))
     return {pid for pid in pids if is_engine(pid)}
 
