@@ -122,16 +122,19 @@ struct Gated {
   static_assert(kColumns == kGateBlock && kColumns == kLanes);
 
   static void write(__m512 gate, __m512 up, __mmask32, BFloat16* out) {
-    alignas(64) BFloat16 rounded[kPanel];
-    Rounded::write(gate, up, ~__mmask32{0}, rounded);
-    alignas(32) BFloat16 activated[kTile];
-    store(activated, Op::apply(load(rounded)));
-    store(out, load(activated) * load(rounded + kTile));
+    const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(up, gate);
+    const __m256i activated = round(Op::apply(widen(_mm512_castsi512_si256(rounded))));
+    const Vec gated = widen(activated) * widen(_mm512_extracti64x4_epi64(rounded, 1));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), round(gated));
   }
+
+ private:
+  static Vec widen(__m256i x) { return Vec{{(PartF)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)}}; }
+  static __m256i round(Vec x) { return (__m256i)_mm512_cvtneps_pbh((__m512)x.part[0]); }
 };
 
-// Adds the bias to the finished sums of some rows of one panel and finishes them. It does so a few rows at a time,
-// between the tile multiplications that come after: they leave the vector units idle.
+// Adds the bias to the finished sums of some rows of one panel and finishes them. It does so one row at a time, between
+// the tile multiplications that come after: they leave the vector units idle. Two at a time are too many to overlap.
 template <class Finish>
 class RowWriter {
  public:
@@ -169,22 +172,24 @@ class RowWriter {
   int64_t num_rows_ = 0;
 };
 
-// Asks memory for some cache lines, into the L2 cache, a few of them at each step: what is multiplied next arrives
-// while the tiles multiply. Asking for every second line only, and leaving the others to the hardware, was slower.
+// Asks memory for some cache lines, into the L2 cache, a few of them at each turn: what is multiplied next arrives while
+// the tiles multiply. A turn comes after each tile multiplication: with all lines of a step at once 32 rows took 6 % more
+// time, since a core has places for 16 only and drops or delays the others. Asking for every second line only, and leaving
+// the others to the hardware, was slower.
 struct Ahead {
   static constexpr int64_t kLine = 64;
 
   const char* at = nullptr;
-  int64_t num_lines = 0, lines_per_step = 0;
+  int64_t num_lines = 0, lines_per_turn = 0;
 
-  // One of so many equal shares of the lines from `start` on, for that many steps.
-  static Ahead share(const void* start, int64_t num_lines, int64_t number, int64_t shares, int64_t steps) {
+  // One of so many equal shares of the lines from `start` on, for that many turns.
+  static Ahead share(const void* start, int64_t num_lines, int64_t number, int64_t shares, int64_t turns) {
     const int64_t size = divide_up(num_lines, shares), first = std::min(number * size, num_lines);
-    return {static_cast<const char*>(start) + first * kLine, std::min(size, num_lines - first), divide_up(size, steps)};
+    return {static_cast<const char*>(start) + first * kLine, std::min(size, num_lines - first), divide_up(size, turns)};
   }
 
   TWOSTEP_INLINE void fetch() {
-    const int64_t count = std::min(lines_per_step, num_lines);
+    const int64_t count = std::min(lines_per_turn, num_lines);
     for (const char* end = at + count * kLine; at < end; at += kLine) __builtin_prefetch(at, 0, 2);
     num_lines -= count;
   }
@@ -202,11 +207,11 @@ struct Panels {
     return packed + (piece.panel * all_steps + piece.step) * kStepElements;
   }
 
-  // What to ask for in one of `passes` over `now`: a share of the piece `then`. A panel that is read once asks for its
-  // own steps, a few of them ahead.
-  Ahead ahead_of(const Piece& now, const Piece& then, int64_t pass, int64_t passes) const {
-    if (passes > 1) return Ahead::share(start_of(then), then.steps * kStepLines, pass, passes, now.steps);
-    return Ahead::share(start_of({now.panel, kStepsAhead}), now.steps * kStepLines, 0, 1, now.steps);
+  // What to ask for in one of `passes` over `now`, in so many turns: a share of the piece `then`. A panel that is read
+  // once asks for its own steps, a few of them ahead.
+  Ahead ahead_of(const Piece& now, const Piece& then, int64_t pass, int64_t passes, int64_t turns) const {
+    if (passes > 1) return Ahead::share(start_of(then), then.steps * kStepLines, pass, passes, turns);
+    return Ahead::share(start_of({now.panel, kStepsAhead}), now.steps * kStepLines, 0, 1, turns);
   }
 };
 
@@ -226,14 +231,15 @@ inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t r
   }
   for (; steps > 0; --steps, x += kStep, x_below += kStep, w += kStepElements) {
     load_tile<6>(w, kPairBytes), load_tile<4>(x, row_bytes);
-    multiply_tile<0, 4, 6>();
+    multiply_tile<0, 4, 6>(), ahead.fetch();
     load_tile<7>(w + kTileElements, kPairBytes);
-    multiply_tile<1, 4, 7>();
+    multiply_tile<1, 4, 7>(), ahead.fetch(), writer.write(1);
     if constexpr (kRowTiles == 2) {
       load_tile<5>(x_below, row_bytes);
-      multiply_tile<2, 5, 6>(), multiply_tile<3, 5, 7>();
+      multiply_tile<2, 5, 6>(), ahead.fetch();
+      multiply_tile<3, 5, 7>(), ahead.fetch();
     }
-    writer.write(2), ahead.fetch();
+    writer.write(1);
   }
   store_tile<0>(sums, kSumBytes), store_tile<1>(sums + kTile, kSumBytes);
   if constexpr (kRowTiles == 2) store_tile<2>(sums_below, kSumBytes), store_tile<3>(sums_below + kTile, kSumBytes);
@@ -270,8 +276,9 @@ inline void multiply_block(const Problem<BFloat16>& p, const Panels& panels, con
         // Sums that need not wait for the next piece take turns in two places, which stay in the L1 cache.
         const int64_t place = max_steps == all_steps ? turn : pass * width + panel - block.panel;
         float* tile_sums = sums + place * 2 * kSumElements;
-        const Ahead ahead = panels.ahead_of(now, then, pass, passes);
-        if (tile_end == tile + 2) {
+        const bool is_whole = tile_end == tile + 2;
+        const Ahead ahead = panels.ahead_of(now, then, pass, passes, now.steps * (is_whole ? 4 : 2));
+        if (is_whole) {
           multiply_tiles<2>(x, x_below, rows.row_bytes, w, now.steps, step == 0, tile_sums, writer, ahead);
         } else {
           multiply_tiles<1>(x, x_below, rows.row_bytes, w, now.steps, step == 0, tile_sums, writer, ahead);
