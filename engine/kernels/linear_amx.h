@@ -123,14 +123,13 @@ struct Gated {
 
   static void write(__m512 gate, __m512 up, __mmask32, BFloat16* out) {
     const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(up, gate);
-    const __m256i activated = round(Op::apply(widen(_mm512_castsi512_si256(rounded))));
-    const Vec gated = widen(activated) * widen(_mm512_extracti64x4_epi64(rounded, 1));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), round(gated));
+    const Vec activated = Op::apply(widen(_mm512_castsi512_si256(rounded)));
+    const Vec factor = widen((__m256i)rounded_to_halves(activated.part[0]));
+    store(out, factor * widen(_mm512_extracti64x4_epi64(rounded, 1)));
   }
 
  private:
   static Vec widen(__m256i x) { return Vec{{(PartF)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)}}; }
-  static __m256i round(Vec x) { return (__m256i)_mm512_cvtneps_pbh((__m512)x.part[0]); }
 };
 
 // Adds the bias to the finished sums of some rows of one panel and finishes them. It does so one row at a time, between
@@ -172,10 +171,10 @@ class RowWriter {
   int64_t num_rows_ = 0;
 };
 
-// Asks memory for some cache lines, into the L2 cache, a few of them at each turn: what is multiplied next arrives while
-// the tiles multiply. A turn comes after each tile multiplication: with all lines of a step at once 32 rows took 6 % more
-// time, since a core has places for 16 only and drops or delays the others. Asking for every second line only, and leaving
-// the others to the hardware, was slower.
+// Asks memory for some cache lines, into the L2 cache, a few of them at each turn: what is multiplied next arrives
+// while the tiles multiply. A turn comes after each tile multiplication: with all lines of a step at once 32 rows took
+// 6 % more time, since a core has places for 16 only and drops or delays the others. Asking for every second line only,
+// and leaving the others to the hardware, was slower.
 struct Ahead {
   static constexpr int64_t kLine = 64;
 
@@ -232,14 +231,14 @@ inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t r
   for (; steps > 0; --steps, x += kStep, x_below += kStep, w += kStepElements) {
     load_tile<6>(w, kPairBytes), load_tile<4>(x, row_bytes);
     multiply_tile<0, 4, 6>(), ahead.fetch();
+    if constexpr (kRowTiles == 1) writer.write(1);
     load_tile<7>(w + kTileElements, kPairBytes);
     multiply_tile<1, 4, 7>(), ahead.fetch(), writer.write(1);
     if constexpr (kRowTiles == 2) {
       load_tile<5>(x_below, row_bytes);
       multiply_tile<2, 5, 6>(), ahead.fetch();
-      multiply_tile<3, 5, 7>(), ahead.fetch();
+      multiply_tile<3, 5, 7>(), ahead.fetch(), writer.write(1);
     }
-    writer.write(1);
   }
   store_tile<0>(sums, kSumBytes), store_tile<1>(sums + kTile, kSumBytes);
   if constexpr (kRowTiles == 2) store_tile<2>(sums_below, kSumBytes), store_tile<3>(sums_below + kTile, kSumBytes);

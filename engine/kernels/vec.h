@@ -125,11 +125,14 @@ inline void store(float* target, Vec v) {
   unroll<kParts>([&](auto i) { std::memcpy(target + i * kPartLanes, &v.part[i], sizeof(v.part[i])); });
 }
 // Rounds to nearest, ties to even; a NaN stays one.
+// The nearest bfloat16; unlike vcvtneps2bf16 also of numbers so small that they are subnormal.
+inline PartH rounded_to_halves(PartF x) {
+  const PartU bits = (PartU)x, rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return __builtin_convertvector(x == x ? rounded : (bits >> 16) | 0x40u, PartH);
+}
 inline void store(at::BFloat16* target, Vec v) {
   unroll<kParts>([&](auto i) {
-    const PartU bits = (PartU)v.part[i];
-    const PartU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const PartH halves = __builtin_convertvector(v.part[i] == v.part[i] ? rounded : (bits >> 16) | 0x40u, PartH);
+    const PartH halves = rounded_to_halves(v.part[i]);
     std::memcpy(target + i * kPartLanes, &halves, sizeof(halves));
   });
 }
