@@ -11,7 +11,7 @@ from engine.client import GenerationRequest
 from engine.errors import RequestAbortedError
 from engine.request import FinishReason
 from tests.engine import fake_engine_process as fake
-from tests.engine.test_async_engine import Recorder, collect, eventually, request, running, text_of
+from tests.engine.async_engines import Recorder, collect, eventually, request, running, text_of
 from tests.engine.test_expiry import assert_free
 
 

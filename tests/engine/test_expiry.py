@@ -13,7 +13,7 @@ from engine.expiry import Expiry
 from engine.request import FinishReason
 from engine.waiting_room import RoomLimits
 from tests.engine import fake_engine_process as fake
-from tests.engine.test_async_engine import Recorder, aborts_of, collect, eventually, held_by, request, running, text_of
+from tests.engine.async_engines import Recorder, aborts_of, collect, eventually, held_by, request, running, text_of
 
 
 def limited(

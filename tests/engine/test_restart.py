@@ -20,7 +20,7 @@ from engine.request import FinishReason
 from engine.stats import PoolStats, StepStats
 from engine.waiting_room import RoomLimits
 from tests.engine import fake_engine_process as fake
-from tests.engine.test_async_engine import (
+from tests.engine.async_engines import (
     COMMAND,
     Recorder,
     Words,

@@ -9,7 +9,7 @@ from engine.roster import Roster
 from engine.sampling_params import SamplingParams
 from engine.suspects import Death
 from engine.waiting_room import RoomLimits, WaitingRoom
-from tests.engine.test_async_engine import Words
+from tests.engine.async_engines import Words
 
 FIRST = FirstTokenInfo(0.0, 0, 1)
 
