@@ -3,6 +3,7 @@
 import msgspec
 
 from engine.errors import ConfigError
+from engine.step_floor import Ceilings, ModelSize
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +77,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     kv_cache_bytes: int
     load_s: float
+    size: ModelSize
+    """What the model's steps read and multiply."""
+    ceilings: Ceilings
+    """How fast the machine does that at best."""
 
     @property
     def kv_capacity_tokens(self) -> int:

@@ -20,6 +20,7 @@ from engine.request import Request
 from engine.scheduler import Scheduler
 from engine.stats import StepStats
 from engine.step_cost import StepCosts
+from engine.step_floor import FloorPlan
 from engine.step_marker import Marker, NullMarker
 from engine.trace import FileTracer, NullTracer, Tracer
 
@@ -58,6 +59,7 @@ class Engine:
         cache: BlockCache = PrefixCache(config.block_size) if config.enable_prefix_caching else NullPrefixCache()
         self._pool = BlockPool(info.num_blocks, cache)
         self._costs = StepCosts()
+        self._floors = FloorPlan(info.size, info.ceilings)
         pace = PrefillPace(
             self._costs,
             target_gap_s=config.target_itl_ms / 1000,
@@ -169,6 +171,7 @@ class Engine:
 
     def _stats(self, batch: Batch | None, duration_s: float, model_s: float, predicted_s: float | None) -> StepStats:
         scheduler = self._scheduler
+        floor = self._floors.floor_of(batch) if batch and model_s else None
         return StepStats(
             phase=batch.phase if batch else None,
             num_requests=len(batch.requests) if batch else 0,
@@ -182,4 +185,6 @@ class Engine:
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
             predicted_s=predicted_s,
+            floor_s=floor.seconds if floor else None,
+            bound=floor.bound if floor else None,
         )

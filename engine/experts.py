@@ -50,6 +50,10 @@ class PackedExperts(nn.Module):
     def nbytes(self) -> int:
         return self.up.nbytes + self.down.nbytes
 
+    @property
+    def num_weights(self) -> int:
+        return self.up.num_weights + self.down.num_weights
+
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states [T, H], chosen experts [T, S] and their weights [T, S] -> [T, H]."""
         num_rows, num_slots = top_k_index.shape
@@ -89,6 +93,10 @@ class PackedLlama4Experts(nn.Module):
     def nbytes(self) -> int:
         return self.up.nbytes + self.down.nbytes
 
+    @property
+    def num_weights(self) -> int:
+        return self.up.num_weights + self.down.num_weights
+
     def forward(self, hidden_states: Tensor) -> Tensor:  # [E * T, H], expert by expert -> [E * T, H]
         chunks = hidden_states.view(len(self.up), -1, hidden_states.shape[-1])
         return torch.cat([self._run_expert(expert, rows) for expert, rows in enumerate(chunks)])
@@ -119,6 +127,10 @@ class _PackedStack:
     def nbytes(self) -> int:
         biases = 0 if self._biases is None else self._biases.nbytes
         return biases + sum(weight.nbytes for weight in self._weights)
+
+    @property
+    def num_weights(self) -> int:
+        return sum(weight.shape.numel() for weight in self._weights)
 
 
 class RouterWeight(WeightHandle):

@@ -23,6 +23,8 @@ from engine.kernels.cpu_features import has_native_bf16
 from engine.kv_cache import LayerShape
 from engine.linear import prepare_linears
 from engine.model_probe import check_same, probe_layers
+from engine.model_size import size_of
+from engine.step_floor import ModelSize
 from engine.vector_math import settle_vector_functions
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,8 @@ class LoadedModel:
     """The longest context the model itself supports."""
     eos_token_ids: tuple[int, ...]
     weight_bytes: int
+    size: ModelSize
+    """What its steps read and multiply."""
     linear: str
     """Name of the matrix-product backend."""
     has_kernels: bool
@@ -103,6 +107,7 @@ def _load(config: EngineConfig) -> LoadedModel:
         max_model_len=_context_limit(text_config),
         eos_token_ids=_eos_token_ids(config, source, hf_config),
         weight_bytes=report.packed_bytes + sum(p.nbytes for p in module.parameters()),
+        size=size_of(module, text_config, calls),
         linear=_linear_name(kernels, config.quantization),
         has_kernels=kernels is not None,
         head_inputs=HeadInputs(module.get_output_embeddings()),

@@ -6,6 +6,7 @@ import time
 import torch
 
 from engine.attention import select_backend
+from engine.ceilings import measure_ceilings
 from engine.config import EngineConfig, EngineInfo
 from engine.errors import ConfigError
 from engine.footprint import give_back_freed_memory
@@ -28,6 +29,7 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     model = load_model(config)
+    ceilings = measure_ceilings(model.device, model.dtype, model.weight_bytes)
     give_back_freed_memory()
     max_model_len = _max_model_len(config, model)
     num_blocks, max_model_len = _size_pool(config, model, max_model_len)
@@ -48,6 +50,8 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
         weight_bytes=model.weight_bytes,
         kv_cache_bytes=cache.num_bytes,
         load_s=time.monotonic() - started_s,
+        size=model.size,
+        ceilings=ceilings,
     )
     return ModelRunner(model, config.block_size, choose_forward(model.module, cache, backend)), info
 

@@ -5,6 +5,7 @@ import math
 import msgspec
 
 from engine.batch import Phase
+from engine.step_floor import Bound
 
 
 class PoolStats(msgspec.Struct, frozen=True):
@@ -35,6 +36,10 @@ class StepStats(msgspec.Struct, frozen=True):
     """Prompt tokens found there."""
     predicted_s: float | None = None
     """What model_s was thought to become, from the steps before. None before the first of a phase."""
+    floor_s: float | None = None
+    """What model_s would be at the machine's measured ceilings. None when nothing ran, and for a step that raised."""
+    bound: Bound | None = None
+    """Which of the ceilings that is."""
 
 
 class RoomStats(msgspec.Struct, frozen=True):

@@ -162,7 +162,8 @@ class Supervisor:
     def _check_same(self, info: EngineInfo) -> None:
         """Streams may go on with the same model only. Raises ModelError."""
         assert self._info is not None
-        if msgspec.structs.replace(info, load_s=self._info.load_s) != self._info:
+        measured_anew = {"load_s": self._info.load_s, "ceilings": self._info.ceilings}
+        if msgspec.structs.replace(info, **measured_anew) != self._info:
             raise ModelError(f"The model is not the one that was loaded first: now {info}, before {self._info}.")
 
 

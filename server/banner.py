@@ -3,6 +3,7 @@
 import json
 
 from engine.config import EngineInfo
+from engine.step_floor import FloorPlan
 from server.settings import Settings
 from server.version import VERSION
 
@@ -26,10 +27,20 @@ def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
         "engine": f"{info.dtype} on {info.device}; attention: {info.attention}; linear: {info.linear}",
         "memory": f"{info.num_blocks:,} KV blocks of {info.block_size} tokens = {info.kv_capacity_tokens:,} tokens "
         f"({kv_mib:,.0f} MiB); context {info.max_model_len:,}",
+        "machine": _machine(info),
         "listens": f"{url} (routes: {url}/docs, metrics: {url}/metrics)",
     }
     table = "\n".join(f"  {name:8}{text}" for name, text in rows.items())
     return f"Ready after {info.load_s:.1f} s. Ctrl-C ends it.\n{table}\nTry it:\n{_curl(settings, url)}"
+
+
+def _machine(info: EngineInfo) -> str:
+    """Each token of a stream reads all weights."""
+    ceilings, floor = info.ceilings, FloorPlan(info.size, info.ceilings).floor_of_first_token()
+    return (
+        f"reads {ceilings.read_bytes_per_s / 1e9:,.1f} GB/s, multiplies {ceilings.flops_per_s / 1e9:,.0f} GFLOP/s "
+        f"({info.dtype}); one stream: at most {1 / floor.seconds:,.0f} tokens/s"
+    )
 
 
 def url_of(host: str, port: int) -> str:

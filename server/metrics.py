@@ -1,6 +1,7 @@
 """The app's Prometheus metrics: one registry, fed by the engine as its observer, and by the HTTP side."""
 
 from collections.abc import Callable
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -9,6 +10,7 @@ from engine.batch import Phase
 from engine.config import EngineInfo
 from engine.request import FinishReason
 from engine.stats import RequestTimings, RoomStats, StepStats
+from engine.step_floor import Bound
 from server.batched import Batched
 from server.metrics_engine import EngineCollector
 from server.metrics_names import Exposition
@@ -108,6 +110,8 @@ class Metrics:
             return
         self._step_duration[stats.phase].observe(stats.duration_s)
         self._step_tokens[stats.phase].observe(stats.num_tokens)
+        if stats.floor_s and stats.bound:
+            self._step_floor[stats.phase, stats.bound].inc(stats.floor_s)
         if stats.predicted_s and stats.model_s:
             self._step_prediction[stats.phase].observe(stats.model_s / stats.predicted_s)
 
@@ -145,6 +149,8 @@ class Metrics:
         self._step_duration = {phase: duration.labels(phase.value) for phase in Phase}
         self._step_tokens = {phase: tokens.labels(phase.value) for phase in Phase}
         self._step_prediction = {phase: ratio.labels(phase.value) for phase in Phase}
+        floor = self._counter("step_floor_seconds", "Time of engine steps at the machine's ceilings.", "phase", "bound")
+        self._step_floor = {key: floor.labels(*key) for key in product(Phase, Bound)}
 
     def _make_http_metrics(self) -> None:
         self._http_requests = self._counter("http_requests", "HTTP requests.", "handler", "method", "status")

@@ -16,7 +16,7 @@ SCHEDULER_SIDE = tuple(
     for name in (
         "batch", "block_pool", "client", "config", "cost_model", "errors", "fair_queue", "messages", "outputs",
         "prefill_budget", "prefix_cache", "request", "request_state", "request_view", "sampling_params", "scheduler",
-        "stats", "step_cost", "thinking",
+        "stats", "step_cost", "step_floor", "thinking",
     )
 )  # fmt: skip
 

@@ -22,6 +22,7 @@ from engine.errors import InvalidParameterError, ModelError
 from engine.messages import AddRequest, FirstTokenInfo, RequestState, RequestUpdate, StepUpdate
 from engine.request import FinishReason
 from engine.stats import PoolStats, StepStats
+from engine.step_floor import Ceilings, ModelSize
 from engine.step_marker import Marker, NullMarker
 
 PLAIN, SLOW, WAIT, RAISE, DIE, HANG, REFUSE, FAIL, BURST, PREFILL, EXIT, CRASH, STUMBLE, CHOKE = range(14)
@@ -45,7 +46,9 @@ def info_of(config: EngineConfig) -> EngineInfo:
         eos_token_ids=(0,),
         weight_bytes=0,
         kv_cache_bytes=0,
-        load_s=0.0,
+        load_s=time.monotonic(),  # this and the ceilings are another's in every process
+        size=ModelSize(layer_bytes=1, layer_flops=1, head_bytes=0, head_flops=0, attention=()),
+        ceilings=Ceilings(time.monotonic(), 1.0),
     )
 
 

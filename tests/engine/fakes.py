@@ -12,6 +12,7 @@ from engine.config import EngineConfig, EngineInfo
 from engine.engine import Engine
 from engine.messages import AddRequest, RequestUpdate
 from engine.sampling_params import SamplingParams
+from engine.step_floor import Ceilings, ModelSize
 
 EOS = 0
 VOCAB_SIZE = 50
@@ -85,6 +86,8 @@ def fake_info(num_blocks: int, block_size: int, max_model_len: int = 10_000) -> 
         weight_bytes=0,
         kv_cache_bytes=0,
         load_s=0.0,
+        size=ModelSize(layer_bytes=1000, layer_flops=100, head_bytes=0, head_flops=0, attention=()),
+        ceilings=Ceilings(read_bytes_per_s=1e6, flops_per_s=1e6),
     )
 
 

@@ -41,8 +41,10 @@ def test_a_failed_request_says_why() -> None:
     engine = engine_with(BreaksOnce(4))
     add(engine, "victim")
     engine.step()
-    (update,) = engine.step().updates
+    failed = engine.step()
+    (update,) = failed.updates
     assert update.finish_reason is FinishReason.ERROR and "no more memory" in (update.error or "")
+    assert (failed.stats.model_s, failed.stats.floor_s, failed.stats.bound) == (0.0, None, None)
 
 
 def test_an_abort_is_reported_in_the_next_stats() -> None:
@@ -72,6 +74,7 @@ def test_a_trace_has_one_line_per_step(tmp_path: Path) -> None:
     assert [line["phase"] for line in lines] == ["prefill", "decode", "decode"]
     assert lines[0]["requests"] == [["a", 0, 3, True]]
     assert [line["predicted_s"] is None for line in lines] == [True, True, False]  # nothing is known of a first step
+    assert [(line["floor_s"], line["bound"]) for line in lines] == [(0.001, "memory")] * 3  # see fake_info
 
 
 def test_a_trace_that_cannot_be_opened_is_a_setting_that_cannot_work(tmp_path: Path) -> None:

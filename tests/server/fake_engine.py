@@ -23,6 +23,7 @@ from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from engine.request_view import RequestView
 from engine.stats import PoolStats, RequestTimings, RoomStats, StepStats
+from engine.step_floor import AttentionSize, Ceilings, ModelSize
 from tests.server.byte_tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
 
 NUM_BLOCKS = 64
@@ -41,6 +42,14 @@ INFO = EngineInfo(
     weight_bytes=2**20,
     kv_cache_bytes=2**20,
     load_s=0.1,
+    size=ModelSize(
+        layer_bytes=2**20,
+        layer_flops=2**20,
+        head_bytes=2**20,
+        head_flops=0,
+        attention=(AttentionSize(None, 2**10, 2**10),),
+    ),
+    ceilings=Ceilings(30e9, 2e12),
 )
 STATE = RequestState("", was_scheduled=True, num_computed_tokens=5, num_cached_tokens=1, num_blocks=2)
 

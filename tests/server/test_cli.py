@@ -208,6 +208,7 @@ class TestBanner:
         settings = Settings(model="org/it's", api_key=("secret",))
         banner = ready_banner(settings, INFO, "http://127.0.0.1:1")
         assert "64 KV blocks of 16 tokens = 1,024 tokens" in banner and "secret" not in banner
+        assert "reads 30.0 GB/s, multiplies 2,000 GFLOP/s (float32); one stream: at most 14,298 tokens/s" in banner
         line = next(line for line in banner.splitlines() if "curl" in line)
         script = line.strip().replace("curl", "printf '%s|'", 1)
         told = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split("|")

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.batch import Phase
 from engine.request import FinishReason
 from engine.stats import PoolStats, RequestTimings, RoomStats, StepStats
+from engine.step_floor import Bound
 from server.metrics import Metrics
 from server.timings import TokenCounts
 from tests.server.events import chunks_of
@@ -51,6 +52,9 @@ TABLE: dict[str, tuple[str, set[str], list[str]]] = {
     "engine_restarts": ("counter", set(), []),
     "step_duration_seconds": ("histogram", {"phase"}, []),
     "step_prediction_ratio": ("histogram", {"phase"}, []),
+    "step_floor_seconds": ("counter", {"phase", "bound"}, []),
+    "ceiling_read_bytes_per_second": ("gauge", set(), []),
+    "ceiling_flops_per_second": ("gauge", set(), []),
     "step_tokens": ("histogram", {"phase"}, ["vllm:iteration_tokens_total"]),
     "http_requests": ("counter", {"handler", "method", "status"}, ["http_requests"]),
     "http_request_duration_seconds": ("histogram", {"handler", "method"}, ["http_request_duration_seconds"]),
@@ -58,12 +62,14 @@ TABLE: dict[str, tuple[str, set[str], list[str]]] = {
 VLLM_LABELS = {"model_name", "engine"}
 
 
-def test_a_step_that_raised_was_not_mispredicted() -> None:
+def test_a_step_that_raised_was_not_mispredicted_and_has_no_price() -> None:
     metrics = busy_metrics()
     before = parse(metrics.render().decode())
-    metrics.on_step(StepStats(Phase.DECODE, 1, 3, 0.01, 0.0, 5, 7, PoolStats(10, 20, 34), 2, 100, 50, 0.008))
-    ratios = "twostep_step_prediction_ratio"
-    assert parse(metrics.render().decode())[ratios] == before[ratios]
+    pool = PoolStats(10, 20, 34)
+    metrics.on_step(StepStats(Phase.DECODE, 1, 3, 0.01, 0.0, 5, 7, pool, 2, 100, 50, 0.008))
+    after = parse(metrics.render().decode())
+    for name in ("twostep_step_prediction_ratio", "twostep_step_floor_seconds"):
+        assert after[name] == before[name]
 
 
 def parse(text: str) -> dict[str, Metric]:
@@ -74,8 +80,9 @@ def busy_metrics(with_vllm_names: bool = True) -> Metrics:
     """Metrics in which every family has a sample."""
     metrics = Metrics("a model", with_vllm_names)
     metrics.on_engine_info(INFO)
-    metrics.on_step(StepStats(Phase.DECODE, 1, 3, 0.01, 0.01, 5, 7, PoolStats(10, 20, 34), 2, 100, 50, 0.008))
-    metrics.on_step(StepStats(Phase.PREFILL, 1, 100, 0.1, 0.1, 5, 7, PoolStats(10, 20, 34), 2, 100, 50))
+    pool = PoolStats(10, 20, 34)
+    metrics.on_step(StepStats(Phase.DECODE, 1, 3, 0.01, 0.01, 5, 7, pool, 2, 100, 50, 0.008, 0.004, Bound.MEMORY))
+    metrics.on_step(StepStats(Phase.PREFILL, 1, 100, 0.1, 0.1, 5, 7, pool, 2, 100, 50))
     timings = RequestTimings(queue_s=0.001, prefill_s=0.002, inter_token_s=(0.004, 0.006))
     metrics.on_first_token(timings, 11, 4)
     metrics.on_tokens(2, 0.005)
@@ -159,6 +166,9 @@ class TestValues:
         assert self.value("vllm:iteration_tokens_total_sum") == 103
         assert self.value("twostep_step_prediction_ratio_sum", phase="decode") == 1.25
         assert self.value("twostep_step_prediction_ratio_count", phase="prefill") == 0  # nothing was predicted
+        assert self.value("twostep_step_floor_seconds_total", phase="decode", bound="memory") == 0.004
+        assert self.value("twostep_step_floor_seconds_total", phase="decode", bound="compute") == 0
+        assert self.value("twostep_ceiling_read_bytes_per_second") == INFO.ceilings.read_bytes_per_s
         assert self.value("vllm:iteration_tokens_total_bucket", le="4.0") == 1
         assert self.value("vllm:iteration_tokens_total_bucket", le="+Inf") == 2
 

@@ -1,0 +1,61 @@
+"""How fast this machine reads memory and multiplies matrices: half a second, when a model is loaded."""
+
+import functools
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from engine.huge_pages import empty_in_huge_pages
+from engine.step_floor import Ceilings
+
+__all__ = ["measure_ceilings"]
+
+_MAX_READ_BYTES = 1 << 30  # more than caches hold
+_MIN_MATRIX_SIZE = 256
+_MAX_MATRIX_SIZE = {"cpu": 2048, "cuda": 8192}
+_RUN_S = 0.005  # a matrix product that takes so long is large enough
+_BUDGET_S = 0.1  # of each measurement, after a first run
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype, weight_bytes: int) -> Ceilings:
+    """Reads as much as a step reads, so that small models, whose weights stay in the caches, are held to those."""
+    ceilings = Ceilings(_read_speed(device, weight_bytes), _matrix_speed(device, dtype))
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the KV cache takes what is free
+    return ceilings
+
+
+def _read_speed(device: torch.device, weight_bytes: int) -> float:
+    """Bytes per second."""
+    num_bytes = max(1 << 16, min(weight_bytes, _MAX_READ_BYTES))
+    buffer = empty_in_huge_pages((num_bytes // 4,), torch.float32, device).fill_(1)  # weights lie in such pages, too
+    return buffer.nbytes / _best_seconds(buffer.sum, device, _BUDGET_S)
+
+
+def _matrix_speed(device: torch.device, dtype: torch.dtype) -> float:
+    """Multiplications and additions per second, of matrices as large as a slow machine has time for."""
+    size, seconds = _MIN_MATRIX_SIZE // 2, 0.0
+    while seconds < _RUN_S and size < _MAX_MATRIX_SIZE[device.type]:
+        size *= 2
+        multiply = functools.partial(torch.matmul, *torch.randn(2, size, size, device=device).to(dtype))
+        seconds = _best_seconds(multiply, device, _RUN_S)
+    return 2 * size**3 / min(seconds, _best_seconds(multiply, device, _BUDGET_S))
+
+
+def _best_seconds(run: Callable[[], Tensor], device: torch.device, budget_s: float) -> float:
+    """The shortest of the runs that the budget has time for, after a first one, which warms up."""
+    _seconds(run, device)
+    times = [_seconds(run, device)]
+    while sum(times) < budget_s:
+        times.append(_seconds(run, device))
+    return min(times)
+
+
+def _seconds(run: Callable[[], Tensor], device: torch.device) -> float:
+    started_s = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started_s

@@ -1,0 +1,74 @@
+"""How much a step of a loaded model has to read and to multiply."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from engine.attention_hook import AttentionCall
+from engine.experts import PackedExperts, PackedLlama4Experts, RouterWeight
+from engine.linear import PackedLinear
+from engine.packed_weight import PackedWeight
+from engine.step_floor import AttentionSize, ModelSize
+
+__all__ = ["expert_share", "size_of"]
+
+_NUM_CHOSEN = ("num_experts_per_tok", "top_k_experts")
+_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+Weight = PackedWeight | Tensor
+
+
+def size_of(module: PreTrainedModel, text_config: PreTrainedConfig, calls: Iterable[AttentionCall]) -> ModelSize:
+    """The module is packed; `calls` are those of its attention layers."""
+    head = module.get_output_embeddings()
+    layers: list[Weight] = [m.packed for m in module.modules() if isinstance(m, PackedLinear) and m is not head]
+    layers += [w.packed for m in module.modules() if isinstance(w := vars(m).get("weight"), RouterWeight)]
+    layers += [p for p in _unpacked(module, head) if p.dim() == 2]
+    head_weights: list[Weight] = [head.packed] if isinstance(head, PackedLinear) else list(head.parameters())
+    experts = [m for m in module.modules() if isinstance(m, PackedExperts | PackedLlama4Experts)]
+    stacks = [p for p in _unpacked(module, head) if p.dim() > 2]  # of experts whose formula is not known
+    share = expert_share(text_config)
+    num_in_experts = sum(m.num_weights for m in experts) + _num_weights(stacks)
+    return ModelSize(
+        layer_bytes=sum(w.nbytes for w in layers),
+        layer_flops=int(2 * (_num_weights(layers) + share * num_in_experts)),
+        expert_bytes=sum(m.nbytes for m in (*experts, *stacks)),
+        expert_share=share,
+        head_bytes=sum(w.nbytes for w in head_weights),
+        head_flops=2 * _num_weights(head_weights),
+        attention=_attention_sizes(calls),
+    )
+
+
+def _num_weights(weights: Sequence[Weight]) -> int:
+    return sum(weight.shape.numel() for weight in weights)
+
+
+def _unpacked(module: nn.Module, head: nn.Module) -> list[Tensor]:
+    """What is left to torch of more than one dimension; embeddings are only looked up."""
+    owners = (m for m in module.modules() if m is not head and not isinstance(m, nn.Embedding))
+    return [p for owner in owners for p in owner.parameters(recurse=False) if p.dim() >= 2]
+
+
+def expert_share(text_config: PreTrainedConfig) -> float:
+    """Of a layer's experts, chosen by one token: one where the model does not say how many, all if it has none."""
+    total = _number(text_config, _NUM_EXPERTS) or 1.0
+    return min(1.0, (_number(text_config, _NUM_CHOSEN) or 1.0) / total)
+
+
+def _number(text_config: PreTrainedConfig, names: Sequence[str]) -> float | None:
+    """The first that the model has; the mean, where layers differ."""
+    value = next((value for name in names if (value := getattr(text_config, name, None))), None)
+    return fmean(value) if isinstance(value, list | tuple) else value
+
+
+def _attention_sizes(calls: Iterable[AttentionCall]) -> tuple[AttentionSize, ...]:
+    num_bytes, flops = Counter[int | None](), Counter[int | None]()
+    for call in calls:
+        sizes = call.key.shape[2] + call.value.shape[2]
+        num_bytes[call.sliding_window] += call.key.shape[1] * sizes * call.key.element_size()
+        flops[call.sliding_window] += 2 * call.query.shape[1] * sizes
+    return tuple(AttentionSize(window, num_bytes[window], flops[window]) for window in num_bytes)

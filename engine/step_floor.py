@@ -1,0 +1,115 @@
+"""What a step would take at the machine's ceilings, and which of them bounds it: the price of its work; torch-free.
+
+A step at least reads the weights and its requests' keys and values once, and multiplies. Whichever takes longer alone,
+at the speed that the machine was measured to have, is the floor under the step's time (the roofline model of Williams,
+Waterman and Patterson 2009). The rest of its time is what could be won. Requests that share blocks are priced as if
+each had its own: caches may serve them faster.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from engine.batch import Batch, ScheduledRequest
+
+
+class Ceilings(msgspec.Struct, frozen=True):
+    """How fast the machine was when the model was loaded, with all threads."""
+
+    read_bytes_per_s: float
+    flops_per_s: float
+    """Multiplications and additions per second of torch's matrix product in the model's dtype."""
+
+
+class AttentionSize(msgspec.Struct, frozen=True):
+    """The attention layers that see equally far, together."""
+
+    window: int | None
+    """Positions that a token sees, its own included; None for all."""
+    bytes_per_token: int
+    """Keys and values of one position."""
+    flops_per_pair: int
+    """Of one query token and one position that it sees."""
+
+
+class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step has to read and to multiply."""
+
+    layer_bytes: int
+    """Weights of all layers without experts."""
+    layer_flops: int
+    """Per token, the experts that it chooses included."""
+    expert_bytes: int = 0
+    """Weights of all experts."""
+    expert_share: float = 1.0
+    """Of the experts, chosen by one token."""
+    head_bytes: int
+    head_flops: int
+    """Per token whose logits are needed."""
+    attention: tuple[AttentionSize, ...]
+
+    def bytes_of(self, num_tokens: int) -> float:
+        """Weights that so many tokens read: of experts, as many as tokens that choose at random touch."""
+        return self.layer_bytes + self.expert_bytes * (1 - (1 - self.expert_share) ** num_tokens)
+
+
+class Bound(StrEnum):
+    """What a step would wait for if it ran at the machine's ceilings."""
+
+    COMPUTE = "compute"
+    MEMORY = "memory"
+
+
+class StepFloor(NamedTuple):
+    seconds: float
+    bound: Bound
+
+
+Span = tuple[int, int]
+"""Start and end of the positions of one request that a step computes."""
+
+
+class FloorPlan:
+    """Prices the steps of one model on one machine."""
+
+    def __init__(self, size: ModelSize, ceilings: Ceilings) -> None:
+        self._size = size
+        self._ceilings = ceilings
+
+    def floor_of(self, batch: Batch) -> StepFloor:
+        spans = [(request.start, request.end) for request in batch.requests]
+        return self._floor_of(spans, sum(map(_num_scored, batch.requests)))
+
+    def floor_of_first_token(self) -> StepFloor:
+        """Of a step for one token alone, which sees nothing but itself."""
+        return self._floor_of([(0, 1)], 1)
+
+    def _floor_of(self, spans: Sequence[Span], num_scored: int) -> StepFloor:
+        size, num_tokens = self._size, sum(end - start for start, end in spans)
+        num_bytes = size.bytes_of(num_tokens) + (size.head_bytes if num_scored else 0)
+        flops = num_tokens * size.layer_flops + num_scored * size.head_flops
+        for attention in size.attention:
+            positions, pairs = _seen(spans, attention.window)
+            num_bytes += positions * attention.bytes_per_token
+            flops += pairs * attention.flops_per_pair
+        memory_s = num_bytes / self._ceilings.read_bytes_per_s
+        compute_s = flops / self._ceilings.flops_per_s
+        return StepFloor(compute_s, Bound.COMPUTE) if compute_s > memory_s else StepFloor(memory_s, Bound.MEMORY)
+
+
+def _num_scored(request: ScheduledRequest) -> int:
+    """Tokens whose logits are needed."""
+    return len(request.token_ids) if request.scores_prompt else int(request.samples)
+
+
+def _seen(spans: Iterable[Span], window: int | None) -> tuple[int, int]:
+    """Positions that the tokens of a step see, each once, and pairs of a token and one of them."""
+    positions = pairs = 0
+    for start, end in spans:
+        limit = end if window is None else window
+        num_short = max(0, min(end, limit) - start)  # tokens that see all before them
+        pairs += num_short * (2 * start + num_short + 1) // 2 + (end - start - num_short) * limit
+        positions += min(end, end - start - 1 + limit)
+    return positions, pairs

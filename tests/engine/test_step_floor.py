@@ -1,0 +1,77 @@
+"""What a step takes at least, beside sums over its tokens and the positions that they see."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch import Batch, Phase, ScheduledRequest
+from engine.sampling_params import SamplingParams
+from engine.step_floor import AttentionSize, Bound, Ceilings, FloorPlan, ModelSize, StepFloor
+
+ONE_BYTE_PER_SECOND = Ceilings(read_bytes_per_s=1.0, flops_per_s=1e30)
+ONE_FLOP_PER_SECOND = Ceilings(read_bytes_per_s=1e30, flops_per_s=1.0)
+
+
+def part(start: int, count: int, samples: bool = True, prompt_logprobs: int | None = None) -> ScheduledRequest:
+    params = SamplingParams(prompt_logprobs=prompt_logprobs)
+    return ScheduledRequest("", [1] * count, start, (), params, [1] * (start + count), [], samples)
+
+
+def floor_of(size: ModelSize, ceilings: Ceilings, *parts: ScheduledRequest) -> StepFloor:
+    return FloorPlan(size, ceilings).floor_of(Batch(Phase.PREFILL, parts))
+
+
+def test_weights_are_read_once_and_multiplied_for_each_token() -> None:
+    size = ModelSize(layer_bytes=100, layer_flops=7, head_bytes=10, head_flops=3, attention=())
+    parts = part(0, 5), part(9, 1)
+    assert floor_of(size, ONE_BYTE_PER_SECOND, *parts) == (110, Bound.MEMORY)
+    assert floor_of(size, ONE_FLOP_PER_SECOND, *parts) == (6 * 7 + 2 * 3, Bound.COMPUTE)
+
+
+def test_the_head_takes_part_where_logits_are_needed() -> None:
+    size = ModelSize(layer_bytes=0, layer_flops=0, head_bytes=10, head_flops=3, attention=())
+    assert floor_of(size, ONE_BYTE_PER_SECOND, part(0, 5, samples=False)).seconds == 0
+    assert floor_of(size, ONE_FLOP_PER_SECOND, part(0, 5, samples=False)).seconds == 0
+    assert floor_of(size, ONE_FLOP_PER_SECOND, part(0, 5, prompt_logprobs=0)).seconds == 15
+
+
+def test_tokens_read_the_experts_that_they_choose() -> None:
+    size = ModelSize(
+        layer_bytes=5, layer_flops=0, expert_bytes=800, expert_share=0.25, head_bytes=0, head_flops=0, attention=()
+    )
+    assert floor_of(size, ONE_BYTE_PER_SECOND, part(3, 1)).seconds == 5 + 200
+    assert floor_of(size, ONE_BYTE_PER_SECOND, part(3, 1), part(4, 1)).seconds == 5 + 200 + 150
+    assert floor_of(size, ONE_BYTE_PER_SECOND, part(0, 1000)).seconds == pytest.approx(805)
+
+
+@given(
+    chunks=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=3),
+    window=st.none() | st.integers(1, 40),
+)
+def test_attention_reads_each_position_once_and_multiplies_every_pair(
+    chunks: list[tuple[int, int]], window: int | None
+) -> None:
+    size = ModelSize(layer_bytes=0, layer_flops=0, head_bytes=0, head_flops=0, attention=(AttentionSize(window, 2, 3),))
+    seen = [
+        [range(0 if window is None else max(0, token - window + 1), token + 1) for token in range(start, start + count)]
+        for start, count in chunks
+    ]
+    parts = [part(*chunk) for chunk in chunks]
+    num_positions = sum(len(set().union(*ranges)) for ranges in seen)
+    assert floor_of(size, ONE_BYTE_PER_SECOND, *parts).seconds == 2 * num_positions
+    assert floor_of(size, ONE_FLOP_PER_SECOND, *parts).seconds == 3 * sum(len(x) for ranges in seen for x in ranges)
+
+
+def test_a_stream_begins_at_its_first_token() -> None:
+    size = ModelSize(
+        layer_bytes=100, layer_flops=7, head_bytes=10, head_flops=3, attention=(AttentionSize(None, 2, 5),)
+    )
+    assert FloorPlan(size, ONE_BYTE_PER_SECOND).floor_of_first_token().seconds == 112
+    assert FloorPlan(size, ONE_FLOP_PER_SECOND).floor_of_first_token().seconds == 15
+
+
+def test_what_takes_longer_is_the_bound() -> None:
+    size = ModelSize(layer_bytes=100, layer_flops=10, head_bytes=0, head_flops=0, attention=())
+    plan = FloorPlan(size, Ceilings(read_bytes_per_s=10.0, flops_per_s=5.0))
+    assert plan.floor_of(Batch(Phase.DECODE, (part(7, 1),))) == (10.0, Bound.MEMORY)
+    assert plan.floor_of(Batch(Phase.PREFILL, (part(0, 8),))) == (16.0, Bound.COMPUTE)
