@@ -27,6 +27,11 @@ constexpr int64_t kStepElements = 2 * kTileElements;   // of one panel
 constexpr int64_t kSumElements = 2 * kTile * kTile;    // 16 rows times one panel
 constexpr int64_t kBlockRowTiles = 16, kBlockPanels = 8, kBlockSteps = 8;  // 256 rows, 256 columns, 256 of K
 
+// A step of two row tiles takes 28 ns from the L1 cache, 38 to 47 with its weights in the L2 cache, and 62 to 80 here,
+// of which loading and storing sums, finishing rows and asking for more take about 8 each. Tried without gain: blocks of
+// half and twice the size in each direction, other orders of loads and products, asking for weights into the L1 cache,
+// and, where rows are few, pieces of K so that these stay there.
+
 // Linux saves tile registers only for processes that asked for them.
 inline bool is_granted() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
