@@ -105,6 +105,11 @@ def held_by(engine: AsyncEngine) -> int:
     return engine.last_stats.pool.held if engine.last_stats else 0
 
 
+async def assert_free(engine: AsyncEngine) -> None:
+    await eventually(lambda: (held_by(engine), aborts_of(engine)) == (0, 1))
+    assert (engine.num_live, engine.room.num_inside, engine.room.num_waiting_tokens) == (0, 0, 0)
+
+
 def children() -> set[int]:
     """Of this process, those that are engines: servers of other tests have children for other purposes."""
     pids: set[int] = set()

@@ -11,8 +11,7 @@ from engine.client import GenerationRequest
 from engine.errors import RequestAbortedError
 from engine.request import FinishReason
 from tests.engine import fake_engine_process as fake
-from tests.engine.async_engines import Recorder, collect, eventually, request, running, text_of
-from tests.engine.test_expiry import assert_free
+from tests.engine.async_engines import Recorder, assert_free, collect, eventually, request, running, text_of
 
 
 def grouped(command: int, tenant: str = "", group_id: str = "g", **params: Any) -> GenerationRequest:

@@ -6,25 +6,29 @@ from contextlib import aclosing
 
 import pytest
 
-from engine.async_engine import AsyncEngine
 from engine.client import GenerationRequest
 from engine.errors import OverloadedError, RequestTimeoutError
 from engine.expiry import Expiry
 from engine.request import FinishReason
 from engine.waiting_room import RoomLimits
 from tests.engine import fake_engine_process as fake
-from tests.engine.async_engines import Recorder, aborts_of, collect, eventually, held_by, request, running, text_of
+from tests.engine.async_engines import (
+    Recorder,
+    aborts_of,
+    assert_free,
+    collect,
+    eventually,
+    held_by,
+    request,
+    running,
+    text_of,
+)
 
 
 def limited(
     command: int, max_queue_s: float | None = None, deadline_s: float | None = None, max_tokens: int = 3000
 ) -> GenerationRequest:
     return dataclasses.replace(request(command, max_tokens=max_tokens), max_queue_s=max_queue_s, deadline_s=deadline_s)
-
-
-async def assert_free(engine: AsyncEngine) -> None:
-    await eventually(lambda: (held_by(engine), aborts_of(engine)) == (0, 1))
-    assert (engine.num_live, engine.room.num_inside, engine.room.num_waiting_tokens) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
