@@ -12,6 +12,7 @@ from engine.step_floor import Ceilings
 
 __all__ = ["measure_ceilings"]
 
+_MIN_READ_BYTES = 1 << 16
 _MAX_READ_BYTES = 1 << 30  # more than caches hold
 _MIN_MATRIX_SIZE = 256
 _MAX_MATRIX_SIZE = {"cpu": 2048, "cuda": 8192}
@@ -29,9 +30,13 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, weight_bytes: int
 
 def _read_speed(device: torch.device, weight_bytes: int) -> float:
     """Bytes per second."""
-    num_bytes = max(1 << 16, min(weight_bytes, _MAX_READ_BYTES))
-    buffer = empty_in_huge_pages((num_bytes // 4,), torch.float32, device).fill_(1)  # weights lie in such pages, too
+    num_elements = _read_bytes(weight_bytes) // torch.float32.itemsize
+    buffer = empty_in_huge_pages((num_elements,), torch.float32, device).fill_(1)  # weights lie in such pages, too
     return buffer.nbytes / _best_seconds(buffer.sum, device, _BUDGET_S)
+
+
+def _read_bytes(weight_bytes: int) -> int:
+    return max(_MIN_READ_BYTES, min(weight_bytes, _MAX_READ_BYTES))
 
 
 def _matrix_speed(device: torch.device, dtype: torch.dtype) -> float:

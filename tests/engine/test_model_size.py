@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from engine.ceilings import measure_ceilings
 from engine.model_size import expert_share
 from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint
 
@@ -84,9 +83,3 @@ def test_attention(name: str, tmp_path: Path) -> None:
     sizes, heads = model.size.attention, model.module.config.num_attention_heads
     assert sum(x.bytes_per_token for x in sizes) == sum(x.bytes_per_token(model.dtype) for x in model.layers)
     assert sum(x.flops_per_pair for x in sizes) == sum(2 * heads * (x.head_size + x.head_size_v) for x in model.layers)
-
-
-def test_ceilings_are_measured() -> None:
-    ceilings = measure_ceilings(torch.device("cpu"), torch.float32, weight_bytes=1 << 20)
-    assert 1e8 < ceilings.read_bytes_per_s < 1e13
-    assert 1e8 < ceilings.flops_per_s < 1e15

@@ -1,0 +1,42 @@
+"""What is read and multiplied, and how often, to measure the machine."""
+
+import pytest
+import torch
+
+from engine import ceilings
+from engine.ceilings import measure_ceilings
+
+CPU = torch.device("cpu")
+
+
+def test_they_are_measured() -> None:
+    measured = measure_ceilings(CPU, torch.float32, weight_bytes=1 << 20)
+    assert 1e8 < measured.read_bytes_per_s < 1e13
+    assert 1e8 < measured.flops_per_s < 1e15
+
+
+@pytest.mark.parametrize(
+    ("run_s", "matrix_size"),
+    [(0.01, 256), (0.004, 512), (1e-6, 2048)],  # a slow machine is content with small ones
+)
+def test_they_are_work_over_time(run_s: float, matrix_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def seconds(run: object, device: torch.device) -> float:
+        """As if a product took `run_s`, and twice as large ones eight times that."""
+        size = run.args[0].shape[0] if hasattr(run, "args") else 256
+        sizes.append(size)
+        return run_s * (size / 256) ** 3
+
+    monkeypatch.setattr(ceilings, "_seconds", seconds)
+    monkeypatch.setattr(ceilings, "_BUDGET_S", 0.0)
+    measured = measure_ceilings(CPU, torch.float32, weight_bytes=1 << 20)
+    assert measured.read_bytes_per_s == pytest.approx((1 << 20) / run_s)
+    assert measured.flops_per_s == pytest.approx(2 * 256**3 / run_s)
+    assert max(sizes) == matrix_size
+
+
+def test_a_model_reads_as_much_as_it_has() -> None:
+    assert ceilings._read_bytes(1) == 1 << 16
+    assert ceilings._read_bytes(10 << 20) == 10 << 20
+    assert ceilings._read_bytes(1 << 40) == 1 << 30
