@@ -281,7 +281,8 @@ inline void multiply_block(const Problem<BFloat16>& p, const Panels& panels, con
         const int64_t place = max_steps == all_steps ? turn : pass * width + panel - block.panel;
         float* tile_sums = sums + place * 2 * kSumElements;
         const bool is_whole = tile_end == tile + 2;
-        const Ahead ahead = panels.ahead_of(now, then, pass, passes, now.steps * (is_whole ? 4 : 2));
+        const int64_t products_per_step = is_whole ? 4 : 2;
+        const Ahead ahead = panels.ahead_of(now, then, pass, passes, now.steps * products_per_step);
         if (is_whole) {
           multiply_tiles<2>(x, x_below, rows.row_bytes, w, now.steps, step == 0, tile_sums, writer, ahead);
         } else {
