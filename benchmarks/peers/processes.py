@@ -7,7 +7,6 @@ import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from benchmarks.peers.family import Member, family_of, is_running
 from benchmarks.peers.plan import ServerPlan
@@ -113,28 +112,28 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def _start(plan: ServerPlan, port: int, log: BinaryIO) -> asyncio.subprocess.Process:
+async def _start(plan: ServerPlan, log: Path) -> ServerProcess:
+    port = _free_port()
     try:
-        return await asyncio.create_subprocess_exec(
-            *plan.arguments(port),
-            env=plan.variables(port),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # Ctrl-C reaches this program alone, which then ends the server
-        )
+        with log.open("wb") as file:
+            process = await asyncio.create_subprocess_exec(
+                *plan.arguments(port),
+                env=plan.variables(port),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,  # Ctrl-C reaches this program alone, which then ends the server
+            )
     except OSError as error:
         raise StartFailed(f"did not start: {error}") from None
+    return ServerProcess(plan, process, f"http://127.0.0.1:{port}", log)
 
 
 @asynccontextmanager
 async def running(plan: ServerPlan, log: Path) -> AsyncIterator[ServerProcess]:
     """Started inside, ended on the way out whatever happens. It need not be ready. Raises StartFailed."""
-    port = _free_port()
-    with log.open("wb") as file:
-        process = await _start(plan, port, file)
-    server = ServerProcess(plan, process, f"http://127.0.0.1:{port}", log)
+    starting = asyncio.create_task(_start(plan, log))
     try:
-        yield server
+        yield await asyncio.shield(starting)  # cancelled or not it becomes a server, and that is ended
     finally:
-        await server.stop()
+        await (await starting).stop()

@@ -298,6 +298,22 @@ def test_an_interrupt_while_a_server_starts_ends_it(tmp_path: Path, capsys: Capt
     assert all(map(gone, bench.pids("deaf")))
 
 
+def test_an_interrupt_before_the_start_has_returned_ends_what_has_started(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = asyncio.create_subprocess_exec, []
+
+    async def slow_start(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        started.append(await start(*command, **options))
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0.1)
+        return started[0]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slow_start)
+    assert Bench(tmp_path, capsys, a="").run("--rounds", "1") == 130
+    assert started[0].returncode is not None
+
+
 def test_a_second_interrupt_does_not_wait_for_a_stubborn_server(tmp_path: Path, capsys: Capture) -> None:
     bench = Bench(tmp_path, capsys, a="stubborn hangs")
     when(lambda: "prompt" in bench.notes("a"), lambda: os.kill(os.getpid(), signal.SIGINT))
