@@ -45,14 +45,18 @@ def multiply_rows(packed: PackedWeight, x: Tensor, bias: Tensor | None) -> Tenso
 
 
 class KernelWeight:
-    """Multiplies through the C++ kernel: float32 or bfloat16, on the CPU; any number of threads, the same bits."""
+    """Multiplies through the C++ kernel: float32 or bfloat16, on the CPU; any number of threads, the same bits.
+
+    Where the kernel has AMX, it holds bfloat16 in 12 bits a number, exactly, if the weight's numbers allow it and
+    `may_be_coded`. Products are the same, bit for bit.
+    """
 
     bits = 0
     """Not quantized."""
 
-    def __init__(self, weight: Tensor) -> None:  # [N, K]
+    def __init__(self, weight: Tensor, may_be_coded: bool = True) -> None:  # [N, K]
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
-        self.packed: Tensor = torch.ops.twostep.pack_weight(weight.detach())
+        self.packed: Tensor = torch.ops.twostep.pack_weight(weight.detach(), may_be_coded)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return cast(Tensor, torch.ops.twostep.linear(x, self.packed, bias, self.shape[0]))

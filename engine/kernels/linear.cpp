@@ -2,6 +2,9 @@
 
 #include <torch/library.h>
 
+#include <optional>
+#include <type_traits>
+
 #include "linear_kernels.h"
 
 namespace twostep {
@@ -12,14 +15,18 @@ void check_dtype(const at::Tensor& tensor) {
               "linear takes float32 or bfloat16, not ", tensor.scalar_type());
 }
 
-// weight [N, K] -> [panels, K groups, columns of a panel, K of a group], opaque to the caller.
-at::Tensor pack_weight(const at::Tensor& weight) {
+// weight [N, K] -> [panels, K groups, columns of a panel, K of a group], or coded: [panels, bytes of one] uint8 (AMX;
+// only where the numbers allow it). Opaque to the caller.
+at::Tensor pack_weight(const at::Tensor& weight, [[maybe_unused]] bool may_be_coded) {
   check_dtype(weight);
   TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0, "weight must be a non-empty matrix");
   const at::Tensor dense = weight.contiguous();
   if (dense.scalar_type() == at::kFloat) return vector::pack<vector::Float32>(dense);
 #if defined(__AMX_BF16__)
-  if (amx::is_granted()) return amx::pack(dense);
+  if (amx::is_granted()) {
+    const std::optional<at::Tensor> coded = may_be_coded ? amx::pack_coded(dense) : std::nullopt;
+    return coded ? *coded : amx::pack(dense);
+  }
 #endif
   return vector::pack<vector::BFloat16>(dense);
 }
@@ -35,21 +42,38 @@ void multiply_any(const Problem<at::BFloat16>& p, const at::BFloat16* packed) {
   vector::multiply<vector::BFloat16>(p, packed);
 }
 
+#if defined(__AMX_BF16__)
+at::Tensor multiply_coded(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                          int64_t n, Activation activation) {
+  TORCH_CHECK(x.scalar_type() == at::kBFloat16 && amx::is_granted() && amx::is_coded(packed, n, x.size(1)),
+              "rows and packed weight differ in size or dtype");
+  return multiply_rows_of(x, bias, n, activation, [&]<class Element>(const Problem<Element>& p) {
+    if constexpr (std::is_same_v<Element, at::BFloat16>) {
+      amx::multiply_coded(p, packed.const_data_ptr<uint8_t>(), packed.size(1));
+    }
+  });
+}
+#endif
+
 }  // namespace
 
 // x [T, K], packed of a weight [N, K], bias [N] -> [T, N]. Sums in float32, adds the bias to the sum, rounds once.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
                   Activation activation) {
   check_dtype(x);
-  TORCH_CHECK(x.dim() == 2 && packed.dim() == 4, "linear takes rows [T, K] and a packed weight");
+  TORCH_CHECK(x.dim() == 2, "linear takes rows [T, K]");
+  if (activation != Activation::kNone && !gates_itself(x.scalar_type(), n)) {
+    return gate(linear(x, packed, bias, n), activation);
+  }
+#if defined(__AMX_BF16__)
+  if (packed.dim() == 2 && packed.scalar_type() == at::kByte) return multiply_coded(x, packed, bias, n, activation);
+#endif
+  TORCH_CHECK(packed.dim() == 4, "linear takes a packed weight");
   const auto fits = [&](int64_t size, int dim) {
     return packed.size(dim) == (size + packed.size(dim + 2) - 1) / packed.size(dim + 2);
   };
   TORCH_CHECK(fits(n, 0) && fits(x.size(1), 1) && x.scalar_type() == packed.scalar_type(),
               "rows and packed weight differ in size or dtype");
-  if (activation != Activation::kNone && !gates_itself(x.scalar_type(), n)) {
-    return gate(linear(x, packed, bias, n), activation);
-  }
   return multiply_rows_of(x, bias, n, activation, [&]<class Element>(const Problem<Element>& p) {
     multiply_any(p, packed.const_data_ptr<Element>());
   });
@@ -58,7 +82,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::opti
 }  // namespace twostep
 
 TORCH_LIBRARY_FRAGMENT(twostep, m) {
-  m.def("pack_weight(Tensor weight) -> Tensor");
+  m.def("pack_weight(Tensor weight, bool may_be_coded=True) -> Tensor");
   m.def("linear(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
 }
 

@@ -6,25 +6,19 @@
 #pragma once
 
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
-#include "huge_pages.h"
+#include "coded_panels.h"
 #include "linear.h"
+#include "panels_amx.h"
+#include "tiles_amx.h"
 
 namespace twostep::amx {
 
-using at::BFloat16;
-
-constexpr int64_t kTile = 16;                          // rows and columns of sums in one tile
-constexpr int64_t kStep = 32;                          // K per tile multiplication
-constexpr int64_t kTileElements = kTile * kStep;       // of one operand
-constexpr int64_t kPanel = 2 * kTile;                  // columns of one panel: two tiles
-constexpr int64_t kStepElements = 2 * kTileElements;   // of one panel
-constexpr int64_t kSumElements = 2 * kTile * kTile;    // 16 rows times one panel
+constexpr int64_t kSumElements = 2 * kTile * kTile;  // 16 rows times one panel
 constexpr int64_t kBlockRowTiles = 16, kBlockPanels = 8, kBlockSteps = 8;  // 256 rows, 256 columns, 256 of K
 
 // A step of two row tiles takes 28 ns from the L1 cache, 38 to 47 with its weights in the L2 cache, and 62 to 80 here,
@@ -32,58 +26,12 @@ constexpr int64_t kBlockRowTiles = 16, kBlockPanels = 8, kBlockSteps = 8;  // 25
 // half and twice the size in each direction, other orders of loads and products, asking for weights into the L1 cache,
 // and, where rows are few, pieces of K so that these stay there.
 
-// Linux saves tile registers only for processes that asked for them.
-inline bool is_granted() {
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;
-  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return granted;
-}
-
-// The instructions themselves: GCC's intrinsics do not tell the compiler what memory they read.
-template <int kDestination>
-inline void load_tile(const void* from, int64_t row_bytes) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(row_bytes), "i"(kDestination) : "memory");
-}
-
-template <int kSource>
-inline void store_tile(void* to, int64_t row_bytes) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(row_bytes), "i"(kSource) : "memory");
-}
-
-template <int kDestination>
-inline void zero_tile() {
-  asm volatile("tilezero %%tmm%c0" ::"i"(kDestination));
-}
-
-template <int kSums, int kRows, int kColumns>
-inline void multiply_tile() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kRows), "i"(kColumns));
-}
-
-inline void release_tiles() { asm volatile("tilerelease"); }
-
-// All eight tiles of the calling thread: of 64 bytes, those of the weight with 16 rows, the others with `rows`.
-inline void configure_tiles(int64_t rows) {
-  struct alignas(64) {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {};
-  } config;
-  for (int64_t tile = 0; tile < 8; ++tile) config.rows[tile] = tile < 6 ? rows : kTile;
-  asm volatile("ldtilecfg %0" ::"m"(config));
-}
-
 // The block of sums [row_tile, row_tile_end) x [panel, panel_end), computed by one thread. Each panel is multiplied in
 // several passes, with two row tiles each.
 struct Block {
   int64_t row_tile = 0, row_tile_end = 0, panel = 0, panel_end = 0;
 
   int64_t num_passes() const { return divide_up(row_tile_end - row_tile, 2); }
-};
-
-// The steps [step, step + steps) of a panel.
-struct Piece {
-  int64_t panel = 0, step = 0, steps = 0;
 };
 
 // x as row tiles: 16 rows, `row_bytes` apart. Where x itself is not of that form (the rows after the last whole tile,
@@ -176,54 +124,11 @@ class RowWriter {
   int64_t num_rows_ = 0;
 };
 
-// Asks memory for some cache lines, into the L2 cache, a few of them at each turn: what is multiplied next arrives
-// while the tiles multiply. A turn comes after each tile multiplication: with all lines of a step at once 32 rows took
-// 6 % more time, since a core has places for 16 only and drops or delays the others. Asking for every second line only,
-// and leaving the others to the hardware, was slower.
-struct Ahead {
-  static constexpr int64_t kLine = 64;
-
-  const char* at = nullptr;
-  int64_t num_lines = 0, lines_per_turn = 0;
-
-  // One of so many equal shares of the lines from `start` on, for that many turns.
-  static Ahead share(const void* start, int64_t num_lines, int64_t number, int64_t shares, int64_t turns) {
-    const int64_t size = divide_up(num_lines, shares), first = std::min(number * size, num_lines);
-    return {static_cast<const char*>(start) + first * kLine, std::min(size, num_lines - first), divide_up(size, turns)};
-  }
-
-  TWOSTEP_INLINE void fetch() {
-    const int64_t count = std::min(lines_per_turn, num_lines);
-    for (const char* end = at + count * kLine; at < end; at += kLine) __builtin_prefetch(at, 0, 2);
-    num_lines -= count;
-  }
-};
-
-// The panels of a weight as they lie in memory.
-struct Panels {
-  static constexpr int64_t kStepLines = kStepElements * sizeof(BFloat16) / Ahead::kLine;
-  static constexpr int64_t kStepsAhead = 2;  // within a panel that is read once
-
-  const BFloat16* packed;
-  int64_t all_steps;
-
-  const BFloat16* start_of(const Piece& piece) const {
-    return packed + (piece.panel * all_steps + piece.step) * kStepElements;
-  }
-
-  // What to ask for in one of `passes` over `now`, in so many turns: a share of the piece `then`. A panel that is read
-  // once asks for its own steps, a few of them ahead.
-  Ahead ahead_of(const Piece& now, const Piece& then, int64_t pass, int64_t passes, int64_t turns) const {
-    if (passes > 1) return Ahead::share(start_of(then), then.steps * kStepLines, pass, passes, turns);
-    return Ahead::share(start_of({now.panel, kStepsAhead}), now.steps * kStepLines, 0, 1, turns);
-  }
-};
-
 // sums += 16 * kRowTiles rows of x times one panel, over `steps` steps of K. Tiles 0 to 3 are the sums, 4 and 5 the
 // rows of x, 6 and 7 the columns of the panel.
-template <int kRowTiles, class Writer>
-inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t row_bytes, const BFloat16* w,
-                           int64_t steps, bool is_first, float* sums, Writer& writer, Ahead ahead) {
+template <int kRowTiles, class Steps, class Writer>
+inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t row_bytes, Steps weights, int64_t steps,
+                           bool is_first, float* sums, Writer& writer, Ahead ahead) {
   constexpr int64_t kSumBytes = kPanel * sizeof(float), kPairBytes = kStep * sizeof(BFloat16);
   float* sums_below = sums + kSumElements;
   if (is_first) {
@@ -233,16 +138,21 @@ inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t r
     load_tile<0>(sums, kSumBytes), load_tile<1>(sums + kTile, kSumBytes);
     if constexpr (kRowTiles == 2) load_tile<2>(sums_below, kSumBytes), load_tile<3>(sums_below + kTile, kSumBytes);
   }
-  for (; steps > 0; --steps, x += kStep, x_below += kStep, w += kStepElements) {
+  const auto turn = [&](int number) TWOSTEP_INLINE {
+    ahead.fetch(), weights.template prepare_next<kRowTiles>(number);
+  };
+  weights.template prepare_first<kRowTiles>();
+  for (int64_t step = 0; step < steps; ++step, x += kStep, x_below += kStep) {
+    const BFloat16* w = weights[step];
     load_tile<6>(w, kPairBytes), load_tile<4>(x, row_bytes);
-    multiply_tile<0, 4, 6>(), ahead.fetch();
+    multiply_tile<0, 4, 6>(), turn(0);
     if constexpr (kRowTiles == 1) writer.write(1);
     load_tile<7>(w + kTileElements, kPairBytes);
-    multiply_tile<1, 4, 7>(), ahead.fetch(), writer.write(1);
+    multiply_tile<1, 4, 7>(), turn(1), writer.write(1);
     if constexpr (kRowTiles == 2) {
       load_tile<5>(x_below, row_bytes);
-      multiply_tile<2, 5, 6>(), ahead.fetch();
-      multiply_tile<3, 5, 7>(), ahead.fetch(), writer.write(1);
+      multiply_tile<2, 5, 6>(), turn(2);
+      multiply_tile<3, 5, 7>(), turn(3), writer.write(1);
     }
   }
   store_tile<0>(sums, kSumBytes), store_tile<1>(sums + kTile, kSumBytes);
@@ -259,40 +169,78 @@ inline Piece piece_after(const Piece& now, int64_t all_steps, int64_t max_steps,
   return has_one ? Piece{panel, 0, max_steps} : Piece{};
 }
 
-// One block, K in pieces so that the rows of a pass stay in the L1 cache and the block's panels in the L2 cache; in one
-// piece where there is but one pass. Meanwhile asks memory for the block that comes next.
-template <class Finish>
-inline void multiply_block(const Problem<BFloat16>& p, const Panels& panels, const Block& block, const Block& next,
-                           const RowTiles& rows, float* sums) {
-  const int64_t all_steps = divide_up(p.k, kStep), width = block.panel_end - block.panel, passes = block.num_passes();
-  const int64_t max_steps = passes == 1 ? all_steps : divide_up(all_steps, divide_up(all_steps, kBlockSteps));
-  RowWriter<Finish> writer(p);
-  for (int64_t step = 0, end = 0; step < all_steps; step = end) {
-    end = std::min(step + max_steps, all_steps);
-    int64_t turn = 0;
-    for (int64_t pass = 0; pass < passes; ++pass) {
-      const int64_t tile = block.row_tile + 2 * pass, tile_end = std::min(tile + 2, block.row_tile_end);
-      for (int64_t panel = block.panel; panel < block.panel_end; ++panel, turn ^= 1) {
-        const Piece now{panel, step, end - step};
-        const Piece then = piece_after(now, all_steps, max_steps, block, next);
-        const BFloat16* w = panels.start_of(now);
-        const BFloat16 *x = rows[tile] + step * kStep, *x_below = rows[tile_end - 1] + step * kStep;
-        // Sums that need not wait for the next piece take turns in two places, which stay in the L1 cache.
-        const int64_t place = max_steps == all_steps ? turn : pass * width + panel - block.panel;
-        float* tile_sums = sums + place * 2 * kSumElements;
-        const bool is_whole = tile_end == tile + 2;
-        const int64_t products_per_step = is_whole ? 4 : 2;
-        const Ahead ahead = panels.ahead_of(now, then, pass, passes, now.steps * products_per_step);
-        if (is_whole) {
-          multiply_tiles<2>(x, x_below, rows.row_bytes, w, now.steps, step == 0, tile_sums, writer, ahead);
-        } else {
-          multiply_tiles<1>(x, x_below, rows.row_bytes, w, now.steps, step == 0, tile_sums, writer, ahead);
-        }
-        if (end == all_steps) writer.start(tile * kTile, std::min(tile_end * kTile, p.rows), panel, tile_sums);
+// One block, K in pieces so that what is multiplied again at once stays in the L1 cache, and the rest in the L2 cache:
+// the rows of a pass meet all panels, or a panel that had to be expanded meets all rows. In one piece where there is but
+// one pass. Meanwhile asks memory for the block that comes next.
+template <class Finish, class Panels>
+class BlockProduct {
+ public:
+  BlockProduct(const Problem<BFloat16>& p, const RowTiles& rows, const Panels& panels, const Block& block,
+               const Block& next, float* sums)
+      : p_(p), rows_(rows), panels_(panels), block_(block), next_(next), sums_(sums), writer_(p),
+        all_steps_(divide_up(p.k, kStep)), passes_(block.num_passes()),
+        max_steps_(passes_ == 1 ? all_steps_ : divide_up(all_steps_, divide_up(all_steps_, kBlockSteps))) {}
+
+  void compute() {
+    for (int64_t step = 0; step < all_steps_; step += max_steps_) {
+      const int64_t steps = std::min(max_steps_, all_steps_ - step);
+      const auto for_passes = [&](const auto& f) { for (int64_t pass = 0; pass < passes_; ++pass) f(pass); };
+      const auto for_panels = [&](const auto& f) { for (int64_t i = block_.panel; i < block_.panel_end; ++i) f(i); };
+      if constexpr (Panels::kIsPanelByPanel) {
+        for_panels([&](int64_t panel) { for_passes([&](int64_t pass) { multiply(pass, {panel, step, steps}); }); });
+      } else {
+        for_passes([&](int64_t pass) { for_panels([&](int64_t panel) { multiply(pass, {panel, step, steps}); }); });
       }
     }
   }
-}
+
+ private:
+  void multiply(int64_t pass, const Piece& now) {
+    const int64_t tile = block_.row_tile + 2 * pass, tile_end = std::min(tile + 2, block_.row_tile_end);
+    const bool is_first = now.step == 0, is_last = now.step + now.steps == all_steps_;
+    float* sums = sums_ + place_of_sums(pass, now.panel) * 2 * kSumElements;
+    const auto multiply_by = [&](const auto& weights) {
+      const BFloat16 *x = rows_[tile] + now.step * kStep, *x_below = rows_[tile_end - 1] + now.step * kStep;
+      if (tile_end == tile + 2) {
+        multiply_tiles<2>(x, x_below, rows_.row_bytes, weights, now.steps, is_first, sums, writer_,
+                          ahead_of<2>(now, pass));
+      } else {
+        multiply_tiles<1>(x, x, rows_.row_bytes, weights, now.steps, is_first, sums, writer_, ahead_of<1>(now, pass));
+      }
+    };
+    pass == 0 ? multiply_by(panels_.first_pass(now, passes_ == 1)) : multiply_by(panels_.later_pass(now));
+    if (is_last) writer_.start(tile * kTile, std::min(tile_end * kTile, p_.rows), now.panel, sums);
+  }
+
+  // Sums that need not wait for the next piece take turns in two places, which stay in the L1 cache.
+  int64_t place_of_sums(int64_t pass, int64_t panel) {
+    if (max_steps_ == all_steps_) return turn_ ^= 1;
+    return pass * (block_.panel_end - block_.panel) + panel - block_.panel;
+  }
+
+  // A share of the piece that takes the place of this one. A panel that is read once asks for its own steps, a few of
+  // them ahead.
+  template <int kRowTiles>
+  Ahead ahead_of(const Piece& now, int64_t pass) const {
+    constexpr int64_t kStepLines = Panels::kStepBytes / kLineBytes;
+    const int64_t turns = now.steps * 2 * kRowTiles;
+    if (passes_ > 1) {
+      const Piece then = piece_after(now, all_steps_, max_steps_, block_, next_);
+      return Ahead::share(panels_.start_of(then), then.steps * kStepLines, pass, passes_, turns);
+    }
+    if (Panels::kAsksForItself && kRowTiles == 1) return {};
+    return Ahead::share(panels_.start_of({now.panel, Panels::kStepsAhead}), now.steps * kStepLines, 0, 1, turns);
+  }
+
+  const Problem<BFloat16>& p_;
+  const RowTiles& rows_;
+  const Panels& panels_;
+  const Block &block_, &next_;
+  float* const sums_;
+  RowWriter<Finish> writer_;
+  const int64_t all_steps_, passes_, max_steps_;
+  int64_t turn_ = 0;
+};
 
 // How a problem is cut into blocks. Large ones reread less; some per thread are wanted so that all end together, and
 // blocks of one size: a thread that gets a smaller one than the others waits for them.
@@ -332,41 +280,41 @@ class Blocks {
   int64_t row_tiles_, panels_, height_ = kBlockRowTiles, width_ = kBlockPanels;
 };
 
-template <class Finish>
-inline void multiply_and_finish(const Problem<BFloat16>& p, const BFloat16* packed) {
+template <class Finish, class PanelsOfThread>
+inline void multiply_and_finish(const Problem<BFloat16>& p, const PanelsOfThread& panels_of_thread) {
   const RowTiles rows = row_tiles_of(p);
   const Blocks blocks(p.rows, p.n);
-  const Panels panels{packed, divide_up(p.k, kStep)};
   run_foreseen_tasks(blocks.count(), is_small(p), [&](int64_t task, int64_t then) {
-    static thread_local Scratch<float> sums;
+    static thread_local Scratch<float> scratch;
+    float* sums = scratch.get(kBlockRowTiles * kBlockPanels * kSumElements);
+    const auto panels = panels_of_thread();
+    const Block block = blocks[task], next = blocks[then];
     configure_tiles(std::min(p.rows, kTile));
-    multiply_block<Finish>(p, panels, blocks[task], blocks[then], rows,
-                           sums.get(kBlockRowTiles * kBlockPanels * kSumElements));
+    BlockProduct<Finish, std::decay_t<decltype(panels)>>(p, rows, panels, block, next, sums).compute();
     release_tiles();
   });
 }
 
-inline void multiply(const Problem<BFloat16>& p, const BFloat16* packed) {
-  if (p.activation == Activation::kNone) return multiply_and_finish<Rounded>(p, packed);
-  with_activation(p.activation, [&]<class Op>() { multiply_and_finish<Gated<Op>>(p, packed); });
+template <class PanelsOfThread>
+inline void multiply_panels(const Problem<BFloat16>& p, const PanelsOfThread& panels_of_thread) {
+  if (p.activation == Activation::kNone) return multiply_and_finish<Rounded>(p, panels_of_thread);
+  with_activation(p.activation, [&]<class Op>() { multiply_and_finish<Gated<Op>>(p, panels_of_thread); });
 }
 
-// weight [N, K] -> [panel][K step][2 tiles of columns][16 pairs along K][16 columns][2], zero padded.
-inline at::Tensor pack(const at::Tensor& weight) {
-  const int64_t n = weight.size(0), k = weight.size(1), panels = divide_up(n, kPanel), steps = divide_up(k, kStep);
-  at::Tensor packed = zeros_in_huge_pages({panels, steps, kPanel, kStep}, weight.options());
-  const BFloat16* source = weight.const_data_ptr<BFloat16>();
-  BFloat16* target = packed.mutable_data_ptr<BFloat16>();
-  run_tasks(panels, false, [&](int64_t panel) {
-    for (int64_t column = panel * kPanel; column < std::min(n, (panel + 1) * kPanel); ++column) {
-      const int64_t tile = column % kPanel / kTile;
-      BFloat16* to = target + panel * steps * kStepElements + tile * kTileElements + column % kTile * 2;
-      for (int64_t i = 0; i < k; ++i) {
-        to[i / kStep * kStepElements + i % kStep / 2 * kStep + i % 2] = source[column * k + i];
-      }
-    }
+// By what `pack` made.
+inline void multiply(const Problem<BFloat16>& p, const BFloat16* packed) {
+  multiply_panels(p, [&] { return PlainPanels{packed, divide_up(p.k, kStep)}; });
+}
+
+// By what `pack_coded` made.
+inline void multiply_coded(const Problem<BFloat16>& p, const uint8_t* packed, int64_t panel_bytes) {
+  const int64_t header_bytes = panel_bytes - divide_up(p.k, kStep) * CodedPanels::kStepBytes;
+  multiply_panels(p, [&] {
+    static thread_local Scratch<uint8_t> scratch;
+    // A piece is no longer than that where there are several passes, else two places are enough.
+    uint8_t* expanded = scratch.get(kBlockSteps * PlainPanels::kStepBytes);
+    return CodedPanels{packed, panel_bytes, header_bytes, expanded};
   });
-  return packed;
 }
 
 }  // namespace twostep::amx

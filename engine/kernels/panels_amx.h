@@ -1,0 +1,105 @@
+// A weight as tiles read it, and what is read next asked for.
+
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "huge_pages.h"
+#include "threads.h"
+#include "tiles_amx.h"
+#include "vec.h"
+
+namespace twostep::amx {
+
+using at::BFloat16;
+
+constexpr int64_t kLineBytes = 64;
+
+// The steps [step, step + steps) of a panel.
+struct Piece {
+  int64_t panel = 0, step = 0, steps = 0;
+};
+
+// Asks memory for some cache lines, into the L2 cache, a few of them at each turn: what is multiplied next arrives
+// while the tiles multiply. A turn comes after each tile multiplication: with all lines of a step at once 32 rows took
+// 6 % more time, since a core has places for 16 only and drops or delays the others. Asking for every second line only,
+// and leaving the others to the hardware, was slower.
+struct Ahead {
+  const char* at = nullptr;
+  int64_t num_lines = 0, lines_per_turn = 0;
+
+  // One of so many equal shares of the lines from `start` on, for that many turns.
+  static Ahead share(const void* start, int64_t num_lines, int64_t number, int64_t shares, int64_t turns) {
+    const int64_t size = divide_up(num_lines, shares), first = std::min(number * size, num_lines);
+    const char* from = static_cast<const char*>(start) + first * kLineBytes;
+    return {from, std::min(size, num_lines - first), divide_up(size, turns)};
+  }
+
+  TWOSTEP_INLINE void fetch() {
+    const int64_t count = std::min(lines_per_turn, num_lines);
+    for (const char* end = at + count * kLineBytes; at < end; at += kLineBytes) __builtin_prefetch(at, 0, 2);
+    num_lines -= count;
+  }
+};
+
+// Panels that are multiplied where they lie.
+struct PlainPanels {
+  static constexpr int64_t kStepBytes = kStepElements * sizeof(BFloat16);
+  static constexpr int64_t kStepsAhead = 2;  // within a panel that is read once
+  static constexpr bool kIsPanelByPanel = false, kAsksForItself = false;
+
+  // Of a piece.
+  struct Steps {
+    const BFloat16* start;
+
+    const BFloat16* operator[](int64_t step) const { return start + step * kStepElements; }
+    template <int kRowTiles>
+    void prepare_first() {}
+    template <int kRowTiles>
+    void prepare_next(int) {}
+  };
+
+  const BFloat16* packed;
+  int64_t all_steps;
+
+  const BFloat16* start_of(const Piece& piece) const {
+    return packed + (piece.panel * all_steps + piece.step) * kStepElements;
+  }
+  Steps first_pass(const Piece& piece, bool) const { return {start_of(piece)}; }
+  Steps later_pass(const Piece& piece) const { return {start_of(piece)}; }
+};
+
+// Calls use(panel, numbers) for each panel of a weight [N, K], with its numbers as tiles take them, zero padded:
+// [K step][2 tiles of columns][16 pairs along K][16 columns][2].
+template <class Use>
+inline void for_each_panel(const at::Tensor& weight, const Use& use) {
+  const int64_t n = weight.size(0), k = weight.size(1), steps = divide_up(k, kStep);
+  const BFloat16* source = weight.const_data_ptr<BFloat16>();
+  run_tasks(divide_up(n, kPanel), false, [&](int64_t panel) {
+    std::vector<BFloat16> numbers(steps * kStepElements, BFloat16(0));
+    for (int64_t column = panel * kPanel; column < std::min(n, (panel + 1) * kPanel); ++column) {
+      BFloat16* to = numbers.data() + column % kPanel / kTile * kTileElements + column % kTile * 2;
+      for (int64_t i = 0; i < k; ++i) {
+        to[i / kStep * kStepElements + i % kStep / 2 * kStep + i % 2] = source[column * k + i];
+      }
+    }
+    use(panel, numbers);
+  });
+}
+
+// weight [N, K] -> [panel, K step, ...]
+inline at::Tensor pack(const at::Tensor& weight) {
+  const int64_t panels = divide_up(weight.size(0), kPanel), steps = divide_up(weight.size(1), kStep);
+  at::Tensor packed = zeros_in_huge_pages({panels, steps, kPanel, kStep}, weight.options());
+  BFloat16* target = packed.mutable_data_ptr<BFloat16>();
+  for_each_panel(weight, [&](int64_t panel, const std::vector<BFloat16>& numbers) {
+    std::copy(numbers.begin(), numbers.end(), target + panel * steps * kStepElements);
+  });
+  return packed;
+}
+
+}  // namespace twostep::amx

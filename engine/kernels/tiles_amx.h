@@ -1,0 +1,60 @@
+// AMX: each thread has eight tiles, registers of up to 16 rows of 64 bytes.
+
+#pragma once
+
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+namespace twostep::amx {
+
+constexpr int64_t kTile = 16;                          // rows and columns of sums in one tile
+constexpr int64_t kStep = 32;                          // K per tile multiplication
+constexpr int64_t kTileElements = kTile * kStep;       // of one operand
+constexpr int64_t kPanel = 2 * kTile;                  // columns of one panel: two tiles
+constexpr int64_t kStepElements = 2 * kTileElements;   // of one panel
+
+// Linux saves tile registers only for processes that asked for them.
+inline bool is_granted() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+}
+
+// The instructions themselves: GCC's intrinsics do not tell the compiler what memory they read.
+template <int kDestination>
+inline void load_tile(const void* from, int64_t row_bytes) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(row_bytes), "i"(kDestination) : "memory");
+}
+
+template <int kSource>
+inline void store_tile(void* to, int64_t row_bytes) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(row_bytes), "i"(kSource) : "memory");
+}
+
+template <int kDestination>
+inline void zero_tile() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(kDestination));
+}
+
+template <int kSums, int kRows, int kColumns>
+inline void multiply_tile() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kRows), "i"(kColumns));
+}
+
+inline void release_tiles() { asm volatile("tilerelease"); }
+
+// All eight tiles of the calling thread: of 64 bytes, those of the weight with 16 rows, the others with `rows`.
+inline void configure_tiles(int64_t rows) {
+  struct alignas(64) {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {};
+  } config;
+  for (int64_t tile = 0; tile < 8; ++tile) config.rows[tile] = tile < 6 ? rows : kTile;
+  asm volatile("ldtilecfg %0" ::"m"(config));
+}
+
+}  // namespace twostep::amx

@@ -1,0 +1,159 @@
+"""Weights in 12 bits a number: exactly the products of the same weights in 16."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.kernels import load_kernels
+from engine.packed_weight import KernelWeight
+
+pytestmark = pytest.mark.usefixtures("two_threads")
+
+SHAPES = [(1, 1), (32, 32), (33, 31), (70, 2100), (300, 520), (1000, 896)]  # N, K
+ROWS = (1, 2, 16, 17, 32, 33, 47, 64, 100, 257, 600)
+PER_EXCEPTION = 256  # numbers, where there are as many as a panel may have
+
+
+@pytest.fixture(autouse=True)
+def _with_amx() -> None:
+    kernels = load_kernels()
+    if kernels is None or kernels.isa != "amx":
+        pytest.skip("weights are coded on CPUs with AMX only")
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.view(torch.int16)
+
+
+def assert_exact(weight: Tensor, rows: tuple[int, ...] = ROWS) -> None:
+    """Coded, and multiplied as if it were not."""
+    coded, plain = KernelWeight(weight), KernelWeight(weight, may_be_coded=False)
+    assert coded.packed.dtype == torch.uint8 and plain.packed.dtype == torch.bfloat16
+    x, bias = torch.randn(max(rows), weight.shape[1]).bfloat16(), torch.randn(weight.shape[0]).bfloat16()
+    for count in rows:
+        assert torch.equal(bits(coded.multiply(x[:count], bias)), bits(plain.multiply(x[:count], bias))), count
+
+
+def assert_numbers_come_back(weight: Tensor) -> None:
+    """Rows that pick one number of each column show all bits of a weight but those of NaNs and of minus zero."""
+    coded = KernelWeight(weight)
+    assert coded.packed.dtype == torch.uint8
+    picked = coded.multiply(torch.eye(weight.shape[1]).bfloat16(), None)
+    assert torch.equal(picked.T, weight)
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_products_are_those_of_the_plain_weight(n: int, k: int) -> None:
+    assert_exact(torch.randn(n, k).bfloat16())
+
+
+@pytest.mark.parametrize("exponent", [-130, -60, 0, 60, 120])
+def test_numbers_of_any_size(exponent: int) -> None:
+    assert_exact((torch.randn(64, 256).double() * 2.0**exponent).bfloat16(), rows=(1, 40, 70))
+
+
+@pytest.mark.parametrize("make", [torch.zeros, torch.ones, torch.rand, torch.randn], ids=lambda make: make.__name__)
+def test_every_number_comes_back(make: Callable[..., Tensor]) -> None:
+    assert_numbers_come_back(make(64, 320).bfloat16())
+
+
+def test_all_16_codes_of_both_halves_of_a_unit_come_back() -> None:
+    high = (torch.arange(320) + torch.arange(32)[:, None]) % 16 * 7 + 2  # 16 bytes, whose numbers are finite
+    words = high * 256 + torch.randint(256, high.shape)
+    assert_numbers_come_back(words.short().view(torch.bfloat16))
+
+
+def test_every_panel_has_a_table_of_its_own() -> None:
+    sizes = 2.0 ** (torch.arange(8) * 14 - 56).repeat_interleave(32)
+    assert_exact((torch.randn(256, 128).double() * sizes[:, None]).bfloat16(), rows=(1, 40, 70))
+
+
+class TestExceptions:
+    """Numbers whose high byte is not among the 16 of their panel."""
+
+    @staticmethod
+    def common(n: int = 64, k: int = 512) -> tuple[Tensor, Tensor]:
+        """A weight of 16 high bytes, and the bits of its numbers."""
+        words = (0x3000 + torch.randint(16, (n, k)) * 256 + torch.randint(256, (n, k))).short()
+        return words.view(torch.bfloat16), words
+
+    @pytest.mark.parametrize("spread", ["first", "last", "everywhere", "one step", "one output"])
+    def test_products_are_exact(self, spread: str) -> None:
+        weight, words = self.common()
+        rare = {
+            "first": (slice(0, 1), slice(0, 1)),
+            "last": (slice(-1, None), slice(-1, None)),
+            "everywhere": (slice(None, None, 19), slice(None, None, 31)),
+            "one step": (slice(0, 8), slice(320, 327)),
+            "one output": (slice(40, 41), slice(0, 60)),
+        }[spread]
+        words[rare] = torch.randint(0x4100, 0x4200, words[rare].shape).short()
+        words[rare][::2] ^= -0x8000  # another sign
+        assert_exact(weight)
+        assert_numbers_come_back(weight)
+
+    @pytest.mark.parametrize("count", range(30))
+    def test_any_number_of_them_fits(self, count: int) -> None:
+        weight, words = self.common(32, 512)
+        words.view(-1)[torch.randperm(words.numel())[:count]] = 0x4242
+        assert_exact(weight, rows=(1, 64))
+
+    def test_what_is_not_finite_stays_what_it_is(self) -> None:
+        weight, _ = self.common()
+        weight[3, 100], weight[40, 500], weight[63, 0] = float("inf"), float("nan"), -float("inf")
+        assert_exact(weight)
+
+    def test_a_weight_with_too_many_is_left_as_it_is(self) -> None:
+        weight, words = self.common(32, 512)
+        most = words.numel() // PER_EXCEPTION
+        words.view(-1)[:most] = 0x4242
+        assert KernelWeight(weight).packed.dtype == torch.uint8
+        words.view(-1)[most] = 0x4242
+        assert KernelWeight(weight).packed.dtype == torch.bfloat16
+
+    def test_one_panel_with_too_many_leaves_all_as_they_are(self) -> None:
+        weight, words = self.common(320, 128)
+        words[300, :64] = 0x4242
+        assert KernelWeight(weight).packed.dtype == torch.bfloat16
+
+    def test_numbers_without_pattern_are_left_as_they_are(self) -> None:
+        weight = torch.randint(-(2**15), 2**15, (64, 64)).short().view(torch.bfloat16)
+        assert KernelWeight(weight).packed.dtype == torch.bfloat16
+
+    @pytest.mark.parametrize("scale", [0.02, 1.0])
+    def test_few_of_the_numbers_that_models_have_are_rare(self, scale: float) -> None:
+        for weight in (torch.randn(512, 896), torch.distributions.StudentT(3.0).sample((512, 896))):
+            packed = KernelWeight((weight * scale).bfloat16())
+            assert packed.packed.dtype == torch.uint8
+            assert packed.nbytes < 0.76 * weight.numel() * 2
+
+
+def test_other_rows_and_columns_than_it_has_are_refused() -> None:
+    packed = KernelWeight(torch.randn(96, 96).bfloat16()).packed
+    for x, n in [
+        (torch.randn(1, 64), 96),
+        (torch.randn(1, 128), 96),
+        (torch.randn(1, 96), 64),
+        (torch.randn(1, 96), 97),
+    ]:
+        with pytest.raises(RuntimeError, match="differ in size"):
+            torch.ops.twostep.linear(x.bfloat16(), packed, None, n)
+    with pytest.raises(RuntimeError, match="differ in size or dtype"):
+        torch.ops.twostep.linear(torch.randn(1, 96), packed, None, 96)
+
+
+def test_what_was_not_packed_so_is_refused() -> None:
+    packed, x = KernelWeight(torch.randn(96, 96).bfloat16()).packed, torch.randn(1, 96).bfloat16()
+    shifted = torch.cat([packed.flatten(), torch.zeros(1, dtype=torch.uint8)])[1:].view_as(packed)
+    for wrong in (
+        packed[:0],
+        packed[:, 64:],
+        packed[:, :-64],
+        packed.T,
+        shifted,
+        packed.repeat(1, 2)[:, : packed.shape[1]],
+    ):
+        with pytest.raises(RuntimeError, match="differ in size"):
+            torch.ops.twostep.linear(x, wrong, None, 96)
