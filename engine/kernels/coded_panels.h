@@ -140,37 +140,34 @@ inline CodedPanels::Steps CodedPanels::first_pass(const Piece& piece, bool is_on
   return {*this, piece, is_only_pass};
 }
 
-// Finds the codes of a panel, and writes it.
+// The codes of a panel, by how many of its numbers have each high byte.
 class PanelCoder {
  public:
-  explicit PanelCoder(const std::vector<BFloat16>& numbers) : numbers_(numbers) {
-    std::array<int64_t, 256> counts{};
-    for (const BFloat16 number : numbers) ++counts[number.x >> 8];
+  using Counts = std::array<int64_t, 256>;
+
+  explicit PanelCoder(const Counts& counts) {
     std::array<uint8_t, 256> bytes;
     std::iota(bytes.begin(), bytes.end(), 0);
     std::stable_sort(bytes.begin(), bytes.end(), [&](uint8_t a, uint8_t b) { return counts[a] > counts[b]; });
     std::copy_n(bytes.begin(), kTableSize, table_.begin());
     codes_.fill(kNoCode);
-    num_exceptions_ = numbers.size();
-    for (int64_t code = 0; code < kTableSize; ++code) {
-      codes_[table_[code]] = code;
-      num_exceptions_ -= counts[table_[code]];
-    }
+    for (int64_t code = 0; code < kTableSize; ++code) codes_[table_[code]] = code;
+    for (int64_t i = kTableSize; i < 256; ++i) num_exceptions_ += counts[bytes[i]];
   }
 
   int64_t num_exceptions() const { return num_exceptions_; }
 
   // `to` holds zeros.
-  void write(uint8_t* to, int64_t header_bytes) const {
+  void write(const std::vector<BFloat16>& numbers, uint8_t* to, int64_t header_bytes) const {
     auto& header = *reinterpret_cast<Header*>(to);
     std::copy(table_.begin(), table_.end(), header.table);
-    header.steps = numbers_.size() / kStepElements;
+    header.steps = numbers.size() / kStepElements;
     uint8_t* units = to + header_bytes;
     Exception* exception = header.exceptions;
-    for (size_t i = 0; i < numbers_.size(); ++i) {
-      const uint8_t high = numbers_[i].x >> 8, code = codes_[high];
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      const uint8_t high = numbers[i].x >> 8, code = codes_[high];
       if (code == kNoCode) *exception++ = Exception(i) << 8 | high;
-      write_number(units + i / kUnit * kUnitBytes, i % kUnit, numbers_[i].x & 255, code == kNoCode ? 0 : code);
+      write_number(units + i / kUnit * kUnitBytes, i % kUnit, numbers[i].x & 255, code == kNoCode ? 0 : code);
     }
     std::fill(exception, reinterpret_cast<Exception*>(units), kNoException);
   }
@@ -187,11 +184,20 @@ class PanelCoder {
     unit[(half + 1) * kLineBytes + byte] = low;
   }
 
-  const std::vector<BFloat16>& numbers_;
   std::array<uint8_t, kTableSize> table_;
   std::array<uint8_t, 256> codes_;
-  int64_t num_exceptions_;
+  int64_t num_exceptions_ = 0;
 };
+
+// Of the numbers of one panel of a weight [N, K], zeros that fill it up included.
+inline PanelCoder::Counts counts_of(const at::Tensor& weight, int64_t panel) {
+  const int64_t k = weight.size(1), first = panel * kPanel, columns = std::min(kPanel, weight.size(0) - first);
+  const BFloat16* numbers = weight.const_data_ptr<BFloat16>() + first * k;
+  PanelCoder::Counts counts{};
+  for (int64_t i = 0; i < columns * k; ++i) ++counts[numbers[i].x >> 8];
+  counts[0] += divide_up(k, kStep) * kStepElements - columns * k;
+  return counts;
+}
 
 // Whether pack_coded made it of a weight [n, k].
 inline bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
@@ -206,18 +212,17 @@ inline bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
 inline std::optional<at::Tensor> pack_coded(const at::Tensor& weight) {
   const int64_t panels = divide_up(weight.size(0), kPanel), steps = divide_up(weight.size(1), kStep);
   if (steps > kMaxCodedSteps) return {};
-  std::vector<int64_t> counts(panels);
-  for_each_panel(weight, [&](int64_t panel, const std::vector<BFloat16>& numbers) {
-    counts[panel] = PanelCoder(numbers).num_exceptions();
-  });
-  const int64_t most = *std::max_element(counts.begin(), counts.end());
+  std::vector<std::optional<PanelCoder>> coders(panels);
+  run_tasks(panels, false, [&](int64_t panel) { coders[panel].emplace(counts_of(weight, panel)); });
+  int64_t most = 0;
+  for (const auto& coder : coders) most = std::max(most, coder->num_exceptions());
   if (most * kMaxExceptionShare > steps * kStepElements) return {};
   const int64_t header_bytes = divide_up(sizeof(Header) + (most + 1) * sizeof(Exception), kLineBytes) * kLineBytes;
   const int64_t panel_bytes = header_bytes + steps * CodedPanels::kStepBytes;
   at::Tensor packed = zeros_in_huge_pages({panels, panel_bytes}, weight.options().dtype(at::kByte));
   uint8_t* target = packed.mutable_data_ptr<uint8_t>();
   for_each_panel(weight, [&](int64_t panel, const std::vector<BFloat16>& numbers) {
-    PanelCoder(numbers).write(target + panel * panel_bytes, header_bytes);
+    coders[panel]->write(numbers, target + panel * panel_bytes, header_bytes);
   });
   return packed;
 }
