@@ -164,24 +164,32 @@ class PanelCoder {
     header.steps = numbers.size() / kStepElements;
     uint8_t* units = to + header_bytes;
     Exception* exception = header.exceptions;
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      const uint8_t high = numbers[i].x >> 8, code = codes_[high];
-      if (code == kNoCode) *exception++ = Exception(i) << 8 | high;
-      write_number(units + i / kUnit * kUnitBytes, i % kUnit, numbers[i].x & 255, code == kNoCode ? 0 : code);
+    for (size_t unit = 0; unit < numbers.size(); unit += kUnit, units += kUnitBytes) {
+      for (int64_t i = 0; i < kUnit; ++i) {
+        const uint16_t number = numbers[unit + i].x;
+        const uint8_t code = codes_[number >> 8];
+        if (code == kNoCode) *exception++ = Exception(unit + i) << 8 | number >> 8;
+        const auto [low_at, code_at, shift] = place_of(i);
+        units[low_at] = number & 255;
+        units[code_at] |= (code == kNoCode ? 0 : code) << shift;
+      }
     }
-    std::fill(exception, reinterpret_cast<Exception*>(units), kNoException);
+    std::fill(exception, reinterpret_cast<Exception*>(to + header_bytes), kNoException);
   }
 
  private:
   static constexpr uint8_t kNoCode = 255;
 
+  struct Place {
+    int64_t low_byte, code, shift;
+  };
+
   // A unit is two halves of two lines of words. A half has its low bytes in a vector of its own, and its codes in one
   // half of each byte of the vector of codes: in groups of 16, eight of the first line, then eight of the second.
-  static void write_number(uint8_t* unit, int64_t number, uint8_t low, uint8_t code) {
+  static constexpr Place place_of(int64_t number) {
     const int64_t half = number / 64, line = number % 64 / 32, word = number % 32;
     const int64_t byte = word / 8 * 16 + line * 8 + word % 8;
-    unit[byte] |= code << half * 4;
-    unit[(half + 1) * kLineBytes + byte] = low;
+    return {(half + 1) * kLineBytes + byte, byte, half * 4};
   }
 
   std::array<uint8_t, kTableSize> table_;
