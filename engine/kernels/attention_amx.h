@@ -17,55 +17,9 @@
 
 #if defined(__AMX_BF16__)
 
-#include <sys/syscall.h>
-#include <unistd.h>
+#include "tiles_amx.h"
 
 namespace twostep::attention {
-
-// The instructions. The compiler's own intrinsics do not tell it which memory they read and write.
-namespace amx {
-
-// Linux saves tile registers only for processes that asked for them.
-inline bool is_granted() {
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;
-  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return granted;
-}
-
-// Gives registers 0 to 5 `rows` rows (sums and left operands), 6 and 7 sixteen (right operands); 64 bytes each.
-inline void configure(int rows) {
-  struct alignas(64) {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {};
-  } config;
-  for (int i = 0; i < 8; ++i) config.rows[i] = i < 6 ? rows : 16;
-  asm volatile("ldtilecfg %0" ::"m"(config));
-}
-
-inline void release() { asm volatile("tilerelease"); }
-
-template <int kTile>
-inline void load(const void* source, int64_t row_bytes) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(source), "r"(row_bytes), "i"(kTile) : "memory");
-}
-
-template <int kTile>
-inline void store(void* target, int64_t row_bytes) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(target), "r"(row_bytes), "i"(kTile) : "memory");
-}
-
-template <int kTile>
-inline void zero() {
-  asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
-}
-
-template <int kSums, int kLeft, int kRight>
-inline void multiply_add() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kLeft), "i"(kRight));
-}
-
-}  // namespace amx
 
 class AmxTiles {
  public:
@@ -78,7 +32,7 @@ class AmxTiles {
 
   AmxTiles() = default;
   AmxTiles(const AmxTiles&) = delete;
-  ~AmxTiles() { amx::release(); }
+  ~AmxTiles() { amx::release_tiles(); }
 
   // A quarter of the values as pairs of keys: row k % 16 of each half of 32 keys is (k, k + 16), so that weights, too, can
   // be paired lane by lane. Zeros for keys from num_keys on.
@@ -100,17 +54,17 @@ class AmxTiles {
   void score(int rows, const float* queries, const float* keys, int64_t num_words, float* scores) {
     configure(rows);
     constexpr int64_t kTileBytes = kTileKeys * sizeof(float);
-    amx::zero<0>(), amx::zero<1>(), amx::zero<2>(), amx::zero<3>();
+    amx::zero_tile<0>(), amx::zero_tile<1>(), amx::zero_tile<2>(), amx::zero_tile<3>();
     for (int64_t word = 0; word < num_words; word += 16) {
       const float* right = keys + word * kTileKeys;
-      amx::load<4>(queries + word, num_words * sizeof(float));
-      amx::load<6>(right, kTileBytes), amx::load<7>(right + kLanes, kTileBytes);
-      amx::multiply_add<0, 4, 6>(), amx::multiply_add<1, 4, 7>();
-      amx::load<6>(right + 2 * kLanes, kTileBytes), amx::load<7>(right + 3 * kLanes, kTileBytes);
-      amx::multiply_add<2, 4, 6>(), amx::multiply_add<3, 4, 7>();
+      amx::load_tile<4>(queries + word, num_words * sizeof(float));
+      amx::load_tile<6>(right, kTileBytes), amx::load_tile<7>(right + kLanes, kTileBytes);
+      amx::multiply_tile<0, 4, 6>(), amx::multiply_tile<1, 4, 7>();
+      amx::load_tile<6>(right + 2 * kLanes, kTileBytes), amx::load_tile<7>(right + 3 * kLanes, kTileBytes);
+      amx::multiply_tile<2, 4, 6>(), amx::multiply_tile<3, 4, 7>();
     }
-    amx::store<0>(scores, kTileBytes), amx::store<1>(scores + kLanes, kTileBytes);
-    amx::store<2>(scores + 2 * kLanes, kTileBytes), amx::store<3>(scores + 3 * kLanes, kTileBytes);
+    amx::store_tile<0>(scores, kTileBytes), amx::store_tile<1>(scores + kLanes, kTileBytes);
+    amx::store_tile<2>(scores + 2 * kLanes, kTileBytes), amx::store_tile<3>(scores + 3 * kLanes, kTileBytes);
   }
 
   // high_ + low_ = weights, up to 2**-16 of each.
@@ -128,8 +82,8 @@ class AmxTiles {
     configure(rows);
     for (int row = 0; row < rows; ++row) scale(out + row * stride, factors[row], stride);
     constexpr int64_t kWeightBytes = sizeof(high_[0]);
-    amx::load<2>(high_, kWeightBytes), amx::load<3>(high_[0] + 32, kWeightBytes);
-    amx::load<4>(low_, kWeightBytes), amx::load<5>(low_[0] + 32, kWeightBytes);
+    amx::load_tile<2>(high_, kWeightBytes), amx::load_tile<3>(high_[0] + 32, kWeightBytes);
+    amx::load_tile<4>(low_, kWeightBytes), amx::load_tile<5>(low_[0] + 32, kWeightBytes);
     int64_t column = 0;
     for (; column + 2 * kLanes <= stride; column += 2 * kLanes) add_columns<2>(values + column, stride, out + column);
     if (column < stride) add_columns<1>(values + column, stride, out + column);
@@ -141,16 +95,16 @@ class AmxTiles {
   static void add_columns(const float* values, int64_t stride, float* out) {
     const int64_t row_bytes = stride * sizeof(float);
     const float* last_values = values + 16 * stride;  // of keys 32 to 63
-    amx::load<0>(out, row_bytes), amx::load<6>(values, row_bytes);
-    if constexpr (TILES == 2) amx::load<1>(out + kLanes, row_bytes), amx::load<7>(values + kLanes, row_bytes);
-    amx::multiply_add<0, 2, 6>();
-    if constexpr (TILES == 2) amx::multiply_add<1, 2, 7>();
-    amx::multiply_add<0, 4, 6>(), amx::load<6>(last_values, row_bytes);
-    if constexpr (TILES == 2) amx::multiply_add<1, 4, 7>(), amx::load<7>(last_values + kLanes, row_bytes);
-    amx::multiply_add<0, 3, 6>();
-    if constexpr (TILES == 2) amx::multiply_add<1, 3, 7>();
-    amx::multiply_add<0, 5, 6>(), amx::store<0>(out, row_bytes);
-    if constexpr (TILES == 2) amx::multiply_add<1, 5, 7>(), amx::store<1>(out + kLanes, row_bytes);
+    amx::load_tile<0>(out, row_bytes), amx::load_tile<6>(values, row_bytes);
+    if constexpr (TILES == 2) amx::load_tile<1>(out + kLanes, row_bytes), amx::load_tile<7>(values + kLanes, row_bytes);
+    amx::multiply_tile<0, 2, 6>();
+    if constexpr (TILES == 2) amx::multiply_tile<1, 2, 7>();
+    amx::multiply_tile<0, 4, 6>(), amx::load_tile<6>(last_values, row_bytes);
+    if constexpr (TILES == 2) amx::multiply_tile<1, 4, 7>(), amx::load_tile<7>(last_values + kLanes, row_bytes);
+    amx::multiply_tile<0, 3, 6>();
+    if constexpr (TILES == 2) amx::multiply_tile<1, 3, 7>();
+    amx::multiply_tile<0, 5, 6>(), amx::store_tile<0>(out, row_bytes);
+    if constexpr (TILES == 2) amx::multiply_tile<1, 5, 7>(), amx::store_tile<1>(out + kLanes, row_bytes);
   }
 
   // target[column] = the pair (even[column], odd[column]), zeros past the value's end and for an odd key that is not.
@@ -172,7 +126,7 @@ class AmxTiles {
 
   void configure(int rows) {
     if (rows == configured_rows_) return;
-    amx::configure(rows);
+    amx::configure_tiles(rows);
     configured_rows_ = rows;
   }
 
