@@ -27,7 +27,10 @@ their sums, and tiles that are not cleared made no difference.
 How bytes are asked for counts as much. Few rows ask for every line, 1 KiB ahead into the L1 and 3 KiB into the L2
 cache. Tiles take a step's bytes at once and pause: they ask for the next piece, a share with each step, into the L2
 cache, which read up to a fifth faster than asking 1 to 14 KiB ahead in either cache. Coded panels of one tile of rows
-are read as evenly as by vectors, and ask like those.
+are read as evenly as by vectors, and ask like those. Asking past the L2 cache (`prefetchnta`), to leave it to rows and
+sums, made a step of one row take 1.8 times as long. Threads that wait while another one attends can ask for the first
+512 KiB of what they multiply next: 1 %, not worth its code. Many rows that another core has just written cost the layer
+after a gated one 15 %; asking for those of the next piece saved that, and cost as much where they were at hand.
 """
 
 import argparse
