@@ -134,6 +134,8 @@ async def running(plan: ServerPlan, log: Path) -> AsyncIterator[ServerProcess]:
     """Started inside, ended on the way out whatever happens. It need not be ready. Raises StartFailed."""
     starting = asyncio.create_task(_start(plan, log))
     try:
-        yield await asyncio.shield(starting)  # cancelled or not it becomes a server, and that is ended
+        yield await asyncio.shield(starting)  # cancelled or not, what becomes of it is ended
     finally:
-        await (await starting).stop()
+        await asyncio.wait((starting,))
+        if starting.exception() is None:
+            await starting.result().stop()

@@ -1,95 +1,14 @@
 """A comparison as a whole: real processes, real HTTP, the program's own entry."""
 
-import asyncio
-import json
 import os
 import re
 import signal
-import subprocess
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks.peers import comparison, processes
-from benchmarks.peers.cli import main
-from benchmarks.peers.family import Member, family_of
-from benchmarks.peers.plan import ServerPlan
 from loadtest.benchmark import Benchmark
-
-ROOT = Path(__file__).resolve().parents[2]
-QUICK = ("--", "--requests", "4", "--max-tokens", "3", "--prompt-len", "5", "--warmup", "1")
-ALL = ("a", "b")
-
-
-@pytest.fixture(autouse=True)
-def _quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "_IDLE_CHECK_S", 0.01)
-
-
-class Bench:
-    """A file of servers in a directory of its own, what the program made of it, and what the servers noted."""
-
-    def __init__(self, home: Path, capsys: pytest.CaptureFixture[str], **habits: str) -> None:
-        self.home, self._capsys = home, capsys
-        entries = (self._entry(name, f"peer ${{PORT}} {home}/{name} {habits[name]}") for name in habits)
-        self.file = home / "servers.toml"
-        self.file.write_text('scenarios = ["S1", "S2"]\n' + "".join(entries))
-
-    @staticmethod
-    def _entry(name: str, words: str) -> str:
-        command = f"${{PYTHON}} -m tests.benchmarks.{words}"
-        environment = f'{{ PYTHONPATH = "{ROOT}" }}'
-        return (
-            f'[[server]]\nname = "{name}"\ncommand = "{command}"\nenvironment = {environment}\nstart_timeout_s = 30\n'
-        )
-
-    def add(self, text: str) -> None:
-        self.file.write_text(self.file.read_text() + text)
-
-    def run(self, *arguments: str, load: tuple[str, ...] = QUICK) -> int:
-        code = main([str(self.file), "--json", str(self.home / "told.json"), *arguments, *load])
-        self.out, self.err = self._capsys.readouterr()
-        return code
-
-    @property
-    def document(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.home / "told.json").read_text())
-        return found
-
-    def runs(self, name: str) -> dict[tuple[int, str], dict[str, Any]]:
-        (server,) = (server for server in self.document["servers"] if server["name"] == name)
-        return {(run["round"], run["scenario"]): run for run in server["runs"]}
-
-    def notes(self, name: str) -> str:
-        path = self.home / name
-        return path.read_text() if path.exists() else ""
-
-    def pids(self, name: str) -> list[int]:
-        return [int(pid) for pid in re.findall(r"started (\d+)", self.notes(name))]
-
-
-def gone(pid: int) -> bool:
-    """A zombie has ended, too: its parent may be a container's first process, which never looks."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-def when(condition: Callable[[], object], act: Callable[[], object]) -> None:
-    def watch() -> None:
-        while not condition():
-            time.sleep(0.01)
-        act()
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-Capture = pytest.CaptureFixture[str]
+from tests.benchmarks.comparisons import ALL, QUICK, Bench, Capture, gone, when
 
 
 def test_each_round_starts_each_server_anew_and_measures_all_scenarios(tmp_path: Path, capsys: Capture) -> None:
@@ -216,110 +135,6 @@ def test_where_every_server_is_left_out_nothing_is_measured(tmp_path: Path, caps
     bench = Bench(tmp_path, capsys)
     bench.add('[[server]]\nname = "absent"\ncommand = "${NO_SUCH_PLACE}/bin/server"\n')
     assert bench.run() == 2
-
-
-def test_processes_in_sessions_of_their_own_end_with_their_server(tmp_path: Path, capsys: Capture) -> None:
-    bench = Bench(tmp_path, capsys, a="parent")
-    assert bench.run("--rounds", "1", "--scenario", "S1") == 0
-    assert len(bench.pids("a")) == 2
-    assert all(map(gone, bench.pids("a")))
-
-
-def test_children_of_a_server_that_crashed_end_too(tmp_path: Path, capsys: Capture) -> None:
-    bench = Bench(tmp_path, capsys, a="parent dies")
-    assert bench.run("--rounds", "1") == 1
-    assert len(bench.pids("a")) == 2
-    assert all(map(gone, bench.pids("a")))
-
-
-def test_children_of_a_server_that_never_started_end_too(tmp_path: Path, capsys: Capture) -> None:
-    bench = Bench(tmp_path, capsys)
-    bench.add(f'[[server]]\nname = "a"\ncommand = "sh -c \'sleep 3600 & echo started $$! > {tmp_path}/a; exit 3\'"\n')
-    assert bench.run("--rounds", "1") == 1
-    assert all(map(gone, bench.pids("a"))) and len(bench.pids("a")) == 1
-
-
-def test_a_stranger_with_the_number_of_a_server_that_ended_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(os, "killpg", lambda pid, _: asked.append(pid))
-
-    async def use(stranger: subprocess.Popen[bytes]) -> None:
-        theirs = family_of(stranger.pid)
-        async with processes.running(ServerPlan("a", "true"), tmp_path / "log") as server:
-            await server.ended()
-            monkeypatch.setattr(processes, "family_of", lambda pid: {Member(pid, 1), *theirs})
-
-    with subprocess.Popen(["sleep", "3600"]) as stranger:
-        try:
-            asyncio.run(use(stranger))
-            assert stranger.poll() is None and asked == []
-        finally:
-            stranger.kill()
-
-
-def test_a_server_is_asked_to_end_before_it_is_killed(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "GRACE_S", 0.5)
-    bench = Bench(tmp_path, capsys, a="stubborn")
-    assert bench.run("--rounds", "1", "--scenario", "S1") == 0
-    assert bench.notes("a").count("asked to end") == 1
-    assert re.findall(r"(\w) *: ending", bench.err) == ["a"]
-    assert all(map(gone, bench.pids("a")))
-
-
-def test_a_server_has_time_to_tidy_up(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "ORPHANS_GRACE_S", 0.0)
-    bench = Bench(tmp_path, capsys, a="tidy")
-    assert bench.run("--rounds", "1", "--scenario", "S1") == 0
-    assert "tidied up" in bench.notes("a")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_the_server_and_keeps_what_was_measured(
-    number: signal.Signals, tmp_path: Path, capsys: Capture
-) -> None:
-    bench = Bench(tmp_path, capsys, a="", b="parent hangs")
-    when(lambda: "prompt" in bench.notes("b"), lambda: os.kill(os.getpid(), number))
-    assert bench.run("--rounds", "1", "--scenario", "S1") == 130
-    assert all(map(gone, bench.pids("b"))) and len(bench.pids("b")) == 2
-    assert not bench.document["is_complete"]
-    assert bench.runs("a")[1, "S1"]["problem"] == ""
-    assert bench.runs("b") == {}
-
-
-def test_an_interrupt_while_a_server_starts_ends_it(tmp_path: Path, capsys: Capture) -> None:
-    bench = Bench(tmp_path, capsys)
-    bench.add(f'[[server]]\nname = "deaf"\ncommand = "sh -c \'echo started $$$$ > {tmp_path}/deaf; sleep 60\'"\n')
-    when(lambda: bench.pids("deaf"), lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert bench.run("--rounds", "1") == 130
-    assert all(map(gone, bench.pids("deaf")))
-
-
-def test_an_interrupt_before_the_start_has_returned_ends_what_has_started(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start, started = asyncio.create_subprocess_exec, []
-
-    async def slow_start(*command: str, **options: Any) -> asyncio.subprocess.Process:
-        started.append(await start(*command, **options))
-        os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.sleep(0.1)
-        return started[0]
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", slow_start)
-    assert Bench(tmp_path, capsys, a="").run("--rounds", "1") == 130
-    assert started[0].returncode is not None
-
-
-def test_a_second_interrupt_does_not_wait_for_a_stubborn_server(tmp_path: Path, capsys: Capture) -> None:
-    bench = Bench(tmp_path, capsys, a="stubborn hangs")
-    when(lambda: "prompt" in bench.notes("a"), lambda: os.kill(os.getpid(), signal.SIGINT))
-    when(lambda: "asked to end" in bench.notes("a"), lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert bench.run("--rounds", "1", "--scenario", "S1") == 130
-    assert all(map(gone, bench.pids("a")))
 
 
 def test_the_document_is_written_after_each_turn(tmp_path: Path, capsys: Capture) -> None:

@@ -1,0 +1,79 @@
+"""A comparison as a whole, for tests: a file of servers, the program's own entry, and what both noted."""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.peers.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = ("--", "--requests", "4", "--max-tokens", "3", "--prompt-len", "5", "--warmup", "1")
+ALL = ("a", "b")
+
+
+class Bench:
+    """A file of servers in a directory of its own, what the program made of it, and what the servers noted."""
+
+    def __init__(self, home: Path, capsys: pytest.CaptureFixture[str], **habits: str) -> None:
+        self.home, self._capsys = home, capsys
+        entries = (self._entry(name, f"peer ${{PORT}} {home}/{name} {habits[name]}") for name in habits)
+        self.file = home / "servers.toml"
+        self.file.write_text('scenarios = ["S1", "S2"]\n' + "".join(entries))
+
+    @staticmethod
+    def _entry(name: str, words: str) -> str:
+        command = f"${{PYTHON}} -m tests.benchmarks.{words}"
+        environment = f'{{ PYTHONPATH = "{ROOT}" }}'
+        return (
+            f'[[server]]\nname = "{name}"\ncommand = "{command}"\nenvironment = {environment}\nstart_timeout_s = 30\n'
+        )
+
+    def add(self, text: str) -> None:
+        self.file.write_text(self.file.read_text() + text)
+
+    def run(self, *arguments: str, load: tuple[str, ...] = QUICK) -> int:
+        code = main([str(self.file), "--json", str(self.home / "told.json"), *arguments, *load])
+        self.out, self.err = self._capsys.readouterr()
+        return code
+
+    @property
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.home / "told.json").read_text())
+        return found
+
+    def runs(self, name: str) -> dict[tuple[int, str], dict[str, Any]]:
+        (server,) = (server for server in self.document["servers"] if server["name"] == name)
+        return {(run["round"], run["scenario"]): run for run in server["runs"]}
+
+    def notes(self, name: str) -> str:
+        path = self.home / name
+        return path.read_text() if path.exists() else ""
+
+    def pids(self, name: str) -> list[int]:
+        return [int(pid) for pid in re.findall(r"started (\d+)", self.notes(name))]
+
+
+def gone(pid: int) -> bool:
+    """A zombie has ended, too: its parent may be a container's first process, which never looks."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def when(condition: Callable[[], object], act: Callable[[], object]) -> None:
+    def watch() -> None:
+        while not condition():
+            time.sleep(0.01)
+        act()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+Capture = pytest.CaptureFixture[str]
