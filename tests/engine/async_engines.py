@@ -13,9 +13,7 @@ from typing import Any
 from engine.async_engine import AsyncEngine
 from engine.client import GenerationRequest, NullObserver
 from engine.config import EngineConfig
-from engine.errors import (
-    TwostepError,
-)
+from engine.errors import TwostepError
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
