@@ -47,7 +47,7 @@ def multiply_rows(packed: PackedWeight, x: Tensor, bias: Tensor | None) -> Tenso
 class KernelWeight:
     """Multiplies through the C++ kernel: float32 or bfloat16, on the CPU; any number of threads, the same bits.
 
-    Where the kernel has AMX, it holds bfloat16 in 12 bits a number, exactly, if the weight's numbers allow it and
+    Where the kernel has AVX512, it holds bfloat16 in 12 bits a number, exactly, if the weight's numbers allow it and
     `may_be_coded`. Products are the same, bit for bit.
     """
 
@@ -59,6 +59,8 @@ class KernelWeight:
         self.packed: Tensor = torch.ops.twostep.pack_weight(weight.detach(), may_be_coded)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if x.shape[1] != self.shape[1]:  # the kernel sees what was filled up with zeros
+            raise RuntimeError(f"rows of {x.shape[1]} do not fit a weight of {self.shape[1]}")
         return cast(Tensor, torch.ops.twostep.linear(x, self.packed, bias, self.shape[0]))
 
     @property

@@ -15,8 +15,8 @@ void check_dtype(const at::Tensor& tensor) {
               "linear takes float32 or bfloat16, not ", tensor.scalar_type());
 }
 
-// weight [N, K] -> [panels, K groups, columns of a panel, K of a group], or coded: [panels, bytes of one] uint8 (AMX;
-// only where the numbers allow it). Opaque to the caller.
+// weight [N, K] -> [panels, steps of K, columns of a panel, K of a step], or coded: [panels, bytes of one] uint8 (with
+// AVX512, where the numbers allow it). Opaque to the caller.
 at::Tensor pack_weight(const at::Tensor& weight, [[maybe_unused]] bool may_be_coded) {
   check_dtype(weight);
   TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0, "weight must be a non-empty matrix");
@@ -27,6 +27,10 @@ at::Tensor pack_weight(const at::Tensor& weight, [[maybe_unused]] bool may_be_co
     const std::optional<at::Tensor> coded = may_be_coded ? amx::pack_coded(dense) : std::nullopt;
     return coded ? *coded : amx::pack(dense);
   }
+#endif
+#if defined(__AVX512BW__)
+  const std::optional<at::Tensor> coded = may_be_coded ? vector::pack_coded(dense) : std::nullopt;
+  if (coded) return *coded;
 #endif
   return vector::pack<vector::BFloat16>(dense);
 }
@@ -42,14 +46,25 @@ void multiply_any(const Problem<at::BFloat16>& p, const at::BFloat16* packed) {
   vector::multiply<vector::BFloat16>(p, packed);
 }
 
+#if defined(__AVX512BW__)
+bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
 #if defined(__AMX_BF16__)
+  if (amx::is_granted()) return amx::is_coded(packed, n, k);
+#endif
+  return vector::is_coded(packed, n, k);
+}
+
 at::Tensor multiply_coded(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
                           int64_t n, Activation activation) {
-  TORCH_CHECK(x.scalar_type() == at::kBFloat16 && amx::is_granted() && amx::is_coded(packed, n, x.size(1)),
+  TORCH_CHECK(x.scalar_type() == at::kBFloat16 && is_coded(packed, n, x.size(1)),
               "rows and packed weight differ in size or dtype");
   return multiply_rows_of(x, bias, n, activation, [&]<class Element>(const Problem<Element>& p) {
     if constexpr (std::is_same_v<Element, at::BFloat16>) {
-      amx::multiply_coded(p, packed.const_data_ptr<uint8_t>(), packed.size(1));
+      const auto* numbers = packed.const_data_ptr<uint8_t>();
+#if defined(__AMX_BF16__)
+      if (amx::is_granted()) return amx::multiply_coded(p, numbers, packed.size(1));
+#endif
+      vector::multiply_coded(p, numbers, packed.size(1));
     }
   });
 }
@@ -62,10 +77,10 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::opti
                   Activation activation) {
   check_dtype(x);
   TORCH_CHECK(x.dim() == 2, "linear takes rows [T, K]");
-  if (activation != Activation::kNone && !gates_itself(x.scalar_type(), n)) {
+  if (activation != Activation::kNone && !gates_itself(n)) {
     return gate(linear(x, packed, bias, n), activation);
   }
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BW__)
   if (packed.dim() == 2 && packed.scalar_type() == at::kByte) return multiply_coded(x, packed, bias, n, activation);
 #endif
   TORCH_CHECK(packed.dim() == 4, "linear takes a packed weight");

@@ -46,15 +46,6 @@ class Scratch {
   int64_t count_ = 0;
 };
 
-// Asks for the bytes to come, with every vector that is read: a core has places for only some of what it asked for, and
-// those of a whole step at once would wait for them. First into the L2 cache, from where the way is short; that also
-// finds the next page, for which the core would stop. Always inlined: GCC takes a function that does nothing else for
-// one without effect, and drops its calls.
-TWOSTEP_INLINE inline void ask_ahead(const uint8_t* at) {
-  __builtin_prefetch(at + 1024);
-  __builtin_prefetch(at + 3072, 0, 2);
-}
-
 // Whether waking the thread pool would cost more than it saves.
 template <class Element>
 bool is_small(const Problem<Element>& p) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "ahead.h"
 #include "coded_panels.h"
 #include "linear.h"
 #include "panels_amx.h"
@@ -226,10 +227,10 @@ class BlockProduct {
     const int64_t turns = now.steps * 2 * kRowTiles;
     if (passes_ > 1) {
       const Piece then = piece_after(now, all_steps_, max_steps_, block_, next_);
-      return Ahead::share(panels_.start_of(then), then.steps * kStepLines, pass, passes_, turns);
+      return Ahead(panels_.start_of(then), then.steps * kStepLines, pass, passes_, turns);
     }
     if (Panels::kAsksForItself && kRowTiles == 1) return {};
-    return Ahead::share(panels_.start_of({now.panel, Panels::kStepsAhead}), now.steps * kStepLines, 0, 1, turns);
+    return Ahead(panels_.start_of({now.panel, Panels::kStepsAhead}), now.steps * kStepLines, 0, 1, turns);
   }
 
   const Problem<BFloat16>& p_;
@@ -308,12 +309,11 @@ inline void multiply(const Problem<BFloat16>& p, const BFloat16* packed) {
 
 // By what `pack_coded` made.
 inline void multiply_coded(const Problem<BFloat16>& p, const uint8_t* packed, int64_t panel_bytes) {
-  const int64_t header_bytes = panel_bytes - divide_up(p.k, kStep) * CodedPanels::kStepBytes;
   multiply_panels(p, [&] {
     static thread_local Scratch<uint8_t> scratch;
     // A piece is no longer than that where there are several passes, else two places are enough.
     uint8_t* expanded = scratch.get(kBlockSteps * PlainPanels::kStepBytes);
-    return CodedPanels{packed, panel_bytes, header_bytes, expanded};
+    return CodedPanels{coding::Panels(packed, panel_bytes, divide_up(p.k, kStep) * kStepUnits), expanded};
   });
 }
 

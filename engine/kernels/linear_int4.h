@@ -13,6 +13,7 @@
 
 #include <cstdint>
 
+#include "ahead.h"
 #include "linear_integers.h"
 
 namespace twostep::int4 {
@@ -21,7 +22,7 @@ using integers::Bytes;
 
 constexpr int64_t kStep = integers::kStep, kSubgroup = 32;
 constexpr int64_t kCodeBytes = kLanes * kStep / 2, kTileBytes = integers::kWordBytes + kCodeBytes;
-constexpr int64_t kLines = kCodeBytes / integers::kLineBytes;  // a line has eight along K
+constexpr int64_t kLines = kCodeBytes / kLineBytes;  // a line has eight along K
 
 // Codes of one tile, in one of the two subgroups of a step, to integers. One product of 16 bits makes two of 8: a code
 // times its multiplier is below 256.
@@ -84,7 +85,7 @@ struct Weight {
       const uint8_t* codes = at + integers::kWordBytes;
       for (int64_t subgroup = 0; subgroup < 2; ++subgroup) {
         const Expander expander(at, subgroup, integers::kOffset);
-        for (int64_t line = 0; line < kLines / 2; ++line, codes += integers::kLineBytes) {
+        for (int64_t line = 0; line < kLines / 2; ++line, codes += kLineBytes) {
           ask_ahead(codes);
           const Bytes bytes = integers::load_bytes(codes), low = expander.low(bytes), high = expander.high(bytes);
           unroll<kRows>([&](auto r) TWOSTEP_INLINE {

@@ -20,11 +20,11 @@ inline void expand(const uint8_t* from, uint8_t* to) {
     const uint8_t* codes = from + integers::kWordBytes;
     for (int64_t subgroup = 0; subgroup < 2; ++subgroup) {
       const Expander expander(from, subgroup, 0);
-      for (int64_t line = 0; line < kLines / 2; ++line, codes += integers::kLineBytes, to += 2 * integers::kLineBytes) {
+      for (int64_t line = 0; line < kLines / 2; ++line, codes += kLineBytes, to += 2 * kLineBytes) {
         ask_ahead(codes);
         const Bytes bytes = integers::load_bytes(codes), low = expander.low(bytes), high = expander.high(bytes);
         std::memcpy(to, &low, sizeof(low));
-        std::memcpy(to + integers::kLineBytes, &high, sizeof(high));
+        std::memcpy(to + kLineBytes, &high, sizeof(high));
       }
     }
   }

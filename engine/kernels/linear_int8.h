@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "ahead.h"
 #include "linear_integers.h"
 
 namespace twostep::int8 {
@@ -47,7 +48,7 @@ struct Weight {
   TWOSTEP_INLINE static void multiply_step(const int8_t* numbers, int64_t row, const uint8_t* at,
                                            Dots (&dots)[kRows][2]) {
     unroll<2>([&](auto tile) TWOSTEP_INLINE {
-      for (int64_t k = 0; k < integers::kStep; k += 4, at += integers::kLineBytes) {
+      for (int64_t k = 0; k < integers::kStep; k += 4, at += kLineBytes) {
         ask_ahead(at);
         const integers::Bytes codes = integers::load_bytes(at);
         unroll<kRows>([&](auto r) TWOSTEP_INLINE {

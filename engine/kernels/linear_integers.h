@@ -15,12 +15,12 @@
 #include "activations.h"
 #include "linear.h"
 #include "rounded_rows.h"
+#include "rows.h"
 #include "vec.h"
 
 namespace twostep::integers {
 
 constexpr int64_t kPanel = 2 * kLanes;
-constexpr int64_t kLineBytes = 64;
 constexpr int64_t kWordBytes = kLanes * sizeof(uint32_t);  // of a word per column of a tile
 
 inline PartU load_words(const uint8_t* header, int part) {
@@ -72,10 +72,9 @@ class PanelWriter {
  private:
   template <class Op>
   void write_gated(int64_t row, Vec low, Vec high) const {
-    Element gate[kLanes], up[kLanes], activated[kLanes];
-    store(gate, low), store(up, high);
-    store(activated, Op::apply(load(gate)));
-    store(p_.out + row * p_.n / 2 + first_ / 2, load(activated) * load(up));
+    Element line[kPanel];
+    store(line, low), store(line + kLanes, high);
+    gate_row<Op>(line, kLanes, p_.out + (row * p_.n + first_) / 2);
   }
 
   const Problem<Element>& p_;

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <new>
 
+#include "ahead.h"
 #include "linear_amx.h"
 #include "linear_integers.h"
 
@@ -110,7 +111,7 @@ struct alignas(64) Bench {
 // Multiplies the groups [group, group_end) of one panel. The first of all rows expand it, where it is to be expanded.
 template <class Weight, int kTiles, class Panel>
 inline void multiply_tiles(const RowsOf<Weight>& rows, const Place& place, const Panel& panel, bool is_first,
-                           amx::Ahead ahead, int64_t group, int64_t group_end, Bench<Weight>& bench) {
+                           Ahead ahead, int64_t group, int64_t group_end, Bench<Weight>& bench) {
   constexpr int kOperands = kTiles * int(Weight::Precision::kBytes);
   const auto expand = [&](int64_t step) {
     if constexpr (Weight::kIsExpanded) {
@@ -191,12 +192,12 @@ class BlockProduct {
   }
 
   // A share of what is multiplied next. What is expanded asks for itself.
-  amx::Ahead ahead_of(const uint8_t* panel, int64_t group, int64_t end, int64_t pass) const {
+  Ahead ahead_of(const uint8_t* panel, int64_t group, int64_t end, int64_t pass) const {
     if (Weight::kIsExpanded) return {};
     const uint8_t* then = panel + (is_by_piece() ? panel_bytes<Weight>(p_.k) + group * kGroupBytes<Weight>
                                                  : end * kGroupBytes<Weight>);
-    return amx::Ahead::share(then, (end - group) * kGroupBytes<Weight> / kLineBytes, pass,
-                             passes_, (end - group) * kGroupSteps);
+    const int64_t lines = (end - group) * kGroupBytes<Weight> / kLineBytes;
+    return Ahead(then, lines, pass, passes_, (end - group) * kGroupSteps);
   }
 
   void write(int64_t panel, int64_t first, int64_t count, const TileSums* sums) {

@@ -10,13 +10,10 @@
 
 namespace twostep {
 
-// Whether a product of rows of this dtype with n columns gates itself; else gating is a step of its own.
-inline bool gates_itself(at::ScalarType dtype, int64_t n) {
-#if defined(__AMX_BF16__)
-  return dtype == at::kBFloat16 && n % amx::kPanel == 0 && amx::is_granted();
-#else
-  return static_cast<void>(dtype), static_cast<void>(n), false;
-#endif
+// Whether a product with n columns gates itself; else gating is a step of its own.
+inline bool gates_itself(int64_t n) {
+  constexpr int64_t kPair = 2 * kGateBlock;  // of blocks, which must not lie in two panels
+  return vector::kPanel % kPair == 0 && n % kPair == 0;
 }
 
 }  // namespace twostep

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ahead.h"
 #include "huge_pages.h"
 #include "threads.h"
 #include "tiles_amx.h"
@@ -16,35 +17,6 @@
 namespace twostep::amx {
 
 using at::BFloat16;
-
-constexpr int64_t kLineBytes = 64;
-
-// The steps [step, step + steps) of a panel.
-struct Piece {
-  int64_t panel = 0, step = 0, steps = 0;
-};
-
-// Asks memory for some cache lines, into the L2 cache, a few of them at each turn: what is multiplied next arrives
-// while the tiles multiply. A turn comes after each tile multiplication: with all lines of a step at once 32 rows took
-// 6 % more time, since a core has places for 16 only and drops or delays the others. Asking for every second line only,
-// and leaving the others to the hardware, was slower.
-struct Ahead {
-  const char* at = nullptr;
-  int64_t num_lines = 0, lines_per_turn = 0;
-
-  // One of so many equal shares of the lines from `start` on, for that many turns.
-  static Ahead share(const void* start, int64_t num_lines, int64_t number, int64_t shares, int64_t turns) {
-    const int64_t size = divide_up(num_lines, shares), first = std::min(number * size, num_lines);
-    const char* from = static_cast<const char*>(start) + first * kLineBytes;
-    return {from, std::min(size, num_lines - first), divide_up(size, turns)};
-  }
-
-  TWOSTEP_INLINE void fetch() {
-    const int64_t count = std::min(lines_per_turn, num_lines);
-    for (const char* end = at + count * kLineBytes; at < end; at += kLineBytes) __builtin_prefetch(at, 0, 2);
-    num_lines -= count;
-  }
-};
 
 // Panels that are multiplied where they lie.
 struct PlainPanels {

@@ -104,7 +104,7 @@ struct Quantized {
 };
 
 void pack_int8_column(const Quantized& q, int64_t column, uint8_t* panel) {
-  using integers::kStep, integers::kLineBytes, integers::kGroupBytes, int8::Weight;
+  using integers::kStep, integers::kGroupBytes, int8::Weight;
   const int64_t tile = column % integers::kPanel / kLanes, lane = column % kLanes;
   for (int64_t group = 0; group < q.groups; ++group) {
     const int64_t from = column * q.groups + group;
@@ -160,7 +160,7 @@ struct Leveled {
 };
 
 void pack_int4_column(const Leveled& q, int64_t column, uint8_t* panel) {
-  using integers::kStep, integers::kLineBytes;
+  using integers::kStep;
   const int64_t lane = column % kLanes;
   uint8_t* tile = panel + column % integers::kPanel / kLanes * int4::kTileBytes;
   for (int64_t subgroup = 0; subgroup < q.subgroups; ++subgroup) {

@@ -11,16 +11,23 @@ from engine.packed_weight import KernelWeight
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
-SHAPES = [(1, 1), (32, 32), (33, 31), (70, 2100), (300, 520), (1000, 896)]  # N, K
-ROWS = (1, 2, 16, 17, 32, 33, 47, 64, 100, 257, 600)
+SHAPES = [(1, 1), (32, 32), (33, 31), (64, 2), (70, 2100), (300, 520), (1000, 896), (130, 513)]  # N, K
+ROWS = (1, 2, 5, 6, 7, 12, 13, 16, 17, 32, 33, 47, 64, 100, 192, 193, 257, 600)
 PER_EXCEPTION = 256  # numbers, where there are as many as a panel may have
 
 
 @pytest.fixture(autouse=True)
-def _with_amx() -> None:
+def _with_avx512() -> None:
     kernels = load_kernels()
-    if kernels is None or kernels.isa != "amx":
-        pytest.skip("weights are coded on CPUs with AMX only")
+    if kernels is None or kernels.isa not in ("amx", "avx512_bf16", "avx512"):
+        pytest.skip("weights are coded with AVX512 only")
+
+
+def panel() -> int:
+    """Outputs that share a table."""
+    kernels = load_kernels()
+    assert kernels is not None
+    return 32 if kernels.isa == "amx" else 64
 
 
 def bits(x: Tensor) -> Tensor:
@@ -60,23 +67,25 @@ def test_every_number_comes_back(make: Callable[..., Tensor]) -> None:
 
 
 def test_all_16_codes_of_both_halves_of_a_unit_come_back() -> None:
-    high = (torch.arange(320) + torch.arange(32)[:, None]) % 16 * 7 + 2  # 16 bytes, whose numbers are finite
+    high = (torch.arange(320) + torch.arange(panel())[:, None]) % 16 * 7 + 2  # 16 bytes, whose numbers are finite
     words = high * 256 + torch.randint(256, high.shape)
     assert_numbers_come_back(words.short().view(torch.bfloat16))
 
 
 def test_every_panel_has_a_table_of_its_own() -> None:
-    sizes = 2.0 ** (torch.arange(8) * 14 - 56).repeat_interleave(32)
-    assert_exact((torch.randn(256, 128).double() * sizes[:, None]).bfloat16(), rows=(1, 40, 70))
+    sizes = 2.0 ** (torch.arange(8) * 14 - 56).repeat_interleave(panel())
+    assert_exact((torch.randn(8 * panel(), 128).double() * sizes[:, None]).bfloat16(), rows=(1, 40, 70))
 
 
 class TestExceptions:
     """Numbers whose high byte is not among the 16 of their panel."""
 
     @staticmethod
-    def common(n: int = 64, k: int = 512) -> tuple[Tensor, Tensor]:
+    def common(panels: int = 2, k: int = 512) -> tuple[Tensor, Tensor]:
         """A weight of 16 high bytes, and the bits of its numbers."""
-        words = (0x3000 + torch.randint(16, (n, k)) * 256 + torch.randint(256, (n, k))).short()
+        words = (
+            0x3000 + torch.randint(16, (panels * panel(), k)) * 256 + torch.randint(256, (panels * panel(), k))
+        ).short()
         return words.view(torch.bfloat16), words
 
     @pytest.mark.parametrize("spread", ["first", "last", "everywhere", "one step", "one output"])
@@ -97,9 +106,9 @@ class TestExceptions:
     @pytest.mark.parametrize("count", range(30))
     def test_any_number_of_them_fits(self, count: int) -> None:
         """Behind the list lie codes: zeros here, which would read as an exception of number 0."""
-        weight, words = self.common(32, 512)
+        weight, words = self.common(1)
         words[:, ::2] = words[:16, :8] = 0x3000
-        words[20:].view(-1)[torch.randperm(12 * 512)[:count]] = 0x4242
+        words[20:].view(-1)[torch.randperm((panel() - 20) * 512)[:count]] = 0x4242
         assert_exact(weight, rows=(1, 64))
 
     def test_what_is_not_finite_stays_what_it_is(self) -> None:
@@ -108,7 +117,7 @@ class TestExceptions:
         assert_exact(weight)
 
     def test_a_weight_with_too_many_is_left_as_it_is(self) -> None:
-        weight, words = self.common(32, 512)
+        weight, words = self.common(1)
         most = words.numel() // PER_EXCEPTION
         words.view(-1)[:most] = 0x4242
         assert KernelWeight(weight).packed.dtype == torch.uint8
@@ -116,8 +125,8 @@ class TestExceptions:
         assert KernelWeight(weight).packed.dtype == torch.bfloat16
 
     def test_one_panel_with_too_many_leaves_all_as_they_are(self) -> None:
-        weight, words = self.common(320, 128)
-        words[300, :64] = 0x4242
+        weight, words = self.common(10, 128)
+        words[9 * panel(), :64] = 0x4242
         assert KernelWeight(weight).packed.dtype == torch.bfloat16
 
     def test_numbers_without_pattern_are_left_as_they_are(self) -> None:
@@ -133,17 +142,18 @@ class TestExceptions:
 
 
 def test_other_rows_and_columns_than_it_has_are_refused() -> None:
-    packed = KernelWeight(torch.randn(96, 96).bfloat16()).packed
+    columns = 3 * panel()
+    packed = KernelWeight(torch.randn(columns, 96).bfloat16()).packed
     for x, n in [
-        (torch.randn(1, 64), 96),
-        (torch.randn(1, 128), 96),
-        (torch.randn(1, 96), 64),
-        (torch.randn(1, 96), 97),
+        (torch.randn(1, 64), columns),
+        (torch.randn(1, 128), columns),
+        (torch.randn(1, 96), columns - panel()),
+        (torch.randn(1, 96), columns + 1),
     ]:
         with pytest.raises(RuntimeError, match="differ in size"):
             torch.ops.twostep.linear(x.bfloat16(), packed, None, n)
     with pytest.raises(RuntimeError, match="differ in size or dtype"):
-        torch.ops.twostep.linear(torch.randn(1, 96), packed, None, 96)
+        torch.ops.twostep.linear(torch.randn(1, 96), packed, None, columns)
 
 
 def test_what_was_not_packed_so_is_refused() -> None:

@@ -1,0 +1,141 @@
+// What the vector kernels multiply: vectors of the compiler's target and the formats of numbers.
+
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace twostep::vector {
+
+// kTileRows * kVectors sums, kVectors weights and one value of x fill the vector registers.
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64, kVectors = 4, kTileRows = 6;
+#elif defined(__AVX2__) && defined(__FMA__)
+constexpr int kVectorBytes = 32, kVectors = 2, kTileRows = 6;
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16, kVectors = 3, kTileRows = 8;
+#else
+constexpr int kVectorBytes = 16, kVectors = 2, kTileRows = 6;
+#endif
+constexpr int kLanes = kVectorBytes / 4;
+constexpr int kPanel = kLanes * kVectors;  // columns of one panel
+constexpr int64_t kStep = 2, kStepElements = kStep * kPanel;  // of K, and of a panel
+
+typedef float Vec __attribute__((vector_size(kVectorBytes)));
+typedef uint32_t VecU32 __attribute__((vector_size(kVectorBytes)));
+typedef uint16_t VecU16 __attribute__((vector_size(kVectorBytes / 2)));
+
+inline Vec fused_multiply_add(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__FP_FAST_FMAF)
+  for (int lane = 0; lane < kLanes; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+  return c;
+#else
+  return a * b + c;  // a target without fused multiply-add has nothing to contract this into
+#endif
+}
+
+// The bits of the nearest bfloat16, ties to even. The NaNs there can be have zeros in the low half, as all bfloat16
+// numbers, and stay NaNs.
+inline VecU32 rounded_bits(Vec values) {
+  const VecU32 bits = (VecU32)values;
+  return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+}
+
+// What a format tells the micro-kernel. A step of a panel is kStep along K times kPanel columns, of which kAtOnce along
+// K are multiplied at once: the part i of a step has kVectors vectors of weights. `broadcast` gives a row's numbers for
+// that part, x + i * kAtOnce being the first; `broadcast_last` its last number, where K ends with the first of a step.
+struct Float32 {
+  using Element = float;
+  using Weights = Vec;
+  using Input = Vec;
+  static constexpr int kPack = 1;  // numbers of a column along K that lie side by side
+  static constexpr int kAtOnce = 1;
+
+  static Vec load(const float* p) {
+    Vec v;
+    std::memcpy(&v, p, sizeof(v));
+    return v;
+  }
+  template <int kPart>
+  static Weights weights(const Element* step, int v) {
+    return load(step + kPart * kPanel + v * kLanes);
+  }
+  template <int kPart>
+  static Input broadcast(const Element* x) {
+    return x[kPart] - Vec{};
+  }
+  static Input broadcast_last(const Element* x) { return *x - Vec{}; }
+  static Vec multiply_add(Vec sum, Weights w, Input x) { return fused_multiply_add(w, x, sum); }
+};
+
+#if defined(__AVX512BF16__)
+struct BFloat16 {
+  using Element = at::BFloat16;
+  using Weights = __m512bh;
+  using Input = __m512bh;
+  static constexpr int kPack = 2;
+  static constexpr int kAtOnce = 2;  // vdpbf16ps sums pairs along K
+
+  template <int>
+  static Weights weights(const Element* step, int v) {
+    return (__m512bh)_mm512_loadu_si512(step + v * 2 * kLanes);
+  }
+  template <int>
+  static Input broadcast(const Element* x) {
+    int32_t pair;
+    std::memcpy(&pair, x, sizeof(pair));
+    return (__m512bh)_mm512_set1_epi32(pair);
+  }
+  static Input broadcast_last(const Element* x) { return (__m512bh)_mm512_set1_epi32(x->x); }
+  static Vec multiply_add(Vec sum, Weights w, Input x) { return (Vec)_mm512_dpbf16_ps((__m512)sum, w, x); }
+};
+#else
+// As float32. Pairs make that one instruction: a number is the lower or the upper half of a word.
+struct BFloat16 {
+  using Element = at::BFloat16;
+  using Weights = Vec;
+  using Input = Vec;
+  static constexpr int kPack = 2;
+  static constexpr int kAtOnce = 1;
+
+  template <int kPart>
+  static Weights weights(const Element* step, int v) {
+    VecU32 pairs;
+    std::memcpy(&pairs, step + v * 2 * kLanes, sizeof(pairs));
+    return widened<kPart>(pairs);
+  }
+  template <int kPart>
+  static Input broadcast(const Element* x) {
+    uint32_t pair;
+    std::memcpy(&pair, x, sizeof(pair));
+    return widened<kPart>(pair - VecU32{});
+  }
+  static Input broadcast_last(const Element* x) { return widened<0>(x->x - VecU32{}); }
+  static Vec multiply_add(Vec sum, Weights w, Input x) { return fused_multiply_add(w, x, sum); }
+
+ private:
+  template <int kPart>
+  static Vec widened(VecU32 pairs) {
+    return (Vec)(kPart == 0 ? pairs << 16 : pairs & 0xffff0000u);
+  }
+};
+#endif
+
+inline void narrow_store(Vec values, float* out) { std::memcpy(out, &values, sizeof(values)); }
+
+inline void narrow_store(Vec values, at::BFloat16* out) {
+  const VecU16 half = __builtin_convertvector(rounded_bits(values), VecU16);
+  std::memcpy(out, &half, sizeof(half));
+}
+
+}  // namespace twostep::vector

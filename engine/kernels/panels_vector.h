@@ -1,0 +1,139 @@
+// A weight as the vector kernels read it.
+
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "ahead.h"
+#include "formats_vector.h"
+#include "huge_pages.h"
+#include "threads.h"
+
+#if defined(__AVX512BW__)
+#include "coded_numbers.h"
+#endif
+
+namespace twostep::vector {
+
+// Panels that are multiplied where they lie.
+template <class FormatOf>
+struct PlainPanels {
+  using Format = FormatOf;
+  using Element = typename Format::Element;
+  static constexpr int64_t kStepBytes = kStepElements * sizeof(Element);
+
+  class Steps {
+   public:
+    explicit Steps(const Element* start) : at_(start) {}
+
+    // The next one; asks for those to come, if wanted.
+    template <bool kAsks>
+    TWOSTEP_INLINE const Element* next() {
+      const Element* at = at_;
+      at_ += kStepElements;
+      for (int64_t i = 0; kAsks && i < kStepElements; i += kLineBytes / sizeof(Element)) ask_ahead(at + i);
+      return at;
+    }
+
+   private:
+    const Element* at_;
+  };
+
+  const Element* packed;
+  int64_t all_steps;
+
+  const Element* start_of(const Piece& piece) const {
+    return packed + (piece.panel * all_steps + piece.step) * kStepElements;
+  }
+  Steps first_pass(const Piece& piece, bool) const { return Steps(start_of(piece)); }
+  Steps later_pass(const Piece& piece) const { return Steps(start_of(piece)); }
+};
+
+#if defined(__AVX512BW__)
+// Panels in 12 bits a number. A piece is expanded in the first pass over it, for all others; where that is the only one,
+// two places in turn are enough for its steps.
+struct CodedPanels {
+  using Format = BFloat16;
+  using Element = at::BFloat16;
+  static_assert(kStepElements == coding::kUnit);
+  static constexpr int64_t kStepBytes = coding::kUnitBytes;
+
+  class Steps {
+   public:
+    Steps(const CodedPanels& panels, const Piece& piece, bool is_only_pass)
+        : expander_(panels.numbers, piece.panel, piece.step), expanded_(panels.expanded),
+          mask_(is_only_pass ? 1 : -1) {}
+
+    template <bool kAsks>
+    TWOSTEP_INLINE const Element* next() {
+      Element* to = expanded_ + (step_++ & mask_) * kStepElements;
+      expander_.expand_unit<kAsks>(reinterpret_cast<uint8_t*>(to));
+      expander_.put_exceptions(reinterpret_cast<uint8_t*>(to), kStepElements);
+      return to;
+    }
+
+   private:
+    coding::Expander expander_;
+    Element* expanded_;
+    int64_t mask_, step_ = 0;
+  };
+
+  coding::Panels numbers;
+  Element* expanded;  // of a piece
+
+  const uint8_t* start_of(const Piece& piece) const { return numbers.unit_of(piece.panel, piece.step); }
+  Steps first_pass(const Piece& piece, bool is_only_pass) const { return {*this, piece, is_only_pass}; }
+  PlainPanels<Format>::Steps later_pass(const Piece&) const { return PlainPanels<Format>::Steps(expanded); }
+};
+#endif
+
+// Calls use(panel, numbers) for each panel of a weight [N, K], zero padded: [steps][kStep / pack][kPanel][pack].
+template <class Format, class Use>
+void for_each_panel(const at::Tensor& weight, const Use& use) {
+  using Element = typename Format::Element;
+  constexpr int kPack = Format::kPack;
+  const int64_t n = weight.size(0), k = weight.size(1), steps = divide_up(k, kStep);
+  const Element* source = weight.const_data_ptr<Element>();
+  run_tasks(divide_up(n, kPanel), false, [&](int64_t panel) {
+    std::vector<Element> numbers(steps * kStepElements, Element(0));
+    for (int64_t column = 0; column < std::min<int64_t>(kPanel, n - panel * kPanel); ++column) {
+      const Element* from = source + (panel * kPanel + column) * k;
+      Element* to = numbers.data() + column * kPack;
+      for (int64_t i = 0; i < k; ++i) to[i / kPack * kPanel * kPack + i % kPack] = from[i];
+    }
+    use(panel, numbers);
+  });
+}
+
+// weight [N, K] -> [panels, steps, kPanel, kStep]
+template <class Format>
+at::Tensor pack(const at::Tensor& weight) {
+  using Element = typename Format::Element;
+  const int64_t panels = divide_up(weight.size(0), kPanel), steps = divide_up(weight.size(1), kStep);
+  at::Tensor packed = zeros_in_huge_pages({panels, steps, kPanel, kStep}, weight.options());
+  Element* target = packed.mutable_data_ptr<Element>();
+  for_each_panel<Format>(weight, [&](int64_t panel, const std::vector<Element>& numbers) {
+    std::copy(numbers.begin(), numbers.end(), target + panel * steps * kStepElements);
+  });
+  return packed;
+}
+
+#if defined(__AVX512BW__)
+// Whether pack_coded made it of a weight [n, k].
+inline bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
+  return coding::is_coded(packed, divide_up(n, kPanel), divide_up(k, kStep));
+}
+
+// None where the numbers do not allow it.
+inline std::optional<at::Tensor> pack_coded(const at::Tensor& weight) {
+  return coding::pack(weight, kPanel, divide_up(weight.size(1), kStep),
+                      [&](const auto& use) { for_each_panel<BFloat16>(weight, use); });
+}
+#endif
+
+}  // namespace twostep::vector
