@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "operators.h"
+#include "rotations.h"
+#include "rows.h"
 
 namespace twostep {
 namespace {
@@ -121,14 +123,14 @@ struct Layer : torch::CustomClassHolder {
 };
 
 struct Decoder : torch::CustomClassHolder {
-  at::Tensor embedding, frequencies;
-  double rotation_scaling;
+  at::Tensor embedding;
+  Rotations rotations;
   std::vector<Ref<Layer>> layers;
   Ref<Norm> last_norm;
 
   Decoder(at::Tensor embedding, at::Tensor frequencies, double rotation_scaling, std::vector<Ref<Layer>> layers,
           Ref<Norm> last_norm)
-      : embedding(std::move(embedding)), frequencies(std::move(frequencies)), rotation_scaling(rotation_scaling),
+      : embedding(embedding), rotations(std::move(frequencies), rotation_scaling, embedding.scalar_type()),
         layers(std::move(layers)), last_norm(std::move(last_norm)) {}
 
   const Norm& norm_before(size_t layer) const {
@@ -136,22 +138,12 @@ struct Decoder : torch::CustomClassHolder {
   }
 };
 
-// positions [T] -> cos and sin [T, head_size], as LlamaRotaryEmbedding of transformers computes them
-std::tuple<at::Tensor, at::Tensor> rotations(const Decoder& decoder, const at::Tensor& positions) {
-  const at::Tensor angles = positions.unsqueeze(-1).to(at::kFloat) * decoder.frequencies;
-  const at::Tensor both = at::cat({angles, angles}, -1);
-  const auto scaled = [&](const at::Tensor& x) {
-    return (x * decoder.rotation_scaling).to(decoder.embedding.scalar_type());
-  };
-  return {scaled(both.cos()), scaled(both.sin())};
-}
-
 // token_ids and positions [T]; the others as in engine/attention/metadata.py -> [T, H]
 at::Tensor run_decoder(const Ref<Decoder>& decoder, const at::Tensor& token_ids, const at::Tensor& positions,
                        const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
                        const at::Tensor& slot_mapping) {
-  const auto [cos, sin] = rotations(*decoder, positions);
-  at::Tensor x = at::embedding(decoder->embedding, token_ids), normed = decoder->norm_before(0)(x);
+  const auto [cos, sin] = decoder->rotations.of(positions);
+  at::Tensor x = take_rows(decoder->embedding, token_ids), normed = decoder->norm_before(0)(x);
   for (size_t i = 0; i < decoder->layers.size(); ++i) {
     const Layer& layer = *decoder->layers[i];
     const auto [query, key, value] = layer.attention->project(normed, cos, sin);

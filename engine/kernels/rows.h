@@ -1,14 +1,35 @@
-// A row of a matrix, sixteen elements at a time.
+// Rows of matrices: taken by number, and computed with sixteen elements at a time.
 
 #pragma once
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "operators.h"
+#include "threads.h"
 #include "vec.h"
 
 namespace twostep {
+
+// table [N, size], numbers [T] -> [T, size]. As at::embedding, which wakes torch's threads from some size on.
+inline at::Tensor take_rows(const at::Tensor& table, const at::Tensor& numbers) {
+  const at::Tensor from = table.contiguous(), which = numbers.contiguous();
+  const int64_t rows = from.size(0), row_bytes = from.size(1) * from.element_size();
+  const auto* number = which.const_data_ptr<int64_t>();
+  TORCH_CHECK(std::all_of(number, number + which.numel(), [&](int64_t i) { return 0 <= i && i < rows; }),
+              "a row's number is out of range");
+  at::Tensor out = at::empty({which.numel(), from.size(1)}, from.options());
+  const auto* source = static_cast<const char*>(from.const_data_ptr());
+  auto* target = static_cast<char*>(out.mutable_data_ptr());
+  constexpr int64_t kGrainBytes = 1 << 16;
+  run_ranges(which.numel(), std::max<int64_t>(1, kGrainBytes / row_bytes), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) std::memcpy(target + i * row_bytes, source + number[i] * row_bytes, row_bytes);
+  });
+  return out;
+}
 
 template <class Element>
 inline Vec load_upto(const Element* source, int64_t count) {

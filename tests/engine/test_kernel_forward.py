@@ -71,6 +71,17 @@ def test_one_call_changes_no_bit_of_logits_and_cache(
         assert torch.equal(one, other)
 
 
+@torch.inference_mode()
+def test_positions_come_in_any_order_and_however_far_apart(llama: LoadedModel) -> None:
+    """Rotations are computed for thousands of positions at once, and once only."""
+    blocks = tuple(block % NUM_BLOCKS for block in range(9_000 // BLOCK_SIZE))
+    caches = cache_of(llama), cache_of(llama)
+    fast, plain = KernelForward(llama.module, caches[0]), TransformersForward(llama.module, caches[1], cpu)
+    for start, num_tokens in [(4_090, 3), (0, 5), (4_093, 5), (8_990, 1), (4_096, 2), (8_200, 9)]:
+        inputs = build_inputs([request(start, num_tokens, blocks)], BLOCK_SIZE, torch.device("cpu"))
+        assert torch.equal(fast(inputs, None), plain(inputs, None)), start
+
+
 def rotary_embedding(kind: str) -> LlamaRotaryEmbedding:
     config = make_config("llama")
     factors = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
