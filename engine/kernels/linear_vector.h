@@ -55,10 +55,11 @@ class SumsWriter {
   float bias_[kPanel] = {};
 };
 
-// sums += kRows rows of x, `stride` apart, times the next k of a panel.
+// sums += kRows rows of x, `stride` apart, times the next k of a panel. Takes a turn with each step, and returns what is
+// left to be asked for.
 template <class Format, int kRows, bool kAsks, class Steps>
-void multiply_tile(const typename Format::Element* x, int64_t stride, int64_t k, Steps steps, bool is_first,
-                   float* sums, Ahead ahead) {
+Ahead multiply_tile(const typename Format::Element* x, int64_t stride, int64_t k, Steps steps, bool is_first,
+                    float* sums, Ahead ahead) {
   using Element = typename Format::Element;
   Vec tile[kRows][kVectors];
   const auto for_each_sum = [&](auto f) TWOSTEP_INLINE {
@@ -86,6 +87,7 @@ void multiply_tile(const typename Format::Element* x, int64_t stride, int64_t k,
   }
   if (k > 0) add(std::integral_constant<int, 0>(), steps.template next<kAsks>(), Format::broadcast_last);
   for_each_sum([&](const Vec& sum, int at) TWOSTEP_INLINE { std::memcpy(sums + at, &sum, sizeof(sum)); });
+  return ahead;
 }
 
 // Rows of x, and what they are multiplied with.
@@ -109,6 +111,7 @@ class PanelProduct {
   void compute() {
     for (int64_t step = 0; step < all_steps_; step += max_steps_) {
       const Piece piece{task_.panel, step, std::min(max_steps_, all_steps_ - step)};
+      ahead_ = passes_ == 1 ? Ahead() : ahead_of(piece);
       // Tiles of nearly equal height: 8 rows run as 4 + 4, not as 6 + 2.
       for (int64_t pass = 0, row = task_.row; pass < passes_; ++pass) {
         const int64_t rows = divide_up(task_.row_end - row, passes_ - pass);
@@ -132,8 +135,8 @@ class PanelProduct {
     const int64_t start = piece.step * kStep, k = std::min(piece.steps * kStep, p_.k - start);
     float* sums = sums_ + (row - task_.row) * kPanel;
     const auto multiply_by = [&]<bool kAsks>(const auto& steps, std::bool_constant<kAsks>) {
-      const Ahead ahead = kAsks ? Ahead() : ahead_of(piece, pass);
-      multiply_tile<Format, kRows, kAsks>(p_.x + row * p_.k + start, p_.k, k, steps, start == 0, sums, ahead);
+      const Element* x = p_.x + row * p_.k + start;
+      ahead_ = multiply_tile<Format, kRows, kAsks>(x, p_.k, k, steps, start == 0, sums, ahead_);
     };
     if (passes_ == 1) {
       multiply_by(panels_.first_pass(piece, true), std::true_type());
@@ -154,11 +157,11 @@ class PanelProduct {
     return has_one ? Piece{next_.panel, 0, max_steps_} : Piece{};
   }
 
-  // A pass's share of it.
-  Ahead ahead_of(const Piece& now, int64_t pass) const {
+  // What to ask for in all passes over a piece.
+  Ahead ahead_of(const Piece& now) const {
     const Piece then = piece_after(now);
     const int64_t lines = divide_up(then.steps * Panels::kStepBytes, kLineBytes);
-    return Ahead(panels_.start_of(then), lines, pass, passes_, now.steps);
+    return Ahead(panels_.start_of(then), lines, 0, 1, now.steps * passes_);
   }
 
   const Problem<Element>& p_;
@@ -167,6 +170,7 @@ class PanelProduct {
   float* const sums_;
   const SumsWriter<Element> writer_;
   const int64_t all_steps_, passes_, max_steps_;
+  Ahead ahead_;
 };
 
 // By the panels that panels_of_thread() gives.
