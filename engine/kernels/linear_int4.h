@@ -13,7 +13,6 @@
 
 #include <cstdint>
 
-#include "ahead.h"
 #include "linear_integers.h"
 
 namespace twostep::int4 {
@@ -76,17 +75,17 @@ struct Weight {
   static Dots first_dots(int32_t row_sum) { return integers::first_sums(row_sum); }
   static const Dots& total(const Dots& dots) { return dots; }
 
-  // dots += rows [row, row + kRows) of a tile times one step of a panel.
-  template <int kRows>
+  // dots += rows [row, row + kRows) of a tile times one step of a panel; ask(line) comes with each of its lines.
+  template <int kRows, class Ask>
   TWOSTEP_INLINE static void multiply_step(const int8_t* numbers, int64_t row, const uint8_t* at,
-                                           Dots (&dots)[kRows][2]) {
+                                           Dots (&dots)[kRows][2], const Ask& ask) {
     unroll<2>([&](auto tile) TWOSTEP_INLINE {
-      ask_ahead(at);
+      ask(at);
       const uint8_t* codes = at + integers::kWordBytes;
       for (int64_t subgroup = 0; subgroup < 2; ++subgroup) {
         const Expander expander(at, subgroup, integers::kOffset);
         for (int64_t line = 0; line < kLines / 2; ++line, codes += kLineBytes) {
-          ask_ahead(codes);
+          ask(codes);
           const Bytes bytes = integers::load_bytes(codes), low = expander.low(bytes), high = expander.high(bytes);
           unroll<kRows>([&](auto r) TWOSTEP_INLINE {
             const int8_t* x = Precision::find(numbers, row + r, subgroup * kSubgroup + line * 8);

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 
-#include "ahead.h"
 #include "linear_integers.h"
 
 namespace twostep::int8 {
@@ -43,13 +42,13 @@ struct Weight {
   static Dots first_dots(float /*row_sum*/) { return {}; }
   static integers::Dots total(const Dots& dots) { return dots.total(); }
 
-  // dots += rows [row, row + kRows) of a tile times one step of a panel.
-  template <int kRows>
+  // dots += rows [row, row + kRows) of a tile times one step of a panel; ask(line) comes with each of its lines.
+  template <int kRows, class Ask>
   TWOSTEP_INLINE static void multiply_step(const int8_t* numbers, int64_t row, const uint8_t* at,
-                                           Dots (&dots)[kRows][2]) {
+                                           Dots (&dots)[kRows][2], const Ask& ask) {
     unroll<2>([&](auto tile) TWOSTEP_INLINE {
       for (int64_t k = 0; k < integers::kStep; k += 4, at += kLineBytes) {
-        ask_ahead(at);
+        ask(at);
         const integers::Bytes codes = integers::load_bytes(at);
         unroll<kRows>([&](auto r) TWOSTEP_INLINE {
           dots[r][tile].add_products(codes, Precision::find(numbers, row + r, k));

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "activations.h"
+#include "ahead.h"
 #include "linear.h"
 #include "rounded_rows.h"
 #include "rows.h"
@@ -82,10 +83,18 @@ class PanelWriter {
   Vec bias_[2] = {};
 };
 
-// Rows [row, row + kRows) of a tile of rows times one panel.
-template <class Weight, int kRows, class Element>
-void multiply_panel(const RowsOf<Weight>& rows, int64_t tile, int64_t row, const uint8_t* panel,
-                    const PanelWriter<Element>& writer) {
+// Rows [row, row + kRows) of a tile of rows times one panel. Asks memory for what follows of it, or else takes turns
+// with `ahead`, and returns what is left of that.
+template <class Weight, int kRows, bool kAsks, class Element>
+Ahead multiply_panel(const RowsOf<Weight>& rows, int64_t tile, int64_t row, const uint8_t* panel,
+                     const PanelWriter<Element>& writer, Ahead ahead) {
+  const auto ask = [&](const uint8_t* line) TWOSTEP_INLINE {
+    if constexpr (kAsks) {
+      ask_ahead(line);
+    } else {
+      ahead.fetch();
+    }
+  };
   Vec sums[kRows][2] = {};
   for (int64_t group = 0; group < rows.groups; ++group, panel += kGroupBytes<Weight>) {
     const int64_t place = rows.place(tile, group) + row;
@@ -94,7 +103,7 @@ void multiply_panel(const RowsOf<Weight>& rows, int64_t tile, int64_t row, const
     for (int64_t step = 0; step < rows.steps_of(group); ++step) {
       const int8_t* numbers = rows.numbers_of(tile, group * kGroupSteps + step);
       const uint8_t* at = panel + Weight::kHeaderBytes + step * Weight::kStepBytes;
-      Weight::template multiply_step<kRows>(numbers, row, at, dots);
+      Weight::template multiply_step<kRows>(numbers, row, at, dots, ask);
     }
     unroll<2>([&](auto half) TWOSTEP_INLINE {
       const typename Weight::Scales scales(panel, half);
@@ -105,31 +114,44 @@ void multiply_panel(const RowsOf<Weight>& rows, int64_t tile, int64_t row, const
     });
   }
   unroll<kRows>([&](auto r) { writer.write(tile * kTileRows + row + r, sums[r][0], sums[r][1]); });
+  return ahead;
 }
 
-template <class Weight, int kRows = Weight::kRowsAtOnce, class Element>
-void multiply_panel_rows(const RowsOf<Weight>& rows, int64_t tile, int64_t row, int64_t count, const uint8_t* panel,
-                         const PanelWriter<Element>& writer) {
+template <class Weight, bool kAsks, int kRows = Weight::kRowsAtOnce, class Element>
+Ahead multiply_panel_rows(const RowsOf<Weight>& rows, int64_t tile, int64_t row, int64_t count, const uint8_t* panel,
+                          const PanelWriter<Element>& writer, const Ahead& ahead) {
   if constexpr (kRows > 0) {
-    if (count == kRows) return multiply_panel<Weight, kRows>(rows, tile, row, panel, writer);
-    multiply_panel_rows<Weight, kRows - 1>(rows, tile, row, count, panel, writer);
+    if (count == kRows) return multiply_panel<Weight, kRows, kAsks>(rows, tile, row, panel, writer, ahead);
+    return multiply_panel_rows<Weight, kAsks, kRows - 1>(rows, tile, row, count, panel, writer, ahead);
   }
+  return ahead;
 }
 
-// Through the vector units. A task is a panel and some tiles of rows.
+// Through the vector units. A task is a panel and some tiles of rows, as many at once as there are registers for. A
+// panel that is read once asks for itself. One that is read several times comes from the L2 cache then, and meanwhile
+// the next one is asked for: else few rows would wait for memory, and then memory for them.
 template <class Weight, class Element>
 void multiply_vectors(const Problem<Element>& p, const RowsOf<Weight>& rows, const uint8_t* packed) {
   constexpr int64_t kTilesPerTask = 8;
   const int64_t tiles = divide_up(p.rows, kTileRows), blocks = divide_up(tiles, kTilesPerTask);
-  run_tasks(divide_up(p.n, kPanel) * blocks, is_small(p), [&](int64_t task) {
-    const int64_t panel = task / blocks, first = task % blocks * kTilesPerTask;
+  const int64_t panels = divide_up(p.n, kPanel), bytes = panel_bytes<Weight>(p.k), lines = bytes / kLineBytes;
+  const auto rows_of = [&](int64_t tile) { return std::min(kTileRows, p.rows - tile * kTileRows); };
+  run_foreseen_tasks(panels * blocks, is_small(p), [&](int64_t task, int64_t then) {
+    const int64_t panel = task / blocks, first = task % blocks * kTilesPerTask, next = then / blocks;
+    const int64_t end = std::min(first + kTilesPerTask, tiles);
+    int64_t passes = 0;
+    for (int64_t tile = first; tile < end; ++tile) passes += divide_up(rows_of(tile), Weight::kRowsAtOnce);
+    const bool has_next = next != panel && next < panels;
+    Ahead ahead(packed + next * bytes, has_next ? lines : 0, 0, 1, lines * passes);
     const PanelWriter<Element> writer(p, panel);
-    for (int64_t tile = first; tile < std::min(first + kTilesPerTask, tiles); ++tile) {
-      const int64_t end = std::min(kTileRows, p.rows - tile * kTileRows);
-      for (int64_t row = 0, parts = divide_up(end, Weight::kRowsAtOnce), count; row < end; row += count, --parts) {
-        count = divide_up(end - row, parts);
-        const uint8_t* at = packed + panel * panel_bytes<Weight>(p.k);
-        multiply_panel_rows<Weight>(rows, tile, row, count, at, writer);
+    const uint8_t* at = packed + panel * bytes;
+    for (int64_t tile = first; tile < end; ++tile) {
+      int64_t parts = divide_up(rows_of(tile), Weight::kRowsAtOnce);
+      for (int64_t row = 0, count; row < rows_of(tile); row += count, --parts) {
+        count = divide_up(rows_of(tile) - row, parts);
+        const auto multiply = passes == 1 ? multiply_panel_rows<Weight, true, Weight::kRowsAtOnce, Element>
+                                          : multiply_panel_rows<Weight, false, Weight::kRowsAtOnce, Element>;
+        ahead = multiply(rows, tile, row, count, at, writer, ahead);
       }
     }
   });
