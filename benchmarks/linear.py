@@ -10,11 +10,20 @@ slower; prefetches gained little in pages of 4 KiB, and nothing where they asked
 pointer in the place of an `if` cost a fifth. For few rows each thread reads a run of panels of its own: handing them
 out in turn made steps of one row 2 % slower in bfloat16, 6 % with 8 bits and 12 % with 4.
 
-With AMX, numbers of bfloat16 lie in 12 bits, exactly (`kernels/coded_panels.h`), and are expanded on the way: a step of
-32 columns and 32 of K takes 17 ns to expand, 53 to read, and its products for 32 rows 28, most of it at the same time.
-One row takes 0.75 to 0.8 times as long as without, 32 rows 0.83, more than 64 rows 1.03 to 1.08: they are bound by
-arithmetic. Expanding whole pieces before they are multiplied made one row 15 % slower; into a buffer of all pieces of a
-block, which does not fit into the L1 cache, expanding took 43 ns.
+With AVX512, numbers of bfloat16 lie in 12 bits, exactly (`kernels/coded_numbers.h`), and are expanded on the way. With
+AMX a step of 32 columns and 32 of K takes 17 ns to expand, 53 to read, and its products for 32 rows 28, most of it at
+the same time. One row takes 0.75 to 0.8 times as long as without, 32 rows 0.83, more than 64 rows 1.03 to 1.08: they
+are bound by arithmetic. Expanding whole pieces before they are multiplied made one row 15 % slower; into a buffer of all
+pieces of a block, which does not fit into the L1 cache, expanding took 43 ns. With vectors 1 to 12 rows take 0.76 times
+as long, 32 rows 1.03, 256 rows 1.02.
+
+Vectors: where rows do not fit into one tile, what matters is that memory never rests. Reading a panel in the first pass
+over it and multiplying in the others took 12 rows a third longer than one; now each pass asks for a share of the next
+piece. A share must be spread over the whole pass: two lines a step, and none at its end, cost a fifth. Tiles of 8 rows
+and 48 columns were as fast as 6 and 64, but a panel of 48 has gates without their partners and no whole unit of coded
+numbers. Pieces of 64 to 256 pairs along K, and tasks of 96 to 512 rows, differed by less than the noise, 64 pairs aside
+(5 % slower). Without a dot product of bfloat16, pairs along K widen with one instruction where a column of K took two:
+many rows took a fifth less time with AVX512, a third with AVX2.
 
 Quantized layers multiply integers. For a few rows, memory is slower than that: codes of 8 bits are multiplied where
 they lie, which reads at the speed of memory, where expanding them to bfloat16 took 1.3 times as long. For many rows AMX
