@@ -13,9 +13,9 @@ out in turn made steps of one row 2 % slower in bfloat16, 6 % with 8 bits and 12
 With AVX512, numbers of bfloat16 lie in 12 bits, exactly (`kernels/coded_numbers.h`), and are expanded on the way. With
 AMX a step of 32 columns and 32 of K takes 17 ns to expand, 53 to read, and its products for 32 rows 28, most of it at
 the same time. One row takes 0.75 to 0.8 times as long as without, 32 rows 0.83, more than 64 rows 1.03 to 1.08: they
-are bound by arithmetic. Expanding whole pieces before they are multiplied made one row 15 % slower; into a buffer of all
-pieces of a block, which does not fit into the L1 cache, expanding took 43 ns. With vectors 1 to 12 rows take 0.76 times
-as long, 32 rows 1.03, 256 rows 1.02.
+are bound by arithmetic. Expanding whole pieces before they are multiplied made one row 15 % slower; into a buffer of
+all pieces of a block, which does not fit into the L1 cache, expanding took 43 ns. With vectors 1 to 12 rows take 0.76
+times as long, 32 rows 1.03, 256 rows 1.02.
 
 Vectors: where rows do not fit into one tile, what matters is that memory never rests. Reading a panel in the first pass
 over it and multiplying in the others took 12 rows a third longer than one; now each pass asks for a share of the next
