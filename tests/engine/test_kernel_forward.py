@@ -82,6 +82,14 @@ def test_positions_come_in_any_order_and_however_far_apart(llama: LoadedModel) -
         assert torch.equal(fast(inputs, None), plain(inputs, None)), start
 
 
+@pytest.mark.parametrize("token_id", [-1, 10**9])
+def test_tokens_that_the_model_does_not_have_are_refused(llama: LoadedModel, token_id: int) -> None:
+    step = ScheduledRequest("", [3, token_id], 0, (0,), SamplingParams(), [], [], True)
+    inputs = build_inputs([step], BLOCK_SIZE, torch.device("cpu"))
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="out of range"):
+        KernelForward(llama.module, cache_of(llama))(inputs, None)
+
+
 def rotary_embedding(kind: str) -> LlamaRotaryEmbedding:
     config = make_config("llama")
     factors = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
