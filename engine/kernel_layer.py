@@ -47,6 +47,17 @@ class KernelDecoderLayer(nn.Module):
         )
         self._call = attention.call
 
+    @property
+    def index(self) -> int:
+        """Among the attention layers."""
+        return self._call.layer
+
+    @property
+    def weights_behind_attention(self) -> list[KernelWeight | KernelQuantizedWeight]:
+        """Those that keys and values do without."""
+        attention, mlp = cast(FusedAttention, self.layer.self_attn), self.layer.mlp
+        return [linear.packed for linear in (attention.o_proj, mlp.gate_up_proj, mlp.down_proj)]
+
     def forward(
         self,
         hidden_states: Tensor,  # [1, T, H]

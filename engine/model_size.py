@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.attention_hook import AttentionCall
 from engine.experts import PackedExperts, PackedLlama4Experts, RouterWeight
+from engine.kernel_layer import KernelDecoderLayer
 from engine.linear import PackedLinear
 from engine.packed_weight import PackedWeight
 from engine.step_floor import AttentionSize, ModelSize
@@ -30,16 +31,17 @@ def size_of(module: PreTrainedModel, text_config: PreTrainedConfig, calls: Itera
     head_weights: list[Weight] = [head.packed] if isinstance(head, PackedLinear) else list(head.parameters())
     experts = [m for m in module.modules() if isinstance(m, PackedExperts | PackedLlama4Experts)]
     stacks = [p for p in _unpacked(module, head) if p.dim() > 2]  # of experts whose formula is not known
-    share = expert_share(text_config)
+    share, last = expert_share(text_config), _last_layer(module)
     num_in_experts = sum(m.num_weights for m in experts) + _num_weights(stacks)
     return ModelSize(
         layer_bytes=sum(w.nbytes for w in layers),
         layer_flops=int(2 * (_num_weights(layers) + share * num_in_experts)),
+        last_flops=2 * _num_weights(last.weights_behind_attention) if last else 0,
         expert_bytes=sum(m.nbytes for m in (*experts, *stacks)),
         expert_share=share,
         head_bytes=sum(w.nbytes for w in head_weights),
         head_flops=2 * _num_weights(head_weights),
-        attention=_attention_sizes(calls),
+        attention=_attention_sizes(calls, last),
     )
 
 
@@ -65,10 +67,17 @@ def _number(text_config: PreTrainedConfig, names: Sequence[str]) -> float | None
     return fmean(value) if isinstance(value, list | tuple) else value
 
 
-def _attention_sizes(calls: Iterable[AttentionCall]) -> tuple[AttentionSize, ...]:
-    num_bytes, flops = Counter[int | None](), Counter[int | None]()
+def _last_layer(module: PreTrainedModel) -> KernelDecoderLayer | None:
+    """If kernels run it: where no logits are needed, they compute its keys and values only."""
+    layers = getattr(module.base_model, "layers", None)
+    return layers[-1] if layers and isinstance(layers[-1], KernelDecoderLayer) else None
+
+
+def _attention_sizes(calls: Iterable[AttentionCall], last: KernelDecoderLayer | None) -> tuple[AttentionSize, ...]:
+    num_bytes, flops, scored_flops = Counter[int | None](), Counter[int | None](), Counter[int | None]()
     for call in calls:
         sizes = call.key.shape[2] + call.value.shape[2]
         num_bytes[call.sliding_window] += call.key.shape[1] * sizes * call.key.element_size()
-        flops[call.sliding_window] += 2 * call.query.shape[1] * sizes
-    return tuple(AttentionSize(window, num_bytes[window], flops[window]) for window in num_bytes)
+        is_last = last is not None and call.layer == last.index
+        (scored_flops if is_last else flops)[call.sliding_window] += 2 * call.query.shape[1] * sizes
+    return tuple(AttentionSize(window, num_bytes[window], flops[window], scored_flops[window]) for window in num_bytes)

@@ -32,6 +32,8 @@ class AttentionSize(msgspec.Struct, frozen=True):
     """Keys and values of one position."""
     flops_per_pair: int
     """Of one query token and one position that it sees."""
+    flops_per_scored_pair: int = 0
+    """Likewise, of layers where only tokens whose logits are needed are queries."""
 
 
 class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +43,8 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
     """Weights of all layers without experts."""
     layer_flops: int
     """Per token, the experts that it chooses included."""
+    last_flops: int = 0
+    """Of these, what only tokens whose logits are needed take: the last layer but for keys and values."""
     expert_bytes: int = 0
     """Weights of all experts."""
     expert_share: float = 1.0
@@ -80,28 +84,36 @@ class FloorPlan:
 
     def floor_of(self, batch: Batch) -> StepFloor:
         spans = [(request.start, request.end) for request in batch.requests]
-        return self._floor_of(spans, sum(map(_num_scored, batch.requests)))
+        return self._floor_of(spans, [span for request in batch.requests if (span := _scored(request))])
 
     def floor_of_first_token(self) -> StepFloor:
         """Of a step for one token alone, which sees nothing but itself."""
-        return self._floor_of([(0, 1)], 1)
+        return self._floor_of([(0, 1)], [(0, 1)])
 
-    def _floor_of(self, spans: Sequence[Span], num_scored: int) -> StepFloor:
-        size, num_tokens = self._size, sum(end - start for start, end in spans)
+    def _floor_of(self, spans: Sequence[Span], scored: Sequence[Span]) -> StepFloor:
+        size, num_tokens, num_scored = self._size, _num_tokens(spans), _num_tokens(scored)
         num_bytes = size.bytes_of(num_tokens) + (size.head_bytes if num_scored else 0)
         flops = num_tokens * size.layer_flops + num_scored * size.head_flops
+        flops -= (num_tokens - num_scored) * size.last_flops
         for attention in size.attention:
             positions, pairs = _seen(spans, attention.window)
+            _, scored_pairs = _seen(scored, attention.window)
             num_bytes += positions * attention.bytes_per_token
-            flops += pairs * attention.flops_per_pair
+            flops += pairs * attention.flops_per_pair + scored_pairs * attention.flops_per_scored_pair
         memory_s = num_bytes / self._ceilings.read_bytes_per_s
         compute_s = flops / self._ceilings.flops_per_s
         return StepFloor(compute_s, Bound.COMPUTE) if compute_s > memory_s else StepFloor(memory_s, Bound.MEMORY)
 
 
-def _num_scored(request: ScheduledRequest) -> int:
-    """Tokens whose logits are needed."""
-    return len(request.token_ids) if request.scores_prompt else int(request.samples)
+def _scored(request: ScheduledRequest) -> Span | None:
+    """The tokens whose logits are needed."""
+    if request.scores_prompt:
+        return request.start, request.end
+    return (request.end - 1, request.end) if request.samples else None
+
+
+def _num_tokens(spans: Iterable[Span]) -> int:
+    return sum(end - start for start, end in spans)
 
 
 def _seen(spans: Iterable[Span], window: int | None) -> tuple[int, int]:

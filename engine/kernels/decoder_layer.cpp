@@ -6,6 +6,7 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -138,19 +139,46 @@ struct Decoder : torch::CustomClassHolder {
   }
 };
 
-// token_ids and positions [T]; the others as in engine/attention/metadata.py -> [T, H]
+// Whose tokens attention computes, as in engine/attention/metadata.py.
+struct Sequences {
+  at::Tensor block_tables, cu_seqlens_q, context_lens;
+
+  // Each of these tokens as a sequence of its own; `positions` are those of all tokens.
+  Sequences of_tokens(const at::Tensor& tokens, const at::Tensor& positions) const {
+    const int64_t count = tokens.numel();
+    const at::Tensor owners = at::empty_like(tokens), lens = at::empty({count}, context_lens.options());
+    const auto *token = tokens.const_data_ptr<int64_t>(), *position = positions.const_data_ptr<int64_t>();
+    const auto* starts = cu_seqlens_q.const_data_ptr<int32_t>();
+    for (int64_t i = 0; i < count; ++i) {
+      const auto* next = std::upper_bound(starts, starts + cu_seqlens_q.numel(), token[i]);
+      owners.mutable_data_ptr<int64_t>()[i] = next - starts - 1;
+      lens.mutable_data_ptr<int32_t>()[i] = position[token[i]] + 1;
+    }
+    return {take_rows(block_tables, owners), at::arange(count + 1, cu_seqlens_q.options()), lens};
+  }
+};
+
+// token_ids and positions [T], block_tables to slot_mapping as in engine/attention/metadata.py -> what the head reads,
+// [T, H], or only of the `kept` tokens
 at::Tensor run_decoder(const Ref<Decoder>& decoder, const at::Tensor& token_ids, const at::Tensor& positions,
                        const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
-                       const at::Tensor& slot_mapping) {
+                       const at::Tensor& slot_mapping, const OptionalTensor& kept) {
   const auto [cos, sin] = decoder->rotations.of(positions);
+  const size_t num_layers = decoder->layers.size();
+  Sequences sequences{block_tables, cu_seqlens_q, context_lens};
   at::Tensor x = take_rows(decoder->embedding, token_ids), normed = decoder->norm_before(0)(x);
-  for (size_t i = 0; i < decoder->layers.size(); ++i) {
+  for (size_t i = 0; i < num_layers; ++i) {
     const Layer& layer = *decoder->layers[i];
-    const auto [query, key, value] = layer.attention->project(normed, cos, sin);
+    auto [query, key, value] = layer.attention->project(normed, cos, sin);
     write_kv(key, value, layer.keys, layer.values, slot_mapping);
+    if (kept && i + 1 == num_layers) {  // of other tokens nobody needs more than their keys and values
+      x = take_rows(x, *kept);
+      query = take_rows(query.flatten(1), *kept).view({kept->numel(), query.size(1), query.size(2)});
+      sequences = sequences.of_tokens(*kept, positions);
+    }
     const at::Tensor attended =
-        paged_attention(query, layer.keys, layer.values, block_tables, cu_seqlens_q, context_lens, layer.scaling,
-                        layer.sliding_window, layer.softcap, layer.sinks);
+        paged_attention(query, layer.keys, layer.values, sequences.block_tables, sequences.cu_seqlens_q,
+                        sequences.context_lens, layer.scaling, layer.sliding_window, layer.softcap, layer.sinks);
     const auto [residual, added] = (*layer.mlp)(x, attended);
     std::tie(x, normed) = decoder->norm_before(i + 1).of_sum(residual, added);
   }

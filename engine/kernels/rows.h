@@ -16,8 +16,9 @@ namespace twostep {
 
 // table [N, size], numbers [T] -> [T, size]. As at::embedding, which wakes torch's threads from some size on.
 inline at::Tensor take_rows(const at::Tensor& table, const at::Tensor& numbers) {
-  const at::Tensor from = table.contiguous(), which = numbers.contiguous();
+  const at::Tensor from = table.stride(1) == 1 ? table : table.contiguous(), which = numbers.contiguous();
   const int64_t rows = from.size(0), row_bytes = from.size(1) * from.element_size();
+  const int64_t stride_bytes = from.stride(0) * from.element_size();
   const auto* number = which.const_data_ptr<int64_t>();
   TORCH_CHECK(std::all_of(number, number + which.numel(), [&](int64_t i) { return 0 <= i && i < rows; }),
               "a row's number is out of range");
@@ -26,7 +27,9 @@ inline at::Tensor take_rows(const at::Tensor& table, const at::Tensor& numbers) 
   auto* target = static_cast<char*>(out.mutable_data_ptr());
   constexpr int64_t kGrainBytes = 1 << 16;
   run_ranges(which.numel(), std::max<int64_t>(1, kGrainBytes / row_bytes), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) std::memcpy(target + i * row_bytes, source + number[i] * row_bytes, row_bytes);
+    for (int64_t i = begin; i < end; ++i) {
+      std::memcpy(target + i * row_bytes, source + number[i] * stride_bytes, row_bytes);
+    }
   });
   return out;
 }

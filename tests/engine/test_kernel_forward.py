@@ -55,7 +55,7 @@ def run(forward: Forward, kept: list[int] | None) -> list[Tensor]:
     return [forward(build_inputs(batch, BLOCK_SIZE, torch.device("cpu")), kept) for batch in batches]
 
 
-@pytest.mark.parametrize("kept", [None, [], [20, 3]], ids=["all", "none", "some"])
+@pytest.mark.parametrize("kept", [None, [], [20, 3], [*range(31)]], ids=["all", "none", "some", "most"])
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", KNOWN)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from engine.kernels import load_kernels
 from engine.model_size import expert_share
 from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint
 
@@ -29,6 +30,17 @@ def test_dense(tmp_path: Path) -> None:
     assert (size.layer_flops, size.head_flops) == (2 * counts["layers"], 2 * counts["head"])
     assert size.layer_bytes >= FLOAT * counts["layers"] and size.head_bytes >= FLOAT * counts["head"]
     assert (size.expert_bytes, counts["experts"]) == (0, 0)
+
+
+@pytest.mark.skipif(load_kernels() is None, reason="no kernels here")
+def test_tokens_without_logits_need_the_last_layer_for_keys_and_values(tmp_path: Path) -> None:
+    path = make_checkpoint("llama", tmp_path)
+    size, last = load_tiny(path).size, AutoModelForCausalLM.from_pretrained(path).model.layers[-1]
+    behind = (last.self_attn.o_proj, last.mlp.gate_proj, last.mlp.up_proj, last.mlp.down_proj)
+    assert size.last_flops == 2 * sum(linear.weight.numel() for linear in behind)
+    (attention,) = size.attention
+    num_layers = last.self_attn.config.num_hidden_layers
+    assert attention.flops_per_pair == (num_layers - 1) * attention.flops_per_scored_pair > 0
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
@@ -82,4 +94,5 @@ def test_attention(name: str, tmp_path: Path) -> None:
     model = load_tiny(make_checkpoint(name, tmp_path))
     sizes, heads = model.size.attention, model.module.config.num_attention_heads
     assert sum(x.bytes_per_token for x in sizes) == sum(x.bytes_per_token(model.dtype) for x in model.layers)
-    assert sum(x.flops_per_pair for x in sizes) == sum(2 * heads * (x.head_size + x.head_size_v) for x in model.layers)
+    flops = sum(x.flops_per_pair + x.flops_per_scored_pair for x in sizes)
+    assert flops == sum(2 * heads * (x.head_size + x.head_size_v) for x in model.layers)

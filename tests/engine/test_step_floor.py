@@ -35,6 +35,18 @@ def test_the_head_takes_part_where_logits_are_needed() -> None:
     assert floor_of(size, ONE_FLOP_PER_SECOND, part(0, 5, prompt_logprobs=0)).seconds == 15
 
 
+def test_the_last_layer_is_multiplied_where_logits_are_needed() -> None:
+    attention = AttentionSize(None, 0, flops_per_pair=100, flops_per_scored_pair=1000)
+    size = ModelSize(layer_bytes=0, layer_flops=7, last_flops=2, head_bytes=0, head_flops=0, attention=(attention,))
+    for request, num_scored, scored_pairs in [
+        (part(2, 3), 1, 5),
+        (part(2, 3, samples=False), 0, 0),
+        (part(2, 3, samples=False, prompt_logprobs=0), 3, 3 + 4 + 5),
+    ]:
+        expected = 3 * 5 + num_scored * 2 + 100 * (3 + 4 + 5) + 1000 * scored_pairs
+        assert floor_of(size, ONE_FLOP_PER_SECOND, request).seconds == expected
+
+
 def test_tokens_read_the_experts_that_they_choose() -> None:
     size = ModelSize(
         layer_bytes=5, layer_flops=0, expert_bytes=800, expert_share=0.25, head_bytes=0, head_flops=0, attention=()
