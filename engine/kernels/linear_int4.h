@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "linear_integers.h"
 
@@ -54,16 +55,33 @@ class Expander {
   Bytes multipliers_, zeros_;
 };
 
-struct Weight {
+// The codes of a tile in one step -> bytes, four along K for each column, and `offset`.
+inline void expand_tile(const uint8_t* from, uint32_t offset, uint8_t* to) {
+  ask_ahead(from);
+  const uint8_t* codes = from + integers::kWordBytes;
+  for (int64_t subgroup = 0; subgroup < 2; ++subgroup) {
+    const Expander expander(from, subgroup, offset);
+    for (int64_t line = 0; line < kLines / 2; ++line, codes += kLineBytes, to += 2 * kLineBytes) {
+      ask_ahead(codes);
+      const Bytes bytes = integers::load_bytes(codes), low = expander.low(bytes), high = expander.high(bytes);
+      std::memcpy(to, &low, sizeof(low));
+      std::memcpy(to + kLineBytes, &high, sizeof(high));
+    }
+  }
+}
+
+// What weights have in common whose tiles take so many bytes in a step, of which the first are the header.
+template <int64_t kBytes>
+struct TilesOf {
   using Precision = integers::EightBits;
   using Dots = integers::Dots;
-  static constexpr int64_t kHeaderBytes = 0, kStepBytes = 2 * kTileBytes;
+  static constexpr int64_t kHeaderBytes = 0, kStepBytes = 2 * kBytes;
   static constexpr int kRowsAtOnce = 8;
 
   // What a group adds to the sums of one tile.
   class Scales {
    public:
-    Scales(const uint8_t* group, int64_t tile) : scales_(integers::upper_numbers(group + tile * kTileBytes)) {}
+    Scales(const uint8_t* group, int64_t tile) : scales_(integers::upper_numbers(group + tile * kBytes)) {}
     Vec add(Vec sums, Vec dots, float row_scale, int32_t /*row_sum*/) const {
       return fma(broadcast(row_scale), dots * scales_, sums);
     }
@@ -74,27 +92,67 @@ struct Weight {
 
   static Dots first_dots(int32_t row_sum) { return integers::first_sums(row_sum); }
   static const Dots& total(const Dots& dots) { return dots; }
+};
+
+constexpr int64_t kExpandedTileBytes = integers::kWordBytes + integers::kTileBytes;
+
+// Expanded to bytes.
+struct ExpandedWeight : TilesOf<kExpandedTileBytes> {
+  static constexpr int64_t kAsks = 2 * integers::kTileBytes / kLineBytes;  // of a step
+
+  template <int kRows, class Ask>
+  TWOSTEP_INLINE static void multiply_step(const int8_t* numbers, int64_t row, const uint8_t* at,
+                                           Dots (&dots)[kRows][2], const Ask& ask) {
+    const uint8_t* bytes = at + integers::kWordBytes;
+    integers::multiply_bytes<Precision, kRows>(numbers, row, bytes, kExpandedTileBytes, dots, ask);
+  }
+};
+
+struct Weight : TilesOf<kTileBytes> {
+  using Expanded = ExpandedWeight;
+  static constexpr int64_t kAsks = kStepBytes / kLineBytes;  // of a step
+  static constexpr int64_t kMaxPasses = 2;                   // over a panel, that it is not expanded for
+
+  // A panel, in memory that the calling thread keeps for its next.
+  static const uint8_t* expand(const uint8_t* panel, int64_t steps) {
+    static thread_local Scratch<uint8_t> scratch;
+    uint8_t* expanded = scratch.get(steps * Expanded::kStepBytes);
+    for (int64_t tile = 0; tile < 2 * steps; ++tile, panel += kTileBytes) {
+      uint8_t* to = expanded + tile * kExpandedTileBytes;
+      std::memcpy(to, panel, integers::kWordBytes);
+      expand_tile(panel, integers::kOffset, to + integers::kWordBytes);
+    }
+    return expanded;
+  }
 
   // dots += rows [row, row + kRows) of a tile times one step of a panel; ask(line) comes with each of its lines.
   template <int kRows, class Ask>
   TWOSTEP_INLINE static void multiply_step(const int8_t* numbers, int64_t row, const uint8_t* at,
                                            Dots (&dots)[kRows][2], const Ask& ask) {
-    unroll<2>([&](auto tile) TWOSTEP_INLINE {
-      ask(at);
-      const uint8_t* codes = at + integers::kWordBytes;
+    integers::for_tiles_at_once([&](auto tiles) TWOSTEP_INLINE {
+      tiles([&](auto tile) TWOSTEP_INLINE { ask(at + tile * kTileBytes); });
       for (int64_t subgroup = 0; subgroup < 2; ++subgroup) {
-        const Expander expander(at, subgroup, integers::kOffset);
-        for (int64_t line = 0; line < kLines / 2; ++line, codes += kLineBytes) {
-          ask(codes);
-          const Bytes bytes = integers::load_bytes(codes), low = expander.low(bytes), high = expander.high(bytes);
+        const Expander expanders[] = {{at, subgroup, integers::kOffset},
+                                      {at + kTileBytes, subgroup, integers::kOffset}};
+        for (int64_t line = 0; line < kLines / 2; ++line) {
+          Bytes low[2], high[2];
+          tiles([&](auto tile) TWOSTEP_INLINE {
+            const uint8_t* codes = at + tile * kTileBytes + integers::kWordBytes;
+            codes += (subgroup * kLines / 2 + line) * kLineBytes;
+            ask(codes);
+            const Bytes bytes = integers::load_bytes(codes);
+            low[tile] = expanders[tile].low(bytes), high[tile] = expanders[tile].high(bytes);
+          });
+          const int8_t* first_x = Precision::find(numbers, row, subgroup * kSubgroup + line * 8);
           unroll<kRows>([&](auto r) TWOSTEP_INLINE {
-            const int8_t* x = Precision::find(numbers, row + r, subgroup * kSubgroup + line * 8);
-            dots[r][tile] = integers::add_products(dots[r][tile], low, x);
-            dots[r][tile] = integers::add_products(dots[r][tile], high, x + 4);
+            const int8_t* x = Precision::find(first_x, r, 0);
+            tiles([&](auto tile) TWOSTEP_INLINE {
+              dots[r][tile] = integers::add_products(dots[r][tile], low[tile], x);
+              dots[r][tile] = integers::add_products(dots[r][tile], high[tile], x + 4);
+            });
           });
         }
       }
-      at += kTileBytes;
     });
   }
 };

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 
 #include "linear_int4.h"
 #include "linear_integers_amx.h"
@@ -15,19 +14,7 @@ constexpr int64_t kExpandedBytes = 2 * integers::kTileBytes;  // of one step of 
 
 // A step of a panel -> its two tiles of bytes.
 inline void expand(const uint8_t* from, uint8_t* to) {
-  for (int64_t tile = 0; tile < 2; ++tile, from += kTileBytes) {
-    ask_ahead(from);
-    const uint8_t* codes = from + integers::kWordBytes;
-    for (int64_t subgroup = 0; subgroup < 2; ++subgroup) {
-      const Expander expander(from, subgroup, 0);
-      for (int64_t line = 0; line < kLines / 2; ++line, codes += kLineBytes, to += 2 * kLineBytes) {
-        ask_ahead(codes);
-        const Bytes bytes = integers::load_bytes(codes), low = expander.low(bytes), high = expander.high(bytes);
-        std::memcpy(to, &low, sizeof(low));
-        std::memcpy(to + kLineBytes, &high, sizeof(high));
-      }
-    }
-  }
+  for (int64_t tile = 0; tile < 2; ++tile) expand_tile(from + tile * kTileBytes, 0, to + tile * integers::kTileBytes);
 }
 
 struct TileWeight : Weight {

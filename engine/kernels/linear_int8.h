@@ -19,6 +19,7 @@ struct Weight {
   using Precision = integers::SixteenBits;
   using Dots = integers::WideDots;
   static constexpr int64_t kHeaderBytes = 2 * kWordBytes, kStepBytes = 2 * integers::kTileBytes;
+  static constexpr int64_t kAsks = kStepBytes / kLineBytes;  // of a step
   static constexpr int kRowsAtOnce = 6;
 
   // What a group adds to the sums of one tile.
@@ -46,15 +47,7 @@ struct Weight {
   template <int kRows, class Ask>
   TWOSTEP_INLINE static void multiply_step(const int8_t* numbers, int64_t row, const uint8_t* at,
                                            Dots (&dots)[kRows][2], const Ask& ask) {
-    unroll<2>([&](auto tile) TWOSTEP_INLINE {
-      for (int64_t k = 0; k < integers::kStep; k += 4, at += kLineBytes) {
-        ask(at);
-        const integers::Bytes codes = integers::load_bytes(at);
-        unroll<kRows>([&](auto r) TWOSTEP_INLINE {
-          dots[r][tile].add_products(codes, Precision::find(numbers, row + r, k));
-        });
-      }
-    });
+    integers::multiply_bytes<Precision, kRows>(numbers, row, at, integers::kTileBytes, dots, ask);
   }
 };
 

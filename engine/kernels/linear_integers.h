@@ -35,6 +35,43 @@ inline Vec upper_numbers(const uint8_t* header) {
   return each_part([&](int i) { return (PartF)(load_words(header, i) & 0xffff0000u); });
 }
 
+// Calls f(tiles) for the tiles of a panel that share what is loaded of rows, where tiles(g) calls g with the number of
+// each: both, if there are registers for the sums of both.
+template <class F>
+TWOSTEP_INLINE inline void for_tiles_at_once(F f) {
+#if defined(__AVX512F__)
+  f([](auto each) TWOSTEP_INLINE { unroll<2>(each); });
+#else
+  f([](auto each) TWOSTEP_INLINE { each(std::integral_constant<int, 0>()); });
+  f([](auto each) TWOSTEP_INLINE { each(std::integral_constant<int, 1>()); });
+#endif
+}
+
+inline void add_to(Dots& dots, const Bytes& weights, const int8_t* x) { dots = add_products(dots, weights, x); }
+inline void add_to(WideDots& dots, const Bytes& weights, const int8_t* x) { dots.add_products(weights, x); }
+
+// dots += rows [row, row + kRows) of a tile of rows times a step whose tiles of bytes begin at `at` and `tile_bytes`
+// after it; ask(line) comes with each of their lines.
+template <class Precision, int kRows, class AnyDots, class Ask>
+TWOSTEP_INLINE inline void multiply_bytes(const int8_t* numbers, int64_t row, const uint8_t* at, int64_t tile_bytes,
+                                          AnyDots (&dots)[kRows][2], const Ask& ask) {
+  for_tiles_at_once([&](auto tiles) TWOSTEP_INLINE {
+    for (int64_t k = 0; k < kStep; k += 4) {
+      const int8_t* first_x = Precision::find(numbers, row, k);  // others are so far from it that an instruction tells
+      Bytes bytes[2];
+      tiles([&](auto tile) TWOSTEP_INLINE {
+        const uint8_t* line = at + tile * tile_bytes + k / 4 * kLineBytes;
+        ask(line);
+        bytes[tile] = load_bytes(line);
+      });
+      unroll<kRows>([&](auto r) TWOSTEP_INLINE {
+        const int8_t* x = Precision::find(first_x, r, 0);
+        tiles([&](auto tile) TWOSTEP_INLINE { add_to(dots[r][tile], bytes[tile], x); });
+      });
+    }
+  });
+}
+
 template <class Weight>
 using RowsOf = Rows<typename Weight::Precision>;
 
@@ -127,33 +164,61 @@ Ahead multiply_panel_rows(const RowsOf<Weight>& rows, int64_t tile, int64_t row,
   return ahead;
 }
 
-// Through the vector units. A task is a panel and some tiles of rows, as many at once as there are registers for. A
-// panel that is read once asks for itself. One that is read several times comes from the L2 cache then, and meanwhile
-// the next one is asked for: else few rows would wait for memory, and then memory for them.
+constexpr int64_t kRowsPerTask = 8 * kTileRows;
+
+// Rows [first, first + count), first at the start of a tile.
+struct Span {
+  int64_t first, count;
+
+  // How often a panel is read for them.
+  template <class Weight>
+  int64_t passes() const {
+    const auto passes_of = [](int64_t rows) { return divide_up(rows, Weight::kRowsAtOnce); };
+    return count / kTileRows * passes_of(kTileRows) + passes_of(count % kTileRows);
+  }
+};
+
+template <class Weight, bool kAsks, class Element>
+void multiply_span(const RowsOf<Weight>& rows, const Span& span, const uint8_t* panel,
+                   const PanelWriter<Element>& writer, Ahead ahead) {
+  for (int64_t first = 0; first < span.count; first += kTileRows) {
+    const int64_t end = std::min(kTileRows, span.count - first);
+    int64_t parts = divide_up(end, Weight::kRowsAtOnce);
+    for (int64_t row = 0, count; row < end; row += count, --parts) {
+      count = divide_up(end - row, parts);
+      const int64_t tile = (span.first + first) / kTileRows;
+      ahead = multiply_panel_rows<Weight, kAsks>(rows, tile, row, count, panel, writer, ahead);
+    }
+  }
+}
+
+// Through the vector units. A task is a panel and some rows, as many at once as there are registers for. A panel that
+// is read once asks for itself. One that is read several times comes from the L2 cache then, and meanwhile the next one
+// is asked for: else few rows would wait for memory, and then memory for them. One that would be expanded again and
+// again is expanded before.
 template <class Weight, class Element>
 void multiply_vectors(const Problem<Element>& p, const RowsOf<Weight>& rows, const uint8_t* packed) {
-  constexpr int64_t kTilesPerTask = 8;
-  const int64_t tiles = divide_up(p.rows, kTileRows), blocks = divide_up(tiles, kTilesPerTask);
+  const int64_t blocks = divide_up(p.rows, kRowsPerTask);
   const int64_t panels = divide_up(p.n, kPanel), bytes = panel_bytes<Weight>(p.k), lines = bytes / kLineBytes;
-  const auto rows_of = [&](int64_t tile) { return std::min(kTileRows, p.rows - tile * kTileRows); };
   run_foreseen_tasks(panels * blocks, is_small(p), [&](int64_t task, int64_t then) {
-    const int64_t panel = task / blocks, first = task % blocks * kTilesPerTask, next = then / blocks;
-    const int64_t end = std::min(first + kTilesPerTask, tiles);
-    int64_t passes = 0;
-    for (int64_t tile = first; tile < end; ++tile) passes += divide_up(rows_of(tile), Weight::kRowsAtOnce);
+    const int64_t panel = task / blocks, next = then / blocks, first = task % blocks * kRowsPerTask;
     const bool has_next = next != panel && next < panels;
-    Ahead ahead(packed + next * bytes, has_next ? lines : 0, 0, 1, lines * passes);
+    const Span span{first, std::min(kRowsPerTask, p.rows - first)};
+    const int64_t passes = span.passes<Weight>();
     const PanelWriter<Element> writer(p, panel);
     const uint8_t* at = packed + panel * bytes;
-    for (int64_t tile = first; tile < end; ++tile) {
-      int64_t parts = divide_up(rows_of(tile), Weight::kRowsAtOnce);
-      for (int64_t row = 0, count; row < rows_of(tile); row += count, --parts) {
-        count = divide_up(rows_of(tile) - row, parts);
-        const auto multiply = passes == 1 ? multiply_panel_rows<Weight, true, Weight::kRowsAtOnce, Element>
-                                          : multiply_panel_rows<Weight, false, Weight::kRowsAtOnce, Element>;
-        ahead = multiply(rows, tile, row, count, at, writer, ahead);
+    const auto ahead_for = [&](int64_t turns) {
+      return Ahead(packed + next * bytes, has_next ? lines : 0, 0, 1, turns * rows.steps);
+    };
+    if (passes == 1) return multiply_span<Weight, true>(rows, span, at, writer, Ahead());
+    if constexpr (requires { typename Weight::Expanded; }) {
+      using Expanded = typename Weight::Expanded;
+      if (passes > Weight::kMaxPasses) {
+        const Ahead ahead = ahead_for(span.passes<Expanded>() * Expanded::kAsks);
+        return multiply_span<Expanded, false>(rows, span, Weight::expand(at, rows.steps), writer, ahead);
       }
     }
+    multiply_span<Weight, false>(rows, span, at, writer, ahead_for(passes * Weight::kAsks));
   });
 }
 
