@@ -46,9 +46,7 @@ inline void store_upto(Element* target, int64_t count, Vec v) {
 
 inline Vec rounded_to(Vec v, const float*) { return v; }
 inline Vec rounded_to(Vec v, const at::BFloat16*) {
-  at::BFloat16 buffer[kLanes];
-  store(buffer, v);
-  return load(buffer);
+  return each_part([&](int i) { return (PartF)(rounded_to_upper_halves(v.part[i]) & 0xffff0000u); });
 }
 
 // Calls f(i, count) for every sixteen elements of `size`, and for what is left of them.

@@ -124,12 +124,13 @@ inline Vec load_first(const Element* source, int64_t count) {
 inline void store(float* target, Vec v) {
   unroll<kParts>([&](auto i) { std::memcpy(target + i * kPartLanes, &v.part[i], sizeof(v.part[i])); });
 }
-// Rounds to nearest, ties to even; a NaN stays one.
-// The nearest bfloat16; unlike vcvtneps2bf16 also of numbers so small that they are subnormal.
-inline PartH rounded_to_halves(PartF x) {
-  const PartU bits = (PartU)x, rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  return __builtin_convertvector(x == x ? rounded : (bits >> 16) | 0x40u, PartH);
+// The nearest bfloat16, ties to even, in upper halves; lower halves mean nothing. A NaN stays one. Unlike vcvtneps2bf16
+// also of numbers so small that they are subnormal.
+inline PartU rounded_to_upper_halves(PartF x) {
+  const PartU bits = (PartU)x;
+  return x == x ? bits + 0x7fffu + ((bits >> 16) & 1u) : bits | 0x400000u;
 }
+inline PartH rounded_to_halves(PartF x) { return __builtin_convertvector(rounded_to_upper_halves(x) >> 16, PartH); }
 inline void store(at::BFloat16* target, Vec v) {
   unroll<kParts>([&](auto i) {
     const PartH halves = rounded_to_halves(v.part[i]);
