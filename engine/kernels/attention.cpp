@@ -116,9 +116,10 @@ class Scratch {
 // ---- One thread's work ----------------------------------------------------------------------------------------------
 
 // Decode waits for memory: a tile's arithmetic takes 0.8 us, its 16 KB, from eight places, 2.4 us, where a thread that
-// does nothing but read pieces of 2 KB gets them in 2.0. Tried without gain: keys and values of all heads side by side
-// in a block, all kv heads of a token in one task, blocks of 32 or 64 tokens, asking for every second line, for keys and
-// values sixteen by turns, into the L1 cache, and for the next task's first tile.
+// does nothing but read pieces of 2 KB gets them in 2.0. On Zen 5 it is 1.1, 1.7 and 1.2 us. Tried without gain: keys and
+// values of all heads side by side in a block, all kv heads of a token in one task, blocks of 32 or 64 tokens, asking for
+// every second line, for keys and values sixteen by turns, into the L1 cache, and for the next task's first tile; and
+// values that are added up from where they lie, which takes a third less arithmetic where caches hold them all.
 
 template <class Tiles>
 class Worker {
