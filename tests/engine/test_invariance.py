@@ -78,9 +78,11 @@ def after_a_prefix_hit(model: LoadedModel, params: dict[str, Any]) -> Any:
 
 def after_preemption(model: LoadedModel, params: dict[str, Any]) -> Any:
     engine = tiny_engine(model, num_blocks=22, block_size=4, enable_prefix_caching=False)
-    add(engine, "older", prompt(5, 37), max_tokens=50)
     add_mine(engine, params)
-    updates = run_to_end(engine)["mine"]
+    while not (updates := list(engine.step().updates)):  # its grammar may still be compiling
+        pass
+    add(engine, "first", prompt(5, 37), max_tokens=50, priority=-1)
+    updates += run_to_end(engine)["mine"]
     assert updates[-1].num_preemptions > 0
     return answer(updates)
 
