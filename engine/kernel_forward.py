@@ -72,8 +72,8 @@ class KernelForward:
 
     def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> Tensor:
         paged = inputs.attention
-        every = [*range(inputs.token_ids.shape[1])]
-        rows = None if kept is None or [*kept] == every else kept_rows(kept, inputs)
+        num_tokens = inputs.token_ids.shape[1]
+        rows = None if kept is None or [*kept] == [*range(num_tokens)] else kept_rows(kept, inputs)
         hidden = torch.ops.twostep.run_decoder(
             self._decoder,
             inputs.token_ids[0],
