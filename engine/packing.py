@@ -22,7 +22,7 @@ class Packing:
     layers: Pack
     """Linear layers and experts."""
     head: Pack
-    """The layer that makes logits: never under 8 bits, since an error there reaches the tokens undiluted."""
+    """The layer that makes logits: 8 bits for rows of 16, since an error there reaches the tokens undiluted."""
     routers: Pack
     """Never quantized: they are small, and a wrong choice of experts costs much."""
 
@@ -32,8 +32,12 @@ def packing_for(quantization: str, kernels_available: bool) -> Packing:
     dense = functools.partial(pack_weight, kernels_available=kernels_available)
     if quantization == "none":
         return Packing(layers=dense, head=dense, routers=dense)
-    quantized = KernelQuantizedWeight if kernels_available else TorchQuantizedWeight
     bits = BITS[quantization]
+    if not kernels_available:
+        layers, head = (functools.partial(TorchQuantizedWeight, bits=each) for each in (bits, 8))
+        return Packing(layers=layers, head=head, routers=dense)
     return Packing(
-        layers=functools.partial(quantized, bits=bits), head=functools.partial(quantized, bits=8), routers=dense
+        layers=functools.partial(KernelQuantizedWeight, bits=bits),
+        head=functools.partial(KernelQuantizedWeight, bits=8, row_bits=16),
+        routers=dense,
     )

@@ -2,17 +2,19 @@
 
 Groups are of 256 at 8 bits, of 32 at 4. Codes of 8 bits are multiplied as they are, by the rows' numbers as
 `engine.rounded_rows` rounds them: integers, whose products are added exactly. Those of 4 bits go on to
-`engine.integer_levels`.
+`engine.integer_levels`. Where rows are rounded to 8 bits, weights and rows are transformed before (`engine.hadamard`).
 
-llama.cpp multiplies Q8_0 weights, a scale per 32, by rows that it rounds to 8 bits, a scale per 32, too. Products here
-err 0.85 times as much as those where weights and rows are normally distributed, and less where rows have heavier tails,
-as a model's have; more, up to 1.25 times, only where weights have heavier tails than Laplace's distribution and rows
-have not. The weights alone err 1.2 times as much as Q8_0's. `python -m benchmarks.quantization` measures.
+llama.cpp multiplies Q8_0 weights, a scale per 32, by rows that it rounds to 8 bits, a scale per 32, too. Transformed
+weights and rows are all nearly normal. So products here err 0.9 times as much as llama.cpp's where rows have heavy
+tails, 0.6 times where one number of a row is far larger than the others, but 1.2 times where weights and rows are
+normal by themselves. In the embedded model both err alike. `python -m benchmarks.quantization` measures.
 
-Tried and left, at 8 bits: groups of 128 (0.78 times the error of llama.cpp, never above it, but many rows take 1.3
-times as long: what AMX tiles add up is stored and scaled once a group); groups of 32 and rows as they are (0.7 times,
-but 9 bits a weight, and a step of one row takes 1.3 times as long, since expanding codes takes longer than reading
-them); one scale per output channel and rows of 8 bits (3 times the error in the embedded model's logits).
+Tried and left, at 8 bits: rows of 16 bits for all layers, not only the head (0.7 times the error in the embedded
+model's logits, but prompts take 1.7 times as long); rows of 8 without the transform, a scale per 256 or per 16 (1.5
+times the error, or as much, but a scale per 16 is work); rows of 8 whose large numbers have upper halves in a list (as
+much with a tenth of all fours in the list); groups of 128 (0.92 times, but what AMX tiles add up is stored and scaled
+once a group); groups of 32 and rows as they are (9 bits a weight, and a step of one row takes 1.3 times as long, since
+expanding codes takes longer than reading them); one scale per output channel (twice the error).
 """
 
 from collections.abc import Callable

@@ -16,17 +16,24 @@ _COLUMNS_AT_ONCE = 1024  # of the result, so that the weight is never dequantize
 
 
 class KernelQuantizedWeight:
-    """Multiplies through the C++ kernels: float32 or bfloat16, on the CPU."""
+    """Multiplies through the C++ kernels: float32 or bfloat16, on the CPU.
 
-    def __init__(self, weight: Tensor, bits: int) -> None:  # [N, K]
+    Rows are rounded to `row_bits`: to 8, and they and the weight are transformed as `engine.hadamard` says, or for a
+    weight of 8 bits to 16, as they are.
+    """
+
+    def __init__(self, weight: Tensor, bits: int, row_bits: int = 8) -> None:  # [N, K]
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
         self.bits, ops = bits, torch.ops.twostep
+        if row_bits == 8:
+            weight = ops.inverse_hadamard(weight)
         codes, scales, minimums = ops.quantize(weight, bits, NUM_REFITS[bits])  # those of quantize(weight, bits)
         self.packed: Tensor
-        if bits == 8:
-            self._linear, self.packed = ops.linear_int8, ops.pack_int8(codes, scales, minimums)
-        else:
+        if bits == 4:
             self._linear, self.packed = ops.linear_int4, ops.pack_int4(*ops.to_levels(weight, scales, minimums))
+        else:
+            self._linear = ops.linear_int8 if row_bits == 8 else ops.linear_int8_wide_rows
+            self.packed = ops.pack_int8(codes, scales, minimums)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return cast(Tensor, self._linear(x, self.packed, bias, self.shape[0]))

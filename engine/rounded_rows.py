@@ -1,7 +1,8 @@
 """What quantized weights are multiplied by: rows as integers, whose sums of products are exact in any order.
 
 A row's numbers share a scale in groups of 256 along K: the largest of them becomes the largest integer, or minus that.
-So integer units do the work, for one row and for many, and every batch has the same bits.
+So integer units do the work, for one row and for many, and every batch has the same bits. Rows are rounded to 8 bits
+after a transform that weights have been through, too (`engine.hadamard`); the head's are rounded to 16, as they are.
 """
 
 import torch
@@ -11,9 +12,8 @@ __all__ = ["LARGEST", "ROW_GROUP_SIZE", "round_rows"]
 
 ROW_GROUP_SIZE = 256  # numbers along K with one scale
 
-# The largest integer, by the bits of the weights' codes. Those of 8 bits multiply rows of 16, given as two halves of 8
-# bits and a sign each.
-LARGEST = {8: 127 * 256 + 127, 4: 127}
+# The largest integer, by its bits; those of 16 are given as two halves of 8 bits and a sign each.
+LARGEST = {16: 127 * 256 + 127, 8: 127}
 
 
 def round_rows(x: Tensor, largest: int) -> tuple[Tensor, Tensor]:

@@ -75,7 +75,7 @@ class Settings(BaseSettings):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("Model", "auto", "Number format of the weights.")
     quantization: Literal["none", "int8", "int4"] = setting(
-        "Model", "none", "Weights of 8 or 4 bits, on the CPU; activations are rounded to 16 or 8."
+        "Model", "none", "Weights of 8 or 4 bits, on the CPU; activations are rounded to 8."
     )
     max_model_len: PositiveInt | None = setting("Model", None, "Longest prompt + output; default: the model's limit.")
 

@@ -83,12 +83,38 @@ inline Dots add_products(Dots sums, const Bytes& weights, const int8_t* x) {
   return sums;
 }
 
+// What codes from 0 to 255 are too large by for add_products.
+constexpr int32_t kCodeOffset = 128 - kOffset;
+
 // Sums that take back what kOffset will add, for a row's numbers of that sum.
 inline Dots first_sums(int32_t row_sum) {
   Dots dots;
   unroll<kParts>([&](auto i) { dots.part[i] = PartI{} - kOffset * row_sum; });
   return dots;
 }
+
+// ---- rows of 8 bits, weights from 0 to 255 ----
+
+class CodeDots {
+ public:
+  static CodeDots first(int32_t row_sum) {
+    CodeDots first;
+    for (PartI& part : first.dots_.part) part = PartI{} + kCodeOffset * row_sum;
+    return first;
+  }
+
+  // += weights * x, four products per lane.
+  TWOSTEP_INLINE void add_products(const Bytes& weights, const int8_t* x) {
+    unroll<kParts>([&](auto i) TWOSTEP_INLINE {
+      dots_.part[i] = integers::add_products(dots_.part[i], weights.part[i] ^ uint8_t(kCodeOffset), x);
+    });
+  }
+
+  const Dots& total() const { return dots_; }
+
+ private:
+  Dots dots_;
+};
 
 // ---- rows of 16 bits, weights from 0 to 255 ----
 
@@ -121,6 +147,8 @@ inline void store_wide(int8_t* to, const Dots& integers) {
 
 class WideDots {
  public:
+  static WideDots first(float /*row_sum*/) { return {}; }
+
   // += weights * x, four products per lane.
   TWOSTEP_INLINE void add_products(const Bytes& weights, const int8_t* x) {
     unroll<kParts>([&](auto i) TWOSTEP_INLINE { add_part(i, weights.part[i], x); });

@@ -11,7 +11,8 @@ namespace twostep::int8 {
 
 static_assert(integers::kHalvesApart);  // as tiles take them
 
-struct TileWeight : Weight {
+template <class Weight>
+struct TileWeightFor : Weight {
   static constexpr int64_t kFewRows = 6;  // up to these the vector units are faster
   static constexpr bool kIsExpanded = false;
 
@@ -24,11 +25,14 @@ struct TileWeight : Weight {
     const uint8_t* packed;
 
     const uint8_t* place_of(int64_t step) const {
-      return packed + (step / integers::kGroupSteps + 1) * kHeaderBytes + step * kStepBytes;
+      return packed + (step / integers::kGroupSteps + 1) * Weight::kHeaderBytes + step * Weight::kStepBytes;
     }
   };
 
   static Panel panel_at(const uint8_t* packed, int64_t /*steps*/, bool /*is_read_once*/) { return {packed}; }
 };
+
+using TileWeight = TileWeightFor<Weight>;
+using TileWeightForWideRows = TileWeightFor<WeightForWideRows>;
 
 }  // namespace twostep::int8

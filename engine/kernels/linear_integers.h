@@ -48,7 +48,10 @@ TWOSTEP_INLINE inline void for_tiles_at_once(F f) {
 }
 
 inline void add_to(Dots& dots, const Bytes& weights, const int8_t* x) { dots = add_products(dots, weights, x); }
-inline void add_to(WideDots& dots, const Bytes& weights, const int8_t* x) { dots.add_products(weights, x); }
+template <class AnyDots>
+TWOSTEP_INLINE inline void add_to(AnyDots& dots, const Bytes& weights, const int8_t* x) {
+  dots.add_products(weights, x);
+}
 
 // dots += rows [row, row + kRows) of a tile of rows times a step whose tiles of bytes begin at `at` and `tile_bytes`
 // after it; ask(line) comes with each of their lines.

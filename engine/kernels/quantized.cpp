@@ -97,6 +97,18 @@ at::Tensor multiply_all(const at::Tensor& x, const at::Tensor& packed, const std
 
 // ---- 8 bits ----
 
+// weight [N, K] -> [N, K rounded up to a smallest block] float32: its product with transformed rows is that of weight
+// and rows.
+at::Tensor inverse_hadamard(const at::Tensor& weight) {
+  TORCH_CHECK(weight.dim() == 2, "what is transformed must be a matrix");
+  const int64_t n = weight.size(0), k = weight.size(1);
+  at::Tensor all = at::zeros({n, divide_up(k, hadamard::kSmallestBlock) * hadamard::kSmallestBlock}, at::kFloat);
+  all.narrow(1, 0, k).copy_(weight);
+  auto* numbers = all.mutable_data_ptr<float>();
+  run_tasks(n, false, [&](int64_t i) { hadamard::invert(numbers + i * all.size(1), all.size(1)); });
+  return all;
+}
+
 struct Quantized {
   const uint8_t* codes;                   // [n, k]
   const at::BFloat16 *scales, *minimums;  // [n, groups]
@@ -188,11 +200,18 @@ at::Tensor pack_int4(const at::Tensor& codes, const at::Tensor& levels, const at
 
 #if defined(__AMX_INT8__)
 using Int8Weight = int8::TileWeight;
+using Int8WeightForWideRows = int8::TileWeightForWideRows;
 using Int4Weight = int4::TileWeight;
 #else
 using Int8Weight = int8::Weight;
+using Int8WeightForWideRows = int8::WeightForWideRows;
 using Int4Weight = int4::Weight;
 #endif
+
+at::Tensor linear_int8_wide_rows(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                                 int64_t n) {
+  return multiply_all<Int8WeightForWideRows>(x, packed, bias, n, Activation::kNone);
+}
 
 }  // namespace
 
@@ -213,7 +232,9 @@ TORCH_LIBRARY_FRAGMENT(twostep, m) {
   m.def("to_levels(Tensor weight, Tensor scales, Tensor minimums) -> (Tensor, Tensor, Tensor)");
   m.def("pack_int8(Tensor codes, Tensor scales, Tensor minimums) -> Tensor");
   m.def("pack_int4(Tensor codes, Tensor levels, Tensor scales) -> Tensor");
+  m.def("inverse_hadamard(Tensor weight) -> Tensor");
   m.def("linear_int8(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
+  m.def("linear_int8_wide_rows(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
   m.def("linear_int4(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
 }
 
@@ -224,6 +245,8 @@ TORCH_LIBRARY_IMPL(twostep, CPU, m) {
   m.impl("pack_int4", twostep::pack_int4);
   m.impl("linear_int8", [](const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
                             int64_t n) { return twostep::linear_int8(x, packed, bias, n); });
+  m.impl("inverse_hadamard", twostep::inverse_hadamard);
+  m.impl("linear_int8_wide_rows", twostep::linear_int8_wide_rows);
   m.impl("linear_int4", [](const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
                             int64_t n) { return twostep::linear_int4(x, packed, bias, n); });
 }

@@ -2,7 +2,7 @@
 // exact, so the same in any order and on any unit that adds integers.
 //
 // A row's numbers share a scale in groups of 256 along K: the largest of them becomes the largest integer, or minus
-// that.
+// that. What is rounded to 8 bits is transformed before (hadamard.h), so that no number is much larger than the others.
 
 #pragma once
 
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "hadamard.h"
 #include "integers.h"
 #include "linear.h"
 #include "vec.h"
@@ -19,6 +20,7 @@ namespace twostep::integers {
 constexpr int64_t kGroupSteps = 4, kGroup = kGroupSteps * kStep;  // with one scale
 
 struct EightBits {
+  static constexpr bool kIsTransformed = true;
   static constexpr int64_t kBytes = 1;  // of a number
   static constexpr int32_t kLargest = 127;
   using Sum = int32_t;  // of a group's numbers
@@ -30,6 +32,7 @@ struct EightBits {
 };
 
 struct SixteenBits {
+  static constexpr bool kIsTransformed = false;
   static constexpr int64_t kBytes = 2;
   static constexpr int32_t kLargest = 127 * 256 + 127;  // so that both halves have 8 bits and a sign
   using Sum = float;
@@ -87,20 +90,23 @@ inline float fold_larger(const Dots& magnitudes) {
 template <class Precision, class Element>
 void round_group(const Element* row, int64_t k, const Rows<Precision>& rows, int64_t index, int64_t group) {
   const int64_t tile = index / kTileRows, row_of_tile = index % kTileRows, at = rows.place(tile, group) + row_of_tile;
-  const int64_t start = group * kGroup, end = std::min(start + kGroup, k);
+  const int64_t start = group * kGroup, end = std::min(start + kGroup, k), size = divide_up(end - start, kStep) * kStep;
   const Vec shift = broadcast(12582912.0f);  // as in exp_nonpositive
+  alignas(64) float values[kGroup];
+  for (int64_t i = 0; i < size; i += kLanes) store(values + i, load_up_to(row, start + i, end));
+  if constexpr (Precision::kIsTransformed) hadamard::transform(values, size);
   Dots largest{}, total{};
-  for (int64_t i = start; i < end; i += kLanes) largest = larger(largest, load_up_to(row, i, end));
+  for (int64_t i = 0; i < size; i += kLanes) largest = larger(largest, load(values + i));
   const float most = fold_larger(largest);
   const Vec factor = broadcast(most > 1e-36f ? Precision::kLargest / most : 0.0f);  // no reciprocal that overflows
-  for (int64_t i = start; i < divide_up(end, kStep) * kStep; i += kLanes) {
-    const Vec shifted = load_up_to(row, i, end) * factor + shift;
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const Vec shifted = load(values + i) * factor + shift;
     Dots numbers;
     unroll<kParts>([&](auto part) {
       numbers.part[part] = (PartI)shifted.part[part] - (PartI)shift.part[part];
       total.part[part] += numbers.part[part];
     });
-    Precision::store(rows.numbers_of(tile, i / kStep), row_of_tile, i % kStep, numbers);
+    Precision::store(rows.numbers_of(tile, group * kGroupSteps + i / kStep), row_of_tile, i % kStep, numbers);
   }
   rows.scales[at] = most / Precision::kLargest + (most - most);
   rows.sums[at] = typename Precision::Sum(fold_add(to_floats(total)));

@@ -1,11 +1,14 @@
 """Whole models with quantized weights: greedy tokens are Hugging Face's over the numbers that the weights stand for."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
 from engine.config import EngineConfig
@@ -15,7 +18,7 @@ from engine.kernels import load_kernels
 from engine.model_loader import LoadedModel, load_model
 from engine.quantization import BITS
 from tests.engine.fakes import add, run_to_end, tokens_of
-from tests.engine.test_quantization import round_trip, rounded_rows
+from tests.engine.test_quantization import rounded_rows, rounded_weight
 from tests.engine.tiny_models import ARCHITECTURES, ReferenceModel, load_reference, make_checkpoint, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("two_threads")
@@ -44,20 +47,47 @@ def dequantized_reference(path: Path, bits: int) -> ReferenceModel:
         for name, parameter in module.named_parameters(recurse=False):
             if not name.endswith("bias"):
                 rows = parameter.data.transpose(-1, -2) if is_transposed else parameter.data  # [..., N, K]
-                rows.copy_(round_trip(rows.flatten(0, -2), 8 if module is head else bits).view_as(rows))
+                rounded = rounded_weight(rows.flatten(0, -2), *form_of(bits, module is head))
+                rows.copy_(rounded.view_as(rows))
     return reference
 
 
+def form_of(bits: int, is_head: bool) -> tuple[int, int]:
+    """Bits of a weight and of its rows. Without kernels nothing is transformed, as for rows of 16 bits."""
+    return 8 if is_head else bits, 8 if load_kernels() and not is_head else 16
+
+
 def round_inputs(reference: ReferenceModel, bits: int) -> None:
-    """As layers of so many bits round their rows, and the head of 8 bits its own; experts are left."""
+    """As layers of so many bits round their rows, and the head its own."""
     head = reference.model.get_output_embeddings()
     for module in reference.model.modules():
+        if is_experts(module):
+            module.forward = functools.partial(call_with_rounding, module.forward, form_of(bits, False)[1])
         if isinstance(module, nn.Linear | Conv1D):
-            module.register_forward_pre_hook(rounding(8 if module is head else bits))
+            module.register_forward_pre_hook(rounding(form_of(bits, module is head)[1]))
 
 
-def rounding(bits: int) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
-    return lambda _, inputs: (rounded_rows(inputs[0].flatten(0, -2), bits).view_as(inputs[0]),)
+class RoundedProducts(TorchFunctionMode):
+    """Rounds the rows of every matrix product."""
+
+    def __init__(self, row_bits: int) -> None:
+        super().__init__()
+        self._row_bits = row_bits
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (nn.functional.linear, torch._grouped_mm):
+            return func(*args, **(kwargs or {}))
+        rows, *others = args
+        return func(rounded_rows(rows, self._row_bits), *others, **(kwargs or {}))
+
+
+def call_with_rounding(forward: Callable[..., Tensor], row_bits: int, *args: Any, **kwargs: Any) -> Tensor:
+    with RoundedProducts(row_bits):
+        return forward(*args, **kwargs)
+
+
+def rounding(row_bits: int) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
+    return lambda _, inputs: (rounded_rows(inputs[0].flatten(0, -2), row_bits).view_as(inputs[0]),)
 
 
 WITH_EXPERTS = ("mixtral", "gpt_oss", "deepseek_v3")
