@@ -129,7 +129,7 @@ struct Weight : TilesOf<kTileBytes> {
   template <int kRows, class Ask>
   TWOSTEP_INLINE static void multiply_step(const int8_t* numbers, int64_t row, const uint8_t* at,
                                            Dots (&dots)[kRows][2], const Ask& ask) {
-    integers::for_tiles_at_once([&](auto tiles) TWOSTEP_INLINE {
+    integers::for_tiles_at_once<Ask>([&](auto tiles) TWOSTEP_INLINE {
       tiles([&](auto tile) TWOSTEP_INLINE { ask(at + tile * kTileBytes); });
       for (int64_t subgroup = 0; subgroup < 2; ++subgroup) {
         const Expander expanders[] = {{at, subgroup, integers::kOffset},

@@ -35,16 +35,37 @@ inline Vec upper_numbers(const uint8_t* header) {
   return each_part([&](int i) { return (PartF)(load_words(header, i) & 0xffff0000u); });
 }
 
+// What is asked for with every line of a panel that is multiplied. One that comes from memory asks for itself, and is
+// read in the order in which it lies there: one row reads a fifth faster so than from both tiles in turn.
+struct AskForPanel {
+  static constexpr bool kFromMemory = true;
+
+  TWOSTEP_INLINE void operator()(const uint8_t* line) const { ask_ahead(line); }
+};
+
+struct AskForNext {
+  static constexpr bool kFromMemory = false;
+  Ahead& ahead;
+
+  TWOSTEP_INLINE void operator()(const uint8_t* /*line*/) const { ahead.fetch(); }
+};
+
+#if defined(__AVX512F__)
+constexpr bool kHasManyRegisters = true;
+#else
+constexpr bool kHasManyRegisters = false;
+#endif
+
 // Calls f(tiles) for the tiles of a panel that share what is loaded of rows, where tiles(g) calls g with the number of
 // each: both, if there are registers for the sums of both.
-template <class F>
+template <class Ask, class F>
 TWOSTEP_INLINE inline void for_tiles_at_once(F f) {
-#if defined(__AVX512F__)
-  f([](auto each) TWOSTEP_INLINE { unroll<2>(each); });
-#else
-  f([](auto each) TWOSTEP_INLINE { each(std::integral_constant<int, 0>()); });
-  f([](auto each) TWOSTEP_INLINE { each(std::integral_constant<int, 1>()); });
-#endif
+  if constexpr (kHasManyRegisters && !Ask::kFromMemory) {
+    f([](auto each) TWOSTEP_INLINE { unroll<2>(each); });
+  } else {
+    f([](auto each) TWOSTEP_INLINE { each(std::integral_constant<int, 0>()); });
+    f([](auto each) TWOSTEP_INLINE { each(std::integral_constant<int, 1>()); });
+  }
 }
 
 inline void add_to(Dots& dots, const Bytes& weights, const int8_t* x) { dots = add_products(dots, weights, x); }
@@ -58,7 +79,7 @@ TWOSTEP_INLINE inline void add_to(AnyDots& dots, const Bytes& weights, const int
 template <class Precision, int kRows, class AnyDots, class Ask>
 TWOSTEP_INLINE inline void multiply_bytes(const int8_t* numbers, int64_t row, const uint8_t* at, int64_t tile_bytes,
                                           AnyDots (&dots)[kRows][2], const Ask& ask) {
-  for_tiles_at_once([&](auto tiles) TWOSTEP_INLINE {
+  for_tiles_at_once<Ask>([&](auto tiles) TWOSTEP_INLINE {
     for (int64_t k = 0; k < kStep; k += 4) {
       const int8_t* first_x = Precision::find(numbers, row, k);  // others are so far from it that an instruction tells
       Bytes bytes[2];
@@ -128,13 +149,13 @@ class PanelWriter {
 template <class Weight, int kRows, bool kAsks, class Element>
 Ahead multiply_panel(const RowsOf<Weight>& rows, int64_t tile, int64_t row, const uint8_t* panel,
                      const PanelWriter<Element>& writer, Ahead ahead) {
-  const auto ask = [&](const uint8_t* line) TWOSTEP_INLINE {
+  const auto ask = [&] {
     if constexpr (kAsks) {
-      ask_ahead(line);
+      return AskForPanel();
     } else {
-      ahead.fetch();
+      return AskForNext{ahead};
     }
-  };
+  }();
   Vec sums[kRows][2] = {};
   for (int64_t group = 0; group < rows.groups; ++group, panel += kGroupBytes<Weight>) {
     const int64_t place = rows.place(tile, group) + row;
