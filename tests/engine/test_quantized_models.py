@@ -18,7 +18,7 @@ from engine.kernels import load_kernels
 from engine.model_loader import LoadedModel, load_model
 from engine.quantization import BITS
 from tests.engine.fakes import add, run_to_end, tokens_of
-from tests.engine.test_quantization import rounded_rows, rounded_weight
+from tests.engine.rounding import rounded_rows, rounded_weight
 from tests.engine.tiny_models import ARCHITECTURES, ReferenceModel, load_reference, make_checkpoint, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("two_threads")
