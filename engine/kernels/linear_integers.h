@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "activations.h"
 #include "ahead.h"
@@ -120,23 +121,30 @@ class PanelWriter {
     bias_[0] = load(bias), bias_[1] = load(bias + kLanes);
   }
 
-  void write(int64_t row, Vec low, Vec high) const {
-    low = low + bias_[0], high = high + bias_[1];
-    if (p_.activation != Activation::kNone) {
-      return with_activation(p_.activation, [&]<class Op>() { write_gated<Op>(row, low, high); });
+  // Of rows [row, row + count). A loop over several hides how long a gate takes.
+  void write(int64_t row, int64_t count, const Vec (*sums)[2]) const {
+    if (p_.activation == Activation::kNone) {
+      for (int64_t r = 0; r < count; ++r) write_row(row + r, sums[r][0] + bias_[0], sums[r][1] + bias_[1]);
+    } else {
+      with_activation(p_.activation, [&]<class Op>() { write_gated<Op>(row, count, sums); });
     }
+  }
+
+ private:
+  void write_row(int64_t row, Vec low, Vec high) const {
     Element* out = p_.out + row * p_.n + first_;
     if (columns_ == kPanel) return store(out, low), store(out + kLanes, high);
     store_first(out, std::min<int64_t>(columns_, kLanes), low);
     if (columns_ > kLanes) store_first(out + kLanes, columns_ - kLanes, high);
   }
 
- private:
   template <class Op>
-  void write_gated(int64_t row, Vec low, Vec high) const {
-    Element line[kPanel];
-    store(line, low), store(line + kLanes, high);
-    gate_row<Op>(line, kLanes, p_.out + (row * p_.n + first_) / 2);
+  void write_gated(int64_t row, int64_t count, const Vec (*sums)[2]) const {
+    Element* out = p_.out + (row * p_.n + first_) / 2;
+    for (int64_t r = 0; r < count; ++r, out += p_.n / 2) {
+      const Vec gate = rounded_to(sums[r][0] + bias_[0], out), up = rounded_to(sums[r][1] + bias_[1], out);
+      store(out, gated<Op>(gate, up, out));
+    }
   }
 
   const Problem<Element>& p_;
@@ -174,7 +182,9 @@ Ahead multiply_panel(const RowsOf<Weight>& rows, int64_t tile, int64_t row, cons
       });
     });
   }
-  unroll<kRows>([&](auto r) { writer.write(tile * kTileRows + row + r, sums[r][0], sums[r][1]); });
+  Vec finished[kRows][2];  // so that the sums may stay in registers
+  std::memcpy(finished, sums, sizeof(sums));
+  writer.write(tile * kTileRows + row, kRows, finished);
   return ahead;
 }
 

@@ -203,9 +203,11 @@ class BlockProduct {
   void write(int64_t panel, int64_t first, int64_t count, const TileSums* sums) {
     bench_.addition.finish();
     const PanelWriter<Element> writer(p_, panel);
-    for (int64_t row = 0; row < count; ++row) {
-      const TileSums& of_tile = sums[row / kTileRows];
-      writer.write(first + row, load(of_tile[0][row % kTileRows]), load(of_tile[1][row % kTileRows]));
+    Vec finished[kTileRows][2];
+    for (int64_t row = 0; row < count; row += kTileRows, ++sums) {
+      const int64_t rows = std::min(kTileRows, count - row);
+      for (int64_t r = 0; r < rows; ++r) finished[r][0] = load((*sums)[0][r]), finished[r][1] = load((*sums)[1][r]);
+      writer.write(first + row, rows, finished);
     }
   }
 

@@ -55,14 +55,19 @@ TWOSTEP_INLINE inline void for_each_vector(int64_t size, F f) {
   for (int64_t i = 0; i < size; i += kLanes) f(i, std::min<int64_t>(kLanes, size - i));
 }
 
+// Of gate and up, numbers that the element has, which also tells what the activation is rounded to.
+template <class Op, class Element>
+inline Vec gated(Vec gate, Vec up, const Element* element) {
+  return rounded_to(Op::apply(gate), element) * up;
+}
+
 // Blocks of gate and up in turn -> `size` gated elements.
 template <class Op, class Element>
 void gate_row(const Element* gate_up, int64_t size, Element* to) {
   static_assert(kGateBlock == kLanes);
   for_each_vector(size, [&](int64_t i, int64_t count) {
     const Element* block = gate_up + 2 * i;
-    const Vec activated = rounded_to(Op::apply(load_upto(block, count)), block);
-    store_upto(to + i, count, activated * load_upto(block + count, count));
+    store_upto(to + i, count, gated<Op>(load_upto(block, count), load_upto(block + count, count), block));
   });
 }
 
