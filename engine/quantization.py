@@ -12,9 +12,10 @@ normal by themselves. In the embedded model both err alike. `python -m benchmark
 Tried and left, at 8 bits: rows of 16 bits for all layers, not only the head (0.7 times the error in the embedded
 model's logits, but prompts take 1.7 times as long); rows of 8 without the transform, a scale per 256 or per 16 (1.5
 times the error, or as much, but a scale per 16 is work); rows of 8 whose large numbers have upper halves in a list (as
-much with a tenth of all fours in the list); groups of 128 (0.92 times, but what AMX tiles add up is stored and scaled
-once a group); groups of 32 and rows as they are (9 bits a weight, and a step of one row takes 1.3 times as long, since
-expanding codes takes longer than reading them); one scale per output channel (twice the error).
+much, with a tenth of all fours in the list); transformed rows with a scale per 128 or 64 (0.97 and 0.94 times, but what
+AMX tiles add up is stored and scaled once a group); weights in groups of 32 and rows as they are (9 bits a weight, and
+a step of one row takes 1.3 times as long, since expanding codes takes longer than reading them); one scale per output
+channel (twice the error).
 """
 
 from collections.abc import Callable

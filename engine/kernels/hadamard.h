@@ -12,7 +12,7 @@
 
 namespace twostep::hadamard {
 
-constexpr int64_t kSmallestBlock = 64;  // of numbers that are transformed together
+constexpr int64_t kSmallestBlock = 64, kLargestBlock = 256;  // of numbers that are transformed together
 
 // Of two lanes that lie kDistance apart, their sum in the first and first minus second in the second.
 template <int kDistance>
@@ -67,9 +67,13 @@ inline void transform_block(float* numbers) {
 // Calls f(block, size) for the blocks of `count` numbers, a multiple of the smallest: as large as may be, in turn.
 template <class F>
 inline void for_each_block(float* numbers, int64_t count, F f) {
-  for (; count >= 256; numbers += 256, count -= 256) f(numbers, std::integral_constant<int, 256>());
-  if (count >= 128) f(numbers, std::integral_constant<int, 128>()), numbers += 128, count -= 128;
-  if (count >= 64) f(numbers, std::integral_constant<int, 64>());
+  const auto next = [&]<int kSize>(std::integral_constant<int, kSize> size) {
+    f(numbers, size);
+    numbers += kSize, count -= kSize;
+  };
+  while (count >= kLargestBlock) next(std::integral_constant<int, kLargestBlock>());
+  if (count >= 2 * kSmallestBlock) next(std::integral_constant<int, 2 * kSmallestBlock>());
+  if (count >= kSmallestBlock) next(std::integral_constant<int, kSmallestBlock>());
 }
 
 // In place, as all here.

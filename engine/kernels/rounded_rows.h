@@ -18,6 +18,7 @@
 namespace twostep::integers {
 
 constexpr int64_t kGroupSteps = 4, kGroup = kGroupSteps * kStep;  // with one scale
+static_assert(kGroup == hadamard::kLargestBlock && kStep == hadamard::kSmallestBlock);
 
 struct EightBits {
   static constexpr bool kIsTransformed = true;
