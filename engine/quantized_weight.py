@@ -1,5 +1,6 @@
 """Quantized weights behind the interface of `engine.packed_weight`: through the C++ kernel, or through torch."""
 
+import functools
 from dataclasses import fields, replace
 from typing import Any, cast
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from engine.integer_levels import LeveledMatrix, to_levels
 from engine.packed_weight import FixedTileWeight
-from engine.quantization import NUM_REFITS, QuantizedMatrix, dequantize, quantize
+from engine.quantization import NUM_REFITS, QuantizedMatrix, dequantize, map_rows, quantize
 
 __all__ = ["KernelQuantizedWeight", "TorchQuantizedWeight"]
 
@@ -25,15 +26,13 @@ class KernelQuantizedWeight:
     def __init__(self, weight: Tensor, bits: int, row_bits: int = 8) -> None:  # [N, K]
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
         self.bits, ops = bits, torch.ops.twostep
-        if row_bits == 8:
-            weight = ops.inverse_hadamard(weight)
-        codes, scales, minimums = ops.quantize(weight, bits, NUM_REFITS[bits])  # those of quantize(weight, bits)
+        parts = map_rows(functools.partial(_quantize_rows, bits=bits, row_bits=row_bits), weight)
         self.packed: Tensor
         if bits == 4:
-            self._linear, self.packed = ops.linear_int4, ops.pack_int4(*ops.to_levels(weight, scales, minimums))
+            self._linear, self.packed = ops.linear_int4, ops.pack_int4(*parts)
         else:
             self._linear = ops.linear_int8 if row_bits == 8 else ops.linear_int8_wide_rows
-            self.packed = ops.pack_int8(codes, scales, minimums)
+            self.packed = ops.pack_int8(*parts)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return cast(Tensor, self._linear(x, self.packed, bias, self.shape[0]))
@@ -41,6 +40,15 @@ class KernelQuantizedWeight:
     @property
     def nbytes(self) -> int:
         return self.packed.nbytes
+
+
+def _quantize_rows(weight: Tensor, bits: int, row_bits: int) -> tuple[Tensor, ...]:
+    """Some rows of a weight, which a transform makes float32 -> what the kernels pack of them."""
+    ops = torch.ops.twostep
+    if row_bits == 8:
+        weight = ops.inverse_hadamard(weight)
+    codes, scales, minimums = ops.quantize(weight, bits, NUM_REFITS[bits])  # those of quantize(weight, bits)
+    return ops.to_levels(weight, scales, minimums) if bits == 4 else (codes, scales, minimums)
 
 
 class TorchQuantizedWeight:
