@@ -101,6 +101,7 @@ at::Tensor multiply_all(const at::Tensor& x, const at::Tensor& packed, const std
 // and rows.
 at::Tensor inverse_hadamard(const at::Tensor& weight) {
   TORCH_CHECK(weight.dim() == 2, "what is transformed must be a matrix");
+  check_dtype(weight.scalar_type(), "what is transformed must be");
   const int64_t n = weight.size(0), k = weight.size(1);
   at::Tensor all = at::zeros({n, divide_up(k, hadamard::kSmallestBlock) * hadamard::kSmallestBlock}, at::kFloat);
   all.narrow(1, 0, k).copy_(weight);

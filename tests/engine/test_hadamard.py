@@ -44,5 +44,10 @@ def test_the_kernel_transforms_weights_to_the_same_bits(size: int, dtype: torch.
     weight = torch.randn(3, size).to(dtype)
     assert torch.equal(torch.ops.twostep.inverse_hadamard(weight), inverse_transform(weight))
     assert torch.equal(torch.ops.twostep.inverse_hadamard(weight.T.contiguous().T), inverse_transform(weight))
-    with pytest.raises(RuntimeError, match="matrix"):
-        torch.ops.twostep.inverse_hadamard(weight[0])
+
+
+def test_what_the_kernel_cannot_transform_is_refused() -> None:
+    load_kernels() or pytest.skip("no kernels on this machine")
+    for weight, reason in [(torch.randn(3), "matrix"), (torch.randn(3, 3).half(), "float32 or bfloat16")]:
+        with pytest.raises(RuntimeError, match=reason):
+            torch.ops.twostep.inverse_hadamard(weight)
