@@ -9,7 +9,15 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-__all__ = ["FixedTileWeight", "KernelWeight", "PackedWeight", "WeightHandle", "multiply_rows", "pack_weight"]
+__all__ = [
+    "FixedTileWeight",
+    "KernelWeight",
+    "PackedWeight",
+    "WeightHandle",
+    "check_rows",
+    "multiply_rows",
+    "pack_weight",
+]
 
 TILE_ROWS = 16  # rows of every matrix product of FixedTileWeight
 
@@ -44,6 +52,12 @@ def multiply_rows(packed: PackedWeight, x: Tensor, bias: Tensor | None) -> Tenso
     return packed.multiply(x.reshape(-1, num_in), bias).view(*x.shape[:-1], num_out)
 
 
+def check_rows(x: Tensor, shape: torch.Size) -> None:
+    """Raises unless rows x [T, K] fit a weight of that shape, of which kernels see only what was filled up."""
+    if x.dim() != 2 or x.shape[1] != shape[1]:
+        raise RuntimeError(f"rows {[*x.shape]} do not fit a weight {[*shape]}")
+
+
 class KernelWeight:
     """Multiplies through the C++ kernel: float32 or bfloat16, on the CPU; any number of threads, the same bits.
 
@@ -59,8 +73,7 @@ class KernelWeight:
         self.packed: Tensor = torch.ops.twostep.pack_weight(weight.detach(), may_be_coded)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        if x.shape[1] != self.shape[1]:  # the kernel sees what was filled up with zeros
-            raise RuntimeError(f"rows of {x.shape[1]} do not fit a weight of {self.shape[1]}")
+        check_rows(x, self.shape)
         return cast(Tensor, torch.ops.twostep.linear(x, self.packed, bias, self.shape[0]))
 
     @property

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.integer_levels import LeveledMatrix, to_levels
-from engine.packed_weight import FixedTileWeight
+from engine.packed_weight import FixedTileWeight, check_rows
 from engine.quantization import NUM_REFITS, QuantizedMatrix, dequantize, map_rows, quantize
 
 __all__ = ["KernelQuantizedWeight", "TorchQuantizedWeight"]
@@ -35,6 +35,7 @@ class KernelQuantizedWeight:
             self.packed = ops.pack_int8(*parts)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        check_rows(x, self.shape)
         return cast(Tensor, self._linear(x, self.packed, bias, self.shape[0]))
 
     @property

@@ -179,14 +179,20 @@ def test_without_kernels_torch_multiplies_with_the_same_numbers(n: int, k: int, 
     torch.testing.assert_close(quantized.multiply(x, bias), expected + bias, rtol=2e-2, atol=2e-2)
 
 
-def test_what_does_not_fit_is_refused(bits: int) -> None:
+def test_what_does_not_fit_a_packed_weight_is_refused(form: tuple[int, int]) -> None:
     needs_kernels()
-    packed = KernelQuantizedWeight(torch.randn(5, 70), bits)
-    for x, bias in [(torch.randn(2, 200), None), (torch.randn(2, 70), torch.randn(4)), (torch.randn(70), None)]:
-        with pytest.raises(RuntimeError):
-            packed.multiply(x, bias)
-    with pytest.raises(RuntimeError):
+    packed = KernelQuantizedWeight(torch.randn(5, 70), *form)
+    for x in (torch.randn(2, 200), torch.randn(2, 100), torch.randn(70)):  # 100 are filled up to as many as 70
+        with pytest.raises(RuntimeError, match="do not fit a weight"):
+            packed.multiply(x, None)
+    with pytest.raises(RuntimeError, match="bias"):
+        packed.multiply(torch.randn(2, 70), torch.randn(4))
+    with pytest.raises(RuntimeError, match="float32 or bfloat16"):
         packed.multiply(torch.randn(2, 70).half(), None)
+
+
+def test_what_cannot_be_quantized_is_refused(bits: int) -> None:
+    needs_kernels()
     with pytest.raises(RuntimeError, match="8 or 4 bits"):
         torch.ops.twostep.quantize(torch.randn(2, 2), 6, 0)
     for weight in (torch.randn(3), torch.randn(0, 3), torch.randn(3, 3).half()):
