@@ -33,10 +33,13 @@ class ScheduledRequest:
     """Whether the last position's logits choose the next token (false for all but the last prefill chunk)."""
     allowed_tokens: bytes | None = None
     """Of the next token, if one is sampled: one bit per token id, lowest bit first; None for all."""
+    num_drafts: int = 0
+    """The last of `token_ids` that are guesses: each is output if it is what is sampled at its position."""
 
     @property
     def end(self) -> int:
-        """The context length after this step; also the position of the token that is sampled, if one is."""
+        """The context length after this step, guesses included; also the position of the last token that is sampled, if
+        one is."""
         return self.start + len(self.token_ids)
 
     @property
@@ -73,8 +76,9 @@ class TokenLogprobs:
 class RequestStepOutput:
     """What the runner made of one `ScheduledRequest`.
 
-    `token_ids` is empty unless it samples, or when nothing that it may sample is left. `prompt_logprobs` has one entry
-    for each computed position whose next token is a prompt token (position p scores token p + 1), when asked for.
+    `token_ids` is empty unless it samples, or when nothing that it may sample is left: else one token, and one for each
+    draft that was right. `prompt_logprobs` has one entry for each computed position whose next token is a prompt token
+    (position p scores token p + 1), when asked for.
     """
 
     request_id: str

@@ -36,6 +36,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_prefill_tokens_per_gap: int = 2048
     """Tokens of the one prefill step allowed between two decode steps, even if more would be within the target."""
     enable_prefix_caching: bool = True
+    num_speculative_tokens: int = 8
+    """Tokens that a request guesses in one step at most, where that pays; 0 for none. See `engine.speculation`."""
     num_threads: int | None = None
     """CPU threads of the model; None leaves torch's default."""
     trace: str | None = None
@@ -53,6 +55,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("max_model_len", "num_blocks", "kv_cache_bytes", "num_threads"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
+        if self.num_speculative_tokens < 0:
+            raise ConfigError(f"num_speculative_tokens must not be negative, got {self.num_speculative_tokens}.")
         _check_choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _check_choice("quantization", self.quantization, ("none", "int8", "int4"))
         _check_choice("device", self.device, ("auto", "cpu", "cuda"))

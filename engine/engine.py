@@ -11,13 +11,16 @@ from engine.admission import check_request
 from engine.batch import Batch, Phase, ScheduledRequest, StepOutput
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig, EngineInfo
+from engine.drafter import Drafter, NoDrafts, PromptLookup
 from engine.errors import InvalidParameterError
 from engine.grammar import Grammars, NoGrammars, load_grammars
 from engine.messages import AddRequest, RequestState, RequestUpdate, StepUpdate
 from engine.prefill_budget import PrefillPace
 from engine.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
 from engine.request import Request
+from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler
+from engine.speculation import Speculation
 from engine.stats import StepStats
 from engine.step_cost import StepCosts
 from engine.step_floor import FloorPlan
@@ -66,10 +69,13 @@ class Engine:
             max_tokens=config.max_num_batched_tokens,
             max_tokens_per_gap=config.max_prefill_tokens_per_gap,
         )
+        self._max_drafts = config.num_speculative_tokens
+        self._speculation = Speculation(self._costs, self._max_drafts)
         self._scheduler = Scheduler(
             self._pool,
             cache,
             pace,
+            self._speculation,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             eos_token_ids=frozenset(info.eos_token_ids),
@@ -108,11 +114,16 @@ class Engine:
             cache_salt=message.cache_salt,
             output_token_ids=message.output_token_ids,
             is_announced=bool(message.output_token_ids),
+            drafter=self._drafter_for(message.params),
         )
         if request.params.grammar is None:
             self._scheduler.add(request)
         else:
             self._grammars.add(request)
+
+    def _drafter_for(self, params: SamplingParams) -> Drafter:
+        """None that guesses for a request whose grammar tells what may come next only after each token."""
+        return NoDrafts() if self._max_drafts == 0 or params.grammar is not None else PromptLookup()
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests without further news; unknown ids are ignored."""
@@ -187,4 +198,6 @@ class Engine:
             predicted_s=predicted_s,
             floor_s=floor.seconds if floor else None,
             bound=floor.bound if floor else None,
+            num_drafts=self._speculation.num_drafts,
+            num_accepted_drafts=self._speculation.num_accepted,
         )

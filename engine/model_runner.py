@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from engine.forward import Forward
 from engine.model_inputs import build_inputs
 from engine.model_loader import LoadedModel
 from engine.sampler import argmax_for, sample, score
+from engine.speculation import num_right, rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +52,16 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, batch: Batch) -> StepOutput:
-        """Compute the newest token of every request and get its next one."""
+        """Compute the newest token of every request, and what it guesses, and get those that come next."""
         logits = self._forward(batch, None)
-        tokens = self._next_tokens(logits, batch.requests)
-        return StepOutput(tuple(RequestStepOutput(r.request_id, *tokens.get(r.request_id, ())) for r in batch.requests))
+        chosen = self._choose(logits, [row for request in batch.requests for row in rows_of(request)])
+        ends = accumulate(len(request.token_ids) for request in batch.requests)
+        return StepOutput(
+            tuple(
+                _said(request, logits, range(end - len(request.token_ids), end), chosen)
+                for request, end in zip(batch.requests, ends, strict=True)
+            )
+        )
 
     def _forward(self, batch: Batch, kept: Sequence[int] | None) -> Tensor:
         """Logits [num_kept, vocab] at the `kept` flat positions; None keeps all."""
@@ -64,14 +72,15 @@ class ModelRunner:
         self, logits: Tensor, requests: Sequence[ScheduledRequest]
     ) -> dict[str, tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]]:
         """Per request, if it has one, the token and its log-probabilities; `logits` [len(requests), vocab]."""
-        if not requests:
-            return {}
-        token_ids = sample(logits, requests, self._model.eos_token_ids, self._argmax)
         return {
             request.request_id: ((token_id,), _score_token(logits[row], request, token_id))
-            for row, (request, token_id) in enumerate(zip(requests, token_ids, strict=True))
+            for row, (request, token_id) in enumerate(zip(requests, self._choose(logits, requests), strict=True))
             if token_id is not None
         }
+
+    def _choose(self, logits: Tensor, requests: Sequence[ScheduledRequest]) -> list[int | None]:
+        """A token per request, if there is one; `logits` [len(requests), vocab]."""
+        return sample(logits, requests, self._model.eos_token_ids, self._argmax) if requests else []
 
     def _embed(self, rows: Sequence[tuple[int, ScheduledRequest]]) -> dict[str, bytes]:
         """Embeddings of the requests that ask for one, each from its row of the head's inputs."""
@@ -113,6 +122,17 @@ def _score_prompts(logits: Tensor, kept: Sequence[Kept]) -> dict[str, tuple[Toke
         request_id: score(logits[logit_rows], targets, request.params.prompt_logprobs or 0)
         for request_id, (request, logit_rows, targets) in rows.items()
     }
+
+
+def _said(
+    request: ScheduledRequest, logits: Tensor, rows: Sequence[int], chosen: Sequence[int | None]
+) -> RequestStepOutput:
+    """What the request says with its `rows` of all that was `chosen` of `logits`: as much as it guessed right, and what
+    comes next."""
+    num_said = 1 + num_right(request, [chosen[row] for row in rows])
+    said = [(row, token_id) for row in rows[:num_said] if (token_id := chosen[row]) is not None]
+    logprobs = [_score_token(logits[row], request, token_id) for row, token_id in said]
+    return RequestStepOutput(request.request_id, tuple(token_id for _, token_id in said), tuple(chain(*logprobs)))
 
 
 def _score_token(logits: Tensor, request: ScheduledRequest, token_id: int) -> tuple[TokenLogprobs, ...]:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from engine.batch import TokenLogprobs
+from engine.drafter import Drafter, NoDrafts
 from engine.sampling_params import SamplingParams
 
 
@@ -58,6 +59,8 @@ class Request:
 
     constraint: Constraint = field(default_factory=Unconstrained)
     """What `params.grammar` was compiled to."""
+    drafter: Drafter = field(default_factory=NoDrafts)
+    """Guesses what it says next."""
     number: int = 0
     """Of its arrival, given by the scheduler."""
     status: RequestStatus = RequestStatus.WAITING

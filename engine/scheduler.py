@@ -5,9 +5,10 @@ prefill step, as long as `PrefillPace` allows. With nothing decoding, prefill ta
 """
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
+from engine.acceptance import accept
 from engine.batch import Batch, Phase, RequestStepOutput, ScheduledRequest, StepOutput
 from engine.block_pool import BlockPool
 from engine.fair_queue import FairQueue
@@ -16,6 +17,7 @@ from engine.prefill_budget import PrefillBudget, PrefillPace
 from engine.prefix_cache import BlockCache
 from engine.request import Constraint, FinishReason, Request, RequestStatus
 from engine.request_state import state_of
+from engine.speculation import Speculation
 
 NO_TOKEN_LEFT = "No token can come next: the request's grammar, and what it allows and forbids besides, leave none."
 
@@ -28,6 +30,7 @@ class Scheduler:
         pool: BlockPool,
         cache: BlockCache,
         pace: PrefillPace,
+        speculation: Speculation,
         *,
         block_size: int,
         max_num_seqs: int,
@@ -36,6 +39,7 @@ class Scheduler:
         self._pool = pool
         self._cache = cache
         self._pace = pace
+        self._speculation = speculation
         self._block_size = block_size
         self._max_num_seqs = max_num_seqs
         self._eos_token_ids = eos_token_ids
@@ -107,10 +111,11 @@ class Scheduler:
             request = self._requests.get(scheduled.request_id)
             if request is None:
                 continue  # aborted meanwhile
-            self._mark_computed(request, scheduled)
             request.prompt_logprobs.extend(result.prompt_logprobs)
             if scheduled.samples:
-                updates.append(self._append(request, result))
+                updates.append(self._append(request, scheduled, result))
+            else:
+                self._mark_computed(request, scheduled, scheduled.end)
         return updates
 
     def fail(self, batch: Batch, message: str) -> list[RequestUpdate]:
@@ -124,14 +129,26 @@ class Scheduler:
             request.request_id, finish_reason=FinishReason.ERROR, error=message, blames_request=blames_request
         )
 
-    # Decode: one token for every running request whose other tokens all have KV.
+    # Decode: one token for every running request whose other tokens all have KV, and guesses.
 
     def _schedule_decode(self) -> Batch | None:
         for request in list(self._running):
             if request.status is RequestStatus.RUNNING and not request.needs_prefill:
                 self._make_room(request)
         ready = [request for request in self._running if not request.needs_prefill]
-        return self._batch(Phase.DECODE, [(request, 1) for request in ready])
+        if self._last_phase is Phase.PREFILL:  # the gap between tokens has to hold both: no time for guesses
+            return _batch(Phase.DECODE, [_scheduled(request, 1) for request in ready])
+        drafts = zip(ready, self._speculation.draft(ready), strict=True)
+        return _batch(
+            Phase.DECODE, [_scheduled(request, 1, self._with_room(request, draft)) for request, draft in drafts]
+        )
+
+    def _with_room(self, request: Request, draft: Sequence[int]) -> Sequence[int]:
+        """As much of its draft as has room without taking another request's."""
+        lacking = -(-(request.num_tokens + len(draft)) // self._block_size) - len(request.block_table)
+        if draft and lacking > 0:
+            request.block_table += self._pool.try_allocate(lacking, spare=len(self._running)) or []
+        return draft[: len(request.block_table) * self._block_size - request.num_tokens]
 
     def _make_room(self, request: Request) -> None:
         """Give the request the block its next token needs, preempting until there is one: of the tenant that has had
@@ -159,7 +176,7 @@ class Scheduler:
                 break
             if new.needs_prefill:  # else all its KV but one token's was cached: it decodes
                 chunks.append((new, budget.take(new)))
-        return self._batch(Phase.PREFILL, chunks)
+        return _batch(Phase.PREFILL, [_scheduled(request, count) for request, count in chunks])
 
     def _try_admit(self, request: Request, now_s: float) -> bool:
         """Move the next waiting request to running with blocks for all its tokens, if they can be had.
@@ -193,54 +210,34 @@ class Scheduler:
 
     # Transitions.
 
-    def _batch(self, phase: Phase, chunks: list[tuple[Request, int]]) -> Batch | None:
-        if not chunks:
-            return None
-        return Batch(phase, tuple(_scheduled(request, count) for request, count in chunks))
-
-    def _mark_computed(self, request: Request, scheduled: ScheduledRequest) -> None:
-        request.num_computed_tokens = scheduled.end
-        self._cache.insert(request, scheduled.start // self._block_size, scheduled.end // self._block_size)
+    def _mark_computed(self, request: Request, scheduled: ScheduledRequest, end: int) -> None:
+        """Its tokens before `end`, those that are its own: of wrong guesses nothing stays."""
+        request.num_computed_tokens = end
+        self._cache.insert(request, scheduled.start // self._block_size, end // self._block_size)
         if not request.is_announced:
             request.num_prefill_chunks += 1
 
-    def _append(self, request: Request, result: RequestStepOutput) -> RequestUpdate:
+    def _append(self, request: Request, scheduled: ScheduledRequest, result: RequestStepOutput) -> RequestUpdate:
         """Add the sampled tokens up to the first that ends the request."""
-        accepted: list[int] = []
-        reason, stop_token_id = self._end_before_sampling(request), None
-        if reason is None and not result.token_ids:
+        accepted = accept(request, result.token_ids, self._eos_token_ids)
+        num_right = max(len(accepted.token_ids) - 1, 0)
+        self._mark_computed(request, scheduled, scheduled.end - scheduled.num_drafts + num_right)
+        self._speculation.count(scheduled.num_drafts, num_right)
+        if not result.token_ids and accepted.finish_reason is None:
             return self._fail(request, NO_TOKEN_LEFT, blames_request=True)
-        for token_id in result.token_ids:
-            if reason is not None:
-                break
-            request.output_token_ids.append(token_id)
-            accepted.append(token_id)
-            reason, stop_token_id = self._end_after(request, token_id)
-        self._waiting.charge(request, len(accepted))
-        if reason is not None:
+        self._waiting.charge(request, len(accepted.token_ids))
+        if accepted.finish_reason is not None:
             self._finish(request)
         return RequestUpdate(
             request_id=request.request_id,
-            token_ids=accepted,
-            logprobs=list(result.logprobs[: len(accepted)]),
+            token_ids=list(accepted.token_ids),
+            logprobs=list(result.logprobs[: len(accepted.token_ids)]),
             first=_announce(request),
-            finish_reason=reason,
-            stop_token_id=stop_token_id,
+            finish_reason=accepted.finish_reason,
+            stop_token_id=accepted.stop_token_id,
             num_preemptions=request.num_preemptions,
             embedding=result.embedding,
         )
-
-    def _end_before_sampling(self, request: Request) -> FinishReason | None:
-        return FinishReason.LENGTH if len(request.output_token_ids) >= request.params.max_tokens else None
-
-    def _end_after(self, request: Request, token_id: int) -> tuple[FinishReason | None, int | None]:
-        params = request.params
-        if len(request.output_token_ids) >= params.min_tokens:
-            if token_id in params.stop_token_ids:
-                return FinishReason.STOP, token_id
-            if token_id in self._eos_token_ids and not params.ignore_eos:
-                return FinishReason.STOP, None
-        return self._end_before_sampling(request), None
 
     def _preempt(self, request: Request) -> None:
         """Back to waiting, at its old place in the order; its tokens are computed again."""
@@ -265,18 +262,23 @@ class Scheduler:
         request.block_table = []
 
 
-def _scheduled(request: Request, num_tokens: int) -> ScheduledRequest:
+def _batch(phase: Phase, requests: list[ScheduledRequest]) -> Batch | None:
+    return Batch(phase, tuple(requests)) if requests else None
+
+
+def _scheduled(request: Request, num_tokens: int, draft: Sequence[int] = ()) -> ScheduledRequest:
     start = request.num_computed_tokens
     end = start + num_tokens
     return ScheduledRequest(
         request_id=request.request_id,
-        token_ids=request.token_ids(start, end),
+        token_ids=[*request.token_ids(start, end), *draft],
         start=start,
         block_table=tuple(request.block_table),
         params=request.params,
         prompt_token_ids=request.prompt_token_ids,
         output_token_ids=request.output_token_ids,
         samples=end == request.num_tokens,
+        num_drafts=len(draft),
     )
 
 

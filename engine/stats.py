@@ -40,6 +40,10 @@ class StepStats(msgspec.Struct, frozen=True):
     """What model_s would be at the machine's measured ceilings. None when nothing ran, and for a step that raised."""
     bound: Bound | None = None
     """Which of the ceilings that is."""
+    num_drafts: int = 0
+    """Tokens that were guessed."""
+    num_accepted_drafts: int = 0
+    """Of these, tokens that were right."""
 
 
 class RoomStats(msgspec.Struct, frozen=True):
@@ -56,7 +60,11 @@ class RoomStats(msgspec.Struct, frozen=True):
 def standstill(before: StepStats | None, num_waiting: int, num_blocks: int) -> StepStats:
     """While there is no engine everything waits and no block is held. Totals are those of the step `before`."""
     totals = (before.num_preemptions, before.prefix_queries, before.prefix_hits) if before else (0, 0, 0)
-    return StepStats(None, 0, 0, 0.0, 0.0, 0, num_waiting, PoolStats(num_blocks, 0, 0), *totals)
+    drafts = (before.num_drafts, before.num_accepted_drafts) if before else (0, 0)
+    pool = PoolStats(num_blocks, 0, 0)
+    return StepStats(
+        None, 0, 0, 0.0, 0.0, 0, num_waiting, pool, *totals, num_drafts=drafts[0], num_accepted_drafts=drafts[1]
+    )
 
 
 class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """What makes a step take its time, and how long the next one will take: a cost model per phase; torch-free."""
 
 from collections.abc import Sequence
-from operator import add
+from operator import add, mul
 
 from engine.batch import Batch, Phase
 from engine.cost_model import CostModel, Work
@@ -31,8 +31,13 @@ class StepCosts:
 
     def decode_bound(self, requests: Sequence[Request]) -> float:
         """Seconds that a decode step of these rarely exceeds; 0 before the first."""
-        work = (1, len(requests), sum(request.num_tokens for request in requests))
-        return self._models[Phase.DECODE].bound(work)
+        return self._models[Phase.DECODE].bound(_decode_work(requests))
+
+    def chance_that_pays(self, requests: Sequence[Request]) -> float:
+        """Of one more token in a decode step of these: as likely as it must be right, so that tokens come no slower."""
+        per_step, per_token, per_position = self._models[Phase.DECODE].coefficients
+        step_s = sum(map(mul, (per_step, per_token, per_position), _decode_work(requests)))
+        return len(requests) * per_token / step_s if step_s else 0.0
 
     def prefill_bound(self, work: Work) -> float:
         """Seconds that a prefill step of so much work rarely exceeds; infinite for far more than was seen lately."""
@@ -45,9 +50,14 @@ def with_chunk(work: Work, start: int, num_tokens: int, is_scored: bool) -> Work
     return tuple(map(add, work, (0, num_tokens, 1, pairs, num_tokens if is_scored else 0)))
 
 
+def _decode_work(requests: Sequence[Request]) -> Work:
+    """Of a token each, whose context is all tokens so far."""
+    return (1, len(requests), sum(request.num_tokens for request in requests))
+
+
 def _work_of(batch: Batch) -> Work:
     if batch.phase is Phase.DECODE:
-        return (1, len(batch.requests), sum(request.end for request in batch.requests))
+        return (1, batch.num_tokens, sum(request.end for request in batch.requests))
     work = NO_PREFILL
     for request in batch.requests:
         work = with_chunk(work, request.start, len(request.token_ids), request.scores_prompt)

@@ -109,7 +109,7 @@ def _scored(request: ScheduledRequest) -> Span | None:
     """The tokens whose logits are needed."""
     if request.scores_prompt:
         return request.start, request.end
-    return (request.end - 1, request.end) if request.samples else None
+    return (request.end - 1 - request.num_drafts, request.end) if request.samples else None
 
 
 def _num_tokens(spans: Iterable[Span]) -> int:

@@ -45,10 +45,12 @@ class EngineCollector(Collector):
         yield self._total("preemptions", "Requests put back to make room.", totals["num_preemptions"])
         yield self._total("prefix_cache_queries", "Prompt tokens looked up.", totals["prefix_queries"])
         yield self._total("prefix_cache_hits", "Prompt tokens found.", totals["prefix_hits"])
+        yield self._total("draft_tokens", "Tokens guessed ahead.", totals["num_drafts"])
+        yield self._total("accepted_draft_tokens", "Of these, those that were right.", totals["num_accepted_drafts"])
         yield self._total("engine_restarts", "Restarts of the engine process.", self._num_restarts)
 
     def _totals(self) -> Counter[str]:
-        names = ("num_preemptions", "prefix_queries", "prefix_hits")
+        names = ("num_preemptions", "prefix_queries", "prefix_hits", "num_drafts", "num_accepted_drafts")
         return self._totals_before + Counter({name: getattr(self.stats, name, 0) for name in names})
 
     def _blocks(self, pool: PoolStats) -> Metric:

@@ -27,6 +27,8 @@ _VLLM: Mapping[str, tuple[str, ...]] = {
     "prefix_cache_hits": ("prefix_cache_hits",),
     "requests": ("request_success",),
     "preemptions": ("num_preemptions",),
+    "draft_tokens": ("spec_decode_num_draft_tokens",),
+    "accepted_draft_tokens": ("spec_decode_num_accepted_tokens",),
     "step_tokens": ("iteration_tokens_total",),
 }
 _RENAMED_LABELS = {"finish_reason": "finished_reason"}

@@ -93,6 +93,9 @@ class Settings(BaseSettings):
     kv_cache_memory_bytes: ByteSize | None = setting("Engine", None, "Memory for KV, such as 2GiB.", "BYTES", gt=0)
     num_gpu_blocks_override: PositiveInt | None = setting("Engine", None, "Exact number of KV blocks, on any device.")
     enable_prefix_caching: bool = setting("Engine", True, "Share KV blocks of equal prompt beginnings.")
+    num_speculative_tokens: NonNegativeInt = setting(
+        "Engine", 8, "Tokens a request may guess ahead, from what it said before; 0: none. Answers stay the same."
+    )
     engine_timeout: PositiveFloat = setting(
         "Engine", 120.0, "Seconds an engine with work may be silent; then it is killed and restarted.", "SECONDS"
     )
@@ -151,6 +154,7 @@ class Settings(BaseSettings):
             target_itl_ms=self.target_itl_ms,
             max_prefill_tokens_per_gap=self.max_prefill_tokens_per_gap,
             enable_prefix_caching=self.enable_prefix_caching,
+            num_speculative_tokens=self.num_speculative_tokens,
             num_threads=self.num_threads,
             trace=self.trace,
         )

@@ -34,7 +34,7 @@ class FakeRunner:
         return self._run(batch)
 
     def decode(self, batch: Batch) -> StepOutput:
-        assert all(len(request.token_ids) == 1 and request.samples for request in batch.requests)
+        assert all(len(request.token_ids) == 1 + request.num_drafts and request.samples for request in batch.requests)
         return self._run(batch)
 
     def _run(self, batch: Batch) -> StepOutput:
@@ -51,8 +51,12 @@ class FakeRunner:
         for position in range(request.end):
             stored = self.kv[self._slot(request, position)]
             assert stored == own[: position + 1], f"{request.request_id} reads KV that is not its own"
-        token_ids = (next_token(own, request.params.seed),) if request.samples else ()
-        return RequestStepOutput(request.request_id, token_ids, prompt_logprobs=_scores(request))
+        token_ids: list[int] = []
+        for end in range(request.end - request.num_drafts, request.end + 1) if request.samples else ():
+            token_ids.append(next_token(own[:end], request.params.seed))
+            if own[end : end + 1] != (token_ids[-1],):
+                break
+        return RequestStepOutput(request.request_id, tuple(token_ids), prompt_logprobs=_scores(request))
 
     def _slot(self, request: ScheduledRequest, position: int) -> tuple[int, int]:
         return request.block_table[position // self.block_size], position % self.block_size
@@ -66,8 +70,9 @@ def _scores(request: ScheduledRequest) -> tuple[TokenLogprobs, ...]:
 
 
 def own_tokens(request: ScheduledRequest) -> tuple[int, ...]:
-    """Prompt and output up to the end of this step."""
-    return (*request.prompt_token_ids, *request.output_token_ids)[: request.end]
+    """Prompt and output up to the end of this step, its drafts included."""
+    drafts = request.token_ids[len(request.token_ids) - request.num_drafts :]
+    return (*request.prompt_token_ids, *request.output_token_ids, *drafts)[: request.end]
 
 
 def fake_info(num_blocks: int, block_size: int, max_model_len: int = 10_000) -> EngineInfo:
@@ -93,7 +98,7 @@ def fake_info(num_blocks: int, block_size: int, max_model_len: int = 10_000) -> 
 
 def fake_engine(num_blocks: int = 64, block_size: int = 4, **settings: Any) -> Engine:
     """The real engine and scheduler over a FakeRunner."""
-    config = EngineConfig(model="fake", block_size=block_size, **settings)
+    config = EngineConfig(model="fake", block_size=block_size, **{"num_speculative_tokens": 0, **settings})
     return Engine(config, fake_info(num_blocks, block_size), FakeRunner(block_size))
 
 

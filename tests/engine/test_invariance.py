@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from engine.messages import RequestUpdate
 from engine.model_loader import LoadedModel
 from engine.thinking import Thinking
 from tests.engine.fakes import add, run_to_end
+from tests.engine.prophets import let_prophets_draft
 from tests.engine.tiny_models import VOCAB_SIZE, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -87,6 +89,20 @@ def after_preemption(model: LoadedModel, params: dict[str, Any]) -> Any:
     return answer(updates)
 
 
+def speculating(model: LoadedModel, params: dict[str, Any], mine: list[int]) -> Any:
+    """With guesses of which every third is wrong, beside a request that guesses by itself."""
+    engine = tiny_engine(model, num_speculative_tokens=4)
+    add(engine, "other", prompt(3, 9) * 4, max_tokens=30)
+    has_prophet = "grammar" not in params
+    if has_prophet:
+        errs = cycle([False, True, False])
+        let_prophets_draft(engine, lambda: next(errs), lambda _, said: mine[len(said)])
+    add_mine(engine, params)
+    updates = run_to_end(engine)["mine"]
+    assert any(len(update.token_ids) > 1 for update in updates) == has_prophet
+    return answer(updates)
+
+
 def resumed(model: LoadedModel, params: dict[str, Any], tokens: list[int]) -> Any:
     engine = tiny_engine(model)
     add_mine(engine, {**params, "output_token_ids": tokens})
@@ -118,7 +134,9 @@ def assert_the_same_however_it_runs(model: LoadedModel, params: dict[str, Any]) 
     assert alone(model, params, block_size=1) == mine
     assert after_a_prefix_hit(model, params) == mine
     assert after_preemption(model, params) == mine
-    assert resumed(model, params, [token_id for token_id, _, _ in mine[:7]]) == mine[7:]
+    token_ids = [token_id for token_id, _, _ in mine]
+    assert speculating(model, params, token_ids) == mine
+    assert resumed(model, params, token_ids[:7]) == mine[7:]
 
 
 def test_other_seeds_give_other_answers(tiny_model: Callable[..., LoadedModel]) -> None:

@@ -44,6 +44,8 @@ TABLE: dict[str, tuple[str, set[str], list[str]]] = {
     "prefix_cache_hits": ("counter", set(), ["vllm:prefix_cache_hits"]),
     "requests": ("counter", {"finish_reason"}, ["vllm:request_success"]),
     "preemptions": ("counter", set(), ["vllm:num_preemptions"]),
+    "draft_tokens": ("counter", set(), ["vllm:spec_decode_num_draft_tokens"]),
+    "accepted_draft_tokens": ("counter", set(), ["vllm:spec_decode_num_accepted_tokens"]),
     "rejections": ("counter", {"reason"}, []),
     "refusal_answers": ("counter", {"how"}, []),
     "key_requests": ("counter", {"key"}, []),

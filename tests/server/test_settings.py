@@ -48,6 +48,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "kv_cache_memory_bytes": ("2GiB", 2**31),
     "num_gpu_blocks_override": ("44", 44),
     "enable_prefix_caching": ("false", False),
+    "num_speculative_tokens": ("3", 3),
     "max_header_bytes": ("4KiB", 4096),
     "max_connections": ("3", 3),
     "header_timeout": ("2.5", 2.5),

@@ -1,0 +1,45 @@
+"""Which of the tokens that a step made a request takes, and whether it ends with them; torch-free."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.request import FinishReason, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What a request took."""
+
+    token_ids: Sequence[int]
+    finish_reason: FinishReason | None
+    stop_token_id: int | None = None
+    """The stop token that ended it, when it was not EOS."""
+
+
+def accept(request: Request, token_ids: Sequence[int], eos_token_ids: frozenset[int]) -> Acceptance:
+    """Add the tokens to the request's output, up to the first that ends it."""
+    reason, stop_token_id = _end_by_length(request), None
+    accepted: list[int] = []
+    for token_id in token_ids:
+        if reason is not None:
+            break
+        request.output_token_ids.append(token_id)
+        accepted.append(token_id)
+        reason, stop_token_id = _end_after(request, token_id, eos_token_ids)
+    return Acceptance(accepted, reason, stop_token_id)
+
+
+def _end_after(
+    request: Request, token_id: int, eos_token_ids: frozenset[int]
+) -> tuple[FinishReason | None, int | None]:
+    params = request.params
+    if len(request.output_token_ids) >= params.min_tokens:
+        if token_id in params.stop_token_ids:
+            return FinishReason.STOP, token_id
+        if token_id in eos_token_ids and not params.ignore_eos:
+            return FinishReason.STOP, None
+    return _end_by_length(request), None
+
+
+def _end_by_length(request: Request) -> FinishReason | None:
+    return FinishReason.LENGTH if len(request.output_token_ids) >= request.params.max_tokens else None

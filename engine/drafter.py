@@ -1,0 +1,89 @@
+"""Guesses what a request says next from what it said before (prompt lookup decoding, Saxena 2023); torch-free.
+
+Texts repeat themselves and their prompts: code that is edited, documents that are quoted, names and tables. Where the
+newest tokens stood before, what followed them there is the guess.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
+
+_LONGEST, _SHORTEST = 4, 2  # tokens that must have stood there before; the longest match is taken
+_REACH = 1 << 14  # tokens looked back
+_TOKEN_TYPE, _TOKEN_BYTES = "i", 4
+_FIRST_CHANCE = 0.5
+_LEARNING = 0.15  # how much a guess that is checked says about the next one
+
+
+class Drafter(Protocol):
+    """One request's own, and gone with it."""
+
+    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int, min_chance: float) -> Sequence[int]:
+        """At most `max_tokens` that may follow these, and no more than are all right with a chance over `min_chance`.
+        Both grow only."""
+
+
+class NoDrafts:
+    """Guesses nothing: the "off" state."""
+
+    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int, min_chance: float) -> Sequence[int]:
+        return ()
+
+
+class PromptLookup:
+    """Learns how often it is right from every guess, tried or not, and for each length of a match apart."""
+
+    def __init__(self) -> None:
+        self._text = bytearray()  # all tokens so far
+        self._guess: list[int] = []  # what was to follow them
+        self._match_length = 0
+        self._chances = [_FIRST_CHANCE] * (_LONGEST + 1)
+
+    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int, min_chance: float) -> Sequence[int]:
+        self._read(prompt, output)
+        self._guess = self._look_up(max_tokens)
+        return self._guess[: self._num_likely(min_chance)]
+
+    def _read(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """Take the new tokens in, and learn what the last guess was worth, as far as they tell: to its first error."""
+        num_old = len(self._text) // _TOKEN_BYTES
+        new = [*prompt[num_old:], *output[max(0, num_old - len(prompt)) :]]
+        for guessed, said in zip(self._guess, new, strict=False):
+            self._chances[self._match_length] += _LEARNING * ((guessed == said) - self._chances[self._match_length])
+            if guessed != said:
+                break
+        self._text += array(_TOKEN_TYPE, new).tobytes()
+
+    def _look_up(self, max_tokens: int) -> list[int]:
+        """What followed the newest tokens where they last stood. A match may reach into what it guesses: a text that
+        repeats itself goes on to."""
+        for length in range(_LONGEST, _SHORTEST - 1, -1):
+            at = self._find(length)
+            if at is not None:
+                self._match_length = length
+                known = self._tokens_from(at + length, max_tokens)
+                return [known[i % len(known)] for i in range(max_tokens)]
+        return []
+
+    def _find(self, length: int) -> int | None:
+        """Number of the token at which the newest `length` tokens stood before."""
+        size = length * _TOKEN_BYTES
+        if len(self._text) <= size:
+            return None
+        newest, first = self._text[-size:], max(0, len(self._text) - _REACH * _TOKEN_BYTES)
+        at = self._text.rfind(newest, first, len(self._text) - _TOKEN_BYTES)
+        while at % _TOKEN_BYTES and at >= 0:  # bytes of neighbours
+            at = self._text.rfind(newest, first, at + size - 1)
+        return None if at < 0 else at // _TOKEN_BYTES
+
+    def _tokens_from(self, number: int, count: int) -> list[int]:
+        start = number * _TOKEN_BYTES
+        return [*array(_TOKEN_TYPE, bytes(self._text[start : start + count * _TOKEN_BYTES]))]
+
+    def _num_likely(self, min_chance: float) -> int:
+        chance, count = self._chances[self._match_length], 0
+        all_right = chance
+        while count < len(self._guess) and all_right > min_chance:
+            count += 1
+            all_right *= chance
+        return count

@@ -1,0 +1,92 @@
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.drafter import NoDrafts, PromptLookup
+
+TOKENS = st.sampled_from([0, 1, 256, 65_536, 0x01010101])  # their bytes look alike across borders
+
+
+def drafted(prompt: Sequence[int], output: Sequence[int] = (), max_tokens: int = 4) -> list[int]:
+    return list(PromptLookup().draft(prompt, output, max_tokens, 0.0))
+
+
+def expected(text: Sequence[int], max_tokens: int) -> list[int]:
+    """The same by trying every place."""
+    for length in (4, 3, 2):
+        for start in range(len(text) - length - 1, -1, -1):
+            if text[start : start + length] == text[len(text) - length :]:
+                guess = list(text)
+                for i in range(max_tokens):
+                    guess.append(guess[start + length + i])
+                return guess[len(text) :]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("text", "guess"),
+    [
+        ([1, 2, 3, 4, 5, 6, 1, 2], [3, 4, 5, 6]),
+        ([1, 2, 3, 9, 1, 2, 7, 8, 1, 2], [7, 8, 1, 2]),  # where they stood last
+        ([5, 1, 2, 3, 6, 1, 2, 7, 5, 1, 2], [3, 6, 1, 2]),  # but rather where more of them stood
+        ([7, 7, 7], [7, 7, 7, 7]),  # goes on to repeat itself
+        ([9, 1, 2, 1, 2], [1, 2, 1, 2]),
+        ([1, 2, 3, 4], []),
+        ([1, 1], []),
+        ([], []),
+    ],
+)
+def test_what_followed_the_newest_tokens_before_is_guessed(text: list[int], guess: list[int]) -> None:
+    assert drafted(text) == guess
+    for cut in range(len(text)):
+        assert drafted(text[:cut], text[cut:]) == guess
+
+
+@given(text=st.lists(TOKENS, max_size=40), max_tokens=st.integers(0, 6))
+def test_it_finds_what_a_search_of_every_place_finds(text: list[int], max_tokens: int) -> None:
+    assert drafted(text, max_tokens=max_tokens) == expected(text, max_tokens)
+
+
+@given(text=st.lists(st.integers(0, 3), max_size=60), cuts=st.lists(st.integers(0, 60), max_size=5))
+def test_a_text_may_grow_by_any_number_of_tokens(text: list[int], cuts: list[int]) -> None:
+    grown = PromptLookup()
+    for cut in sorted(cuts):
+        grown.draft(text[:2], text[2:cut], 3, 0.0)
+    assert list(grown.draft(text[:2], text[2:], 3, 0.0)) == drafted(text, max_tokens=3)
+
+
+def test_it_does_not_look_back_for_ever() -> None:
+    filler = [number for number in range(100, 20_100)]
+    assert drafted([1, 2, 3, 4, *filler[:100], 1, 2]) == [3, 4, 100, 101]
+    assert drafted([1, 2, 3, 4, *filler, 1, 2]) == []
+
+
+def test_who_was_right_guesses_more_and_who_was_wrong_less() -> None:
+    lookup, text = PromptLookup(), [1, 2, 3] * 3
+    first = len(lookup.draft(text, [], 8, 0.2))
+    assert first == 2  # chances of a half, and of a half of that
+    for number in range(40):
+        text.append(number % 3 + 1)
+        guess = lookup.draft(text, [], 8, 0.2)
+    assert len(guess) == 8
+    rng = random.Random(0)
+    for _ in range(200):
+        text.append(rng.randrange(3) + 1)
+        guess = lookup.draft(text, [], 8, 0.6)
+    assert list(guess) == []
+
+
+def test_a_guess_that_was_not_tried_counts_too() -> None:
+    lookup, text = PromptLookup(), [1, 2] * 4
+    assert list(lookup.draft(text, [], 8, 0.9)) == []
+    for number in range(40):
+        text.append(number % 2 + 1)
+        guess = lookup.draft(text, [], 8, 0.9)
+    assert len(guess) > 0
+
+
+def test_nothing_is_guessed_when_off() -> None:
+    assert list(NoDrafts().draft([1, 1, 1, 1], [], 8, 0.0)) == []
