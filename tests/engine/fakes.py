@@ -4,7 +4,8 @@ What is stored for a token names the token and everything before it, as real key
 """
 
 import hashlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
@@ -96,10 +97,12 @@ def fake_info(num_blocks: int, block_size: int, max_model_len: int = 10_000) -> 
     )
 
 
-def fake_engine(num_blocks: int = 64, block_size: int = 4, **settings: Any) -> Engine:
+def fake_engine(
+    num_blocks: int = 64, block_size: int = 4, clock: Callable[[], float] = time.monotonic, **settings: Any
+) -> Engine:
     """The real engine and scheduler over a FakeRunner."""
     config = EngineConfig(model="fake", block_size=block_size, **{"num_speculative_tokens": 0, **settings})
-    return Engine(config, fake_info(num_blocks, block_size), FakeRunner(block_size))
+    return Engine(config, fake_info(num_blocks, block_size), FakeRunner(block_size), clock=clock)
 
 
 def add(engine: Engine, request_id: str, prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> None:

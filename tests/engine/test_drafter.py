@@ -88,5 +88,15 @@ def test_a_guess_that_was_not_tried_counts_too() -> None:
     assert len(guess) > 0
 
 
+def test_of_a_guess_nothing_counts_after_its_first_error() -> None:
+    chances = []
+    for said in ([9, 4], [9, 5], [9]):  # where 3, 4 was the guess
+        lookup, text = PromptLookup(), [1, 2, 3, 4, 1, 2]
+        lookup.draft(text, [], 2, 0.0)
+        lookup.draft(text, said, 2, 0.0)
+        chances.append(lookup._chances)
+    assert chances[0] == chances[1] == chances[2] != PromptLookup()._chances
+
+
 def test_nothing_is_guessed_when_off() -> None:
     assert list(NoDrafts().draft([1, 1, 1, 1], [], 8, 0.0)) == []

@@ -1,4 +1,4 @@
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +9,7 @@ from engine.batch import Batch, Phase
 from engine.engine import Engine
 from engine.request import FinishReason
 from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_engine, run_to_end, tokens_of
+from tests.engine.prophets import let_prophets_draft
 
 
 def phases(engine: Engine) -> list[Phase]:
@@ -283,13 +284,20 @@ def test_tokens_do_not_depend_on_how_the_work_was_scheduled(
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Random arrivals, aborts and steps. The runner checks every read; the invariants check the blocks."""
+    """Random arrivals, aborts, steps and guesses. The runner checks every read; the invariants check the blocks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.engine = fake_engine(
-            num_blocks=9, block_size=2, max_num_seqs=4, max_num_batched_tokens=7, max_prefill_tokens_per_gap=3
+            num_blocks=9,
+            block_size=2,
+            clock=lambda: 0.0,
+            max_num_seqs=4,
+            max_num_batched_tokens=7,
+            max_prefill_tokens_per_gap=3,
+            num_speculative_tokens=3,
         )
+        let_prophets_draft(self.engine, errs=cycle([False, True, False, False, False]).__next__)
         self.scheduler = self.engine._scheduler
         self.prompts: dict[str, tuple[list[int], int]] = {}
         self.outputs: dict[str, list[int]] = {}

@@ -1,4 +1,5 @@
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,14 +11,15 @@ from engine.batch import Batch, Phase, ScheduledRequest
 from engine.engine import Engine
 from engine.request import FinishReason, Request
 from engine.sampling_params import SamplingParams
-from engine.speculation import num_right, rows_of
+from engine.speculation import Speculation, num_right, rows_of
 from engine.step_cost import StepCosts
 from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_engine, run_to_end, tokens_of
 from tests.engine.prophets import let_prophets_draft
 
 
 def speculating(**settings: Any) -> Engine:
-    return fake_engine(**{"num_speculative_tokens": 3, **settings})
+    """Its steps take no time, so every guess pays."""
+    return fake_engine(clock=lambda: 0.0, **{"num_speculative_tokens": 3, **settings})
 
 
 def batches(engine: Engine) -> list[Batch]:
@@ -33,6 +35,15 @@ def test_right_guesses_save_steps() -> None:
     updates = run_to_end(engine)["a"]
     assert tokens_of(updates) == expected_tokens([3, 1, 4], 14)
     assert [len(update.token_ids) for update in updates] == [1, 1, 4, 4, 4]  # none right after the prompt
+
+
+@pytest.mark.parametrize("max_tokens", range(2, 9))
+def test_nothing_is_guessed_that_could_not_be_said(max_tokens: int) -> None:
+    engine = speculating()
+    let_prophets_draft(engine, errs=iter([True, False, False, False, False] * 100).__next__)
+    add(engine, "a", [3, 1, 4], max_tokens=max_tokens)
+    assert tokens_of(run_to_end(engine)["a"]) == expected_tokens([3, 1, 4], max_tokens)
+    assert max(request.end for step in batches(engine) for request in step.requests) <= 3 + max_tokens - 1
 
 
 def test_wrong_guesses_change_nothing() -> None:
@@ -154,11 +165,30 @@ def test_guesses_are_right_up_to_the_first_that_is_not(chosen: list[int | None],
     assert num_right(scheduled([]), chosen) == 0
 
 
-def test_a_guess_pays_if_it_brings_tokens_as_fast_as_the_step_does() -> None:
+def many(count: int) -> list[Request]:
+    return [
+        Request(str(i), [1], SamplingParams(max_tokens=20), 0.0, output_token_ids=[1], drafter=Echo())
+        for i in range(count)
+    ]
+
+
+class Echo:
+    """Guesses how likely guesses have to be, in percent."""
+
+    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int, min_chance: float) -> Sequence[int]:
+        return [round(100 * min_chance)]
+
+
+def test_a_guess_pays_if_it_brings_tokens_as_fast_as_the_step_does_and_is_tried_if_twice_as_fast() -> None:
     costs = StepCosts()
-    requests = [Request(str(i), [1], SamplingParams(), 0.0, output_token_ids=[1]) for i in range(4)]
+    requests = many(4)
     assert costs.chance_that_pays(requests) == 0.0  # nothing is known: try
     for count in [1, 5, 2, 8, 3] * 40:
         costs.observe(Batch(Phase.DECODE, (scheduled([0] * (count - 1)),)), 0.010 + 0.001 * count)
     assert costs.chance_that_pays(requests) == pytest.approx(4 * 0.001 / 0.014, rel=0.1)
     assert costs.chance_that_pays(requests[:1]) == pytest.approx(0.001 / 0.011, rel=0.1)
+    speculation = Speculation(costs, 8)
+    [[percent]] = speculation.draft(many(1))
+    assert percent == pytest.approx(200 * 0.001 / 0.011, abs=2)
+    assert all(speculation.draft(many(9)))  # 0.95
+    assert speculation.draft(many(12)) == [()] * 12  # 1.1
