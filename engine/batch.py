@@ -8,7 +8,7 @@ from engine.sampling_params import SamplingParams
 
 
 class Phase(StrEnum):
-    """Prefill computes prompts, bound by compute; decode adds one token per sequence, bound by memory bandwidth."""
+    """Prefill computes prompts, bound by compute; decode adds a token to each sequence, bound by memory bandwidth."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -30,7 +30,8 @@ class ScheduledRequest:
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
     samples: bool
-    """Whether the last position's logits choose the next token (false for all but the last prefill chunk)."""
+    """Whether the last position's logits, and those before each draft, choose a token (false for all but the last
+    prefill chunk)."""
     allowed_tokens: bytes | None = None
     """Of the next token, if one is sampled: one bit per token id, lowest bit first; None for all."""
     num_drafts: int = 0
@@ -58,6 +59,10 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return sum(len(request.token_ids) for request in self.requests)
+
+    @property
+    def num_drafts(self) -> int:
+        return sum(request.num_drafts for request in self.requests)
 
 
 @dataclass(frozen=True, slots=True)

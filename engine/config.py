@@ -5,6 +5,8 @@ import msgspec
 from engine.errors import ConfigError
 from engine.step_floor import Ceilings, ModelSize
 
+MAX_SPECULATIVE_TOKENS = 32
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the engine process is told. Nothing is written back: see `EngineInfo` for measured values."""
@@ -55,8 +57,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("max_model_len", "num_blocks", "kv_cache_bytes", "num_threads"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
-        if self.num_speculative_tokens < 0:
-            raise ConfigError(f"num_speculative_tokens must not be negative, got {self.num_speculative_tokens}.")
+        if not 0 <= self.num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
+            raise ConfigError(
+                f"num_speculative_tokens must be 0 to {MAX_SPECULATIVE_TOKENS}, got {self.num_speculative_tokens}."
+            )
         _check_choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _check_choice("quantization", self.quantization, ("none", "int8", "int4"))
         _check_choice("device", self.device, ("auto", "cpu", "cuda"))

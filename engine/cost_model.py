@@ -11,7 +11,7 @@ from operator import mul
 _KEPT = 0.98  # of what is known, per new duration: about the newest fifty count
 _KEPT_IF_SURPRISED = 0.8  # one of these is an accident, a row of them a machine that has become slower
 _SURPRISE = 1.5  # times the predicted duration
-_NUM_SWEEPS = 2  # towards the solution, per new duration; each goes on from the one before
+_NUM_SWEEPS = 8  # towards the solution, per new duration; each goes on from the one before
 _NOTHING = 1e-9
 
 _WITHIN = 0.95  # share of durations that the bound should hold

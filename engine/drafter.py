@@ -6,28 +6,36 @@ newest tokens stood before, what followed them there is the guess.
 
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 _LONGEST, _SHORTEST = 4, 2  # tokens that must have stood there before; the longest match is taken
-_REACH = 1 << 14  # tokens looked back
+_REACH = 1 << 13  # tokens looked back
 _TOKEN_TYPE, _TOKEN_BYTES = "i", 4
 _FIRST_CHANCE = 0.5
 _LEARNING = 0.15  # how much a guess that is checked says about the next one
 
 
+class Draft(NamedTuple):
+    token_ids: Sequence[int]
+    chance: float
+    """Of each to be right, if those before it are."""
+
+
+NO_DRAFT = Draft((), 0.0)
+
+
 class Drafter(Protocol):
     """One request's own, and gone with it."""
 
-    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int, min_chance: float) -> Sequence[int]:
-        """At most `max_tokens` that may follow these, and no more than are all right with a chance over `min_chance`.
-        Both grow only."""
+    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
+        """At most `max_tokens` that may follow these, which only ever grow."""
 
 
 class NoDrafts:
     """Guesses nothing: the "off" state."""
 
-    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int, min_chance: float) -> Sequence[int]:
-        return ()
+    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
+        return NO_DRAFT
 
 
 class PromptLookup:
@@ -39,10 +47,10 @@ class PromptLookup:
         self._match_length = 0
         self._chances = [_FIRST_CHANCE] * (_LONGEST + 1)
 
-    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int, min_chance: float) -> Sequence[int]:
+    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
         self._read(prompt, output)
         self._guess = self._look_up(max_tokens)
-        return self._guess[: self._num_likely(min_chance)]
+        return Draft(self._guess, self._chances[self._match_length])
 
     def _read(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         """Take the new tokens in, and learn what the last guess was worth, as far as they tell: to its first error."""
@@ -57,8 +65,11 @@ class PromptLookup:
     def _look_up(self, max_tokens: int) -> list[int]:
         """What followed the newest tokens where they last stood. A match may reach into what it guesses: a text that
         repeats itself goes on to."""
+        shortest = self._find(_SHORTEST)
+        if shortest is None:
+            return []
         for length in range(_LONGEST, _SHORTEST - 1, -1):
-            at = self._find(length)
+            at = self._find(length) if length > _SHORTEST else shortest
             if at is not None:
                 self._match_length = length
                 known = self._tokens_from(at + length, max_tokens)
@@ -79,11 +90,3 @@ class PromptLookup:
     def _tokens_from(self, number: int, count: int) -> list[int]:
         start = number * _TOKEN_BYTES
         return [*array(_TOKEN_TYPE, bytes(self._text[start : start + count * _TOKEN_BYTES]))]
-
-    def _num_likely(self, min_chance: float) -> int:
-        chance, count = self._chances[self._match_length], 0
-        all_right = chance
-        while count < len(self._guess) and all_right > min_chance:
-            count += 1
-            all_right *= chance
-        return count

@@ -18,7 +18,6 @@ from engine.messages import AddRequest, RequestState, RequestUpdate, StepUpdate
 from engine.prefill_budget import PrefillPace
 from engine.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
 from engine.request import Request
-from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler
 from engine.speculation import Speculation
 from engine.stats import StepStats
@@ -70,7 +69,7 @@ class Engine:
             max_tokens_per_gap=config.max_prefill_tokens_per_gap,
         )
         self._max_drafts = config.num_speculative_tokens
-        self._speculation = Speculation(self._costs, self._max_drafts)
+        self._speculation = Speculation(self._costs, self._max_drafts, config.target_itl_ms / 1000)
         self._scheduler = Scheduler(
             self._pool,
             cache,
@@ -114,16 +113,18 @@ class Engine:
             cache_salt=message.cache_salt,
             output_token_ids=message.output_token_ids,
             is_announced=bool(message.output_token_ids),
-            drafter=self._drafter_for(message.params),
+            drafter=self._drafter_for(message),
         )
         if request.params.grammar is None:
             self._scheduler.add(request)
         else:
             self._grammars.add(request)
 
-    def _drafter_for(self, params: SamplingParams) -> Drafter:
-        """None that guesses for a request whose grammar tells what may come next only after each token."""
-        return NoDrafts() if self._max_drafts == 0 or params.grammar is not None else PromptLookup()
+    def _drafter_for(self, message: AddRequest) -> Drafter:
+        """None that guesses for a request whose grammar tells only after each token what may come, nor for one that
+        another engine process began: if a guess brought that down, it does not happen again."""
+        may_guess = self._max_drafts > 0 and message.params.grammar is None and not message.output_token_ids
+        return PromptLookup() if may_guess else NoDrafts()
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests without further news; unknown ids are ignored."""
@@ -166,6 +167,7 @@ class Engine:
             return self._scheduler.fail(batch, f"The engine failed on this request: {error}"), 0.0
         model_s = self._clock() - started_s
         self._costs.observe(batch, model_s)
+        self._speculation.on_step(batch.num_drafts)
         return self._scheduler.update(batch, output), model_s
 
     def _constrained(self, batch: Batch) -> Batch:

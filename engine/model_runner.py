@@ -1,4 +1,4 @@
-"""Runs batches on the model: `prefill` computes prompts, `decode` adds one token to every sequence."""
+"""Runs batches on the model: `prefill` computes prompts, `decode` adds a token and right guesses to every sequence."""
 
 import logging
 from collections.abc import Sequence

@@ -8,8 +8,9 @@ from engine.stats import RequestTimings
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The news of one request since the last output: usually one token. Text is held back while a character or a
-    possible stop string is incomplete, so `text` may be empty; concatenated, the texts are the whole completion.
+    """The news of one request since the last output: usually one token, or those of a step. Text is held back while a
+    character or a possible stop string is incomplete, so `text` may be empty; concatenated, the texts are the whole
+    completion.
     """
 
     request_id: str

@@ -211,7 +211,7 @@ class Scheduler:
     # Transitions.
 
     def _mark_computed(self, request: Request, scheduled: ScheduledRequest, end: int) -> None:
-        """Its tokens before `end`, those that are its own: of wrong guesses nothing stays."""
+        """`end` is the position behind the last whose KV is the request's own: not that of a wrong guess."""
         request.num_computed_tokens = end
         self._cache.insert(request, scheduled.start // self._block_size, end // self._block_size)
         if not request.is_announced:
@@ -220,9 +220,9 @@ class Scheduler:
     def _append(self, request: Request, scheduled: ScheduledRequest, result: RequestStepOutput) -> RequestUpdate:
         """Add the sampled tokens up to the first that ends the request."""
         accepted = accept(request, result.token_ids, self._eos_token_ids)
-        num_right = max(len(accepted.token_ids) - 1, 0)
-        self._mark_computed(request, scheduled, scheduled.end - scheduled.num_drafts + num_right)
-        self._speculation.count(scheduled.num_drafts, num_right)
+        num_accepted = max(len(accepted.token_ids) - 1, 0)
+        self._mark_computed(request, scheduled, scheduled.end - scheduled.num_drafts + num_accepted)
+        self._speculation.count(scheduled.num_drafts, num_accepted)
         if not result.token_ids and accepted.finish_reason is None:
             return self._fail(request, NO_TOKEN_LEFT, blames_request=True)
         self._waiting.charge(request, len(accepted.token_ids))

@@ -5,10 +5,12 @@ exact match). So guesses make an answer faster and never another one. Where a st
 tokens do not make it read, a wrong guess costs little.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from engine.batch import ScheduledRequest
+from engine.drafter import Draft
 from engine.request import Request
 from engine.step_cost import StepCosts
 
@@ -16,34 +18,59 @@ __all__ = ["Speculation", "num_right", "rows_of"]
 
 
 _MARGIN = 2.0  # guesses of one request lengthen the step of all: they must be worth it twice
+_LONGER = 0.5  # of a step's time without guesses, at most
+_FIRST, _MOST = 8, 64  # guesses of one step: before any were tried, and ever
 
 
 class Speculation:
-    """How many tokens each request of a decode step guesses: those that are likely enough to pay for their time."""
+    """Which guesses a decode step tries: the likeliest of all its requests, as far as they pay for their time and hold
+    up nobody for long."""
 
-    def __init__(self, costs: StepCosts, max_tokens: int) -> None:
+    def __init__(self, costs: StepCosts, max_tokens: int, target_gap_s: float) -> None:
         """`max_tokens` per request and step."""
         self._costs = costs
         self._max_tokens = max_tokens
+        self._target_gap_s = target_gap_s
+        self._trusted = _FIRST  # twice as many as one step tried so far: what a token costs is learnt on the way
         self.num_drafts = 0
         self.num_accepted = 0
 
     def draft(self, requests: Sequence[Request]) -> list[Sequence[int]]:
-        """The tokens that each of these guesses: the step itself makes one more, and no request may say too many."""
-        min_chance = _MARGIN * self._costs.chance_that_pays(requests)
-        if min_chance >= 1.0:
+        """The tokens that each of these guesses. The step makes one more, and no request says more than it may."""
+        step_s, token_s = self._costs.decode_price(requests)
+        min_chance = _MARGIN * len(requests) * token_s / step_s if step_s else 0.0
+        spare_s = min(_LONGER * step_s, self._target_gap_s - step_s)
+        limit = self._trusted if token_s == 0.0 else min(int(max(spare_s, 0.0) / token_s), self._trusted)
+        if limit == 0 or min_chance >= 1.0:
             return [()] * len(requests)
-        return [self._draft(request, min_chance) for request in requests]
+        return _likeliest([self._draft_of(request) for request in requests], min_chance, limit)
 
     def count(self, num_drafts: int, num_accepted: int) -> None:
         """What became of a request's drafts."""
         self.num_drafts += num_drafts
         self.num_accepted += num_accepted
 
-    def _draft(self, request: Request, min_chance: float) -> Sequence[int]:
+    def on_step(self, num_drafts: int) -> None:
+        """One that tried so many was timed."""
+        self._trusted = min(max(self._trusted, 2 * num_drafts), _MOST)
+
+    def _draft_of(self, request: Request) -> Draft:
         num_left = request.params.max_tokens - len(request.output_token_ids) - 1
         most = min(self._max_tokens, num_left)
-        return request.drafter.draft(request.prompt_token_ids, request.output_token_ids, most, min_chance)
+        return request.drafter.draft(request.prompt_token_ids, request.output_token_ids, most)
+
+
+def _likeliest(drafts: Sequence[Draft], min_chance: float, limit: int) -> list[Sequence[int]]:
+    """Of each draft its beginning: together at most `limit` tokens, those with the best chances that all up to them are
+    right, and none whose chance is `min_chance` or less."""
+    chances = (
+        (draft.chance ** (index + 1), number)
+        for number, draft in enumerate(drafts)
+        for index in range(len(draft.token_ids))
+    )
+    worthy = sorted((each for each in chances if each[0] > min_chance), reverse=True)
+    counts = Counter(number for _, number in worthy[:limit])
+    return [draft.token_ids[: counts[number]] for number, draft in enumerate(drafts)]
 
 
 def rows_of(request: ScheduledRequest) -> Iterator[ScheduledRequest]:

@@ -41,9 +41,9 @@ class StepStats(msgspec.Struct, frozen=True):
     bound: Bound | None = None
     """Which of the ceilings that is."""
     num_drafts: int = 0
-    """Tokens that were guessed."""
+    """Tokens that were guessed; a total."""
     num_accepted_drafts: int = 0
-    """Of these, tokens that were right."""
+    """Of these, tokens that were right; a total."""
 
 
 class RoomStats(msgspec.Struct, frozen=True):

@@ -33,11 +33,10 @@ class StepCosts:
         """Seconds that a decode step of these rarely exceeds; 0 before the first."""
         return self._models[Phase.DECODE].bound(_decode_work(requests))
 
-    def chance_that_pays(self, requests: Sequence[Request]) -> float:
-        """Of one more token in a decode step of these: as likely as it must be right, so that tokens come no slower."""
-        per_step, per_token, per_position = self._models[Phase.DECODE].coefficients
-        step_s = sum(map(mul, (per_step, per_token, per_position), _decode_work(requests)))
-        return len(requests) * per_token / step_s if step_s else 0.0
+    def decode_price(self, requests: Sequence[Request]) -> tuple[float, float]:
+        """Seconds of a decode step of these and of one more token in it, rather likely than certain; 0 if unknown."""
+        coefficients = self._models[Phase.DECODE].coefficients
+        return sum(map(mul, coefficients, _decode_work(requests))), coefficients[1]
 
     def prefill_bound(self, work: Work) -> float:
         """Seconds that a prefill step of so much work rarely exceeds; infinite for far more than was seen lately."""

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ByteSize, Field, NonNegativeInt, PositiveF
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from engine.config import EngineConfig
+from engine.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from engine.waiting_room import RoomLimits
 from server.settings_file import SettingsFile
 
@@ -93,8 +93,12 @@ class Settings(BaseSettings):
     kv_cache_memory_bytes: ByteSize | None = setting("Engine", None, "Memory for KV, such as 2GiB.", "BYTES", gt=0)
     num_gpu_blocks_override: PositiveInt | None = setting("Engine", None, "Exact number of KV blocks, on any device.")
     enable_prefix_caching: bool = setting("Engine", True, "Share KV blocks of equal prompt beginnings.")
-    num_speculative_tokens: NonNegativeInt = setting(
-        "Engine", 8, "Tokens a request may guess ahead, from what it said before; 0: none. Answers stay the same."
+    num_speculative_tokens: int = setting(
+        "Engine",
+        8,
+        "Tokens a request may guess ahead, from what it said before; 0: none. Answers stay the same.",
+        ge=0,
+        le=MAX_SPECULATIVE_TOKENS,
     )
     engine_timeout: PositiveFloat = setting(
         "Engine", 120.0, "Seconds an engine with work may be silent; then it is killed and restarted.", "SECONDS"

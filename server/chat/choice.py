@@ -30,8 +30,8 @@ class ChatChoice:
         )
 
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
-        """The token's delta and, behind the last one, an empty delta with the reason; when the last token adds nothing,
-        as EOS does, that one alone."""
+        """The delta of a step's tokens and, behind the last, an empty delta with the reason; when the last token adds
+        nothing, as EOS does, that one alone."""
         role = {"role": "assistant"} if self._is_first else {}
         parts = self._parts(output)
         if output.finish_reason is None:

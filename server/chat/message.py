@@ -8,9 +8,9 @@ from server.chat.parts import Content, Part, Reasoning, ToolCall
 
 
 def delta_of(parts: Sequence[Part]) -> dict[str, Any]:
-    """A token whose text is empty, or held back, still is a delta: of empty content."""
+    """Tokens whose text is empty, or held back, still are a delta: of empty content."""
     match parts:
-        case [Content(text)]:  # the usual one, once per token
+        case [Content(text)]:  # the usual one, once per step
             return {"content": text}
     texts = _texts(parts)
     if calls := _calls(parts):

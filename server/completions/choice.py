@@ -13,7 +13,7 @@ from server.text import Tokenizer
 
 
 class ChoiceFormatter:
-    """Formats one choice, output by output: a streamed choice token by token, a whole one in one piece."""
+    """Formats one choice, output by output: a streamed choice step by step, a whole one in one piece."""
 
     def __init__(self, index: int, request: CompletionRequest, prompt: EncodedPrompt, tokenizer: Tokenizer) -> None:
         self._index = index

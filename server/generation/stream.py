@@ -1,4 +1,4 @@
-"""The streamed response: one event per token."""
+"""The streamed response: one event per step, which usually is a token."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+from engine.drafter import Draft
 from engine.engine import Engine
-from engine.sampling_params import SamplingParams
+from engine.messages import AddRequest
 from tests.engine.fakes import VOCAB_SIZE, next_token
 
 
@@ -12,15 +13,13 @@ class Prophet:
 
     def __init__(self, tells: Callable[[Sequence[int], Sequence[int]], int], errs: Callable[[], bool]) -> None:
         self._tells, self._errs = tells, errs
-        self.asked: list[int] = []
 
-    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int, min_chance: float) -> Sequence[int]:
-        self.asked.append(max_tokens)
+    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
         said = list(output)
         for _ in range(max_tokens):
             token_id = self._tells(prompt, said)
             said.append((token_id + 1) % VOCAB_SIZE if self._errs() else token_id)
-        return said[len(output) :]
+        return Draft(said[len(output) :], 0.9)
 
 
 def let_prophets_draft(
@@ -30,7 +29,7 @@ def let_prophets_draft(
 ) -> None:
     """All requests that are added from now on have one."""
 
-    def prophet_for(params: SamplingParams) -> Prophet:
-        return Prophet(tells or (lambda prompt, said: next_token([*prompt, *said], params.seed)), errs)
+    def prophet_for(message: AddRequest) -> Prophet:
+        return Prophet(tells or (lambda prompt, said: next_token([*prompt, *said], message.params.seed)), errs)
 
     engine._drafter_for = prophet_for  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ TOKENS = st.sampled_from([0, 1, 256, 65_536, 0x01010101])  # their bytes look al
 
 
 def drafted(prompt: Sequence[int], output: Sequence[int] = (), max_tokens: int = 4) -> list[int]:
-    return list(PromptLookup().draft(prompt, output, max_tokens, 0.0))
+    return list(PromptLookup().draft(prompt, output, max_tokens).token_ids)
 
 
 def expected(text: Sequence[int], max_tokens: int) -> list[int]:
@@ -54,49 +54,39 @@ def test_it_finds_what_a_search_of_every_place_finds(text: list[int], max_tokens
 def test_a_text_may_grow_by_any_number_of_tokens(text: list[int], cuts: list[int]) -> None:
     grown = PromptLookup()
     for cut in sorted(cuts):
-        grown.draft(text[:2], text[2:cut], 3, 0.0)
-    assert list(grown.draft(text[:2], text[2:], 3, 0.0)) == drafted(text, max_tokens=3)
+        grown.draft(text[:2], text[2:cut], 3)
+    assert list(grown.draft(text[:2], text[2:], 3).token_ids) == drafted(text, max_tokens=3)
 
 
 def test_it_does_not_look_back_for_ever() -> None:
-    filler = [number for number in range(100, 20_100)]
+    filler = [*range(100, 10_100)]
     assert drafted([1, 2, 3, 4, *filler[:100], 1, 2]) == [3, 4, 100, 101]
     assert drafted([1, 2, 3, 4, *filler, 1, 2]) == []
 
 
-def test_who_was_right_guesses_more_and_who_was_wrong_less() -> None:
+def test_who_was_right_is_trusted_more_and_who_was_wrong_less() -> None:
     lookup, text = PromptLookup(), [1, 2, 3] * 3
-    first = len(lookup.draft(text, [], 8, 0.2))
-    assert first == 2  # chances of a half, and of a half of that
+    assert lookup.draft(text, [], 8).chance == 0.5
     for number in range(40):
         text.append(number % 3 + 1)
-        guess = lookup.draft(text, [], 8, 0.2)
-    assert len(guess) == 8
+        draft = lookup.draft(text, [], 8)
+    assert draft.chance > 0.99
     rng = random.Random(0)
     for _ in range(200):
         text.append(rng.randrange(3) + 1)
-        guess = lookup.draft(text, [], 8, 0.6)
-    assert list(guess) == []
-
-
-def test_a_guess_that_was_not_tried_counts_too() -> None:
-    lookup, text = PromptLookup(), [1, 2] * 4
-    assert list(lookup.draft(text, [], 8, 0.9)) == []
-    for number in range(40):
-        text.append(number % 2 + 1)
-        guess = lookup.draft(text, [], 8, 0.9)
-    assert len(guess) > 0
+        draft = lookup.draft(text, [], 8)
+    assert draft.chance < 0.6
 
 
 def test_of_a_guess_nothing_counts_after_its_first_error() -> None:
     chances = []
     for said in ([9, 4], [9, 5], [9]):  # where 3, 4 was the guess
         lookup, text = PromptLookup(), [1, 2, 3, 4, 1, 2]
-        lookup.draft(text, [], 2, 0.0)
-        lookup.draft(text, said, 2, 0.0)
+        lookup.draft(text, [], 2)
+        lookup.draft(text, said, 2)
         chances.append(lookup._chances)
     assert chances[0] == chances[1] == chances[2] != PromptLookup()._chances
 
 
 def test_nothing_is_guessed_when_off() -> None:
-    assert list(NoDrafts().draft([1, 1, 1, 1], [], 8, 0.0)) == []
+    assert list(NoDrafts().draft([1, 1, 1, 1], [], 8).token_ids) == []

@@ -7,13 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import Batch, Phase, ScheduledRequest
+from engine.batch import Batch, Phase, ScheduledRequest, StepOutput
+from engine.config import EngineConfig
+from engine.drafter import Draft, PromptLookup
 from engine.engine import Engine
+from engine.messages import AddRequest
 from engine.request import FinishReason, Request
 from engine.sampling_params import SamplingParams
 from engine.speculation import Speculation, num_right, rows_of
 from engine.step_cost import StepCosts
-from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_engine, run_to_end, tokens_of
+from tests.engine.fakes import EOS, FakeRunner, add, expected_tokens, fake_engine, fake_info, run_to_end, tokens_of
 from tests.engine.prophets import let_prophets_draft
 
 
@@ -95,6 +98,18 @@ def test_a_stop_among_right_guesses_ends_the_request(position: int) -> None:
     assert engine._pool.stats.held == 0
 
 
+@pytest.mark.parametrize("min_tokens", [0, 8])
+def test_eos_among_right_guesses_ends_the_request_once_it_may(min_tokens: int) -> None:
+    prompt = next([number] for number in range(1, 50) if EOS in expected_tokens([number], 7)[2:])
+    tokens = expected_tokens(prompt, 12)
+    engine = speculating()
+    let_prophets_draft(engine)
+    add(engine, "a", prompt, max_tokens=8, ignore_eos=False, min_tokens=min_tokens)
+    updates = run_to_end(engine)["a"]
+    assert tokens_of(updates) == (tokens[:8] if min_tokens else tokens[: tokens.index(EOS) + 1])
+    assert engine._pool.stats.held == 0
+
+
 def test_the_step_after_a_prompt_guesses_nothing() -> None:
     """The gap between two tokens has to hold both."""
     engine = speculating(max_prefill_tokens_per_gap=4)
@@ -132,10 +147,15 @@ def test_guesses_are_counted() -> None:
     assert stats.num_accepted_drafts == 30 - len(drafts)
 
 
-def test_a_request_with_a_grammar_guesses_nothing() -> None:
-    engine = speculating()
-    drafter = engine._drafter_for(SamplingParams(grammar="start: /a+/"))
-    assert list(drafter.draft([1] * 9, [], 3, 0.0)) == []
+@pytest.mark.parametrize(
+    ("fields", "guesses"),
+    [({}, True), ({"params": SamplingParams(grammar="start: /a+/")}, False), ({"output_token_ids": [1]}, False)],
+    ids=["others", "a grammar", "begun by another engine"],
+)
+def test_who_guesses(fields: dict[str, Any], guesses: bool) -> None:
+    message = {"request_id": "a", "prompt_token_ids": [1], "params": SamplingParams(), "arrival_s": 0.0, **fields}
+    assert isinstance(speculating()._drafter_for(AddRequest(**message)), PromptLookup) == guesses
+    assert not isinstance(speculating(num_speculative_tokens=0)._drafter_for(AddRequest(**message)), PromptLookup)
 
 
 def scheduled(drafts: list[int], **params: Any) -> ScheduledRequest:
@@ -165,30 +185,83 @@ def test_guesses_are_right_up_to_the_first_that_is_not(chosen: list[int | None],
     assert num_right(scheduled([]), chosen) == 0
 
 
-def many(count: int) -> list[Request]:
-    return [
-        Request(str(i), [1], SamplingParams(max_tokens=20), 0.0, output_token_ids=[1], drafter=Echo())
-        for i in range(count)
-    ]
+class Sure:
+    """Guesses two tokens with a certain chance."""
+
+    def __init__(self, chance: float) -> None:
+        self._chance = chance
+
+    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
+        return Draft([1, 2][:max_tokens], self._chance)
 
 
-class Echo:
-    """Guesses how likely guesses have to be, in percent."""
-
-    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int, min_chance: float) -> Sequence[int]:
-        return [round(100 * min_chance)]
+def those_with(*chances: float) -> list[Request]:
+    params = SamplingParams(max_tokens=20)
+    return [Request("a", [1], params, 0.0, output_token_ids=[1], drafter=Sure(chance)) for chance in chances]
 
 
-def test_a_guess_pays_if_it_brings_tokens_as_fast_as_the_step_does_and_is_tried_if_twice_as_fast() -> None:
+def taught(step_s: float, token_s: float) -> StepCosts:
     costs = StepCosts()
-    requests = many(4)
-    assert costs.chance_that_pays(requests) == 0.0  # nothing is known: try
     for count in [1, 5, 2, 8, 3] * 40:
-        costs.observe(Batch(Phase.DECODE, (scheduled([0] * (count - 1)),)), 0.010 + 0.001 * count)
-    assert costs.chance_that_pays(requests) == pytest.approx(4 * 0.001 / 0.014, rel=0.1)
-    assert costs.chance_that_pays(requests[:1]) == pytest.approx(0.001 / 0.011, rel=0.1)
-    speculation = Speculation(costs, 8)
-    [[percent]] = speculation.draft(many(1))
-    assert percent == pytest.approx(200 * 0.001 / 0.011, abs=2)
-    assert all(speculation.draft(many(9)))  # 0.95
-    assert speculation.draft(many(12)) == [()] * 12  # 1.1
+        costs.observe(Batch(Phase.DECODE, (scheduled([0] * (count - 1)),)), step_s + token_s * count)
+    return costs
+
+
+def counts_of(speculation: Speculation, *chances: float) -> list[int]:
+    return [len(draft) for draft in speculation.draft(those_with(*chances))]
+
+
+def test_what_a_token_costs_is_learnt() -> None:
+    assert StepCosts().decode_price(those_with(0.5)) == (0.0, 0.0)
+    step_s, token_s = taught(0.010, 0.001).decode_price(those_with(0.5, 0.5))
+    assert (step_s, token_s) == (pytest.approx(0.012, rel=0.02), pytest.approx(0.001, rel=0.1))
+
+
+def test_a_guess_is_tried_if_it_brings_tokens_twice_as_fast_as_the_step() -> None:
+    speculation = Speculation(taught(0.010, 0.001), 8, target_gap_s=1.0)
+    # 1 ms of 11 for one request: its chance must be over 0.18. Of 12 for two: 0.33.
+    assert counts_of(speculation, 0.15) == [0]
+    assert counts_of(speculation, 0.25) == [1]
+    assert counts_of(speculation, 0.5) == [2]
+    assert counts_of(speculation, 0.5, 0.65) == [1, 2]
+    assert counts_of(speculation, *[1.0] * 12) == [0] * 12  # 1.09
+
+
+def test_guesses_make_a_step_half_as_long_again_at_most_and_the_likeliest_come_first() -> None:
+    speculation = Speculation(taught(0.010, 0.0015), 8, target_gap_s=1.0)
+    assert counts_of(speculation, 0.9, 0.95, 1.0) == [0, 2, 2]  # 7.2 ms are room for 4
+    assert counts_of(Speculation(taught(0.010, 0.0015), 8, target_gap_s=0.017), 0.9, 0.95, 1.0) == [0, 0, 1]
+    assert counts_of(Speculation(taught(0.010, 0.0015), 8, target_gap_s=0.010), 0.9, 0.95, 1.0) == [0, 0, 0]
+
+
+def test_while_nothing_is_known_no_more_than_twice_as_many_are_tried_as_were_before() -> None:
+    speculation = Speculation(StepCosts(), 8, target_gap_s=1.0)
+    sums = []
+    for _ in range(5):
+        sums.append(sum(counts_of(speculation, *[0.9] * 50)))
+        speculation.on_step(sums[-1])
+    assert sums == [8, 16, 32, 64, 64]
+
+
+def test_the_steps_of_others_stay_short() -> None:
+    """One stream whose guesses are all wrong, and seven that are always right, on a clock that tokens turn."""
+    now_s = 0.0
+
+    class Timed(FakeRunner):
+        def decode(self, batch: Batch) -> StepOutput:
+            nonlocal now_s
+            now_s += 0.034 + 0.004 * batch.num_tokens
+            return super().decode(batch)
+
+    config = EngineConfig(model="fake", block_size=4, num_speculative_tokens=8)
+    engine = Engine(config, fake_info(400, 4), Timed(4), clock=lambda: now_s)
+    let_prophets_draft(engine)
+    for name in "abcdefgh":
+        add(engine, name, [ord(name) % 50], max_tokens=60)
+    steps = []
+    while engine.has_work:
+        steps.append(engine.step().stats.model_s)
+    plain_s = 0.034 + 0.004 * 8
+    assert engine._speculation.num_accepted > 0
+    assert max(steps) <= 2 * plain_s  # the first ones, when nothing is known
+    assert max(steps[6:]) <= 1.6 * plain_s

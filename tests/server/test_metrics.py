@@ -190,7 +190,7 @@ class TestValues:
 
     def test_buckets_are_fine_at_both_ends(self) -> None:
         assert self.value("twostep_time_to_first_token_seconds_bucket", le="0.001") == 0
-        assert self.value("twostep_inter_token_latency_seconds_bucket", le="0.0005") == 0
+        assert self.value("twostep_inter_token_latency_seconds_bucket", le="0.0005") == 1  # two tokens of one step
         assert self.value("twostep_time_to_first_token_seconds_bucket", le="300.0") == 1
 
 
