@@ -1,7 +1,7 @@
-"""How far a request is, as the scheduler knows it; torch-free."""
+"""What the scheduler tells of a request: how far it is, and once how it began; torch-free."""
 
 from engine.fair_queue import FairQueue
-from engine.messages import RequestState
+from engine.messages import FirstTokenInfo, RequestState
 from engine.request import Request, RequestStatus
 
 
@@ -14,4 +14,18 @@ def state_of(request: Request, waiting: FairQueue) -> RequestState:
         num_computed_tokens=request.num_computed_tokens,
         num_cached_tokens=request.num_cached_tokens,
         num_blocks=len(request.block_table),
+    )
+
+
+def announce(request: Request) -> FirstTokenInfo | None:
+    """What is told once, with the first news; None from then on."""
+    if request.is_announced:
+        return None
+    request.is_announced = True
+    scored, request.prompt_logprobs = request.prompt_logprobs, []
+    return FirstTokenInfo(
+        first_scheduled_s=request.first_scheduled_s,
+        num_cached_tokens=request.num_cached_tokens,
+        num_prefill_chunks=request.num_prefill_chunks,
+        prompt_logprobs=scored if request.params.prompt_logprobs is not None else None,
     )

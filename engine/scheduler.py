@@ -12,11 +12,11 @@ from engine.acceptance import accept
 from engine.batch import Batch, Phase, RequestStepOutput, ScheduledRequest, StepOutput
 from engine.block_pool import BlockPool
 from engine.fair_queue import FairQueue
-from engine.messages import FirstTokenInfo, RequestState, RequestUpdate
+from engine.messages import RequestState, RequestUpdate
 from engine.prefill_budget import PrefillBudget, PrefillPace
 from engine.prefix_cache import BlockCache
 from engine.request import Constraint, FinishReason, Request, RequestStatus
-from engine.request_state import state_of
+from engine.request_state import announce, state_of
 from engine.speculation import Speculation
 
 NO_TOKEN_LEFT = "No token can come next: the request's grammar, and what it allows and forbids besides, leave none."
@@ -222,6 +222,7 @@ class Scheduler:
         accepted = accept(request, result.token_ids, self._eos_token_ids)
         num_accepted = max(len(accepted.token_ids) - 1, 0)
         self._mark_computed(request, scheduled, scheduled.end - scheduled.num_drafts + num_accepted)
+        self._release_surplus(request)
         self._speculation.count(scheduled.num_drafts, num_accepted)
         if not result.token_ids and accepted.finish_reason is None:
             return self._fail(request, NO_TOKEN_LEFT, blames_request=True)
@@ -232,7 +233,7 @@ class Scheduler:
             request_id=request.request_id,
             token_ids=list(accepted.token_ids),
             logprobs=list(result.logprobs[: len(accepted.token_ids)]),
-            first=_announce(request),
+            first=announce(request),
             finish_reason=accepted.finish_reason,
             stop_token_id=accepted.stop_token_id,
             num_preemptions=request.num_preemptions,
@@ -257,6 +258,12 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
         del self._requests[request.request_id]
 
+    def _release_surplus(self, request: Request) -> None:
+        """Give back what only wrong guesses needed."""
+        num_needed = -(-request.num_tokens // self._block_size)
+        self._pool.release(request.block_table[num_needed:])
+        del request.block_table[num_needed:]
+
     def _release_blocks(self, request: Request) -> None:
         self._pool.release(request.block_table)
         request.block_table = []
@@ -279,18 +286,4 @@ def _scheduled(request: Request, num_tokens: int, draft: Sequence[int] = ()) -> 
         output_token_ids=request.output_token_ids,
         samples=end == request.num_tokens,
         num_drafts=len(draft),
-    )
-
-
-def _announce(request: Request) -> FirstTokenInfo | None:
-    """What is told once, with the first news."""
-    if request.is_announced:
-        return None
-    request.is_announced = True
-    scored, request.prompt_logprobs = request.prompt_logprobs, []
-    return FirstTokenInfo(
-        first_scheduled_s=request.first_scheduled_s,
-        num_cached_tokens=request.num_cached_tokens,
-        num_prefill_chunks=request.num_prefill_chunks,
-        prompt_logprobs=scored if request.params.prompt_logprobs is not None else None,
     )

@@ -136,6 +136,16 @@ def test_guesses_take_no_block_that_others_need() -> None:
     assert any(request.num_drafts < 3 for step in batches(engine)[3:] for request in step.requests)
 
 
+def test_blocks_of_wrong_guesses_are_given_back() -> None:
+    engine = speculating(block_size=1)
+    let_prophets_draft(engine, errs=lambda: True)
+    add(engine, "a", [3, 1, 4], max_tokens=9)
+    while engine.has_work:
+        engine.step()
+        for request in engine._scheduler._running:
+            assert len(request.block_table) <= request.num_tokens
+
+
 def test_guesses_are_counted() -> None:
     engine = speculating()
     let_prophets_draft(engine, errs=iter([False, True, False] * 100).__next__)
