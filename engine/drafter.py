@@ -65,16 +65,14 @@ class PromptLookup:
     def _look_up(self, max_tokens: int) -> list[int]:
         """What followed the newest tokens where they last stood. A match may reach into what it guesses: a text that
         repeats itself goes on to."""
-        shortest = self._find(_SHORTEST)
-        if shortest is None:
-            return []
-        for length in range(_LONGEST, _SHORTEST - 1, -1):
-            at = self._find(length) if length > _SHORTEST else shortest
-            if at is not None:
-                self._match_length = length
-                known = self._tokens_from(at + length, max_tokens)
-                return [known[i % len(known)] for i in range(max_tokens)]
-        return []
+        known: list[int] = []
+        for length in range(_SHORTEST, _LONGEST + 1):  # where there is no short match there is no longer one
+            at = self._find(length)
+            if at is None:
+                break
+            self._match_length = length
+            known = self._tokens_from(at + length, max_tokens)
+        return [known[i % len(known)] for i in range(max_tokens)] if known else []
 
     def _find(self, length: int) -> int | None:
         """Number of the token at which the newest `length` tokens stood before."""

@@ -73,7 +73,7 @@ class ModelRunner:
     ) -> dict[str, tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]]:
         """Per request, if it has one, the token and its log-probabilities; `logits` [len(requests), vocab]."""
         return {
-            request.request_id: ((token_id,), _score_token(logits[row], request, token_id))
+            request.request_id: ((token_id,), _score_token(logits, row, request, token_id))
             for row, (request, token_id) in enumerate(zip(requests, self._choose(logits, requests), strict=True))
             if token_id is not None
         }
@@ -131,11 +131,11 @@ def _said(
     comes next."""
     num_said = 1 + num_right(request, [chosen[row] for row in rows])
     said = [(row, token_id) for row in rows[:num_said] if (token_id := chosen[row]) is not None]
-    logprobs = [_score_token(logits[row], request, token_id) for row, token_id in said]
+    logprobs = [_score_token(logits, row, request, token_id) for row, token_id in said]
     return RequestStepOutput(request.request_id, tuple(token_id for _, token_id in said), tuple(chain(*logprobs)))
 
 
-def _score_token(logits: Tensor, request: ScheduledRequest, token_id: int) -> tuple[TokenLogprobs, ...]:
+def _score_token(logits: Tensor, row: int, request: ScheduledRequest, token_id: int) -> tuple[TokenLogprobs, ...]:
     if request.params.logprobs is None:
         return ()
-    return score(logits[None], [token_id], request.params.logprobs)
+    return score(logits[row : row + 1], [token_id], request.params.logprobs)

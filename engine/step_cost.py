@@ -34,7 +34,7 @@ class StepCosts:
         return self._models[Phase.DECODE].bound(_decode_work(requests))
 
     def decode_price(self, requests: Sequence[Request]) -> tuple[float, float]:
-        """Seconds of a decode step of these and of one more token in it, rather likely than certain; 0 if unknown."""
+        """Seconds of a decode step of these and of one more token in it, as predicted; 0 if unknown."""
         coefficients = self._models[Phase.DECODE].coefficients
         return sum(map(mul, coefficients, _decode_work(requests))), coefficients[1]
 
