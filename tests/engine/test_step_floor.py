@@ -12,9 +12,12 @@ ONE_BYTE_PER_SECOND = Ceilings(read_bytes_per_s=1.0, flops_per_s=1e30)
 ONE_FLOP_PER_SECOND = Ceilings(read_bytes_per_s=1e30, flops_per_s=1.0)
 
 
-def part(start: int, count: int, samples: bool = True, prompt_logprobs: int | None = None) -> ScheduledRequest:
+def part(
+    start: int, count: int, samples: bool = True, prompt_logprobs: int | None = None, num_drafts: int = 0
+) -> ScheduledRequest:
     params = SamplingParams(prompt_logprobs=prompt_logprobs)
-    return ScheduledRequest("", [1] * count, start, (), params, [1] * (start + count), [], samples)
+    prompt = [1] * (start + count)
+    return ScheduledRequest("", [1] * count, start, (), params, prompt, [], samples, num_drafts=num_drafts)
 
 
 def floor_of(size: ModelSize, ceilings: Ceilings, *parts: ScheduledRequest) -> StepFloor:
@@ -42,6 +45,7 @@ def test_the_last_layer_is_multiplied_where_logits_are_needed() -> None:
         (part(2, 3), 1, 5),
         (part(2, 3, samples=False), 0, 0),
         (part(2, 3, samples=False, prompt_logprobs=0), 3, 3 + 4 + 5),
+        (part(2, 3, num_drafts=1), 2, 4 + 5),
     ]:
         expected = 3 * 5 + num_scored * 2 + 100 * (3 + 4 + 5) + 1000 * scored_pairs
         assert floor_of(size, ONE_FLOP_PER_SECOND, request).seconds == expected
