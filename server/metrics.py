@@ -120,8 +120,8 @@ class Metrics:
         self._generation_tokens.inc(num_tokens)
         if gap_s is not None:
             self._inter_token.observe(gap_s)
-            for _ in range(num_tokens - 1):  # tokens of one step, as in timings
-                self._inter_token.observe(0.0)
+        for _ in range(num_tokens - 1):  # tokens of one step, as in timings
+            self._inter_token.observe(0.0)
 
     def _make_request_metrics(self) -> None:
         self._ttft = self._histogram("time_to_first_token", "Arrival to first token, queue included.", _LATENCY_S)
