@@ -57,14 +57,16 @@ class RoomStats(msgspec.Struct, frozen=True):
     """From now until a new request would be scheduled."""
 
 
+def totals_of(stats: StepStats | None) -> dict[str, int]:
+    """What is counted since the engine started, by the names of StepStats; zeros before the first step."""
+    names = ("num_preemptions", "prefix_queries", "prefix_hits", "num_drafts", "num_accepted_drafts")
+    return {name: getattr(stats, name, 0) for name in names}
+
+
 def standstill(before: StepStats | None, num_waiting: int, num_blocks: int) -> StepStats:
     """While there is no engine everything waits and no block is held. Totals are those of the step `before`."""
-    totals = (before.num_preemptions, before.prefix_queries, before.prefix_hits) if before else (0, 0, 0)
-    drafts = (before.num_drafts, before.num_accepted_drafts) if before else (0, 0)
-    pool = PoolStats(num_blocks, 0, 0)
-    return StepStats(
-        None, 0, 0, 0.0, 0.0, 0, num_waiting, pool, *totals, num_drafts=drafts[0], num_accepted_drafts=drafts[1]
-    )
+    idle = StepStats(None, 0, 0, 0.0, 0.0, 0, num_waiting, PoolStats(num_blocks, 0, 0), 0, 0, 0)
+    return msgspec.structs.replace(idle, **totals_of(before))
 
 
 class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):

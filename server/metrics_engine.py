@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from engine.config import EngineInfo
-from engine.stats import PoolStats, RoomStats, StepStats
+from engine.stats import PoolStats, RoomStats, StepStats, totals_of
 
 
 class EngineCollector(Collector):
@@ -50,8 +50,7 @@ class EngineCollector(Collector):
         yield self._total("engine_restarts", "Restarts of the engine process.", self._num_restarts)
 
     def _totals(self) -> Counter[str]:
-        names = ("num_preemptions", "prefix_queries", "prefix_hits", "num_drafts", "num_accepted_drafts")
-        return self._totals_before + Counter({name: getattr(self.stats, name, 0) for name in names})
+        return self._totals_before + Counter(totals_of(self.stats))
 
     def _blocks(self, pool: PoolStats) -> Metric:
         family = GaugeMetricFamily("twostep_kv_blocks", "KV blocks by state.", labels=["state"])
