@@ -10,7 +10,7 @@ from engine.request import FinishReason, Request
 class Acceptance:
     """What a request took."""
 
-    token_ids: Sequence[int]
+    token_ids: list[int]
     finish_reason: FinishReason | None
     stop_token_id: int | None = None
     """The stop token that ended it, when it was not EOS."""

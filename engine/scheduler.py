@@ -231,7 +231,7 @@ class Scheduler:
             self._finish(request)
         return RequestUpdate(
             request_id=request.request_id,
-            token_ids=list(accepted.token_ids),
+            token_ids=accepted.token_ids,
             logprobs=list(result.logprobs[: len(accepted.token_ids)]),
             first=announce(request),
             finish_reason=accepted.finish_reason,

@@ -1,7 +1,7 @@
 """What makes a step take its time, and how long the next one will take: a cost model per phase; torch-free."""
 
 from collections.abc import Sequence
-from operator import add, mul
+from operator import add
 
 from engine.batch import Batch, Phase
 from engine.cost_model import CostModel, Work
@@ -35,8 +35,8 @@ class StepCosts:
 
     def decode_price(self, requests: Sequence[Request]) -> tuple[float, float]:
         """Seconds of a decode step of these and of one more token in it, as predicted; 0 if unknown."""
-        coefficients = self._models[Phase.DECODE].coefficients
-        return sum(map(mul, coefficients, _decode_work(requests))), coefficients[1]
+        model = self._models[Phase.DECODE]
+        return model.predict(_decode_work(requests)) or 0.0, model.coefficients[1]
 
     def prefill_bound(self, work: Work) -> float:
         """Seconds that a prefill step of so much work rarely exceeds; infinite for far more than was seen lately."""
