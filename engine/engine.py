@@ -51,12 +51,14 @@ class Engine:
         marker: Marker | None = None,
         clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
+        new_drafter: Callable[[], Drafter] = PromptLookup,
     ) -> None:
         self.info = info
         self._runner = runner
         self._tracer = tracer or NullTracer()
         self._marker = marker or NullMarker()
         self._clock = clock
+        self._new_drafter = new_drafter
         self._grammars = NoGrammars() if grammars is None else grammars
         cache: BlockCache = PrefixCache(config.block_size) if config.enable_prefix_caching else NullPrefixCache()
         self._pool = BlockPool(info.num_blocks, cache)
@@ -124,7 +126,7 @@ class Engine:
         """None that guesses for a request whose grammar tells only after each token what may come, nor for one that
         another engine process began: if a guess brought that down, it does not happen again."""
         may_guess = self._max_drafts > 0 and message.params.grammar is None and not message.output_token_ids
-        return PromptLookup() if may_guess else NoDrafts()
+        return self._new_drafter() if may_guess else NoDrafts()
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests without further news; unknown ids are ignored."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
 from engine.config import EngineConfig, EngineInfo
+from engine.drafter import Drafter, PromptLookup
 from engine.engine import Engine
 from engine.messages import AddRequest, RequestUpdate
 from engine.sampling_params import SamplingParams
@@ -98,11 +99,16 @@ def fake_info(num_blocks: int, block_size: int, max_model_len: int = 10_000) -> 
 
 
 def fake_engine(
-    num_blocks: int = 64, block_size: int = 4, clock: Callable[[], float] = time.monotonic, **settings: Any
+    num_blocks: int = 64,
+    block_size: int = 4,
+    clock: Callable[[], float] = time.monotonic,
+    new_drafter: Callable[[], Drafter] = PromptLookup,
+    **settings: Any,
 ) -> Engine:
     """The real engine and scheduler over a FakeRunner."""
     config = EngineConfig(model="fake", block_size=block_size, **{"num_speculative_tokens": 0, **settings})
-    return Engine(config, fake_info(num_blocks, block_size), FakeRunner(block_size), clock=clock)
+    info, runner = fake_info(num_blocks, block_size), FakeRunner(block_size)
+    return Engine(config, info, runner, clock=clock, new_drafter=new_drafter)
 
 
 def add(engine: Engine, request_id: str, prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> None:

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 
 from engine.drafter import Draft
-from engine.engine import Engine
-from engine.messages import AddRequest
 from tests.engine.fakes import VOCAB_SIZE, next_token
 
 
@@ -22,14 +20,6 @@ class Prophet:
         return Draft(said[len(output) :], 0.9)
 
 
-def let_prophets_draft(
-    engine: Engine,
-    errs: Callable[[], bool] = lambda: False,
-    tells: Callable[[Sequence[int], Sequence[int]], int] | None = None,
-) -> None:
-    """All requests that are added from now on have one."""
-
-    def prophet_for(message: AddRequest) -> Prophet:
-        return Prophet(tells or (lambda prompt, said: next_token([*prompt, *said], message.params.seed)), errs)
-
-    engine._drafter_for = prophet_for  # type: ignore[method-assign]
+def prophets(errs: Callable[[], bool] = lambda: False) -> Callable[[], Prophet]:
+    """For requests to a FakeRunner."""
+    return lambda: Prophet(lambda prompt, said: next_token([*prompt, *said]), errs)

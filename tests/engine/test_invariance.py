@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from engine.drafter import PromptLookup
 from engine.engine import Engine
 from engine.grammar_source import Regex, to_lark
 from engine.messages import RequestUpdate
 from engine.model_loader import LoadedModel
 from engine.thinking import Thinking
 from tests.engine.fakes import add, run_to_end
-from tests.engine.prophets import let_prophets_draft
+from tests.engine.prophets import Prophet
 from tests.engine.tiny_models import VOCAB_SIZE, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -91,15 +92,13 @@ def after_preemption(model: LoadedModel, params: dict[str, Any]) -> Any:
 
 def speculating(model: LoadedModel, params: dict[str, Any], mine: list[int]) -> Any:
     """With guesses of which every third is wrong, beside a request that guesses by itself."""
-    engine = tiny_engine(model, num_speculative_tokens=4)
-    add(engine, "other", prompt(3, 9) * 4, max_tokens=30)
-    has_prophet = "grammar" not in params
-    if has_prophet:
-        errs = cycle([False, True, False])
-        let_prophets_draft(engine, lambda: next(errs), lambda _, said: mine[len(said)])
+    prophet = Prophet(lambda _, said: mine[len(said) % len(mine)], cycle([False, True, False]).__next__)
+    new_drafter = iter([prophet, PromptLookup()]).__next__
+    engine = tiny_engine(model, num_speculative_tokens=4, new_drafter=new_drafter)
     add_mine(engine, params)
+    add(engine, "other", prompt(3, 9) * 4, max_tokens=30)
     updates = run_to_end(engine)["mine"]
-    assert any(len(update.token_ids) > 1 for update in updates) == has_prophet
+    assert any(len(update.token_ids) > 1 for update in updates) == ("grammar" not in params)
     return answer(updates)
 
 

@@ -9,7 +9,7 @@ from engine.batch import Batch, Phase
 from engine.engine import Engine
 from engine.request import FinishReason
 from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_engine, run_to_end, tokens_of
-from tests.engine.prophets import let_prophets_draft
+from tests.engine.prophets import prophets
 
 
 def phases(engine: Engine) -> list[Phase]:
@@ -296,8 +296,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=7,
             max_prefill_tokens_per_gap=3,
             num_speculative_tokens=3,
+            new_drafter=prophets(cycle([False, True, False, False, False]).__next__),
         )
-        let_prophets_draft(self.engine, errs=cycle([False, True, False, False, False]).__next__)
         self.scheduler = self.engine._scheduler
         self.prompts: dict[str, tuple[list[int], int]] = {}
         self.outputs: dict[str, list[int]] = {}

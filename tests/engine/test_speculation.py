@@ -1,6 +1,6 @@
 import random
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import chain, pairwise
 from typing import Any
 
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.batch import Batch, Phase, ScheduledRequest, StepOutput
 from engine.config import EngineConfig
-from engine.drafter import Draft, PromptLookup
+from engine.drafter import Draft, NoDrafts, PromptLookup
 from engine.engine import Engine
 from engine.messages import AddRequest
 from engine.request import FinishReason, Request
@@ -17,12 +17,12 @@ from engine.sampling_params import SamplingParams
 from engine.speculation import Speculation, num_right, rows_of
 from engine.step_cost import StepCosts
 from tests.engine.fakes import EOS, FakeRunner, add, expected_tokens, fake_engine, fake_info, run_to_end, tokens_of
-from tests.engine.prophets import let_prophets_draft
+from tests.engine.prophets import prophets
 
 
-def speculating(**settings: Any) -> Engine:
-    """Its steps take no time, so every guess pays."""
-    return fake_engine(clock=lambda: 0.0, **{"num_speculative_tokens": 3, **settings})
+def speculating(errs: Callable[[], bool] = lambda: False, **settings: Any) -> Engine:
+    """Its requests guess as prophets do. Its steps take no time, so every guess pays."""
+    return fake_engine(clock=lambda: 0.0, new_drafter=prophets(errs), **{"num_speculative_tokens": 3, **settings})
 
 
 def batches(engine: Engine) -> list[Batch]:
@@ -33,7 +33,6 @@ def batches(engine: Engine) -> list[Batch]:
 
 def test_right_guesses_save_steps() -> None:
     engine = speculating()
-    let_prophets_draft(engine)
     add(engine, "a", [3, 1, 4], max_tokens=14)
     updates = run_to_end(engine)["a"]
     assert tokens_of(updates) == expected_tokens([3, 1, 4], 14)
@@ -42,16 +41,14 @@ def test_right_guesses_save_steps() -> None:
 
 @pytest.mark.parametrize("max_tokens", range(2, 9))
 def test_nothing_is_guessed_that_could_not_be_said(max_tokens: int) -> None:
-    engine = speculating()
-    let_prophets_draft(engine, errs=iter([True, False, False, False, False] * 100).__next__)
+    engine = speculating(errs=iter([True, False, False, False, False] * 100).__next__)
     add(engine, "a", [3, 1, 4], max_tokens=max_tokens)
     assert tokens_of(run_to_end(engine)["a"]) == expected_tokens([3, 1, 4], max_tokens)
     assert max(request.end for step in batches(engine) for request in step.requests) <= 3 + max_tokens - 1
 
 
 def test_wrong_guesses_change_nothing() -> None:
-    engine = speculating()
-    let_prophets_draft(engine, errs=lambda: True)
+    engine = speculating(errs=lambda: True)
     add(engine, "a", [3, 1, 4], max_tokens=14)
     updates = run_to_end(engine)["a"]
     assert tokens_of(updates) == expected_tokens([3, 1, 4], 14)
@@ -62,8 +59,12 @@ def test_wrong_guesses_change_nothing() -> None:
 def test_requests_get_their_tokens_whatever_is_guessed(seed: int, block_size: int, num_blocks: int) -> None:
     """Blocks of wrong guesses are written again, shared by prefix, and preempted: the runner checks every read."""
     rng = random.Random(seed)
-    engine = speculating(num_blocks=-(-num_blocks // block_size), block_size=block_size, max_prefill_tokens_per_gap=4)
-    let_prophets_draft(engine, errs=lambda: rng.random() < 0.3)
+    engine = speculating(
+        errs=lambda: rng.random() < 0.3,
+        num_blocks=-(-num_blocks // block_size),
+        block_size=block_size,
+        max_prefill_tokens_per_gap=4,
+    )
     prompts = {str(i): [1 + rng.randrange(2) for _ in range(rng.randrange(1, 8))] for i in range(6)}
     for name, prompt in prompts.items():
         add(engine, name, prompt, max_tokens=12)
@@ -76,7 +77,6 @@ def test_requests_get_their_tokens_whatever_is_guessed(seed: int, block_size: in
 
 def test_what_was_guessed_right_can_be_shared_as_a_prefix() -> None:
     engine = speculating(block_size=2)
-    let_prophets_draft(engine)
     add(engine, "a", [3, 1, 4], max_tokens=14)
     text = [3, 1, 4, *tokens_of(run_to_end(engine)["a"])]
     add(engine, "b", text, max_tokens=2)
@@ -90,7 +90,6 @@ def test_a_stop_among_right_guesses_ends_the_request(position: int) -> None:
     tokens = expected_tokens([9], 12)
     stop = tokens[position]
     engine = speculating()
-    let_prophets_draft(engine)
     add(engine, "a", [9], max_tokens=12, stop_token_ids=[stop], logprobs=1)
     updates = run_to_end(engine)["a"]
     assert tokens_of(updates) == tokens[: tokens.index(stop) + 1]
@@ -103,7 +102,6 @@ def test_eos_among_right_guesses_ends_the_request_once_it_may(min_tokens: int) -
     prompt = next([number] for number in range(1, 50) if EOS in expected_tokens([number], 7)[2:])
     tokens = expected_tokens(prompt, 12)
     engine = speculating()
-    let_prophets_draft(engine)
     add(engine, "a", prompt, max_tokens=8, ignore_eos=False, min_tokens=min_tokens)
     updates = run_to_end(engine)["a"]
     assert tokens_of(updates) == (tokens[:8] if min_tokens else tokens[: tokens.index(EOS) + 1])
@@ -113,7 +111,6 @@ def test_eos_among_right_guesses_ends_the_request_once_it_may(min_tokens: int) -
 def test_the_step_after_a_prompt_guesses_nothing() -> None:
     """The gap between two tokens has to hold both."""
     engine = speculating(max_prefill_tokens_per_gap=4)
-    let_prophets_draft(engine)
     add(engine, "a", max_tokens=60)
     engine.step()
     add(engine, "b", range(1, 30), max_tokens=2)
@@ -127,7 +124,6 @@ def test_the_step_after_a_prompt_guesses_nothing() -> None:
 
 def test_guesses_take_no_block_that_others_need() -> None:
     engine = speculating(num_blocks=7, block_size=2, enable_prefix_caching=False)
-    let_prophets_draft(engine)
     for name in "ab":
         add(engine, name, [ord(name) % 50], max_tokens=6)
     updates = run_to_end(engine)
@@ -137,8 +133,7 @@ def test_guesses_take_no_block_that_others_need() -> None:
 
 
 def test_blocks_of_wrong_guesses_are_given_back() -> None:
-    engine = speculating(block_size=1)
-    let_prophets_draft(engine, errs=lambda: True)
+    engine = speculating(errs=lambda: True, block_size=1)
     add(engine, "a", [3, 1, 4], max_tokens=9)
     while engine.has_work:
         engine.step()
@@ -147,8 +142,7 @@ def test_blocks_of_wrong_guesses_are_given_back() -> None:
 
 
 def test_guesses_are_counted() -> None:
-    engine = speculating()
-    let_prophets_draft(engine, errs=iter([False, True, False] * 100).__next__)
+    engine = speculating(errs=iter([False, True, False] * 100).__next__)
     add(engine, "a", max_tokens=30)
     while engine.has_work:
         stats = engine.step().stats
@@ -164,8 +158,10 @@ def test_guesses_are_counted() -> None:
 )
 def test_who_guesses(fields: dict[str, Any], guesses: bool) -> None:
     message = {"request_id": "a", "prompt_token_ids": [1], "params": SamplingParams(), "arrival_s": 0.0, **fields}
-    assert isinstance(speculating()._drafter_for(AddRequest(**message)), PromptLookup) == guesses
-    assert not isinstance(speculating(num_speculative_tokens=0)._drafter_for(AddRequest(**message)), PromptLookup)
+    for max_tokens in (0, 3):
+        engine = fake_engine(num_speculative_tokens=max_tokens)
+        drafter = engine._drafter_for(AddRequest(**message))
+        assert isinstance(drafter, PromptLookup if guesses and max_tokens else NoDrafts)
 
 
 def scheduled(drafts: list[int], **params: Any) -> ScheduledRequest:
@@ -254,7 +250,7 @@ def test_while_nothing_is_known_no_more_than_twice_as_many_are_tried_as_were_bef
 
 
 def test_the_steps_of_others_stay_short() -> None:
-    """One stream whose guesses are all wrong, and seven that are always right, on a clock that tokens turn."""
+    """One stream whose guesses are all wrong, and seven whose are right, on a clock that tokens turn."""
     now_s = 0.0
 
     class Timed(FakeRunner):
@@ -264,8 +260,8 @@ def test_the_steps_of_others_stay_short() -> None:
             return super().decode(batch)
 
     config = EngineConfig(model="fake", block_size=4, num_speculative_tokens=8)
-    engine = Engine(config, fake_info(400, 4), Timed(4), clock=lambda: now_s)
-    let_prophets_draft(engine)
+    new_drafter = chain([prophets(lambda: True)()], (prophets()() for _ in range(7))).__next__
+    engine = Engine(config, fake_info(400, 4), Timed(4), clock=lambda: now_s, new_drafter=new_drafter)
     for name in "abcdefgh":
         add(engine, name, [ord(name) % 50], max_tokens=60)
     steps = []

@@ -1,6 +1,7 @@
 """Tiny random checkpoints of every architecture, and engines over them."""
 
 import itertools
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from engine.attention import AttentionBackend, select_backend
 from engine.batch import Batch, StepOutput
 from engine.config import EngineConfig
+from engine.drafter import Drafter, PromptLookup
 from engine.engine import Engine
 from engine.grammar import GrammarCompiler, GrammarQueue, Grammars, make_tokenizer
 from engine.kernel_forward import choose_forward
@@ -163,6 +165,7 @@ def tiny_engine(
     backend: AttentionBackend | None = None,
     grammars: Grammars | None = None,
     eos_token_ids: tuple[int, ...] = (),
+    new_drafter: Callable[[], Drafter] = PromptLookup,
     **settings: Any,
 ) -> Engine:
     """An engine with a pool of its own over an already loaded model."""
@@ -175,7 +178,8 @@ def tiny_engine(
         **{**fields, "vocab_size": model.vocab_size, "eos_token_ids": eos_token_ids or model.eos_token_ids}
     )
     runner = RecordingRunner(ModelRunner(model, block_size, choose_forward(model.module, cache, backend)))
-    return Engine(config, info, runner, grammars=GrammarQueue(_grammar_compiler()) if grammars is None else grammars)
+    grammars = GrammarQueue(_grammar_compiler()) if grammars is None else grammars
+    return Engine(config, info, runner, grammars=grammars, new_drafter=new_drafter)
 
 
 @cache
