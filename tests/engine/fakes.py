@@ -111,6 +111,13 @@ def fake_engine(
     return Engine(config, info, runner, clock=clock, new_drafter=new_drafter)
 
 
+def batches(engine: Engine) -> list[Batch]:
+    """All that a fake engine ran."""
+    runner = engine._runner
+    assert isinstance(runner, FakeRunner)
+    return runner.batches
+
+
 def add(engine: Engine, request_id: str, prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> None:
     named = ("priority", "tenant", "weight", "cache_salt", "output_token_ids")
     message = {name: fields.pop(name) for name in named if name in fields}

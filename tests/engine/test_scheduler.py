@@ -1,25 +1,17 @@
-from itertools import cycle, pairwise
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.batch import Batch, Phase
+from engine.batch import Phase
 from engine.engine import Engine
 from engine.request import FinishReason
-from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_engine, run_to_end, tokens_of
-from tests.engine.prophets import prophets
+from tests.engine.fakes import add, batches, expected_tokens, fake_engine, run_to_end, tokens_of
 
 
 def phases(engine: Engine) -> list[Phase]:
     return [batch.phase for batch in batches(engine)]
-
-
-def batches(engine: Engine) -> list[Batch]:
-    runner = engine._runner
-    assert isinstance(runner, FakeRunner)
-    return runner.batches
 
 
 def test_a_request_gets_the_tokens_of_its_own_context() -> None:
@@ -281,116 +273,3 @@ def test_tokens_do_not_depend_on_how_the_work_was_scheduled(
     updates = run_to_end(engine)
     for index, prompt in enumerate(prompts):
         assert tokens_of(updates[str(index)]) == expected_tokens(prompt, 6)
-
-
-class SchedulerMachine(RuleBasedStateMachine):
-    """Random arrivals, aborts, steps and guesses. The runner checks every read; the invariants check the blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.engine = fake_engine(
-            num_blocks=9,
-            block_size=2,
-            clock=lambda: 0.0,
-            max_num_seqs=4,
-            max_num_batched_tokens=7,
-            max_prefill_tokens_per_gap=3,
-            num_speculative_tokens=3,
-            new_drafter=prophets(cycle([False, True, False, False, False]).__next__),
-        )
-        self.scheduler = self.engine._scheduler
-        self.prompts: dict[str, tuple[list[int], int]] = {}
-        self.outputs: dict[str, list[int]] = {}
-        self.ended: dict[str, FinishReason] = {}
-
-    @rule(
-        prompt=st.lists(st.integers(1, 2), min_size=1, max_size=8),
-        max_tokens=st.integers(0, 8),
-        priority=st.integers(0, 1),
-        salt=st.sampled_from(["", "x"]),
-    )
-    def arrive(self, prompt: list[int], max_tokens: int, priority: int, salt: str) -> None:
-        name = str(len(self.prompts))
-        add(self.engine, name, prompt, max_tokens=max_tokens, priority=priority, cache_salt=salt)
-        self.prompts[name] = (prompt, max_tokens)
-        self.outputs[name] = []
-
-    @precondition(lambda self: len(self.ended) < len(self.prompts))
-    @rule(pick=st.integers(0, 100))
-    def abort(self, pick: int) -> None:
-        self._end(self._pick(pick), FinishReason.ABORT)
-
-    @rule()
-    def step(self) -> None:
-        if self.engine.has_work:
-            had_unfinished = self.scheduler.has_unfinished
-            update = self.engine.step()
-            assert (update.stats.phase is not None) == had_unfinished, "work waits, but nothing was scheduled"
-            self._account(update.updates)
-
-    @precondition(lambda self: len(self.ended) < len(self.prompts))
-    @rule(pick=st.integers(0, 100))
-    def abort_between_schedule_and_update(self, pick: int) -> None:
-        batch = self.scheduler.schedule(0.0)
-        assert batch is not None
-        output = self.engine._runner.prefill(batch)
-        self._end(self._pick(pick), FinishReason.ABORT)
-        self._account(self.scheduler.update(batch, output))
-
-    @precondition(lambda self: len(self.ended) < len(self.prompts))
-    @rule()
-    def fail(self) -> None:
-        batch = self.scheduler.schedule(0.0)
-        assert batch is not None
-        self._account(self.scheduler.fail(batch, "broken"))
-
-    def _pick(self, pick: int) -> str:
-        alive = [name for name in self.prompts if name not in self.ended]
-        return alive[pick % len(alive)]
-
-    def _end(self, name: str, reason: FinishReason) -> None:
-        self.engine.abort_requests([name, "unknown"])
-        self.ended[name] = reason
-
-    def _account(self, updates: list) -> None:  # type: ignore[type-arg]
-        for update in updates:
-            name = update.request_id
-            assert name not in self.ended, "news after the end"
-            self.outputs[name] += update.token_ids
-            if update.finish_reason is not None:
-                self.ended[name] = update.finish_reason
-            if update.finish_reason is FinishReason.LENGTH:
-                assert len(self.outputs[name]) == self.prompts[name][1]
-
-    @invariant()
-    def outputs_are_those_of_the_request_alone(self) -> None:
-        for name, output in self.outputs.items():
-            assert output == expected_tokens(self.prompts[name][0], len(output))
-
-    @invariant()
-    def blocks_are_held_by_exactly_the_running_requests(self) -> None:
-        requests = self.scheduler._requests.values()
-        tables = [request.block_table for request in requests]
-        pool = self.engine._pool
-        for block in range(9):
-            assert pool.ref_count(block) == sum(table.count(block) for table in tables)
-        stats = pool.stats
-        assert stats.free + stats.held + stats.cached == 9
-        for request in requests:
-            assert request.num_computed_tokens <= len(request.block_table) * 2 <= request.num_tokens + 1
-            assert bool(request.block_table) == (request.status == "running")
-
-    @invariant()
-    def the_unfinished_are_exactly_those_not_ended(self) -> None:
-        assert set(self.scheduler._requests) == set(self.prompts) - set(self.ended)
-        assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.scheduler._requests)
-        assert self.scheduler.num_running <= 4
-
-    def teardown(self) -> None:
-        self._account([update for updates in run_to_end(self.engine).values() for update in updates])
-        assert set(self.ended) == set(self.prompts)
-        assert self.engine._pool.stats.held == 0
-
-
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -16,19 +16,23 @@ from engine.request import FinishReason, Request
 from engine.sampling_params import SamplingParams
 from engine.speculation import Speculation, num_right, rows_of
 from engine.step_cost import StepCosts
-from tests.engine.fakes import EOS, FakeRunner, add, expected_tokens, fake_engine, fake_info, run_to_end, tokens_of
+from tests.engine.fakes import (
+    EOS,
+    FakeRunner,
+    add,
+    batches,
+    expected_tokens,
+    fake_engine,
+    fake_info,
+    run_to_end,
+    tokens_of,
+)
 from tests.engine.prophets import prophets
 
 
 def speculating(errs: Callable[[], bool] = lambda: False, **settings: Any) -> Engine:
     """Its requests guess as prophets do. Its steps take no time, so every guess pays."""
     return fake_engine(clock=lambda: 0.0, new_drafter=prophets(errs), **{"num_speculative_tokens": 3, **settings})
-
-
-def batches(engine: Engine) -> list[Batch]:
-    runner = engine._runner
-    assert isinstance(runner, FakeRunner)
-    return runner.batches
 
 
 def test_right_guesses_save_steps() -> None:
