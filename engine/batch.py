@@ -32,8 +32,8 @@ class ScheduledRequest:
     samples: bool
     """Whether the last position's logits, and those before each draft, choose a token (false for all but the last
     prefill chunk)."""
-    allowed_tokens: bytes | None = None
-    """Of the next token, if one is sampled: one bit per token id, lowest bit first; None for all."""
+    allowed_tokens: tuple[bytes, ...] = ()
+    """For each position that samples, what may come there: one bit per token id, lowest bit first. Empty for all."""
     num_drafts: int = 0
     """The last of `token_ids` that are guesses: each is output if it is what is sampled at its position."""
 
@@ -42,6 +42,10 @@ class ScheduledRequest:
         """The context length after this step, guesses included; also the position of the last token that is sampled, if
         one is."""
         return self.start + len(self.token_ids)
+
+    @property
+    def draft(self) -> Sequence[int]:
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
     @property
     def scores_prompt(self) -> bool:

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.admission import check_request
 from engine.batch import Batch, Phase, ScheduledRequest, StepOutput
@@ -19,7 +19,7 @@ from engine.prefill_budget import PrefillPace
 from engine.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
 from engine.request import Request
 from engine.scheduler import Scheduler
-from engine.speculation import Speculation
+from engine.speculation import Speculation, shortened
 from engine.stats import StepStats
 from engine.step_cost import StepCosts
 from engine.step_floor import FloorPlan
@@ -37,6 +37,15 @@ class Runner(Protocol):
     def prefill(self, batch: Batch) -> StepOutput: ...
 
     def decode(self, batch: Batch) -> StepOutput: ...
+
+
+class _Ran(NamedTuple):
+    """A step as it was."""
+
+    batch: Batch | None
+    updates: list[RequestUpdate]
+    model_s: float = 0.0
+    predicted_s: float | None = None
 
 
 class Engine:
@@ -123,9 +132,9 @@ class Engine:
             self._grammars.add(request)
 
     def _drafter_for(self, message: AddRequest) -> Drafter:
-        """None that guesses for a request whose grammar tells only after each token what may come, nor for one that
-        another engine process began: if a guess brought that down, it does not happen again."""
-        may_guess = self._max_drafts > 0 and message.params.grammar is None and not message.output_token_ids
+        """None that guesses for a request that another engine process began: if a guess brought that down, it does not
+        happen again."""
+        may_guess = self._max_drafts > 0 and not message.output_token_ids
         return self._new_drafter() if may_guess else NoDrafts()
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
@@ -142,14 +151,12 @@ class Engine:
         started_s = self._clock()
         self._admit_compiled()
         batch = self._scheduler.schedule(started_s)
-        predicted_s = self._costs.predict(batch) if batch else None
-        model_started_s = self._clock()
-        updates, model_s = self._run(batch, model_started_s) if batch else ([], 0.0)
+        ran = self._run(batch) if batch else _Ran(None, [])
         ended_s = self._clock()
         self._has_unreported_aborts = False
-        stats = self._stats(batch, ended_s - started_s, model_s, predicted_s)
-        self._tracer.record(ended_s, batch, stats)
-        return StepUpdate(ended_s, updates, stats, self._scheduler.newly_scheduled)
+        stats = self._stats(ran, ended_s - started_s)
+        self._tracer.record(ended_s, ran.batch, stats)
+        return StepUpdate(ended_s, ran.updates, stats, self._scheduler.newly_scheduled)
 
     def close(self) -> None:
         self._tracer.close()
@@ -159,21 +166,25 @@ class Engine:
         for request in self._grammars.take_ready(0.0 if self._scheduler.has_unfinished else _MAX_WAIT_S):
             self._scheduler.add(request)
 
-    def _run(self, batch: Batch, started_s: float) -> tuple[list[RequestUpdate], float]:
+    def _run(self, batch: Batch) -> _Ran:
+        started_s = self._clock()
         self._marker.mark([*(request.request_id for request in batch.requests), *self._grammars.request_ids])
         run = self._runner.prefill if batch.phase is Phase.PREFILL else self._runner.decode
         try:
-            output = run(self._constrained(batch))
+            batch = self._constrained(batch)
+            predicted_s = self._costs.predict(batch)
+            output = run(batch)
         except Exception as error:
             logger.exception("a %s step of %d requests failed", batch.phase, len(batch.requests))
-            return self._scheduler.fail(batch, f"The engine failed on this request: {error}"), 0.0
+            return _Ran(batch, self._scheduler.fail(batch, f"The engine failed on this request: {error}"))
         model_s = self._clock() - started_s
         self._costs.observe(batch, model_s)
         self._speculation.on_step(batch.num_drafts)
-        return self._scheduler.update(batch, output), model_s
+        return _Ran(batch, self._scheduler.update(batch, output), model_s, predicted_s)
 
     def _constrained(self, batch: Batch) -> Batch:
-        """With the masks of requests that follow a grammar: clients' grammars run only when the step is marked."""
+        """With the masks of requests that follow a grammar, and without the guesses that these forbid: clients'
+        grammars run only when the step is marked."""
         if all(scheduled.params.grammar is None for scheduled in batch.requests):
             return batch
         return replace(batch, requests=tuple(map(self._with_mask, batch.requests)))
@@ -182,24 +193,25 @@ class Engine:
         if scheduled.params.grammar is None or not scheduled.samples:
             return scheduled
         constraint = self._scheduler.constraint_of(scheduled.request_id)
-        return replace(scheduled, allowed_tokens=constraint.allowed_tokens(scheduled.output_token_ids))
+        allowed = constraint.allowed_tokens(scheduled.output_token_ids, scheduled.draft)
+        return replace(shortened(scheduled, len(allowed) - 1), allowed_tokens=allowed)
 
-    def _stats(self, batch: Batch | None, duration_s: float, model_s: float, predicted_s: float | None) -> StepStats:
-        scheduler = self._scheduler
-        floor = self._floors.floor_of(batch) if batch and model_s else None
+    def _stats(self, ran: _Ran, duration_s: float) -> StepStats:
+        scheduler, batch = self._scheduler, ran.batch
+        floor = self._floors.floor_of(batch) if batch and ran.model_s else None
         return StepStats(
             phase=batch.phase if batch else None,
             num_requests=len(batch.requests) if batch else 0,
             num_tokens=batch.num_tokens if batch else 0,
             duration_s=duration_s,
-            model_s=model_s,
+            model_s=ran.model_s,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting + len(self._grammars),
             pool=self._pool.stats,
             num_preemptions=scheduler.num_preemptions,
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
-            predicted_s=predicted_s,
+            predicted_s=ran.predicted_s,
             floor_s=floor.seconds if floor else None,
             bound=floor.bound if floor else None,
             num_drafts=self._speculation.num_drafts,

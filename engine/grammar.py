@@ -16,7 +16,7 @@ it while it loads, not when the first grammar arrives.
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
@@ -47,8 +47,8 @@ class Matcher:
         self._matcher = matcher
         self._num_consumed = 0
 
-    def allowed_tokens(self, output_token_ids: Sequence[int]) -> bytes:
-        """One bit per token id, lowest first. None is set when the grammar's limits are reached, or was not followed.
+    def allowed_tokens(self, output_token_ids: Sequence[int], draft: Sequence[int] = ()) -> tuple[bytes, ...]:
+        """No bit is set when the grammar's limits are reached, or it was not followed.
 
         EOS is allowed where the text may end; when it must, nothing else is.
         """
@@ -56,8 +56,20 @@ class Matcher:
         for token_id in output_token_ids[self._num_consumed :]:
             self._matcher.consume_token(token_id)
         self._num_consumed = len(output_token_ids)
-        bits = self._matcher.compute_bitmask()
-        return bytes(len(bits)) if self._matcher.is_error() else bits  # in an error it would allow EOS
+        return (_mask(self._matcher), *self._masks_after(draft))
+
+    def _masks_after(self, draft: Sequence[int]) -> Iterator[bytes]:
+        """On a copy: a guess that meets a limit must not be the request's end."""
+        scout = self._matcher.deep_copy() if draft else self._matcher
+        for token_id in draft:
+            if not scout.try_consume_tokens([token_id]):
+                break
+            yield _mask(scout)
+
+
+def _mask(matcher: LLMatcher) -> bytes:
+    bits = matcher.compute_bitmask()
+    return bytes(len(bits)) if matcher.is_error() else bits  # in an error it would allow EOS
 
 
 class GrammarCompiler:

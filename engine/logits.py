@@ -45,7 +45,7 @@ def adjust_row(row: Tensor, request: ScheduledRequest, eos_token_ids: tuple[int,
 
 def forbid_tokens(logits: Tensor, requests: Sequence[ScheduledRequest]) -> None:
     """Leave each row of `logits` [len(requests), vocab] the tokens that its request's grammar allows."""
-    packed = {row: request.allowed_tokens for row, request in enumerate(requests) if request.allowed_tokens is not None}
+    packed = {row: request.allowed_tokens[0] for row, request in enumerate(requests) if request.allowed_tokens}
     if not packed:
         return
     bits = np.frombuffer(b"".join(packed.values()), np.uint8).reshape(len(packed), -1)

@@ -28,15 +28,16 @@ class FinishReason(StrEnum):
 class Constraint(Protocol):
     """Which tokens may come next; owned by its request and gone with it."""
 
-    def allowed_tokens(self, output_token_ids: Sequence[int]) -> bytes | None:
-        """After these tokens: one bit per token id, lowest bit first; None for all."""
+    def allowed_tokens(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> tuple[bytes, ...]:
+        """After the output, then after each token of its `draft` up to the first that may not come: one bit per token
+        id, lowest bit first. Empty if any token may come at any time."""
 
 
 class Unconstrained:
     """Any token may come."""
 
-    def allowed_tokens(self, output_token_ids: Sequence[int]) -> bytes | None:
-        return None
+    def allowed_tokens(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> tuple[bytes, ...]:
+        return ()
 
 
 @dataclass(slots=True, eq=False)

@@ -36,7 +36,7 @@ class SamplingRows:
     @property
     def takes_likeliest(self) -> bool:
         """Whether each row's token is the likeliest, whatever it is."""
-        is_free = all(request.allowed_tokens is None for request in self.requests)
+        is_free = not any(request.allowed_tokens for request in self.requests)
         return is_free and not self.adjusted and not self.sampled
 
     @classmethod

@@ -14,7 +14,7 @@ from engine.drafter import Draft
 from engine.request import Request
 from engine.step_cost import StepCosts
 
-__all__ = ["Speculation", "num_right", "rows_of"]
+__all__ = ["Speculation", "num_right", "rows_of", "shortened"]
 
 
 _MARGIN = 2.0  # guesses of one request lengthen the step of all: they must be worth it twice
@@ -73,6 +73,12 @@ def _likeliest(drafts: Sequence[Draft], min_chance: float, limit: int) -> list[S
     return [draft.token_ids[: counts[number]] for number, draft in enumerate(drafts)]
 
 
+def shortened(request: ScheduledRequest, num_drafts: int) -> ScheduledRequest:
+    """With only the first of its guesses."""
+    num_tokens = len(request.token_ids) - request.num_drafts + num_drafts
+    return replace(request, token_ids=request.token_ids[:num_tokens], num_drafts=num_drafts)
+
+
 def rows_of(request: ScheduledRequest) -> Iterator[ScheduledRequest]:
     """A decode step's request as one for each of its tokens: as if the guesses before had been said already."""
     if request.num_drafts == 0:
@@ -80,13 +86,18 @@ def rows_of(request: ScheduledRequest) -> Iterator[ScheduledRequest]:
         return
     for index, token_id in enumerate(request.token_ids):
         output = [*request.output_token_ids, *request.token_ids[1 : index + 1]]
-        start = request.start + index
-        yield replace(request, token_ids=(token_id,), start=start, output_token_ids=output, num_drafts=0)
+        yield replace(
+            request,
+            token_ids=(token_id,),
+            start=request.start + index,
+            output_token_ids=output,
+            allowed_tokens=request.allowed_tokens[index : index + 1],
+            num_drafts=0,
+        )
 
 
 def num_right(request: ScheduledRequest, chosen: Sequence[int | None]) -> int:
     """How many of the request's guesses are what was `chosen`, one for each of its tokens, up to the first that is
     not."""
-    guesses = request.token_ids[len(request.token_ids) - request.num_drafts :]
-    pairs = zip(guesses, chosen, strict=False)
-    return next((index for index, (guess, token) in enumerate(pairs) if guess != token), len(guesses))
+    pairs = zip(request.draft, chosen, strict=False)
+    return next((index for index, (guess, token) in enumerate(pairs) if guess != token), request.num_drafts)

@@ -14,6 +14,7 @@ from engine.drafter import Drafter, PromptLookup
 from engine.engine import Engine
 from engine.messages import AddRequest, RequestUpdate
 from engine.sampling_params import SamplingParams
+from engine.speculation import rows_of
 from engine.step_floor import Ceilings, ModelSize
 
 EOS = 0
@@ -54,11 +55,15 @@ class FakeRunner:
             stored = self.kv[self._slot(request, position)]
             assert stored == own[: position + 1], f"{request.request_id} reads KV that is not its own"
         token_ids: list[int] = []
-        for end in range(request.end - request.num_drafts, request.end + 1) if request.samples else ():
-            token_ids.append(next_token(own[:end], request.params.seed))
-            if own[end : end + 1] != (token_ids[-1],):
+        for row in rows_of(request) if request.samples else ():
+            token_ids += self._choose(row)
+            if own[row.end : row.end + 1] != tuple(token_ids[-1:]):
                 break
         return RequestStepOutput(request.request_id, tuple(token_ids), prompt_logprobs=_scores(request))
+
+    def _choose(self, request: ScheduledRequest) -> tuple[int, ...]:
+        """What follows the request's tokens, if anything may."""
+        return (next_token(own_tokens(request), request.params.seed),)
 
     def _slot(self, request: ScheduledRequest, position: int) -> tuple[int, int]:
         return request.block_table[position // self.block_size], position % self.block_size
@@ -73,8 +78,7 @@ def _scores(request: ScheduledRequest) -> tuple[TokenLogprobs, ...]:
 
 def own_tokens(request: ScheduledRequest) -> tuple[int, ...]:
     """Prompt and output up to the end of this step, its drafts included."""
-    drafts = request.token_ids[len(request.token_ids) - request.num_drafts :]
-    return (*request.prompt_token_ids, *request.output_token_ids, *drafts)[: request.end]
+    return (*request.prompt_token_ids, *request.output_token_ids, *request.draft)[: request.end]
 
 
 def fake_info(num_blocks: int, block_size: int, max_model_len: int = 10_000) -> EngineInfo:

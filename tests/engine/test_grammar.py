@@ -3,9 +3,11 @@
 import gc
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ import pytest
 from llguidance import LLTokenizer
 
 import engine as engine_package
-from engine.batch import Batch, StepOutput
+from engine.batch import Batch, ScheduledRequest, StepOutput
 from engine.config import EngineConfig, EngineInfo
+from engine.drafter import Drafter, PromptLookup
 from engine.engine import Engine
 from engine.errors import InvalidParameterError, RequestError
 from engine.grammar import (
@@ -35,7 +38,8 @@ from engine.request import Constraint, FinishReason
 from engine.sampling_params import SamplingParams
 from engine.step_marker import Marker
 from engine.tokenizer import Tokenizer
-from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_info, run_to_end, tokens_of
+from tests.engine.fakes import FakeRunner, add, batches, expected_tokens, fake_info, run_to_end, tokens_of
+from tests.engine.prophets import Prophet
 
 EOS = 0
 TEXTS = [b"", *(bytes([byte]) for byte in range(32, 80)), b""]  # 50 tokens, as many as the fakes have
@@ -55,29 +59,37 @@ def compiler() -> GrammarCompiler:
 
 
 def allowed(matcher: Constraint, output: Sequence[int]) -> list[int]:
-    bits = matcher.allowed_tokens(output)
-    assert bits is not None
-    return np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")).tolist()
+    (mask,) = matcher.allowed_tokens(output, ())
+    return tokens_in(mask)
+
+
+def tokens_in(mask: bytes) -> list[int]:
+    return np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist()
 
 
 class ObedientRunner(FakeRunner):
     """Takes the nearest allowed token above the fake model's own; none where none is allowed."""
 
-    def _answer(self, request: Any) -> Any:
-        answer = super()._answer(request)
-        if request.allowed_tokens is None or not answer.token_ids:
-            return answer
-        bits = int.from_bytes(request.allowed_tokens, "little")
-        near = [(answer.token_ids[0] + step) % len(TEXTS) for step in range(len(TEXTS))]
-        return type(answer)(request.request_id, tuple(token for token in near if bits >> token & 1)[:1])
+    def _choose(self, request: ScheduledRequest) -> tuple[int, ...]:
+        (token_id,) = super()._choose(request)
+        if not request.allowed_tokens:
+            return (token_id,)
+        may_come = tokens_in(request.allowed_tokens[0])
+        near = [(token_id + step) % len(TEXTS) for step in range(len(TEXTS))]
+        return tuple(token for token in near if token in may_come)[:1]
 
 
 def engine_with(
-    compile: Callable[[str], Constraint], num_blocks: int = 64, marker: Marker | None = None, **settings: Any
+    compile: Callable[[str], Constraint],
+    num_blocks: int = 64,
+    marker: Marker | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    new_drafter: Callable[[], Drafter] = PromptLookup,
+    **settings: Any,
 ) -> Engine:
     config = EngineConfig(model="fake", block_size=4, **settings)
-    info, runner = fake_info(num_blocks, 4), ObedientRunner(4)
-    return Engine(config, info, runner, marker=marker, grammars=GrammarQueue(compile))
+    info, runner, grammars = fake_info(num_blocks, 4), ObedientRunner(4), GrammarQueue(compile)
+    return Engine(config, info, runner, marker=marker, clock=clock, grammars=grammars, new_drafter=new_drafter)
 
 
 @pytest.fixture
@@ -140,6 +152,24 @@ def test_the_state_is_a_function_of_the_tokens() -> None:
     stepwise = compile(grammar)
     for length in range(len(output) + 1):
         assert allowed(stepwise, output[:length]) == allowed(compile(grammar), output[:length])
+
+
+def test_masks_after_a_draft_are_those_of_tokens_that_were_said() -> None:
+    compile, text, grammar = compiler(), ids("((12)(()3))"), 'start: "(" (start | /[0-9]/)* ")"'
+    matcher = compile(grammar)
+    for length in range(len(text) + 1):
+        masks = matcher.allowed_tokens(text[:length], text[length:])
+        said = [allowed(compile(grammar), text[:end]) for end in range(length, len(text) + 1)]
+        assert [tokens_in(mask) for mask in masks] == said
+        assert allowed(matcher, text[:length]) == said[0]
+
+
+@pytest.mark.parametrize("draft", ["A", "A1", "2A1", "23A"])
+def test_a_draft_is_followed_up_to_the_first_token_that_may_not_come(draft: str) -> None:
+    matcher = compiler()(DIGITS)
+    masks = matcher.allowed_tokens(ids("1"), ids(draft))
+    assert [tokens_in(mask) for mask in masks] == [ids("0123456789"), ids("0123456789"), [EOS]][: 1 + draft.index("A")]
+    assert allowed(matcher, ids("123")) == [EOS]
 
 
 def test_asking_twice_changes_nothing() -> None:
@@ -224,6 +254,28 @@ def test_a_compiling_grammar_holds_up_nobody_else() -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("max_length", [3, 40])
+def test_guesses_that_a_grammar_forbids_are_not_tried(max_length: int) -> None:
+    """Every third guess ends a string too early, or goes on where it must end."""
+    grammar = to_lark(JsonSchema({"type": "string", "minLength": max_length, "maxLength": max_length}))
+    plain = engine_with(compiler(), num_speculative_tokens=0)
+    add_with(plain, "a", grammar, max_tokens=60)
+    said = tokens_of(run_to_end(plain)["a"])
+    errs = cycle([False, True, False]).__next__
+    prophet = Prophet(lambda _, output: said[len(output)] if len(output) < len(said) else EOS, errs)
+    guessing = engine_with(compiler(), new_drafter=lambda: prophet, clock=lambda: 0.0, num_speculative_tokens=4)
+    add_with(guessing, "a", grammar, max_tokens=60)
+    updates = run_to_end(guessing)["a"]
+    assert tokens_of(updates) == said and the_end(updates) is FinishReason.STOP
+    tried = [request for batch in batches(guessing) for request in batch.requests if request.num_drafts]
+    assert tried
+    for request in tried:
+        assert len(request.allowed_tokens) == 1 + request.num_drafts
+        for token_id, mask in zip(request.draft, request.allowed_tokens, strict=False):
+            assert token_id in tokens_in(mask)
+    assert guessing._speculation.num_drafts == sum(request.num_drafts for request in tried)
+
+
 class Marks:
     """What was marked last."""
 
@@ -241,9 +293,9 @@ class MarkedConstraint:
         self.marks = marks
         self.seen: list[str] = []
 
-    def allowed_tokens(self, output_token_ids: Sequence[int]) -> bytes:
+    def allowed_tokens(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> tuple[bytes, ...]:
         self.seen = self.marks.ids
-        return b"\xff" * 64
+        return (b"\xff" * 64,)
 
 
 def test_whatever_a_grammar_may_do_to_the_engine_it_is_marked_before() -> None:
@@ -351,8 +403,7 @@ def test_only_the_chunk_that_samples_has_a_mask() -> None:
     engine = engine_with(compiler(), max_num_batched_tokens=2)
     add_with(engine, "a", DIGITS, prompt=range(1, 6))
     run_to_end(engine)
-    batches: list[Batch] = engine._runner.batches  # type: ignore[attr-defined]
-    masks = [request.allowed_tokens is not None for batch in batches for request in batch.requests]
+    masks = [len(request.allowed_tokens) > 0 for batch in batches(engine) for request in batch.requests]
     assert masks == [False, False, True, True, True, True]
 
 

@@ -98,7 +98,7 @@ def speculating(model: LoadedModel, params: dict[str, Any], mine: list[int]) -> 
     add_mine(engine, params)
     add(engine, "other", prompt(3, 9) * 4, max_tokens=30)
     updates = run_to_end(engine)["mine"]
-    assert any(len(update.token_ids) > 1 for update in updates) == ("grammar" not in params)
+    assert any(len(update.token_ids) > 1 for update in updates)
     return answer(updates)
 
 

@@ -36,7 +36,7 @@ def scheduled(
         prompt_token_ids=prompt,
         output_token_ids=output,
         samples=True,
-        allowed_tokens=None if allowed is None else sum(1 << token_id for token_id in allowed).to_bytes(4, "little"),
+        allowed_tokens=() if allowed is None else (sum(1 << token_id for token_id in allowed).to_bytes(4, "little"),),
     )
 
 
