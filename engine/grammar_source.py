@@ -112,14 +112,22 @@ def to_lark(part: Part | Lark) -> str:
 def _checked(text: str) -> str:
     """Directives that would get around the checks of this file are refused."""
     _bounded(text)
-    if directive := _DIRECTIVE.search(_QUOTED.sub('""', text)):
+    if directive := _DIRECTIVE.search(_QUOTED.sub(_blank, text)):
         raise GrammarError(f"the grammar must not contain {directive[0]}")
     return text
 
 
+def _blank(quoted: re.Match[str]) -> str:
+    if "" in quoted.groups():
+        raise GrammarError("a string or regular expression in the grammar has no end")
+    return '""'
+
+
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")  # what Lark's strings have no escapes for
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?![/ \n])(?:[^/\\\n]|\\.)*/|(?://|#)[^\n]*')
+# Strings, comments, regular expressions and special tokens, as llguidance's lexer takes them. A string or expression
+# that does not end is matched, too: looking for the next one in its middle would take quadratic time.
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*+("?)|(?://|#)[^\n]*|/(?:[^/\\]|\\.)*+(/?)|<[^<>\s]++>')
 _DIRECTIVE = re.compile(r"%(?:json|llguidance|lark)\b")
 
 

@@ -116,16 +116,38 @@ def test_a_schema_cannot_relax_the_compiler() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['start: "a" // %json\n', 'start: "%json" /%llguidance/', "start: A\nA: /a/\n%ignore / /\n"]
+    "text",
+    [
+        'start: "a" // %json\n',
+        'start: "%json" /%llguidance/',
+        "start: A\nA: /a/\n%ignore / /\n",
+        "start: /(?x)a # %json\n b/",
+        'start: "\\"%json\\\\" /\\/%json/ <%json>',
+    ],
 )
 def test_a_clients_grammar_is_taken_as_it_is(text: str) -> None:
     assert to_lark(Lark(text)) is text
 
 
-@pytest.mark.parametrize("text", ['start: %json {"type": "object"}', '%llguidance {"no_forcing": false}\nstart: "a"'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        'start: %json {"type": "object"}',
+        '%llguidance {"no_forcing": false}\nstart: "a"',
+        'start: / "/ %json {"type": "object"}',
+        'start: <"> %json {"type": "object"}',
+        'start: "\\\\" %json {"type": "object"}',
+    ],
+)
 def test_a_clients_grammar_has_no_directives_that_get_around_checks(text: str) -> None:
     with pytest.raises(GrammarError, match="must not contain %"):
         to_lark(Lark(text))
+
+
+@pytest.mark.parametrize("text", ['"', '"a\\"', '"a\n"', "/", "/a\\/", '"' + 60_000 * '\\"', "/" + 60_000 * "\\/"])
+def test_a_clients_grammar_has_no_string_or_expression_without_an_end(text: str) -> None:
+    with pytest.raises(GrammarError, match="has no end"):
+        to_lark(Lark("start: " + text))
 
 
 @pytest.mark.parametrize(
