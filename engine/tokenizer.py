@@ -1,8 +1,10 @@
 """Text <-> token ids: the only module that knows the tokenizer library. Imports neither torch nor transformers.
 
-Encoding and decoding may run in several threads at once: nothing changes the library's object after loading.
+Encoding and decoding may run in several threads at once: nothing changes the library's object after loading. Only the
+library's functions for batches let other threads run meanwhile, so a single text is a batch of one.
 """
 
+import os
 import re
 from collections.abc import Sequence
 
@@ -42,6 +44,7 @@ class Tokenizer:
         cls, model: str, *, revision: str | None = None, trust_remote_code: bool = False
     ) -> "Tokenizer":
         """`model` is a checkpoint directory or a hub id. Raises ModelError."""
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one need no threads beside the caller's
         return cls(load_tokenizer_files(model, revision=revision, trust_remote_code=trust_remote_code))
 
     @property
@@ -72,15 +75,17 @@ class Tokenizer:
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError:  # what the library makes of text that UTF-8 cannot express
-            encoding = self._backend.encode(_without_surrogates(text), add_special_tokens=add_special_tokens)
-        return encoding.ids
+            encodings = self._backend.encode_batch_fast(
+                [_without_surrogates(text)], add_special_tokens=add_special_tokens
+            )
+        return encodings[0].ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence. Ids outside the vocabulary add nothing; spaces are never "cleaned up"."""
         known = [token_id for token_id in token_ids if 0 <= token_id < _MAX_IDS]  # the library raises beyond
-        return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+        return self._backend.decode_batch([known], skip_special_tokens=skip_special_tokens)[0]
 
     def token_text(self, token_id: int) -> str:
         """What the token adds in the middle of a text, special tokens shown; U+FFFD for parts of characters."""

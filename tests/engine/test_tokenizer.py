@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,20 @@ def test_no_text_raises(byte_level: Tokenizer, sentencepiece_like: Tokenizer, te
 
 def test_lone_surrogates_and_null_bytes_are_characters(byte_level: Tokenizer) -> None:
     assert byte_level.decode(byte_level.encode("a\ud800\0\ud83d\ude00")) == "a\ufffd\0😀"
+
+
+def test_other_threads_run_while_it_works(byte_level: Tokenizer) -> None:
+    """A long text in a thread of its own must not hold up the streams of others."""
+    text = "".join(f"{number} " for number in range(100_000))
+    token_ids = byte_level.encode(text)
+    with ThreadPoolExecutor(1) as thread:
+        for work in (lambda: byte_level.encode(text), lambda: byte_level.decode(token_ids)):
+            num_turns, running = 0, thread.submit(work)
+            while not running.done():
+                num_turns += 1
+                time.sleep(0)
+            assert num_turns > 100
+            running.result()
 
 
 class TestLongTexts:
