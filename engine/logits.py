@@ -67,14 +67,18 @@ def _banned(request: ScheduledRequest, eos_token_ids: tuple[int, ...]) -> Iterat
         yield from params.stop_token_ids
         yield from () if params.ignore_eos else eos_token_ids
     for word in params.bad_words:
-        if _tail(request, len(word) - 1) == word[:-1]:
+        if _has_begun(word, request):
             yield word[-1]
+
+
+def _has_begun(word: tuple[int, ...], request: ScheduledRequest) -> bool:
+    """Whether all but the word's last token are the request's newest. Of most words a look at one tells."""
+    begun, said = word[:-1], request.output_token_ids or request.prompt_token_ids
+    return not begun or (begun[-1] == said[-1] and _tail(request, len(begun)) == begun)
 
 
 def _tail(request: ScheduledRequest, count: int) -> tuple[int, ...]:
     """The last `count` tokens of prompt followed by output."""
-    if count == 0:
-        return ()
     tail = request.output_token_ids[-count:]
     missing = count - len(tail)
     return (*(request.prompt_token_ids[-missing:] if missing else ()), *tail)

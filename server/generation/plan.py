@@ -17,6 +17,8 @@ from server.generation.prompts import EncodedPrompt
 from server.generation.sampling import draw_seed, seed_of
 from server.protocol.generation import GenerationParams
 
+MAX_SENT_IDS = 2**19  # of allowed tokens and bad words: all sequences have them sent to the engine, and checked
+
 RequestT = TypeVar("RequestT", bound=GenerationParams)
 RequestT_co = TypeVar("RequestT_co", bound=GenerationParams, covariant=True)
 
@@ -60,9 +62,12 @@ def make_plan(
     num_generations = len(prompts) * request.num_candidates
     max_live = backend.room.max_live(arrival.share)
     if num_generations > max_live:
-        limit = f"{max_live} that this server takes at once"
-        param = "prompt" if len(prompts) > 1 else "n"
-        raise BadRequestError(f"{num_generations} sequences in one request are more than the {limit}.", param)
+        raise _too_many(prompts, num_generations, f"{max_live} that this server takes at once")
+    num_ids = len(params.allowed_token_ids or ()) + sum(map(len, params.bad_words))
+    if num_generations * num_ids > MAX_SENT_IDS:
+        raise _too_many(
+            prompts, num_generations, f"{MAX_SENT_IDS // num_ids} that may have so many token ids and words"
+        )
     seed = draw_seed() if request.seed is None else request.seed
     return GenerationPlan(
         request=request,
@@ -77,6 +82,11 @@ def make_plan(
         prompts=prompts,
         generations=_generations(request, prompts, params, seed, arrival),
     )
+
+
+def _too_many(prompts: Sequence[EncodedPrompt], num_generations: int, limit: str) -> BadRequestError:
+    param = "prompt" if len(prompts) > 1 else "n"
+    return BadRequestError(f"{num_generations} sequences in one request are more than the {limit}.", param)
 
 
 def _generations(

@@ -21,10 +21,11 @@ MAX_STRINGS = 1024
 MAX_TOKEN_IDS = 2**20
 MAX_STOP_STRINGS = 64  # each is looked for in every character that is generated
 MAX_STOP_LENGTH = 1024  # as much text may have to be held back
-MAX_BAD_WORDS = 256  # each is tokenized four times, on the event loop
+MAX_BAD_WORDS = 256
 MAX_BAD_WORD_LENGTH = 256
+MAX_BAD_WORDS_LENGTH = 4096  # together: they are tokenized on the event loop, four times
 MAX_STOP_TOKEN_IDS = 1024
-MAX_ALLOWED_TOKEN_IDS = 2**16  # they are sent to the engine for each of `n` sequences
+MAX_ALLOWED_TOKEN_IDS = 2**14  # each step looks at them all, for each sequence
 MAX_LOGIT_BIASES = 1024
 MAX_SCHEMA_DEPTH = 64
 
@@ -103,6 +104,13 @@ def _check_size(value: Any) -> Any:
     return value
 
 
+def _check_length(words: list[str]) -> list[str]:
+    if sum(map(len, words)) > MAX_BAD_WORDS_LENGTH:
+        limit = {"limit": MAX_BAD_WORDS_LENGTH}
+        raise PydanticCustomError("too_long", "Must not have more than {limit} characters together", limit)
+    return words
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -116,7 +124,9 @@ StopStrings = Annotated[
     BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
 ]
 BadWords = Annotated[
-    list[Annotated[Text, Field(max_length=MAX_BAD_WORD_LENGTH)]], Field(max_length=MAX_BAD_WORDS, fail_fast=True)
+    list[Annotated[Text, Field(max_length=MAX_BAD_WORD_LENGTH)]],
+    Field(max_length=MAX_BAD_WORDS, fail_fast=True),
+    AfterValidator(_check_length),
 ]
 LogitBias = Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES), BeforeValidator(_check_size)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]

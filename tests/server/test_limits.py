@@ -19,6 +19,7 @@ from tests.server.live_server import LiveServer
         ("stop", wire.MAX_STOP_LENGTH, lambda count: "x" * count),
         ("bad_words", wire.MAX_BAD_WORDS, lambda count: ["x"] * count),
         ("bad_words", wire.MAX_BAD_WORD_LENGTH, lambda count: ["x" * count]),
+        ("bad_words", wire.MAX_BAD_WORDS_LENGTH, lambda count: ["x" * 128] * (count // 128) + ["x"] * (count % 128)),
         ("stop_token_ids", wire.MAX_STOP_TOKEN_IDS, lambda count: [1] * count),
         ("allowed_token_ids", wire.MAX_ALLOWED_TOKEN_IDS, lambda count: [97] * count),
         ("n", 128, lambda count: count),
@@ -35,6 +36,28 @@ def test_so_much_is_taken_and_one_more_is_refused_by_name(
         limit = 320  # what the server takes at once
     refused = server.complete(**{"prompt": "Hi", "max_tokens": 1, param: value(limit + 1)})
     assert (refused.status_code, error_of(refused)["param"]) == (400, param)
+
+
+ALLOWED = {"allowed_token_ids": [97] * 2**14}
+BAD = {"bad_words": ["x" * 128] * 32}
+
+
+@pytest.mark.parametrize(
+    ("ids", "most", "sequences"),
+    [
+        (ALLOWED, 32, lambda count: {"prompt": "Hi", "n": count}),
+        (ALLOWED, 32, lambda count: {"prompt": ["Hi"] * count}),
+        (BAD, 128, lambda count: {"prompt": ["Hi"] * count}),
+    ],
+    ids=["allowed and n", "allowed and prompts", "bad words and prompts"],
+)
+def test_what_is_sent_along_with_all_sequences_is_bounded(
+    server: LiveServer, ids: dict[str, Any], most: int, sequences: Any
+) -> None:
+    taken = server.complete(**ids, **sequences(most), max_tokens=1)
+    assert taken.status_code == 200, taken.text
+    refused = server.complete(**ids, **sequences(most + 1), max_tokens=1)
+    assert (refused.status_code, error_of(refused)["param"]) == (400, "n" if "n" in sequences(1) else "prompt")
 
 
 def test_logit_biases_are_counted_before_they_are_read(server: LiveServer) -> None:
