@@ -28,6 +28,7 @@ from engine.trace import FileTracer, NullTracer, Tracer
 
 logger = logging.getLogger(__name__)
 
+_MAX_LOGITS = 1 << 26  # of the prompts that a step scores: 256 MB in float32
 _MAX_WAIT_S = 0.005  # for a grammar, when there is nothing else to do: messages wait as long
 
 
@@ -78,6 +79,7 @@ class Engine:
             target_gap_s=config.target_itl_ms / 1000,
             max_tokens=config.max_num_batched_tokens,
             max_tokens_per_gap=config.max_prefill_tokens_per_gap,
+            max_scored_tokens=_MAX_LOGITS // info.vocab_size,
         )
         self._max_drafts = config.num_speculative_tokens
         self._speculation = Speculation(self._costs, self._max_drafts, config.target_itl_ms / 1000)

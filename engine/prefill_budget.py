@@ -13,10 +13,11 @@ _MIN_CHUNK = 16  # tokens: prefill goes on however dear it is, and no time is lo
 class PrefillBudget:
     """One step's, handed out to requests in their turn."""
 
-    def __init__(self, costs: StepCosts, max_s: float, max_tokens: int) -> None:
+    def __init__(self, costs: StepCosts, max_s: float, max_tokens: int, max_scored_tokens: int) -> None:
         self._costs = costs
         self._max_s = max_s
         self._num_left = max_tokens
+        self._num_scored_left = max_scored_tokens
         self._work = NO_PREFILL
 
     @property
@@ -30,10 +31,13 @@ class PrefillBudget:
     def take(self, request: Request) -> int:
         """How many of its tokens the request computes next, at least one. Call only while the budget is not spent."""
         wanted = min(request.num_uncomputed_tokens, self._num_left)
+        if request.scores_prompt:
+            wanted = min(wanted, max(self._num_scored_left, 1))
         num_chunks = -(-wanted // max(self._num_fitting(request, wanted), 1))
         count = max(-(-wanted // num_chunks), min(_MIN_CHUNK, wanted))  # where it takes two chunks, two halves
         self._work = self._work_with(request, count)
         self._num_left -= count
+        self._num_scored_left -= count * request.scores_prompt
         return count
 
     def _num_fitting(self, request: Request, wanted: int) -> int:
@@ -50,17 +54,29 @@ class PrefillBudget:
 class PrefillPace:
     """Opens each step's budget. A gap between the tokens of a stream is a prefill step and a decode step."""
 
-    def __init__(self, costs: StepCosts, *, target_gap_s: float, max_tokens: int, max_tokens_per_gap: int) -> None:
+    def __init__(
+        self,
+        costs: StepCosts,
+        *,
+        target_gap_s: float,
+        max_tokens: int,
+        max_tokens_per_gap: int,
+        max_scored_tokens: int,
+    ) -> None:
         self._costs = costs
         self._target_gap_s = target_gap_s
         self._max_tokens = max_tokens
         self._max_tokens_per_gap = min(max_tokens_per_gap, max_tokens)
+        self._max_scored_tokens = max_scored_tokens
 
     def while_none_decodes(self) -> PrefillBudget:
-        return PrefillBudget(self._costs, inf, self._max_tokens)
+        return self._budget(inf, self._max_tokens)
 
     def within_a_gap(self, decoding: Sequence[Request]) -> PrefillBudget:
         """What the decode step of these leaves of the target; at least twice that step's time. Where reading weights is
         what takes time, a prefill step does that in the first half, and the other half is for tokens."""
         decode_s = self._costs.decode_bound(decoding)
-        return PrefillBudget(self._costs, max(self._target_gap_s - decode_s, 2 * decode_s), self._max_tokens_per_gap)
+        return self._budget(max(self._target_gap_s - decode_s, 2 * decode_s), self._max_tokens_per_gap)
+
+    def _budget(self, max_s: float, max_tokens: int) -> PrefillBudget:
+        return PrefillBudget(self._costs, max_s, max_tokens, self._max_scored_tokens)

@@ -4,8 +4,9 @@ The number is a function of (seed, position) and every operation works on one ro
 neither on the batch nor on how often the sequence was interrupted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 from typing import cast
 
@@ -21,6 +22,7 @@ from engine.sampling_params import SamplingParams
 Argmax = Callable[[Tensor], Tensor]
 """Logits [num_rows, vocab] -> token ids [num_rows], the first of equals; of a row with NaN, one that is NaN."""
 
+_ROWS_AT_ONCE = 64  # that are scored: each takes several times the memory of its logits
 NUM_CANDIDATES = 1024  # most likely tokens looked at first when only top_p or min_p filters
 
 
@@ -109,13 +111,19 @@ def _draws(rows: SamplingRows) -> Tensor:
 
 def score(logits: Tensor, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
     """Log-probabilities of `token_ids`, one per row of `logits` [num_rows, vocab], and of the top ones beside it."""
+    starts = range(0, len(token_ids), _ROWS_AT_ONCE)
+    parts = (slice(start, start + _ROWS_AT_ONCE) for start in starts)
+    return tuple(chain.from_iterable(_score_some(logits[part], token_ids[part], num_top) for part in parts))
+
+
+def _score_some(logits: Tensor, token_ids: Sequence[int], num_top: int) -> Iterator[TokenLogprobs]:
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])  # [num_rows, 1]
     ranks = (logprobs > chosen).sum(dim=-1) + 1
     top_values, top_ids = logprobs.topk(min(num_top, logprobs.shape[-1]), dim=-1)  # [num_rows, num_top]
     top = [tuple(zip(*pair, strict=True)) for pair in zip(top_ids.tolist(), top_values.tolist(), strict=True)]
     columns = zip(token_ids, chosen[:, 0].tolist(), ranks.tolist(), top, strict=True)
-    return tuple(TokenLogprobs(*column) for column in columns)
+    return (TokenLogprobs(*column) for column in columns)
 
 
 def _filters(params: SamplingParams) -> bool:

@@ -59,8 +59,16 @@ def trained() -> StepCosts:
 TRAINED = trained()
 
 
-def pace(target_s: float, costs: StepCosts = TRAINED, max_tokens_per_gap: int = 4096) -> PrefillPace:
-    return PrefillPace(costs, target_gap_s=target_s, max_tokens=2048, max_tokens_per_gap=max_tokens_per_gap)
+def pace(
+    target_s: float, costs: StepCosts = TRAINED, max_tokens_per_gap: int = 4096, max_scored_tokens: int = 2048
+) -> PrefillPace:
+    return PrefillPace(
+        costs,
+        target_gap_s=target_s,
+        max_tokens=2048,
+        max_tokens_per_gap=max_tokens_per_gap,
+        max_scored_tokens=max_scored_tokens,
+    )
 
 
 def taken(budget: PrefillBudget, requests: Sequence[Request]) -> list[int]:
@@ -122,6 +130,14 @@ def test_chunks_get_shorter_as_the_prompt_gets_longer() -> None:
 
 def test_chunks_that_are_scored_are_shorter() -> None:
     assert allowance(0.2, params=SCORED) < allowance(0.2) / 2
+
+
+def test_what_a_step_scores_is_bounded_however_much_time_there_is() -> None:
+    """Each scored token has logits of the whole vocabulary."""
+    budget = pace(0.2, max_scored_tokens=100).while_none_decodes()
+    prompts = [prompt(70, params=SCORED), prompt(200), prompt(70, params=SCORED), prompt(70, params=SCORED)]
+    assert taken(budget, prompts) == [70, 200, 30, 1]
+    assert taken(pace(0.2, max_scored_tokens=0).while_none_decodes(), prompts[:1]) == [1]
 
 
 def test_what_was_scored_before_is_not_scored_again() -> None:
