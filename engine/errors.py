@@ -3,7 +3,8 @@
     TwostepError
     ├── ConfigError                 a setting cannot work as given; the process exits with code 2
     ├── ModelError                  the checkpoint cannot be served; the process exits with code 2
-    │   └── UnsupportedModelError   the architecture cannot run over a paged cache, and why
+    │   ├── UnsupportedModelError   the architecture cannot run over a paged cache, and why
+    │   └── ModelMemoryError        there is not enough memory for it now
     ├── RequestError                this request can never be served; retrying does not help
     │   ├── GrammarError            the text asked for cannot be described to the engine, and why
     │   ├── InvalidParameterError   one parameter has a value that cannot be honoured; `.param` names it
@@ -33,6 +34,10 @@ class ModelError(TwostepError):
 
 class UnsupportedModelError(ModelError):
     """The model's architecture cannot run over a paged KV cache."""
+
+
+class ModelMemoryError(ModelError):
+    """There is not enough memory for the model or its KV cache now. Later there may be."""
 
 
 class RequestError(TwostepError):

@@ -6,7 +6,14 @@ from collections.abc import Callable, Sequence
 
 from engine.child_process import ChildProcess
 from engine.config import EngineConfig, EngineInfo
-from engine.errors import ConfigError, EngineFailedError, ModelError, TwostepError, UnsupportedModelError
+from engine.errors import (
+    ConfigError,
+    EngineFailedError,
+    ModelError,
+    ModelMemoryError,
+    TwostepError,
+    UnsupportedModelError,
+)
 from engine.messages import EngineFailure, EngineReady, FromEngine, Shutdown, Start, ToEngine
 from engine.step_marker import StepMarker
 from engine.suspects import Death
@@ -14,7 +21,7 @@ from engine.transport import BrokenLinkError, ServerLink
 
 _STOP_GRACE_S = 3.0
 _LAST_WORDS_S = 0.5  # how long the last message of a process may arrive after its end was noticed
-_START_ERRORS = {error.__name__: error for error in (ConfigError, ModelError, UnsupportedModelError)}
+_START_ERRORS = {error.__name__: error for error in (ConfigError, ModelError, UnsupportedModelError, ModelMemoryError)}
 
 
 class Incarnation:

@@ -1,4 +1,4 @@
-"""How much memory is left for the KV cache."""
+"""How much memory is left for the KV cache, and which errors say that there was too little."""
 
 import os
 from pathlib import Path
@@ -13,6 +13,11 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(_system_available_bytes(), _cgroup_available_bytes())
+
+
+def is_memory_shortage(error: Exception) -> bool:
+    """On the CPU torch raises a plain RuntimeError."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def _system_available_bytes() -> int:

@@ -15,13 +15,14 @@ from engine.attention_hook import AttentionCall
 from engine.checkpoint import check_checkpoint, is_local
 from engine.config import EngineConfig
 from engine.embedding import HeadInputs
-from engine.errors import ConfigError, ModelError, TwostepError, UnsupportedModelError
+from engine.errors import ConfigError, ModelError, ModelMemoryError, TwostepError, UnsupportedModelError
 from engine.fusion import fuse_modules
 from engine.kernel_layer import move_layers_to_kernels
 from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
 from engine.kv_cache import LayerShape
 from engine.linear import prepare_linears
+from engine.memory import is_memory_shortage
 from engine.model_probe import check_same, probe_layers
 from engine.model_size import size_of
 from engine.step_floor import ModelSize
@@ -59,10 +60,15 @@ def load_model(config: EngineConfig) -> LoadedModel:
         return _load(config)
     except TwostepError:
         raise
-    except (SafetensorError, EOFError, RuntimeError) as error:
-        raise ModelError(f"The checkpoint {config.model} is damaged: {_first_line(error)}") from error
     except Exception as error:  # a checkpoint's values reach code all over transformers, which raises anything
         logger.debug("loading the checkpoint failed", exc_info=True)
+        if is_memory_shortage(error):
+            raise ModelMemoryError(
+                f"There is not enough memory to load {config.model}: {_first_line(error)} "
+                "Free some, or serve a smaller model."
+            ) from error
+        if isinstance(error, (SafetensorError, EOFError, RuntimeError)):
+            raise ModelError(f"The checkpoint {config.model} is damaged: {_first_line(error)}") from error
         if attention_hook.ATTENTION_NAME in str(error):  # the model looked for it in a list of its own
             raise UnsupportedModelError(
                 f"The model {config.model} does not use transformers' attention registry, "

@@ -8,12 +8,12 @@ import torch
 from engine.attention import select_backend
 from engine.ceilings import measure_ceilings
 from engine.config import EngineConfig, EngineInfo
-from engine.errors import ConfigError
+from engine.errors import ConfigError, ModelMemoryError
 from engine.footprint import give_back_freed_memory
 from engine.kernel_forward import choose_forward
 from engine.kernels import load_kernels
 from engine.kv_cache import KVCache, bytes_per_block
-from engine.memory import available_bytes
+from engine.memory import available_bytes, is_memory_shortage
 from engine.model_loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
 
@@ -33,7 +33,7 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
     give_back_freed_memory()
     max_model_len = _max_model_len(config, model)
     num_blocks, max_model_len = _size_pool(config, model, max_model_len)
-    cache = KVCache(model.layers, num_blocks, config.block_size, model.dtype, model.device)
+    cache = _new_cache(config, model, num_blocks)
     backend = select_backend(model.device, load_kernels() if model.has_kernels else None)
     info = EngineInfo(
         model=config.model,
@@ -54,6 +54,18 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
         ceilings=ceilings,
     )
     return ModelRunner(model, config.block_size, choose_forward(model.module, cache, backend)), info
+
+
+def _new_cache(config: EngineConfig, model: LoadedModel, num_blocks: int) -> KVCache:
+    try:
+        return KVCache(model.layers, num_blocks, config.block_size, model.dtype, model.device)
+    except (MemoryError, RuntimeError) as error:
+        if not is_memory_shortage(error):
+            raise
+        raise ModelMemoryError(
+            f"There is not enough memory for a KV cache of {num_blocks} blocks of {config.block_size} tokens. "
+            "Free some, or give it less with --kv-cache-memory-bytes."
+        ) from error
 
 
 def _max_model_len(config: EngineConfig, model: LoadedModel) -> int:
@@ -79,7 +91,7 @@ def _size_pool(config: EngineConfig, model: LoadedModel, max_model_len: int) -> 
     if config.max_model_len is not None or capacity < 1:
         raise ConfigError(
             f"The KV cache has room for {capacity} tokens, less than max_model_len {max_model_len}: raise the KV cache "
-            "memory (kv_cache_bytes) or lower max_model_len."
+            "memory (--kv-cache-memory-bytes) or lower max_model_len."
         )
     logger.warning("the KV cache holds %d tokens: contexts are limited to that, not %d", capacity, max_model_len)
     return num_blocks, capacity

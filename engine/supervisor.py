@@ -9,7 +9,14 @@ from typing import Protocol
 import msgspec
 
 from engine.config import EngineConfig, EngineInfo
-from engine.errors import ConfigError, EngineFailedError, EngineUnavailableError, ModelError, TwostepError
+from engine.errors import (
+    ConfigError,
+    EngineFailedError,
+    EngineUnavailableError,
+    ModelError,
+    ModelMemoryError,
+    TwostepError,
+)
 from engine.incarnation import Incarnation
 from engine.messages import FromEngine, ToEngine
 from engine.restart_policy import RestartPolicy
@@ -138,12 +145,12 @@ class Supervisor:
                 process = self._new_process()
                 await self._load(process)
                 return process
-            except (ConfigError, ModelError) as error:
-                raise EngineFailedError(f"The engine died and cannot be started again: {error}") from error
-            except (EngineUnavailableError, OSError) as error:
+            except (ModelMemoryError, EngineUnavailableError, OSError) as error:
                 logger.error("the engine process could not be started again: %s", error)
                 reason = EngineFailedError(str(error), _detail(error))
                 was_fruitful = False
+            except (ConfigError, ModelError) as error:
+                raise EngineFailedError(f"The engine died and cannot be started again: {error}") from error
 
     async def _load(self, process: Incarnation) -> None:
         """Leaves nothing of a process that does not get ready."""

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from engine import process
 from engine.batch import Phase
 from engine.config import EngineConfig, EngineInfo
-from engine.errors import InvalidParameterError, ModelError
+from engine.errors import InvalidParameterError, ModelError, ModelMemoryError
 from engine.messages import AddRequest, FirstTokenInfo, RequestState, RequestUpdate, StepUpdate
 from engine.request import FinishReason
 from engine.stats import PoolStats, StepStats
@@ -157,6 +157,8 @@ class FakeEngine:
 def load(config: EngineConfig, marker: Marker) -> FakeEngine:
     if config.model == "missing":
         raise ModelError("The model is missing.")
+    if config.model == "large":
+        raise ModelMemoryError("The model is too large.")
     if config.model == "broken":
         raise RuntimeError("a broken loader")
     if config.model == "dies":
@@ -181,6 +183,8 @@ def load_again(how: str, number: int, engine: FakeEngine) -> None:
         engine.info = msgspec.structs.replace(engine.info, weight_bytes=number)
     if how == "stumbles" and number == 1:
         os._exit(7)
+    if how == "starves" and number == 1:
+        raise ModelMemoryError("The model is too large.")
     if how == "dies" and number > 0:
         os._exit(7)
     if how == "freezes" and number == 1:

@@ -16,6 +16,7 @@ from engine.errors import (
     EngineFailedError,
     EngineUnavailableError,
     ModelError,
+    ModelMemoryError,
     TwostepError,
 )
 from tests.engine import fake_engine_process as fake
@@ -49,6 +50,7 @@ def test_a_failed_step_ends_its_own_requests_only() -> None:
     ("model", "kind", "message"),
     [
         ("missing", ModelError, "The model is missing"),
+        ("large", ModelMemoryError, "The model is too large"),
         ("broken", EngineUnavailableError, "a broken loader"),
         ("dies", EngineUnavailableError, "exit code 7.*last words"),
     ],

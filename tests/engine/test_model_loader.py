@@ -9,10 +9,11 @@ import transformers
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import ConfigError, ModelError, UnsupportedModelError
+from engine.errors import ConfigError, ModelError, ModelMemoryError, UnsupportedModelError
 from engine.kernel_layer import KernelDecoderLayer
 from engine.kernels import load_kernels
 from engine.model_loader import LoadedModel, load_model
+from engine.model_setup import load_model_runner
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import make_checkpoint
 
@@ -89,6 +90,28 @@ def test_truncated_weights_are_damage(llama: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(ModelError, match="damaged"):
         load(llama)
+
+
+def allocate_on_the_cpu(*_: Any) -> None:
+    torch.empty(1 << 60)
+
+
+def allocate_on_a_gpu(*_: Any) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def allocate_in_python(*_: Any) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("allocate", [allocate_on_the_cpu, allocate_on_a_gpu, allocate_in_python])
+@pytest.mark.parametrize("where", ["model_loader._load_weights", "model_setup.KVCache"])
+def test_a_lack_of_memory_is_no_damage(
+    where: str, allocate: Callable[..., None], llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"engine.{where}", allocate)
+    with pytest.raises(ModelMemoryError, match="not enough memory"):
+        load_model_runner(EngineConfig(model=str(llama), device="cpu", num_blocks=8))
 
 
 def test_missing_weights_are_not_made_up(llama: Path) -> None:

@@ -369,10 +369,11 @@ def test_a_model_that_is_gone_or_another_one_ends_the_restarts(how: str, words: 
     asyncio.run(check())
 
 
-def test_a_restart_that_dies_while_loading_is_tried_again(tmp_path: Any) -> None:
+@pytest.mark.parametrize("how", ["stumbles", "starves"])
+def test_a_restart_that_dies_while_loading_or_lacks_memory_is_tried_again(how: str, tmp_path: Any) -> None:
     async def check() -> None:
         watcher = Watcher()
-        async with running(f"stumbles:{tmp_path}", observer=watcher) as engine:
+        async with running(f"{how}:{tmp_path}", observer=watcher) as engine:
             tasks = streams(engine, 2)
             await eventually(lambda: held_by(engine) == 2)
             kill_engine()
