@@ -3,6 +3,7 @@
 `AsyncEngine` implements it over the engine process; tests implement it in-process.
 """
 
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
@@ -57,10 +58,14 @@ class GenerationRequest:
         return Tenant(self.tenant, self.share)
 
     @property
+    def left_s(self) -> float | None:
+        """Until the deadline."""
+        return None if self.deadline_s is None else max(self.arrival_s + self.deadline_s - time.monotonic(), 0.0)
+
+    @property
     def patience_s(self) -> float | None:
         """The longest predicted wait that makes sense to begin."""
-        limits = [limit_s for limit_s in (self.max_queue_s, self.deadline_s) if limit_s is not None]
-        return min(limits, default=None)
+        return min((limit_s for limit_s in (self.max_queue_s, self.left_s) if limit_s is not None), default=None)
 
 
 class EngineClient(Protocol):

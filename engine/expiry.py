@@ -4,7 +4,6 @@ Kept on the server's side, so that they hold even while the engine process hangs
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 
 from engine.client import GenerationRequest
@@ -24,10 +23,7 @@ class Expiry:
         self._on_late_start = on_late_start
         call_later = asyncio.get_running_loop().call_later
         self._queue = call_later(max_queue_s, on_late_start)
-        self._deadline: asyncio.TimerHandle | None = None
-        if request.deadline_s is not None:
-            left_s = request.arrival_s + request.deadline_s - time.monotonic()
-            self._deadline = call_later(max(0.0, left_s), on_deadline)
+        self._deadline = None if request.left_s is None else call_later(request.left_s, on_deadline)
 
     def on_scheduled(self) -> None:
         """The queue's limit was kept. Idempotent."""

@@ -1,7 +1,6 @@
 """Several generations of one HTTP request as one stream of outputs."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -58,14 +57,9 @@ def _cut_by(item: RequestOutput | Exception, generation: GenerationRequest) -> s
     """The stop reason of one that asks for tokens and may end without any: it is aborted, or its deadline is over."""
     if generation.params.max_tokens == 0:
         return None
-    if isinstance(item, RequestTimeoutError) and _is_due(generation):
+    if isinstance(item, RequestTimeoutError) and generation.left_s == 0.0:
         return "deadline"
     return "abort" if isinstance(item, RequestAbortedError) else None
-
-
-def _is_due(generation: GenerationRequest) -> bool:
-    limit_s = generation.deadline_s
-    return limit_s is not None and time.monotonic() >= generation.arrival_s + limit_s
 
 
 def _ended_without_token(generation: GenerationRequest, stop_reason: str) -> RequestOutput:

@@ -1,12 +1,16 @@
 """The first look at a generating request: its model, its id, and fields that must be refused."""
 
+import asyncio
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from starlette.requests import Request
 
 from engine.client import GenerationRequest
+from engine.errors import RequestTimeoutError
 from engine.sampling_params import SamplingParams
 from server.api_keys import ApiKey
 from server.context import context_of
@@ -18,6 +22,8 @@ from server.protocol.request import RequestFields
 from server.record import RequestRecord, record_of
 
 logger = logging.getLogger("twostep.server")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,18 @@ class Arrival:
     cache_salt: str
     """Of the key and of the request."""
     fields: RequestFields
+
+    async def in_time(self, planning: Awaitable[T]) -> T:
+        """What comes of it. Raises RequestTimeoutError when the request's deadline passes before."""
+        deadline_s = _seconds(self.fields.deadline_ms)
+        left_s = None if deadline_s is None else max(self.arrival_s + deadline_s - time.monotonic(), 0.0)
+        try:
+            async with asyncio.timeout(left_s) as limit:
+                return await planning
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise RequestTimeoutError("The deadline passed before the request was read.") from error
 
     def generation(self, name: str, prompt_token_ids: list[int], params: SamplingParams) -> GenerationRequest:
         """One sequence, on the terms of the whole request. `name` is the sequence's own."""

@@ -46,7 +46,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     arrival = let_in(body, ANTHROPIC_REFUSALS, request)
     backend, record = context_of(request).backend, record_of(request.scope)
     with RENAMING():
-        plan, answer = await plan_chat(_chat_of(body, backend), backend, arrival)
+        plan, answer = await arrival.in_time(plan_chat(_chat_of(body, backend), backend, arrival))
         reader = AnswerReader(answer, arrival.request_id, 0)
         tally = ChatTally(plan, [reader], record)
         head = {"id": f"msg_{arrival.request_id}", "type": "message", "role": "assistant", "model": arrival.model}

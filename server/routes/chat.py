@@ -37,7 +37,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     """Answer a conversation. Streamed responses start with the first token; every response tells its phases."""
     arrival = let_in(body, CHAT_REFUSALS, request)
     backend = context_of(request).backend
-    plan, answer = await plan_chat(body, backend, arrival)
+    plan, answer = await arrival.in_time(plan_chat(body, backend, arrival))
     readers = [AnswerReader(answer, str(plan.head["id"]), index) for index in range(len(plan.generations))]
     choices = [ChatChoice(index, body, reader, backend.tokenizer) for index, reader in enumerate(readers)]
     tally = ChatTally(plan, readers, record_of(request.scope))
@@ -52,7 +52,7 @@ async def render_chat_completion(body: ChatRequest, request: Request) -> RenderR
     """The prompt that this request makes, as text and token ids. Nothing is generated."""
     arrival = let_in(body, CHAT_REFUSALS, request)
     backend = context_of(request).backend
-    plan, _ = await plan_chat(body, backend, arrival)
+    plan, _ = await arrival.in_time(plan_chat(body, backend, arrival))
     prompt = plan.prompts[0]
     return RenderResponse(
         prompt=prompt.text,

@@ -33,7 +33,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     """Continue each prompt. Streamed responses start with the first token; every response tells its phases."""
     arrival = let_in(body, COMPLETION_REFUSALS, request)
     backend = context_of(request).backend
-    plan = await plan_completion(body, backend, arrival)
+    plan = await arrival.in_time(plan_completion(body, backend, arrival))
     tally = Tally(plan, record_of(request.scope))
     if body.stream:
         choices = [

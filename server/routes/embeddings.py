@@ -31,7 +31,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     """
     arrival = let_in(body, EMBEDDING_REFUSALS, request)
     backend = context_of(request).backend
-    generations = await plan_embeddings(body, backend, arrival)
+    generations = await arrival.in_time(plan_embeddings(body, backend, arrival))
     outputs = await embed(backend.engine, generations, backend.room.max_live(arrival.share))
     record_of(request.scope).report = lambda: report(outputs)
     answer = await body_of(body, arrival.model, outputs)

@@ -39,7 +39,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     arrival = let_in(body, RESPONSES_REFUSALS, request)
     backend, record = context_of(request).backend, record_of(request.scope)
     with RENAMING():
-        plan, answer = await plan_chat(to_chat(body), backend, arrival)
+        plan, answer = await arrival.in_time(plan_chat(to_chat(body), backend, arrival))
         reader = AnswerReader(answer, arrival.request_id, 0)
         tally = ChatTally(plan, [reader], record)
         logprobs = (

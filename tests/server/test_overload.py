@@ -1,7 +1,10 @@
 """What a client is told that comes when there is no room, or whose patience has an end."""
 
 import asyncio
+import json
+import time
 from collections.abc import AsyncGenerator, Generator
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,7 @@ from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
 from server.fanout import generate_all
+from tests.server.byte_tokenizer import ByteTokenizer
 from tests.server.events import chunks_of, error_of
 from tests.server.fake_engine import FakeEngine
 from tests.server.live_server import FakeBackend, LiveServer, live_server
@@ -39,16 +43,43 @@ class TestDoor:
 
 class TestPatience:
     def test_it_reaches_the_engine_in_seconds(self, server: LiveServer) -> None:
-        server.complete("Hi", max_queue_ms=1500, deadline_ms=2)
+        server.complete("Hi", max_queue_ms=1500, deadline_ms=2000)
         server.complete("Hi")
         limits = [(request.max_queue_s, request.deadline_s) for request in server.engine.requests]
-        assert limits == [(1.5, 0.002), (None, None)]
+        assert limits == [(1.5, 2.0), (None, None)]
 
     @pytest.mark.parametrize("name", ["max_queue_ms", "deadline_ms"])
     @pytest.mark.parametrize("value", [0, -1, 1.5, "100", 2**31])
     def test_values_that_make_no_sense_are_refused_by_name(self, server: LiveServer, name: str, value: object) -> None:
         response = server.complete("Hi", **{name: value})
         assert (response.status_code, error_of(response)["param"]) == (400, name)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "slow", "max_tokens": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "slow"}]}),
+        ("/v1/chat/completions/render", {"messages": [{"role": "user", "content": "slow"}]}),
+        ("/v1/responses", {"input": "slow"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "slow"}], "max_tokens": 1}),
+        ("/v1/embeddings", {"input": "slow"}),
+    ],
+)
+def test_a_deadline_passes_while_the_request_is_read(
+    server: LiveServer, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = ByteTokenizer.encode
+
+    def encode_slowly(self: ByteTokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        time.sleep(0.5 if "slow" in text else 0.0)
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(ByteTokenizer, "encode", encode_slowly)
+    late = server.post(path, json.dumps({**body, "deadline_ms": 100}).encode())
+    assert late.status_code == (504 if path == "/v1/messages" else 408) and "deadline" in late.text
+    assert server.engine.requests == []
+    assert server.post(path, json.dumps({**body, "deadline_ms": 60_000}).encode()).status_code == 200
 
 
 class LateEngine(FakeEngine):
@@ -62,6 +93,7 @@ class LateEngine(FakeEngine):
             while self.num_holding == 0:
                 await asyncio.sleep(0.001)
             self.hold_at = None
+            await asyncio.sleep(min(request.left_s or 0.0, 0.4))
             raise self.end
         async for output in super().generate(request):
             yield output
@@ -123,7 +155,7 @@ def test_the_limit_of_the_queue_is_told_as_a_timeout(late: LiveServer) -> None:
 
 
 def test_a_choice_without_a_token_has_no_scores_of_its_prompt(late: LiveServer) -> None:
-    parameters = {"deadline_ms": 1, "max_tokens": 2, "n": 2, "prompt_logprobs": 1}
+    parameters = {"deadline_ms": 300, "max_tokens": 2, "n": 2, "prompt_logprobs": 1}
     scored, bare = late.complete("Hi", echo=True, logprobs=1, **parameters).json()["choices"]
     assert len(scored["logprobs"]["tokens"]) == 5
     assert [bare["logprobs"][name] for name in ("tokens", "token_logprobs", "top_logprobs")] == [
@@ -136,6 +168,6 @@ def test_a_choice_without_a_token_has_no_scores_of_its_prompt(late: LiveServer) 
 
 def test_a_prompts_scores_are_told_if_any_choice_has_them() -> None:
     with live_server(FakeBackend(LateFirstEngine(hold_at=1))) as running:
-        body = running.chat(deadline_ms=1, n=2, max_tokens=2, prompt_logprobs=1).json()
+        body = running.chat(deadline_ms=300, n=2, max_tokens=2, prompt_logprobs=1).json()
     assert body["choices"][0]["stop_reason"] == "deadline"
     assert body["prompt_logprobs"][1] is not None
