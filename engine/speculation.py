@@ -20,6 +20,7 @@ __all__ = ["Speculation", "num_right", "rows_of", "shortened"]
 _MARGIN = 2.0  # guesses of one request lengthen the step of all: they must be worth it twice
 _LONGER = 0.5  # of a step's time without guesses, at most
 _FIRST, _MOST = 8, 64  # guesses of one step: before any were tried, and ever
+_RETRY_STEPS = 100  # without a guess that is worth it: what one costs may be a mistake, or have changed
 
 
 class Speculation:
@@ -32,6 +33,7 @@ class Speculation:
         self._max_tokens = max_tokens
         self._target_gap_s = target_gap_s
         self._trusted = _FIRST  # twice as many as one step tried so far: what a token costs is learnt on the way
+        self._num_without = 0  # steps in a row that tried none
         self.num_drafts = 0
         self.num_accepted = 0
 
@@ -41,9 +43,12 @@ class Speculation:
         min_chance = _MARGIN * len(requests) * token_s / step_s if step_s else 0.0
         spare_s = min(_LONGER * step_s, self._target_gap_s - step_s)
         limit = self._trusted if token_s == 0.0 else min(int(max(spare_s, 0.0) / token_s), self._trusted)
-        if limit == 0 or min_chance >= 1.0:
-            return [()] * len(requests)
-        return _likeliest([self._draft_of(request) for request in requests], min_chance, limit)
+        drafts = self._likeliest(requests, min_chance, limit)
+        self._num_without = 0 if any(drafts) else self._num_without + 1
+        if self._num_without == _RETRY_STEPS:
+            self._num_without = 0
+            return self._likeliest(requests, 0.0, 1 if spare_s > 0.0 else 0)
+        return drafts
 
     def count(self, num_drafts: int, num_accepted: int) -> None:
         """What became of a request's drafts."""
@@ -53,6 +58,11 @@ class Speculation:
     def on_step(self, num_drafts: int) -> None:
         """One that tried so many was timed."""
         self._trusted = min(max(self._trusted, 2 * num_drafts), _MOST)
+
+    def _likeliest(self, requests: Sequence[Request], min_chance: float, limit: int) -> list[Sequence[int]]:
+        if limit == 0 or min_chance >= 1.0:
+            return [()] * len(requests)
+        return _likeliest([self._draft_of(request) for request in requests], min_chance, limit)
 
     def _draft_of(self, request: Request) -> Draft:
         num_left = request.params.max_tokens - len(request.output_token_ids) - 1

@@ -196,7 +196,7 @@ def test_guesses_are_right_up_to_the_first_that_is_not(chosen: list[int | None],
 
 
 class Sure:
-    """Guesses two tokens with a certain chance."""
+    """Guesses some tokens with a certain chance."""
 
     def __init__(self, chance: float) -> None:
         self._chance = chance
@@ -242,6 +242,26 @@ def test_guesses_make_a_step_half_as_long_again_at_most_and_the_likeliest_come_f
     assert counts_of(speculation, 0.9, 0.95, 1.0) == [0, 2, 2]  # 7.2 ms are room for 4
     assert counts_of(Speculation(taught(0.010, 0.0015), 8, target_gap_s=0.017), 0.9, 0.95, 1.0) == [0, 0, 1]
     assert counts_of(Speculation(taught(0.010, 0.0015), 8, target_gap_s=0.010), 0.9, 0.95, 1.0) == [0, 0, 0]
+
+
+def test_a_mistaken_price_is_found_out() -> None:
+    """Of steps that have the same one request always, the first with guesses took four times as long as it should."""
+    costs, tried = StepCosts(), []
+    speculation = Speculation(costs, 8, target_gap_s=1.0)
+    for step in range(1000):
+        tried.append(counts_of(speculation, 0.8)[0] if step >= 5 else 0)
+        seconds = (0.020 + 0.0003 * (1 + tried[-1])) * (4 if step == 5 else 1)
+        costs.observe(Batch(Phase.DECODE, (scheduled([0] * tried[-1]),)), seconds)
+        speculation.on_step(tried[-1])
+    assert tried[5] > 0 and tried[6:100] == [0] * 94
+    assert min(tried[-100:]) > 0
+
+
+def test_what_never_pays_is_hardly_tried() -> None:
+    speculation = Speculation(taught(0.001, 0.020), 8, target_gap_s=1.0)
+    assert [sum(counts_of(speculation, 0.9, 0.5)) for _ in range(1000)].count(0) == 990
+    slow = Speculation(taught(0.001, 0.020), 8, target_gap_s=0.040)
+    assert [sum(counts_of(slow, 0.9, 0.5)) for _ in range(1000)].count(0) == 1000
 
 
 def test_while_nothing_is_known_no_more_than_twice_as_many_are_tried_as_were_before() -> None:
