@@ -8,7 +8,7 @@ from server.chat.answer import Answer, expected_answer
 from server.chat.demand import chat_grammar
 from server.generation.door import Arrival
 from server.generation.plan import GenerationPlan, ResponseNames, make_plan
-from server.generation.prompts import prompt_limit, truncate
+from server.generation.prompts import EncodedPrompt, prompt_limit, truncate
 from server.generation.sampling import sampling_params
 from server.protocol.chat import ChatRequest
 
@@ -19,10 +19,9 @@ _NAMES = ResponseNames("chatcmpl", "chat.completion", "chat.completion.chunk")
 
 async def plan_chat(request: ChatRequest, backend: Backend, arrival: Arrival) -> tuple[ChatPlan, Answer]:
     """Raises RequestError or BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
-    info, wanted = backend.engine.info, request.token_limit
-    limit = prompt_limit(request.truncate_prompt_tokens, info.max_model_len - (1 if wanted is None else wanted))
-    prompt = truncate(await backend.chat.encode(request), limit)
-    max_tokens = _room(info, len(prompt.token_ids)) if wanted is None else wanted
+    prompt = await chat_prompt(request, backend)
+    wanted = request.token_limit
+    max_tokens = _room(backend.engine.info, len(prompt.token_ids)) if wanted is None else wanted
     answer = expected_answer(request, backend.chat.dialect_for(request), prompt.token_ids, backend.tokenizer)
     grammar = await chat_grammar(request, answer, backend.grammars)
     params = msgspec.structs.replace(
@@ -31,6 +30,13 @@ async def plan_chat(request: ChatRequest, backend: Backend, arrival: Arrival) ->
         thinking=answer.thinking_budget(request.thinking_token_budget),
     )
     return make_plan(request, [prompt], params, _NAMES, backend, arrival), answer
+
+
+async def chat_prompt(request: ChatRequest, backend: Backend) -> EncodedPrompt:
+    """Cut if the request allows that."""
+    num_wanted = 1 if request.token_limit is None else request.token_limit
+    limit = prompt_limit(request.truncate_prompt_tokens, backend.engine.info.max_model_len - num_wanted)
+    return truncate(await backend.chat.encode(request), limit)
 
 
 def _room(info: EngineInfo, num_prompt_tokens: int) -> int:

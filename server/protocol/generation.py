@@ -1,6 +1,6 @@
 """The parameters that all generating endpoints share: what one adds here, each of them takes."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -10,22 +10,23 @@ from server.protocol.structured import Demand, ResponseFormat, StructuredOutputs
 from server.protocol.wire import (
     AllowedTokenIds,
     BadWords,
+    ClosedModel,
     Int32,
     Int64,
     LogitBias,
     StopStrings,
     StopTokenIds,
-    WireModel,
 )
 
 MAX_CHOICES = 128
 
 
-class StreamOptions(WireModel):
+class StreamOptions(ClosedModel):
     include_usage: bool = False
     """A last chunk without choices tells the token counts."""
     continuous_usage_stats: bool = False
     """Every chunk tells the token counts so far."""
+    include_obfuscation: Literal[False] = Field(False, description="Chunks are never padded.")
 
 
 class SamplingFields(RequestFields):

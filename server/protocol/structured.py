@@ -4,11 +4,11 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine.grammar_source import JSON_OBJECT, JsonSchema, Lark, Part, Regex, choice
-from server.protocol.wire import Text, WireModel
+from server.protocol.wire import ClosedModel, Text
 
 MAX_CHOICES = 8192
 
@@ -21,14 +21,14 @@ class Demand:
     source: Part | Lark
 
 
-class JsonSchemaFormat(WireModel):
+class JsonSchemaFormat(ClosedModel):
     name: Text = Field(pattern="^[a-zA-Z0-9_-]{1,64}$")
     description: Text | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool = Field(False, description="Makes no difference: the text always follows the schema.")
 
 
-class ResponseFormat(WireModel):
+class ResponseFormat(ClosedModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
@@ -55,10 +55,8 @@ def _parsed(value: Any) -> Any:
         raise _wrong("Input should be a JSON schema, or a string that holds one") from error
 
 
-class StructuredOutputs(WireModel):
+class StructuredOutputs(ClosedModel):
     """Exactly one of these."""
-
-    model_config = ConfigDict(extra="forbid")
 
     json_: Annotated[dict[str, Any], BeforeValidator(_parsed)] | None = Field(None, alias="json")
     regex: Text | None = Field(None, description="The whole text matches.")

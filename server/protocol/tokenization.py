@@ -5,10 +5,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from server.protocol.chat import ConversationParams
-from server.protocol.wire import Text, TokenIds, WireModel
+from server.protocol.wire import ClosedModel, Text, TokenIds
 
 
-class _TokenizeParams(WireModel):
+class _TokenizeParams(ClosedModel):
     model: Text | None = None
     return_token_strs: bool = Field(False, description="Also tell each token's text.")
 
@@ -45,7 +45,7 @@ class TokenizeResponse(BaseModel):
     token_strs: list[str] | None = None
 
 
-class DetokenizeRequest(WireModel):
+class DetokenizeRequest(ClosedModel):
     tokens: TokenIds
     model: Text | None = None
     skip_special_tokens: bool = False

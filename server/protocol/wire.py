@@ -53,6 +53,12 @@ class WireModel(BaseModel):
         return described
 
 
+class ClosedModel(WireModel):
+    """Refuses what it does not define: in a small object that is a mistake, or a wish that would be ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 def _nullable(described: JsonSchemaValue) -> JsonSchemaValue:
     if {"type": "null"} in described.get("anyOf", ()):
         return described

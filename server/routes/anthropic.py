@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 from server.anthropic.translate import RENAMING, to_chat
 from server.anthropic.writer import PING, MessageWriter
 from server.backend import Backend
-from server.chat.plan import plan_chat
+from server.chat.plan import chat_prompt, plan_chat
 from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
 from server.context import context_of
@@ -66,7 +66,7 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount
     let_in(body, ANTHROPIC_REFUSALS, request)
     backend = context_of(request).backend
     with RENAMING():
-        prompt = await backend.chat.encode(_chat_of(body, backend))
+        prompt = await chat_prompt(_chat_of(body, backend), backend)
     return TokenCount(input_tokens=len(prompt.token_ids))
 
 

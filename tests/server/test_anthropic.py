@@ -308,6 +308,9 @@ def test_tokens_are_counted_as_they_are_for_a_message(agent: LiveServer) -> None
     counted = agent.client.post("/v1/messages/count_tokens", json={"messages": messages, **fields})
     usage = agent.message(messages, **fields).json()["usage"]
     assert counted.json() == {"input_tokens": usage["input_tokens"]} and len(agent.engine.requests) == 1
+    cut = {"messages": messages, **fields, "truncate_prompt_tokens": 3}
+    assert agent.client.post("/v1/messages/count_tokens", json=cut).json() == {"input_tokens": 3}
+    assert agent.client.post("/v1/messages", json={**cut, "max_tokens": 1}).json()["usage"]["input_tokens"] == 3
 
 
 # What is refused.

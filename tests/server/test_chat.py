@@ -401,11 +401,23 @@ class TestRender:
             ("messages.0.role", {"messages": [{"role": "x"}]}),
             ("add_generation_prompt", {"continue_final_message": True, "add_generation_prompt": True}),
             ("chat_template", {"chat_template": "x"}),
+            ("truncate_prompt_tokens", {"truncate_prompt_tokens": 1}),
         ],
     )
     def test_tokenize_names_what_is_wrong(self, server: LiveServer, param: str, extra: dict[str, Any]) -> None:
         body = {"messages": [{"role": "user", "content": "Hi"}], **extra}
         assert error_of(server.post_json("/tokenize", body))["param"] == param
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/tokenize", {"prompt": "Hi", "truncate_prompt_tokens": 1}),
+            ("/detokenize", {"tokens": [1], "prompt": "Hi"}),
+        ],
+    )
+    def test_nothing_is_taken_and_then_ignored(self, server: LiveServer, path: str, body: dict[str, Any]) -> None:
+        refused = server.post_json(path, body)
+        assert (refused.status_code, error_of(refused)["param"]) == (400, list(body)[1])
 
 
 def test_errors_in_a_stream_are_events(server: LiveServer) -> None:

@@ -60,6 +60,7 @@ TABLE: dict[type[Exception], tuple[int, str]] = {
     ConfigError: (500, "internal_error"),
     ModelError: (500, "internal_error"),
     engine_errors.UnsupportedModelError: (500, "internal_error"),
+    engine_errors.ModelMemoryError: (500, "internal_error"),
     TwostepError: (500, "internal_error"),
     ApiError: (500, "internal_error"),
     ZeroDivisionError: (500, "internal_error"),
@@ -171,15 +172,16 @@ def test_unknown_routes_and_methods(server: LiveServer, method: str, path: str, 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/detokenize"])
 def test_unknown_models(server: LiveServer, path: str) -> None:
-    response = server.post(path, b'{"model": "other", "prompt": "Hi", "tokens": [1]}')
+    field = b'"tokens": [1]' if path == "/detokenize" else b'"prompt": "Hi"'
+    response = server.post(path, b'{"model": "other", ' + field + b"}")
     assert (response.status_code, error_of(response)["param"]) == (404, "model")
 
 
 def test_what_is_no_text_is_spelled_out_in_messages(server: LiveServer) -> None:
-    schema = {"type": "json_schema", "schema": {"properties": {"\ud800": {"not": {}}}}}
+    schema = {"schema": {"properties": {"\ud800": {"not": {}}}}}
     refusals = [
         server.complete("Hi", response_format={"type": "json_schema", "json_schema": {"name": "x", **schema}}),
-        server.message(output_config={"format": schema}),
+        server.message(output_config={"format": {"type": "json_schema", **schema}}),
     ]
     for response in refusals:
         assert response.status_code == 400

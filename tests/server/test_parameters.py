@@ -206,7 +206,7 @@ WRONG: list[tuple[str, Any]] = [
     *each("priority", 2**31, 0.5),
     *each("cache_salt", 1, "x" * 1025),
     *each("request_id", "a b", "ä", "x" * 129, ""),
-    *each("stream_options", {}, 1),
+    *each("stream_options", {}, 1, {"include_usages": True}, {"include_obfuscation": True}),
     *each("stream", 1, "true"),
     *each("echo", 1, "yes"),
     *each("model", 1, "\ud800"),

@@ -95,6 +95,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no JSON": ({"structured_outputs": {"json": "{"}}, "json"),
     "JSON of no object": ({"structured_outputs": {"json": "[]"}}, "json"),
     "JSON without a bottom": ({"structured_outputs": {"json": "[" * 50_000}}, "json"),
+    "a schema in another place": ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "schema"),
+    "an unknown word beside the schema": ({"response_format": named(SCHEMA, strickt=True)}, "strickt"),
     "both": ({"structured_outputs": {"regex": "a"}, "response_format": named({})}, "cannot be combined"),
     "an unsupported keyword": ({"response_format": named({"items": {"not": {}}})}, "/items/not is not supported"),
     "an unknown format": ({"response_format": named({"format": "color"})}, "/format is 'color'"),
