@@ -20,6 +20,7 @@ from engine.request_state import announce, state_of
 from engine.speculation import Speculation
 
 NO_TOKEN_LEFT = "No token can come next: the request's grammar, and what it allows and forbids besides, leave none."
+NOT_FINITE = "The model computed no finite numbers: its weights are damaged, or its type has too small a range."
 
 
 class Scheduler:
@@ -86,7 +87,7 @@ class Scheduler:
 
     def abort(self, request_ids: Iterable[str]) -> bool:
         """End these requests, at any moment between steps; ids that are not here are ignored. True if any was."""
-        found = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
+        found = [self._requests[each] for each in dict.fromkeys(request_ids) if each in self._requests]
         for request in found:
             self._finish(request)
         return bool(found)
@@ -225,7 +226,8 @@ class Scheduler:
         self._release_surplus(request)
         self._speculation.count(scheduled.num_drafts, num_accepted)
         if not result.token_ids and accepted.finish_reason is None:
-            return self._fail(request, NO_TOKEN_LEFT, blames_request=True)
+            blames_request = request.params.may_leave_no_token
+            return self._fail(request, NO_TOKEN_LEFT if blames_request else NOT_FINITE, blames_request)
         self._waiting.charge(request, len(accepted.token_ids))
         if accepted.finish_reason is not None:
             self._finish(request)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.batch import Batch, StepOutput
+from engine.batch import Batch, ScheduledRequest, StepOutput
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
@@ -45,6 +45,40 @@ def test_a_failed_request_says_why() -> None:
     (update,) = failed.updates
     assert update.finish_reason is FinishReason.ERROR and "no more memory" in (update.error or "")
     assert (failed.stats.model_s, failed.stats.floor_s, failed.stats.bound) == (0.0, None, None)
+
+
+class Speechless(FakeRunner):
+    """What comes of logits that are no numbers, or that have nothing left."""
+
+    def _choose(self, request: ScheduledRequest) -> tuple[int, ...]:
+        return ()
+
+
+@pytest.mark.parametrize(
+    ("params", "is_blamed"),
+    [
+        ({}, False),
+        ({"temperature": 0.5, "stop_token_ids": [3], "top_k": 1}, False),
+        ({"logit_bias": {1: -100.0}}, True),
+        ({"allowed_token_ids": (1,)}, True),
+        ({"bad_words": ((1,),)}, True),
+        ({"min_tokens": 1}, True),
+    ],
+)
+def test_who_forbids_no_token_is_not_blamed_when_none_comes(params: dict[str, Any], is_blamed: bool) -> None:
+    engine = engine_with(Speechless(4))
+    add(engine, "a", **params)
+    (update,) = run_to_end(engine)["a"]
+    assert (update.finish_reason, update.blames_request) == (FinishReason.ERROR, is_blamed)
+    assert ("what it allows and forbids" in (update.error or "")) == is_blamed
+    assert engine._pool.stats.held == 0
+
+
+def test_an_id_may_be_aborted_twice_at_once() -> None:
+    engine = fake_engine()
+    add(engine, "a")
+    engine.abort_requests(["a", "a"])
+    assert run_to_end(engine) == {} and engine._pool.stats.held == 0
 
 
 def test_an_abort_is_reported_in_the_next_stats() -> None:
