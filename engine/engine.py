@@ -68,7 +68,7 @@ class Engine:
         self._tracer = tracer or NullTracer()
         self._marker = marker or NullMarker()
         self._clock = clock
-        self._new_drafter = new_drafter
+        self._new_drafter = new_drafter if config.num_speculative_tokens else NoDrafts
         self._grammars = NoGrammars() if grammars is None else grammars
         cache: BlockCache = PrefixCache(config.block_size) if config.enable_prefix_caching else NullPrefixCache()
         self._pool = BlockPool(info.num_blocks, cache)
@@ -81,8 +81,7 @@ class Engine:
             max_tokens_per_gap=config.max_prefill_tokens_per_gap,
             max_scored_tokens=_MAX_LOGITS // info.vocab_size,
         )
-        self._max_drafts = config.num_speculative_tokens
-        self._speculation = Speculation(self._costs, self._max_drafts, config.target_itl_ms / 1000)
+        self._speculation = Speculation(self._costs, config.num_speculative_tokens, config.target_itl_ms / 1000)
         self._scheduler = Scheduler(
             self._pool,
             cache,
@@ -136,8 +135,7 @@ class Engine:
     def _drafter_for(self, message: AddRequest) -> Drafter:
         """None that guesses for a request that another engine process began: if a guess brought that down, it does not
         happen again."""
-        may_guess = self._max_drafts > 0 and not message.output_token_ids
-        return self._new_drafter() if may_guess else NoDrafts()
+        return NoDrafts() if message.output_token_ids else self._new_drafter()
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests without further news; unknown ids are ignored."""

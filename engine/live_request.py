@@ -11,6 +11,7 @@ from engine.errors import EngineFailedError, RequestAbortedError, RequestError, 
 from engine.mailbox import Mailbox
 from engine.messages import AddRequest, FirstTokenInfo, RequestUpdate
 from engine.outputs import RequestOutput
+from engine.prompt_scores import unpack_scores
 from engine.request import FinishReason
 from engine.stats import RequestTimings
 from engine.waiting_room import Place
@@ -155,9 +156,9 @@ class LiveRequest:
         news = await self._news.get()
         if isinstance(news, TwostepError):
             raise news
-        return self._output(news)
+        return self._output(news, await _prompt_logprobs(news.update.first))
 
-    def _output(self, news: News) -> RequestOutput:
+    def _output(self, news: News, prompt_logprobs: tuple[TokenLogprobs | None, ...] | None) -> RequestOutput:
         update, time_s = news.update, news.time_s
         is_first = update.first is not None
         if update.first is not None:
@@ -173,7 +174,7 @@ class LiveRequest:
             text=text,
             token_ids=tuple(update.token_ids[:num_kept]),
             logprobs=tuple(update.logprobs[:num_kept]),
-            prompt_logprobs=_prompt_logprobs(update.first),
+            prompt_logprobs=prompt_logprobs,
             embedding=update.embedding,
             num_prompt_tokens=len(self.request.prompt_token_ids),
             num_cached_tokens=self._num_cached_tokens,
@@ -244,7 +245,7 @@ class TokenClock:
         )
 
 
-def _prompt_logprobs(first: FirstTokenInfo | None) -> tuple[TokenLogprobs | None, ...] | None:
+async def _prompt_logprobs(first: FirstTokenInfo | None) -> tuple[TokenLogprobs | None, ...] | None:
     if first is None or first.prompt_logprobs is None:
         return None
-    return (None, *first.prompt_logprobs)
+    return (None, *await unpack_scores(first.prompt_logprobs))

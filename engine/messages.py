@@ -52,8 +52,8 @@ class FirstTokenInfo(msgspec.Struct, frozen=True):
     first_scheduled_s: float | None
     num_cached_tokens: int
     num_prefill_chunks: int
-    prompt_logprobs: list[TokenLogprobs] | None = None
-    """Scores of prompt tokens 1, 2, ... when asked for."""
+    prompt_logprobs: list[bytes] | None = None
+    """Scores of prompt tokens 1, 2, ... when asked for, as `engine.prompt_scores` packs them."""
 
 
 class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True):

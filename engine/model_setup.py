@@ -73,7 +73,7 @@ def _max_model_len(config: EngineConfig, model: LoadedModel) -> int:
         return model.max_model_len
     if config.max_model_len > model.max_model_len:
         raise ConfigError(
-            f"max_model_len {config.max_model_len} is over the model's own limit of {model.max_model_len} tokens."
+            f"--max-model-len {config.max_model_len} is over the model's own limit of {model.max_model_len} tokens."
         )
     return config.max_model_len
 
@@ -90,8 +90,8 @@ def _size_pool(config: EngineConfig, model: LoadedModel, max_model_len: int) -> 
         return num_blocks, max_model_len
     if config.max_model_len is not None or capacity < 1:
         raise ConfigError(
-            f"The KV cache has room for {capacity} tokens, less than max_model_len {max_model_len}: raise the KV cache "
-            "memory (--kv-cache-memory-bytes) or lower max_model_len."
+            f"The KV cache has room for {capacity} tokens, less than a context of {max_model_len}: "
+            "give it more with --kv-cache-memory-bytes, or lower --max-model-len."
         )
     logger.warning("the KV cache holds %d tokens: contexts are limited to that, not %d", capacity, max_model_len)
     return num_blocks, capacity

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from engine.batch import TokenLogprobs
 from engine.drafter import Drafter, NoDrafts
 from engine.sampling_params import SamplingParams
 
@@ -76,7 +75,7 @@ class Request:
     num_preemptions: int = 0
     is_announced: bool = False
     """Whether its FirstTokenInfo was sent."""
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[bytes] = field(default_factory=list)
 
     @property
     def order(self) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from engine.fair_queue import FairQueue
 from engine.messages import RequestState, RequestUpdate
 from engine.prefill_budget import PrefillBudget, PrefillPace
 from engine.prefix_cache import BlockCache
+from engine.prompt_scores import pack_scores
 from engine.request import Constraint, FinishReason, Request, RequestStatus
 from engine.request_state import announce, state_of
 from engine.speculation import Speculation
@@ -112,7 +113,7 @@ class Scheduler:
             request = self._requests.get(scheduled.request_id)
             if request is None:
                 continue  # aborted meanwhile
-            request.prompt_logprobs.extend(result.prompt_logprobs)
+            request.prompt_logprobs += pack_scores(result.prompt_logprobs)
             if scheduled.samples:
                 updates.append(self._append(request, scheduled, result))
             else:

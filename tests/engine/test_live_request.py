@@ -13,6 +13,7 @@ from engine.errors import EngineFailedError
 from engine.live_request import LiveRequest, News, TokenClock
 from engine.messages import FirstTokenInfo, RequestUpdate
 from engine.outputs import RequestOutput
+from engine.prompt_scores import pack_scores, unpack_scores
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
 from engine.waiting_room import RoomLimits, WaitingRoom
@@ -51,8 +52,23 @@ def logprob(token_id: int) -> TokenLogprobs:
     return TokenLogprobs(token_id, -1.0, 1, ())
 
 
+def test_scores_of_a_long_prompt_leave_others_their_turns() -> None:
+    scores = [TokenLogprobs(i, -i / 7, i, ((i, -0.5), (1, float("-inf")))) for i in range(1000)]
+    assert pack_scores([]) == []
+
+    async def check() -> None:
+        num_turns = 0
+        unpacking = asyncio.create_task(unpack_scores(pack_scores(scores)))
+        while not unpacking.done():
+            num_turns += 1
+            await asyncio.sleep(0)
+        assert unpacking.result() == scores and num_turns >= 16
+
+    asyncio.run(check())
+
+
 def test_prompt_scores_start_with_none_and_come_once() -> None:
-    first = FirstTokenInfo(11.0, 0, 1, [logprob(6), logprob(7)])
+    first = FirstTokenInfo(11.0, 0, 1, [*pack_scores([logprob(6)]), *pack_scores([logprob(7)])])
     one, two = outputs_of(
         live_request(), News(RequestUpdate("r/0", [0], first=first), 12.0), News(RequestUpdate("r/0", [1]), 13.0)
     )

@@ -1,3 +1,4 @@
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from engine.kernel_layer import KernelDecoderLayer
 from engine.kernels import load_kernels
 from engine.model_loader import LoadedModel, load_model
 from engine.model_setup import load_model_runner
+from engine.prompt_scores import unpack_scores
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import make_checkpoint
 
@@ -181,7 +183,7 @@ def test_an_engine_from_a_checkpoint_generates(llama: Path) -> None:
 
 
 def test_a_context_the_user_asked_for_must_fit_the_kv_cache(llama: Path) -> None:
-    with pytest.raises(ConfigError, match="kv_cache_bytes"):
+    with pytest.raises(ConfigError, match="kv-cache-memory-bytes"):
         engine_over(llama, max_model_len=200, num_blocks=4)
 
 
@@ -190,7 +192,7 @@ def test_the_models_own_context_is_lowered_to_what_fits(llama: Path) -> None:
 
 
 def test_no_room_for_a_single_block_is_refused(llama: Path) -> None:
-    with pytest.raises(ConfigError, match="kv_cache_bytes"):
+    with pytest.raises(ConfigError, match="kv-cache-memory-bytes"):
         engine_over(llama, kv_cache_bytes=100)
 
 
@@ -207,9 +209,10 @@ def test_prompt_scores_equal_the_log_softmax_of_hugging_face(llama: Path, refere
     assert first is not None and first.prompt_logprobs is not None
     logits = reference_model("llama").model(torch.tensor([prompt])).logits[0].detach()
     expected = torch.log_softmax(logits, -1)[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
-    scores = torch.tensor([item.logprob for item in first.prompt_logprobs])
+    items = asyncio.run(unpack_scores(first.prompt_logprobs))
+    scores = torch.tensor([item.logprob for item in items])
     torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-4)
-    assert all(len(item.top) == 3 for item in first.prompt_logprobs)
+    assert all(len(item.top) == 3 for item in items)
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])

@@ -1,3 +1,4 @@
+import asyncio
 from itertools import pairwise
 
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import strategies as st
 
 from engine.batch import Phase
 from engine.engine import Engine
+from engine.prompt_scores import unpack_scores
 from engine.request import FinishReason
 from tests.engine.fakes import add, batches, expected_tokens, fake_engine, run_to_end, tokens_of
 
@@ -162,7 +164,8 @@ def test_a_prompt_is_scored_once_even_if_preempted_on_the_way() -> None:
     add(engine, "scored", range(1, 11), max_tokens=1, prompt_logprobs=0)
     (update,) = run_to_end(engine)["scored"]
     assert update.num_preemptions > 0 and update.first is not None and update.first.prompt_logprobs is not None
-    assert [score.token_id for score in update.first.prompt_logprobs] == list(range(2, 11))
+    scores = asyncio.run(unpack_scores(update.first.prompt_logprobs))
+    assert [score.token_id for score in scores] == list(range(2, 11))
 
 
 def test_admission_spares_a_block_for_each_running_request() -> None:
