@@ -126,7 +126,7 @@ class AsyncEngine:
         if self._failure is not None or self._info is None:
             raise self._unavailable()
         if self._watchdog.is_silent:
-            raise self._silence_error()
+            raise EngineUnavailableError(self._silence)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
         live = self._admit(request)
@@ -287,12 +287,12 @@ class AsyncEngine:
     def _unavailable(self) -> EngineUnavailableError:
         return EngineUnavailableError(str(self._failure or "The engine is still loading the model."))
 
-    def _silence_error(self) -> EngineFailedError:
-        silence_s = self._watchdog.silence_s
-        return EngineFailedError(f"The engine has work but was silent for {silence_s:.0f} seconds.")
+    @property
+    def _silence(self) -> str:
+        return f"The engine has work but was silent for {self._watchdog.silence_s:.0f} seconds."
 
     def _on_hang(self) -> None:
-        self._supervisor.kill(self._silence_error())
+        self._supervisor.kill(EngineFailedError(self._silence))
 
 
 def _stopped() -> EngineUnavailableError:

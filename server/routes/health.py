@@ -42,7 +42,7 @@ async def health(request: Request) -> Status:
 
 @router.get("/ready", responses=error_responses(503))
 async def ready(request: Request) -> Status:
-    """Readiness: 503 unless new work is taken and done at once."""
+    """Readiness: 503 while no engine is up to do new work, and when the server stops. How full it is `/load` tells."""
     context = context_of(request)
     if context.lifecycle.state is not State.READY:
         raise NotReadyError("The server is shutting down.")

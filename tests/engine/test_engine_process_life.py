@@ -79,6 +79,20 @@ def test_an_engine_that_is_silent_while_idle_is_healthy() -> None:
     asyncio.run(check())
 
 
+def test_a_silent_engine_is_unavailable_and_no_error_of_ours() -> None:
+    async def check() -> None:
+        async with running() as engine:
+            task = asyncio.create_task(error_of(collect(engine, request(fake.HANG))))
+            await eventually(lambda: engine.num_live == 1)
+            engine._watchdog._heard_at_s -= 10_000.0
+            with pytest.raises(EngineUnavailableError, match="silent for 1") as told:
+                engine.check_health()
+            assert not isinstance(told.value, EngineFailedError)
+            task.cancel()
+
+    asyncio.run(check())
+
+
 def test_an_engine_that_works_is_healthy_however_long() -> None:
     async def check() -> None:
         async with running(max_silence_s=1.5) as engine:
