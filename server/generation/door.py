@@ -17,7 +17,7 @@ from server.context import context_of
 from server.errors import BadRequestError
 from server.middleware.record import is_sane_request_id
 from server.protocol.elsewhere import find_stray
-from server.protocol.refusals import find_refused, find_unknown
+from server.protocol.refusals import find_refused, find_typo, find_unknown
 from server.protocol.request import RequestFields
 from server.record import RequestRecord, record_of
 
@@ -90,12 +90,13 @@ def _seconds(milliseconds: int | None) -> float | None:
 
 def _check_extra_fields(body: RequestFields, refusals: Mapping[str, str]) -> None:
     extra = body.model_extra or {}
-    if refused := find_refused(extra, refusals):
+    if refused := find_refused(extra, refusals) or find_stray(type(body), extra):
         param, message = refused
         raise BadRequestError(message, param)
-    if stray := find_stray(type(body), extra):
-        raise BadRequestError(f"{stray} belongs to another endpoint of this server.", stray)
     if unknown := find_unknown(extra, refusals):
+        if typo := find_typo(unknown, type(body).model_fields):
+            name, meant = typo
+            raise BadRequestError(f"{name} is no parameter; did you mean {meant}?", name)
         logger.info("ignored fields that nobody defines: %s", ", ".join(ascii(name)[:40] for name in unknown[:10]))
 
 

@@ -11,13 +11,13 @@ from server.protocol.refusals import CHAT_REFUSALS, COMPLETION_REFUSALS, NEUTRAL
 from server.protocol.request import RequestFields
 from server.protocol.responses import ResponsesRequest
 
-_BODIES: tuple[type[RequestFields], ...] = (
-    CompletionRequest,
-    ChatRequest,
-    ResponsesRequest,
-    MessagesRequest,
-    EmbeddingRequest,
-)
+_BODIES: dict[type[RequestFields], str] = {
+    CompletionRequest: "/v1/completions",
+    ChatRequest: "chat completions",
+    ResponsesRequest: "/v1/responses",
+    MessagesRequest: "/v1/messages",
+    EmbeddingRequest: "/v1/embeddings",
+}
 
 
 def _defaults_by_name() -> dict[str, list[Any]]:
@@ -34,8 +34,14 @@ def _defaults_by_name() -> dict[str, list[Any]]:
 _DEFAULTS = _defaults_by_name()
 
 
-def find_stray(body: type[RequestFields], extra: Mapping[str, Any]) -> str | None:
-    """The first field of another endpoint's that asks for something. Bodies that are only counted may have any."""
+def find_stray(body: type[RequestFields], extra: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The first field of another endpoint's that asks for something, with the reason why it is refused. Bodies that
+    are only counted may have any."""
     if body not in _BODIES:
         return None
-    return next((name for name in extra if name in _DEFAULTS and extra[name] not in _DEFAULTS[name]), None)
+    for name in extra:
+        if name in _DEFAULTS and extra[name] not in _DEFAULTS[name]:
+            owners = [path for other, path in _BODIES.items() if name in other.model_fields]
+            reason = f"belongs to {', '.join(owners)}" if owners else "is not supported by this server"
+            return name, f"{name} {reason}."
+    return None

@@ -1,14 +1,17 @@
 """Fields that a request may carry beside those it defines: some mean nothing to generation, some must be refused."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
+
+MAX_LOOKED_AT, MAX_NAME_LENGTH = 8, 64  # for typos: it takes a fraction of a millisecond each
 
 # OpenAI's bookkeeping: no effect on the tokens.
 WITHOUT_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 
 # These would change the answer, so ignoring them would be a lie.
 _NOT_SUPPORTED = "is not supported by this server"
-_CHAT_ONLY = "belongs to chat completions, not to /v1/completions"
+_OTHER_SAMPLER = "is not supported: use temperature, top_k, top_p and min_p"
 _REFUSED_EVERYWHERE: Mapping[str, str] = {
     "guided_json": "is not supported: use structured_outputs.json",
     "guided_regex": "is not supported: use structured_outputs.regex",
@@ -17,22 +20,27 @@ _REFUSED_EVERYWHERE: Mapping[str, str] = {
     "grammar": "is not supported: use structured_outputs.grammar",
     "use_beam_search": _NOT_SUPPORTED,
     "length_penalty": _NOT_SUPPORTED,
-    "typical_p": _NOT_SUPPORTED,
+    "num_beams": _NOT_SUPPORTED,
+    "max_new_tokens": "is not supported: use max_tokens",
+    "n_predict": "is not supported: use max_tokens",
+    "num_predict": "is not supported: use max_tokens",
+    "min_new_tokens": "is not supported: use min_tokens",
+    "repeat_penalty": "is not supported: use repetition_penalty",
+    "ignore_eos_token": "is not supported: use ignore_eos",
+    "typical_p": _OTHER_SAMPLER,
+    "tfs_z": _OTHER_SAMPLER,
+    "top_a": _OTHER_SAMPLER,
+    "mirostat": _OTHER_SAMPLER,
+    "dry_multiplier": _OTHER_SAMPLER,
+    "xtc_probability": _OTHER_SAMPLER,
+    "lora": "is not supported: one model is served as it is",
+    "lora_request": "is not supported: one model is served as it is",
 }
 COMPLETION_REFUSALS: Mapping[str, str] = {
     **_REFUSED_EVERYWHERE,
     "suffix": "is not supported: the model completes to the right only",
     "max_completion_tokens": "belongs to chat completions; use max_tokens",
     "top_logprobs": "belongs to chat completions; use logprobs",
-    "messages": _CHAT_ONLY,
-    "tools": _CHAT_ONLY,
-    "tool_choice": _CHAT_ONLY,
-    "parallel_tool_calls": _CHAT_ONLY,
-    "chat_template": _CHAT_ONLY,
-    "chat_template_kwargs": _CHAT_ONLY,
-    "add_generation_prompt": _CHAT_ONLY,
-    "continue_final_message": _CHAT_ONLY,
-    "documents": _CHAT_ONLY,
 }
 CHAT_REFUSALS: Mapping[str, str] = {
     **_REFUSED_EVERYWHERE,
@@ -93,6 +101,16 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "n": (1,),
     "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "num_beams": (1,),
+    "repeat_penalty": (1, 1.0),
+    "typical_p": (1, 1.0),
+    "tfs_z": (1, 1.0),
+    "top_a": (0, 0.0),
+    "mirostat": (0,),
+    "dry_multiplier": (0, 0.0),
+    "xtc_probability": (0, 0.0),
+    "lora": ([],),
 }
 
 
@@ -107,3 +125,11 @@ def find_refused(extra: Mapping[str, Any], refusals: Mapping[str, str]) -> tuple
 def find_unknown(extra: Collection[str], refusals: Mapping[str, str]) -> list[str]:
     """Fields that nobody defines."""
     return [name for name in extra if name not in refusals and name not in WITHOUT_EFFECT]
+
+
+def find_typo(unknown: Sequence[str], known: Collection[str]) -> tuple[str, str] | None:
+    """The first unknown field that is nearly a known one, and that one. Vendors' own fields are not, and few."""
+    for name in unknown[:MAX_LOOKED_AT]:
+        if len(name) <= MAX_NAME_LENGTH and (close := get_close_matches(name, known, n=1, cutoff=0.85)):
+            return name, close[0]
+    return None

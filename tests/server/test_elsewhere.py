@@ -29,6 +29,8 @@ STRAY: list[tuple[str, str, Any]] = [
 ]
 ASKING_FOR_NOTHING: list[tuple[str, str, Any]] = [
     ("/v1/completions", "functions", []),
+    ("/v1/completions", "repeat_penalty", 1.0),
+    ("/v1/completions", "mirostat", 0),
     ("/v1/completions", "parallel_tool_calls_of_nobody", True),
     ("/v1/responses", "echo", False),
     ("/v1/responses", "suffix", ""),
@@ -43,6 +45,51 @@ ASKING_FOR_NOTHING: list[tuple[str, str, Any]] = [
 def test_a_field_of_another_endpoint_is_refused(server: LiveServer, path: str, name: str, value: Any) -> None:
     response = server.client.post(path, json={**BODIES[path], name: value})
     assert response.status_code == 400 and name in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "why"),
+    [
+        ("/v1/completions", "tools", "belongs to chat completions, /v1/responses, /v1/messages"),
+        ("/v1/completions", "verbosity", "is not supported by this server"),
+        ("/v1/messages", "echo", "belongs to /v1/completions, chat completions"),
+    ],
+)
+def test_a_refusal_says_where_the_field_belongs(server: LiveServer, path: str, name: str, why: str) -> None:
+    response = server.client.post(path, json={**BODIES[path], name: "x"})
+    assert response.json()["error"]["message"] == f"{name} {why}."
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(("name", "words"), [("max_new_tokens", "max_tokens"), ("mirostat", "top_p"), ("lora", "one")])
+def test_names_of_other_servers_are_refused_with_ours(server: LiveServer, path: str, name: str, words: str) -> None:
+    if path == "/v1/embeddings":
+        return
+    response = server.client.post(path, json={**BODIES[path], name: 3})
+    assert response.status_code == 400 and words in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "meant"),
+    [
+        ("/v1/completions", "max_token", "max_tokens"),
+        ("/v1/completions", "temprature", "temperature"),
+        ("/v1/chat/completions", "tool_chioce", "tool_choice"),
+        ("/v1/responses", "max_output_token", "max_output_tokens"),
+        ("/v1/messages", "stop_sequence", "stop_sequences"),
+        ("/v1/embeddings", "encoding_fromat", "encoding_format"),
+    ],
+)
+def test_a_name_that_is_nearly_one_of_ours_is_taken_for_a_mistake(
+    server: LiveServer, path: str, name: str, meant: str
+) -> None:
+    response = server.client.post(path, json={**BODIES[path], name: 3})
+    assert response.status_code == 400 and f"did you mean {meant}?" in response.json()["error"]["message"]
+
+
+def test_looking_for_mistakes_is_bounded(server: LiveServer) -> None:
+    many = {f"{'temperature' * 5}{number}": 1 for number in range(200)}
+    assert server.client.post("/v1/completions", json={**BODIES["/v1/completions"], **many}).status_code == 200
 
 
 @pytest.mark.parametrize(("path", "name", "value"), ASKING_FOR_NOTHING)
