@@ -15,6 +15,7 @@ from engine.config import EngineConfig, EngineInfo
 from engine.detokenizer import TokenTable
 from engine.errors import (
     EngineFailedError,
+    EngineGivenUpError,
     EngineRestartingError,
     EngineUnavailableError,
     OverloadedError,
@@ -38,6 +39,8 @@ from engine.waiting_room import RoomLimits, WaitingRoom
 from engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
+
+_STOPPED = "The engine was stopped."
 
 T = TypeVar("T")
 
@@ -66,7 +69,6 @@ class AsyncEngine:
         self._table = table
         self._observer = observer or NullObserver()
         self._room = WaitingRoom(limits or RoomLimits(), config.max_num_seqs, config.max_num_batched_tokens)
-        self._expiries: dict[str, Expiry] = {}  # of the live ones
         self._numbers = itertools.count()
         self._unsent_aborts: list[str] = []
         self._info: EngineInfo | None = None
@@ -86,7 +88,7 @@ class AsyncEngine:
         try:
             self._info = await self._supervisor.start()
         except BaseException as error:
-            self._fail(error if isinstance(error, TwostepError) else _stopped())
+            self._fail(error if isinstance(error, TwostepError) else EngineUnavailableError(_STOPPED))
             await self.stop()
             raise
         self._roster.engine_is_up()
@@ -94,8 +96,8 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """End the process, whatever it does, and what is still live with it. Idempotent."""
-        self._fail(_stopped())
-        await self._supervisor.stop(_stopped())
+        self._fail(EngineUnavailableError(_STOPPED))
+        await self._supervisor.stop(EngineUnavailableError(_STOPPED))
 
     @property
     def is_ready(self) -> bool:
@@ -164,15 +166,15 @@ class AsyncEngine:
         check_request(self.info, request.prompt_token_ids, request.params)
         place = self._ask_room(lambda: self._room.enter(len(request.prompt_token_ids), request.patience_s, request.who))
         live = LiveRequest(request, f"{request.request_id}/{next(self._numbers)}", self._table, place)
-        if not self._roster:
-            self._watchdog.heard()
-        self._roster.add(live)
-        self._expiries[live.engine_id] = Expiry(
+        live.expiry = Expiry(
             request,
             self._room.queue_limit_s(request.max_queue_s),
             lambda: self._expire(live, live.leave_queue),
             lambda: self._expire(live, live.expire),
         )
+        if not self._roster:
+            self._watchdog.heard()
+        self._roster.add(live)
         self._watchdog.watch()
         self._report_pause()
         return live
@@ -197,7 +199,7 @@ class AsyncEngine:
         """The one door out, for every request, whatever ended it. Idempotent; never waits."""
         if not self._roster.remove(live):
             return
-        self._expiries.pop(live.engine_id).cancel()
+        live.expiry.cancel()
         live.place.leave()
         self._abort(live)
         self._observer.on_finish(reason, live.timings)
@@ -243,7 +245,7 @@ class AsyncEngine:
     def on_engine_up(self, death: Death) -> None:
         self._has_answered = False  # what was heard since is the dead one's
         for live in self._roster.unbegun:
-            self._expiries[live.engine_id].on_unscheduled()
+            live.expiry.on_unscheduled()
         guilty = self._roster.engine_is_up(death)
         if guilty is not None:
             self._has_answered = True
@@ -263,8 +265,7 @@ class AsyncEngine:
             self._last_stats = step.stats
             self._observer.on_step(step.stats)
         for engine_id in step.scheduled:
-            if engine_id in self._expiries:
-                self._expiries[engine_id].on_scheduled()
+            self._roster.on_scheduled(engine_id)
         for update in step.updates:
             self._roster.put(update.request_id, news_of(update, step.time_s))
 
@@ -285,7 +286,10 @@ class AsyncEngine:
             live.put(EngineFailedError(str(error), error.detail) if isinstance(error, EngineFailedError) else error)
 
     def _unavailable(self) -> EngineUnavailableError:
-        return EngineUnavailableError(str(self._failure or "The engine is still loading the model."))
+        if self._failure is None:
+            return EngineUnavailableError("The engine is still loading the model.")
+        is_over = isinstance(self._failure, EngineFailedError)
+        return (EngineGivenUpError if is_over else EngineUnavailableError)(str(self._failure))
 
     @property
     def _silence(self) -> str:
@@ -293,7 +297,3 @@ class AsyncEngine:
 
     def _on_hang(self) -> None:
         self._supervisor.kill(EngineFailedError(self._silence))
-
-
-def _stopped() -> EngineUnavailableError:
-    return EngineUnavailableError("The engine was stopped.")

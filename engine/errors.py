@@ -14,6 +14,7 @@
     ├── RequestAbortedError         the request was ended from outside before its first token
     └── EngineUnavailableError      the engine process is loading, dead or shutting down
         ├── EngineRestartingError   the engine is being restarted, and no room is left to wait; `.retry_after_s`
+        ├── EngineGivenUpError      no engine will be started again
         └── EngineFailedError       the engine failed on this request's step; `.detail` is for the log
 
 The server maps each class to an HTTP status in one table (`server/errors.py`).
@@ -89,6 +90,10 @@ class EngineRestartingError(EngineUnavailableError):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class EngineGivenUpError(EngineUnavailableError):
+    """The engine keeps dying or cannot be loaded any more: waiting does not help."""
 
 
 class EngineFailedError(EngineUnavailableError):

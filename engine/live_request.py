@@ -8,6 +8,7 @@ from engine.batch import TokenLogprobs
 from engine.client import GenerationRequest
 from engine.detokenizer import IncrementalDetokenizer, TokenTable
 from engine.errors import EngineFailedError, RequestAbortedError, RequestError, RequestTimeoutError, TwostepError
+from engine.expiry import Expiry
 from engine.mailbox import Mailbox
 from engine.messages import AddRequest, FirstTokenInfo, RequestUpdate
 from engine.outputs import RequestOutput
@@ -41,6 +42,9 @@ class LiveRequest:
     far. Those tokens are in order and each of them once, for the engine that dies is heard to its end before the next
     one is told to go on.
     """
+
+    expiry: Expiry
+    """Its timers: set when it was admitted, cancelled when it ends."""
 
     def __init__(self, request: GenerationRequest, engine_id: str, table: TokenTable, place: Place) -> None:
         params = request.params

@@ -53,6 +53,11 @@ class Roster:
         self.go_on()
         return True
 
+    def on_scheduled(self, engine_id: str) -> None:
+        live = self._live.get(engine_id)
+        if live is not None:
+            live.expiry.on_scheduled()
+
     def put(self, engine_id: str, news: News | TwostepError) -> None:
         live = self._live.get(engine_id)
         if live is not None:  # else it ended here, and the engine does not know yet

@@ -19,6 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from engine.errors import ConfigError
+from server.unique_yaml import RepeatedKeyError, load_yaml
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
@@ -60,10 +61,12 @@ def digest_of(secret: bytes) -> bytes:
 def read_keys(path: Path) -> list[ApiKey]:
     """Raises ConfigError, which names the key at fault but shows nothing of it."""
     try:
-        content = yaml.safe_load(path.expanduser().read_text(encoding="utf-8"))
+        content = load_yaml(path.expanduser().read_text(encoding="utf-8"))
         entries = _FILE.validate_python(content or {})
     except OSError as error:
         raise ConfigError(f"--api-keys-file: {path} cannot be read: {error.strerror}.") from error
+    except RepeatedKeyError as error:
+        raise ConfigError(f"--api-keys-file: {path}: {error}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"--api-keys-file: {path} is not YAML.") from error
     except ValidationError as error:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from pydantic import ByteSize, ValidationError
@@ -70,11 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse_command(arguments: Sequence[str] | None = None) -> tuple[str, dict[str, Any]]:
     """The command and its flags, unchecked. Ends the process on --help, --version and flags that do not exist."""
     parser = _parser()
-    flags = vars(parser.parse_args(arguments))
+    parsed, unknown = parser.parse_known_args(arguments)
+    flags = vars(parsed)
     command = flags.pop("command")
     if command is None:
         parser.print_help(sys.stderr)
         parser.exit(EXIT_ERROR)
+    if unknown:
+        parser.prog += f" {command}"
+        close = get_close_matches(unknown[0].partition("=")[0], map(_flag, Settings.model_fields), n=1)
+        parser.error(f"unrecognized argument {unknown[0]}" + (f", did you mean {close[0]}?" if close else ""))
     return command, flags
 
 
@@ -88,6 +94,7 @@ def print_key(name: str) -> int:
 
 def read_settings(flags: Mapping[str, Any]) -> Settings:
     """Flags over environment over YAML file over defaults. Raises ConfigError that names the setting at fault."""
+    _check_environment()
     try:
         return Settings(**flags)
     except ValidationError as error:
@@ -97,6 +104,15 @@ def read_settings(flags: Mapping[str, Any]) -> Settings:
         raise ConfigError(f"{_source_of(name, flags)}: {message}, got {problem['input']!r}.") from None
     except SettingsError as error:
         raise ConfigError(f"{error}.") from None
+
+
+def _check_environment() -> None:
+    """Variables that nearly name a setting are mistakes. Others may be anybody's: Kubernetes sets some for services."""
+    names = [name.upper() for name in Settings.model_fields]
+    for variable in os.environ:
+        name = variable.upper().removeprefix("TWOSTEP_")
+        if name != variable.upper() and name not in names and (close := get_close_matches(name, names, 1, 0.85)):
+            raise ConfigError(f"{variable} is no setting; did you mean TWOSTEP_{close[0]}?")
 
 
 def _source_of(name: str, flags: Mapping[str, Any]) -> str:

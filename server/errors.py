@@ -30,6 +30,7 @@ from starlette.types import Scope
 from engine.errors import (
     ContextLengthError,
     EngineFailedError,
+    EngineGivenUpError,
     EngineUnavailableError,
     OverloadedError,
     RequestAbortedError,
@@ -117,6 +118,7 @@ ERROR_TABLE: dict[type[Exception], ErrorKind] = {
     RequestAbortedError: ErrorKind(499, "request_aborted_error", "request_aborted"),
     NotReadyError: ErrorKind(503, "server_error", "server_is_overloaded"),
     EngineUnavailableError: ErrorKind(503, "server_error", "server_is_overloaded"),
+    EngineGivenUpError: ErrorKind(503, "server_error", "engine_given_up"),
     EngineFailedError: INTERNAL,
 }
 
@@ -191,6 +193,8 @@ def error_headers(kind: ErrorKind, error: Exception) -> dict[str, str] | None:
     match kind.status:
         case HTTPStatus.UNAUTHORIZED:
             return {"WWW-Authenticate": "Bearer"}
+        case _ if isinstance(error, EngineGivenUpError):
+            return None
         case HTTPStatus.TOO_MANY_REQUESTS | HTTPStatus.SERVICE_UNAVAILABLE:
             retry_after_s = getattr(error, "retry_after_s", RETRY_AFTER_UNAVAILABLE_S)
             return {"Retry-After": str(max(1, math.ceil(retry_after_s)))}

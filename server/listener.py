@@ -3,6 +3,7 @@
 import logging
 import resource
 import socket
+from errno import EACCES, EADDRINUSE
 
 from engine.errors import ConfigError
 
@@ -30,6 +31,8 @@ def listen(host: str, port: int, stall_timeout_s: float) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
+        if error.errno not in (EADDRINUSE, EACCES):
+            raise ConfigError(f"--host: cannot listen on {host}: {error.strerror}.") from error
         raise ConfigError(
             f"--port: cannot listen on {host}, port {port}: {error.strerror}. Choose another port, or 0 for a free one."
         ) from error

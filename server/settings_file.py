@@ -9,6 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from engine.errors import ConfigError
+from server.unique_yaml import RepeatedKeyError, load_yaml
 
 
 class SettingsFile(PydanticBaseSettingsSource):
@@ -26,9 +27,11 @@ class SettingsFile(PydanticBaseSettingsSource):
 
     def _read(self, path: Path) -> dict[str, Any]:
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            content = load_yaml(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"--config: {path} cannot be read: {error.strerror}.") from error
+        except RepeatedKeyError as error:
+            raise ConfigError(f"--config: {path}: {error}.") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"--config: {path} is not YAML: {' '.join(str(error).split())}.") from error
         if not isinstance(content, dict | None):

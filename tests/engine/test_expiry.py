@@ -126,7 +126,7 @@ def test_timers_end_with_their_request() -> None:
             await collect(engine, limited(fake.PLAIN, deadline_s=1000.0, max_tokens=3))
             loop = asyncio.get_running_loop()
             timers = [timer for timer in loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
-            assert engine._expiries == {} and all(timer.when() - loop.time() < 500 for timer in timers)
+            assert engine.num_live == 0 and all(timer.when() - loop.time() < 500 for timer in timers)
 
     asyncio.run(check())
 

@@ -15,7 +15,7 @@ import pytest
 from engine.async_engine import AsyncEngine
 from engine.client import SOLE_TENANT, GenerationRequest
 from engine.config import EngineConfig
-from engine.errors import EngineFailedError, EngineRestartingError, EngineUnavailableError
+from engine.errors import EngineFailedError, EngineGivenUpError, EngineRestartingError, EngineUnavailableError
 from engine.request import FinishReason
 from engine.stats import PoolStats, StepStats
 from engine.waiting_room import RoomLimits
@@ -314,9 +314,9 @@ def test_an_idle_engine_is_restarted_whenever_it_dies() -> None:
 async def give_up(engine: AsyncEngine, error: BaseException | None) -> None:
     assert isinstance(error, EngineFailedError)
     assert not engine.is_ready and engine.num_live == 0 and children() == set()
-    with pytest.raises(EngineUnavailableError, match=str(error)[:20]):
+    with pytest.raises(EngineGivenUpError, match=str(error)[:20]):
         engine.check_health()
-    with pytest.raises(EngineUnavailableError):
+    with pytest.raises(EngineGivenUpError):
         await collect(engine, request())
 
 

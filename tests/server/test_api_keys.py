@@ -69,6 +69,9 @@ class TestFile:
             (FILE.replace("alice", "a" * 65), ["a" * 64]),
             ("- alice\n", ["content"]),
             ("a: [\n", ["not YAML"]),
+            (2 * FILE, ["'alice' twice"]),
+            (FILE.replace("bob: {", "bob: {weight: 2, weight: 3, "), ["'weight' twice"]),
+            ("? [a]\n: 1\n? [b]\n: 2\n", ["not YAML"]),
         ],
     )
     def test_what_is_wrong_is_named_and_shows_no_hash(self, tmp_path: Path, content: str, words: list[str]) -> None:

@@ -81,7 +81,9 @@ def test_without_a_command_it_says_how(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["serve", "--prot", "1"], ["--prot", "--help"]),
+        (["serve", "--prot", "1"], ["--prot", "did you mean --port?", "twostep serve --help"]),
+        (["serve", "--prot=1"], ["--prot=1", "did you mean --port?"]),
+        (["serve", "--frobnicate"], ["--frobnicate", "twostep serve --help"]),
         (["serve", "--port"], ["--port"]),
         (["serve", "a", "b"], ["b"]),
         (["sing"], ["sing"]),
@@ -101,6 +103,12 @@ def test_what_cannot_be_is_one_sentence(
 
 def test_a_host_that_is_none_is_one_sentence() -> None:
     assert_refused(run("serve", "--host", "no.such.host.invalid", "--port", "0"), "--host", "no.such.host.invalid")
+
+
+def test_a_host_that_is_elsewhere_is_one_sentence() -> None:
+    refused = run("serve", "--host", "192.0.2.1", "--port", "0")
+    assert_refused(refused, "--host", "192.0.2.1")
+    assert "another port" not in refused.stderr
 
 
 def test_a_port_in_use_is_one_sentence() -> None:

@@ -55,6 +55,7 @@ TABLE: dict[type[Exception], tuple[int, str]] = {
     engine_errors.EngineRestartingError: (503, "server_is_overloaded"),
     EngineUnavailableError: (503, "server_is_overloaded"),
     NotReadyError: (503, "server_is_overloaded"),
+    engine_errors.EngineGivenUpError: (503, "engine_given_up"),
     EngineFailedError: (500, "internal_error"),
     # Errors of start-up. In a request they would be our bug.
     ConfigError: (500, "internal_error"),
@@ -82,6 +83,7 @@ REFUSALS: list[tuple[TwostepError, int, str, str | None]] = [
     (OverloadedError("Full.", retry_after_s=2.1), 429, "slow_down", "3"),
     (OverloadedError("Full.", retry_after_s=0.0), 429, "slow_down", "1"),
     (EngineUnavailableError("Dead."), 503, "server_is_overloaded", "2"),
+    (engine_errors.EngineGivenUpError("Dead for good."), 503, "engine_given_up", None),
     (RequestTimeoutError("Late."), 408, "request_timeout", None),
     (ContextLengthError("Long."), 400, "context_length_exceeded", None),
     (InvalidParameterError("top_k", "Odd."), 400, "invalid_request_error", None),

@@ -184,12 +184,21 @@ def test_wrong_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_told(["TWOSTEP_PORT", "'x'"], read)
 
 
+def test_a_variable_that_is_nearly_a_setting_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    for anybodys in ("TWOSTEP_SERVICE_HOST", "TWOSTEP_PORT_8000_TCP", "TWOSTEP_CACHE_DIR", "MAX_NUM_SEKS"):
+        monkeypatch.setenv(anybodys, "x")
+    read()
+    monkeypatch.setenv("TWOSTEP_MAX_NUM_SEKS", "5")
+    assert_told(["TWOSTEP_MAX_NUM_SEKS", "did you mean TWOSTEP_MAX_NUM_SEQS?"], read)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ("port: x\n", ["port in the --config file", "'x'"]),
         ("max-num-seq: 3\n", ["unknown key max-num-seq", "did you mean max-num-seqs?"]),
         ("3: 4\n", ["unknown key 3"]),
+        ("port: 1\nhost: a\nport: 2\n", ["'port' twice"]),
         ("config: other.yaml\n", ["unknown key config"]),
         ("- a\n", ["port: 8000"]),
         ("a: [\n", ["not YAML"]),
