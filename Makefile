@@ -47,7 +47,7 @@ bench: $(RUN_STAMP) ## run the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
 
 loadtest: $(RUN_STAMP) ## put load on a server, by default on http://127.0.0.1:8000
-	$(BIN)/python -m loadtest $(or $(ARGS),http://127.0.0.1:8000)
+	$(BIN)/python -m loadtest $(ARGS)
 
 docker: ## build the container image
 	docker build --tag twostep $(ARGS) .

@@ -116,7 +116,9 @@ def matmul_peak(budget_s: float) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     """Prints a table; 1 when there are no kernels to measure."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.attention", description=(__doc__ or "").split("\n")[2])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.attention", description=(__doc__ or "").split("\n\n")[1]
+    )
     parser.add_argument("--heads", type=int, default=14)
     parser.add_argument("--kv-heads", type=int, default=2)
     parser.add_argument("--head-size", type=int, default=64)

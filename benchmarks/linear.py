@@ -190,7 +190,7 @@ def table_of(results: Sequence[Result], ceilings: Ceilings) -> Table:
 
 def main(arguments: list[str] | None = None) -> int:
     """Prints a table; 1 when there are no kernels to measure."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.linear", description=(__doc__ or "").split("\n")[2])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.linear", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--quantization", choices=["none", *BITS], default="none", help="compared with dense weights")
     parser.add_argument("--seconds", type=float, default=1.0, help="spent on each line of the table (default: 1)")

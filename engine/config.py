@@ -20,7 +20,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     """auto, float32, bfloat16 or float16. auto is bfloat16 where the CPU computes it natively, else float32."""
     quantization: str = "none"
-    """none, int8 or int4: bits of the weights of linear layers and experts, on the CPU. Inputs have 16 and 8."""
+    """none, int8 or int4: bits of the weights of linear layers and experts, on the CPU. Their inputs have 8, the
+    head's 16."""
     max_model_len: int | None = None
     """Longest prompt + output; None takes the model's own limit."""
     block_size: int = 16

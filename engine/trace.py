@@ -18,7 +18,7 @@ class Tracer(Protocol):
 
 
 class FileTracer:
-    """Appends a line per step to a file, unbuffered: a killed engine's last step is there.
+    """Appends a line per step that ran something to a file, unbuffered: a killed engine's last step is there.
 
     A write that fails ends the trace, never the engine.
     """
@@ -31,9 +31,9 @@ class FileTracer:
         self._encoder = msgspec.json.Encoder()
 
     def record(self, time_s: float, batch: Batch | None, stats: StepStats) -> None:
-        if self._file is None:
+        if self._file is None or batch is None:
             return
-        requests = [(r.request_id, r.start, r.end, r.samples) for r in batch.requests] if batch else []
+        requests = [(r.request_id, r.start, r.end, r.samples) for r in batch.requests]
         line = {"end_s": time_s, "requests": requests, **msgspec.structs.asdict(stats)}
         try:
             self._file.write(self._encoder.encode(line) + b"\n")

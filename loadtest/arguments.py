@@ -131,6 +131,8 @@ def _whole_number(minimum: int) -> Callable[[str], int]:
     return parse
 
 
+DEFAULT_URL = "http://127.0.0.1:8000"
+
 _count, _positive = _whole_number(0), _whole_number(1)
 
 
@@ -141,7 +143,13 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("urls", nargs="+", metavar="URL", help="http(s)://host:port of a server; several are compared")
+    parser.add_argument(
+        "urls",
+        nargs="*",
+        default=[DEFAULT_URL],
+        metavar="URL",
+        help=f"http(s)://host:port of a server; several are compared (default: {DEFAULT_URL})",
+    )
     parser.add_argument(
         "--rounds", type=_positive, help="runs per URL, alternating A B A B (default: 1; several URLs: 2)"
     )

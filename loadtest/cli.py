@@ -76,8 +76,9 @@ def _finish(benchmark: Benchmark, error_sentence: str | None) -> int:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
     print_report(console, benchmark, warnings)
     text = json.dumps(document(benchmark, warnings, error_sentence), allow_nan=False)
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    if not sys.stdout.isatty():  # for people the tables say it all
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
     if config.json_file is not None:
         try:
             with open(config.json_file, "w", encoding="utf-8") as file:

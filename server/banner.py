@@ -1,6 +1,7 @@
 """What a person reads when the server starts."""
 
 import json
+import os
 
 from engine.config import EngineInfo
 from engine.step_floor import FloorPlan
@@ -31,15 +32,17 @@ def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
         "listens": f"{url} (routes: {url}/docs, metrics: {url}/metrics)",
     }
     table = "\n".join(f"  {name:8}{text}" for name, text in rows.items())
-    return f"Ready after {info.load_s:.1f} s. Ctrl-C ends it.\n{table}\nTry it:\n{_curl(settings, url)}"
+    return (
+        f"Ready. The model was loaded in {info.load_s:.1f} s. Ctrl-C ends it.\n{table}\nTry it:\n{_curl(settings, url)}"
+    )
 
 
 def _machine(info: EngineInfo) -> str:
-    """Each token of a stream reads all weights."""
+    """Each step of a stream reads all weights."""
     ceilings, floor = info.ceilings, FloorPlan(info.size, info.ceilings).floor_of_first_token()
     return (
         f"reads {ceilings.read_bytes_per_s / 1e9:,.1f} GB/s, multiplies {ceilings.flops_per_s / 1e9:,.0f} GFLOP/s "
-        f"({info.dtype}); one stream: at most {1 / floor.seconds:,.0f} tokens/s"
+        f"({info.dtype}); one stream: at most {1 / floor.seconds:,.0f} steps/s"
     )
 
 
@@ -51,6 +54,7 @@ def url_of(host: str, port: int) -> str:
 
 def _curl(settings: Settings, url: str) -> str:
     body = {"model": settings.model_names[0], "prompt": "A list is", "max_tokens": 32, "stream": True}
-    key = ' -H "Authorization: Bearer $TWOSTEP_API_KEY"' if settings.api_key or settings.api_keys_file else ""
+    secret = "$TWOSTEP_API_KEY" if "TWOSTEP_API_KEY" in os.environ else "YOUR_KEY"
+    key = f' -H "Authorization: Bearer {secret}"' if settings.api_key or settings.api_keys_file else ""
     data = json.dumps(body).replace("'", "'\\''")
     return f"  curl -N {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{data}'"

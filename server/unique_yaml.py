@@ -25,4 +25,4 @@ class _Loader(yaml.SafeLoader):
 
 def load_yaml(text: str) -> Any:
     """Plain data. Raises YAMLError, of which RepeatedKeyError is one."""
-    return yaml.load(text, _Loader)  # noqa: S506: a SafeLoader
+    return yaml.load(text, _Loader)

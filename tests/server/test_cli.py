@@ -212,11 +212,24 @@ def test_a_bug_while_loading_is_exit_code_one() -> None:
 
 
 class TestBanner:
+    @pytest.mark.parametrize(
+        ("environment", "shown"), [({}, "YOUR_KEY"), ({"TWOSTEP_API_KEY": "secret"}, "$TWOSTEP_API_KEY")]
+    )
+    def test_the_curl_line_sends_a_key(
+        self, environment: dict[str, str], shown: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("TWOSTEP_API_KEY", raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with_key, without = (ready_banner(Settings(api_key=keys), INFO, "http://x") for keys in (("secret",), ()))
+        assert f"Authorization: Bearer {shown}" in with_key and "secret" not in with_key
+        assert environment or "Authorization" not in without
+
     def test_the_curl_line_is_ready_to_paste(self) -> None:
         settings = Settings(model="org/it's", api_key=("secret",))
         banner = ready_banner(settings, INFO, "http://127.0.0.1:1")
         assert "64 KV blocks of 16 tokens = 1,024 tokens" in banner and "secret" not in banner
-        assert "reads 30.0 GB/s, multiplies 2,000 GFLOP/s (float32); one stream: at most 14,298 tokens/s" in banner
+        assert "reads 30.0 GB/s, multiplies 2,000 GFLOP/s (float32); one stream: at most 14,298 steps/s" in banner
         line = next(line for line in banner.splitlines() if "curl" in line)
         script = line.strip().replace("curl", "printf '%s|'", 1)
         told = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split("|")
