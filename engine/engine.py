@@ -185,14 +185,12 @@ class Engine:
     def _constrained(self, batch: Batch) -> Batch:
         """With the masks of requests that follow a grammar, and without the guesses that these forbid: clients'
         grammars run only when the step is marked."""
-        if all(scheduled.params.grammar is None for scheduled in batch.requests):
-            return batch
         return replace(batch, requests=tuple(map(self._with_mask, batch.requests)))
 
     def _with_mask(self, scheduled: ScheduledRequest) -> ScheduledRequest:
-        if scheduled.params.grammar is None or not scheduled.samples:
-            return scheduled
         constraint = self._scheduler.constraint_of(scheduled.request_id)
+        if constraint is None or not scheduled.samples:
+            return scheduled
         allowed = constraint.allowed_tokens(scheduled.output_token_ids, scheduled.draft)
         return replace(shortened(scheduled, len(allowed) - 1), allowed_tokens=allowed)
 

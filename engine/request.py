@@ -29,14 +29,7 @@ class Constraint(Protocol):
 
     def allowed_tokens(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> tuple[bytes, ...]:
         """After the output, then after each token of its `draft` up to the first that may not come: one bit per token
-        id, lowest bit first. Empty if any token may come at any time."""
-
-
-class Unconstrained:
-    """Any token may come."""
-
-    def allowed_tokens(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> tuple[bytes, ...]:
-        return ()
+        id, lowest bit first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,8 +50,8 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     """Not empty at the start for a request that resumes after an engine restart."""
 
-    constraint: Constraint = field(default_factory=Unconstrained)
-    """What `params.grammar` was compiled to."""
+    constraint: Constraint | None = None
+    """What `params.grammar` was compiled to; None while any token may come."""
     drafter: Drafter = field(default_factory=NoDrafts)
     """Guesses what it says next."""
     number: int = 0

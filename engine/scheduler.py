@@ -79,7 +79,7 @@ class Scheduler:
     def has(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def constraint_of(self, request_id: str) -> Constraint:
+    def constraint_of(self, request_id: str) -> Constraint | None:
         return self._requests[request_id].constraint
 
     def inspect(self, request_ids: Iterable[str]) -> list[RequestState]:

@@ -87,10 +87,6 @@ class Tokenizer:
         known = [token_id for token_id in token_ids if 0 <= token_id < _MAX_IDS]  # the library raises beyond
         return self._backend.decode_batch([known], skip_special_tokens=skip_special_tokens)[0]
 
-    def token_text(self, token_id: int) -> str:
-        """What the token adds in the middle of a text, special tokens shown; U+FFFD for parts of characters."""
-        return self.token_bytes(token_id).decode(errors="replace")
-
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes the token adds in the middle of a text: perhaps only a part of a character."""
         data = self._bytes.get(token_id)

@@ -9,6 +9,7 @@ from server.protocol.answers import Timings
 from server.protocol.anthropic_blocks import OnlyText, Turns
 from server.protocol.generation import SamplingFields, wrong
 from server.protocol.request import RequestFields
+from server.protocol.tags import type_of
 from server.protocol.tools import MAX_TOOLS, Name, Schema
 from server.protocol.wire import MAX_INT32, Int32, StopStrings, Text, WireModel
 
@@ -38,14 +39,9 @@ class ToolByName(WireModel):
     disable_parallel_tool_use: bool = False
 
 
-def _type_of(value: Any) -> Any:
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-
-
-# Tags in angle brackets are left out of the path that an error names.
 AnthropicToolChoice = Annotated[
     Annotated[ToolMode, Tag("<mode>")] | Annotated[ToolByName, Tag("<named>")],
-    Discriminator(lambda value: "<named>" if _type_of(value) == "tool" else "<mode>"),
+    Discriminator(lambda value: "<named>" if type_of(value) == "tool" else "<mode>"),
 ]
 
 

@@ -1,12 +1,12 @@
 """The messages of Anthropic's API and the blocks they are made of. Errors name the place: `messages.0.content.1`."""
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, refuse_part
+from server.protocol.tags import by_type, text_or
 from server.protocol.wire import Text, WireModel
 
 
@@ -19,27 +19,14 @@ class _UnsupportedBlock(TextBlock):
     _refuse = model_validator(mode="before")(refuse_part)
 
 
-def _tag(*known: str) -> Callable[[Any], str]:
-    def tag(block: Any) -> str:
-        kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-        return f"<{kind}>" if kind in known else "<other>"
-
-    return tag
-
-
-def _form(content: Any) -> str:
-    return "<blocks>" if isinstance(content, list) else "<text>"
-
-
-# Tags in angle brackets are left out of the path that an error names.
 _Text = Annotated[TextBlock, Tag("<text>")]
 _Other = Annotated[SkipJsonSchema[_UnsupportedBlock], Tag("<other>")]
 _Bounds = Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)
 
 OnlyText = Annotated[
     Annotated[Text, Tag("<text>")]
-    | Annotated[list[Annotated[_Text | _Other, Discriminator(_tag("text"))]], _Bounds, Tag("<blocks>")],
-    Discriminator(_form),
+    | Annotated[list[Annotated[_Text | _Other, by_type("text")]], _Bounds, Tag("<blocks>")],
+    text_or("<blocks>"),
 ]
 
 
@@ -66,11 +53,11 @@ class ThinkingBlock(WireModel):
 
 UserBlock = Annotated[
     _Text | Annotated[ToolResultBlock, Tag("<tool_result>")] | _Other,
-    Discriminator(_tag("text", "tool_result")),
+    by_type("text", "tool_result"),
 ]
 AssistantBlock = Annotated[
     _Text | Annotated[ToolUseBlock, Tag("<tool_use>")] | Annotated[ThinkingBlock, Tag("<thinking>")] | _Other,
-    Discriminator(_tag("text", "tool_use", "thinking")),
+    by_type("text", "tool_use", "thinking"),
 ]
 
 
@@ -82,14 +69,14 @@ class SystemTurn(WireModel):
 class UserTurn(WireModel):
     role: Literal["user"]
     content: Annotated[
-        Annotated[Text, Tag("<text>")] | Annotated[list[UserBlock], _Bounds, Tag("<blocks>")], Discriminator(_form)
+        Annotated[Text, Tag("<text>")] | Annotated[list[UserBlock], _Bounds, Tag("<blocks>")], text_or("<blocks>")
     ]
 
 
 class AssistantTurn(WireModel):
     role: Literal["assistant"]
     content: Annotated[
-        Annotated[Text, Tag("<text>")] | Annotated[list[AssistantBlock], _Bounds, Tag("<blocks>")], Discriminator(_form)
+        Annotated[Text, Tag("<text>")] | Annotated[list[AssistantBlock], _Bounds, Tag("<blocks>")], text_or("<blocks>")
     ]
 
 

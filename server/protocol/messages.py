@@ -7,6 +7,7 @@ from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, mode
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
+from server.protocol.tags import by_type, text_or
 from server.protocol.wire import Text, WireModel
 
 MAX_MESSAGES = 2**14
@@ -39,26 +40,16 @@ class _UnsupportedPart(TextPart):
     _refuse = model_validator(mode="before")(refuse_part)
 
 
-def _part_tag(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return f"<{kind}>" if kind in ("text", "refusal") else "<other>"
-
-
-def _content_tag(content: Any) -> str:
-    return "<parts>" if isinstance(content, list) else "<text>"
-
-
-# Tags in angle brackets are left out of the path that an error names.
 Part = Annotated[
     Annotated[TextPart, Tag("<text>")]
     | Annotated[RefusalPart, Tag("<refusal>")]
     | Annotated[SkipJsonSchema[_UnsupportedPart], Tag("<other>")],
-    Discriminator(_part_tag),
+    by_type("text", "refusal"),
 ]
 Content = Annotated[
     Annotated[Text, Tag("<text>")]
     | Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("<parts>")],
-    Discriminator(_content_tag),
+    text_or("<parts>"),
 ]
 
 

@@ -7,6 +7,7 @@ from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, FunctionCall, RefusalPart, refuse_part
+from server.protocol.tags import text_or, type_of
 from server.protocol.wire import Text, WireModel
 
 
@@ -30,15 +31,9 @@ class _UnsupportedPart(TextItemPart):
 
 
 def _part_tag(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return {"input_text": "<text>", "output_text": "<text>", "refusal": "<refusal>"}.get(str(kind), "<other>")
+    return {"input_text": "<text>", "output_text": "<text>", "refusal": "<refusal>"}.get(str(type_of(part)), "<other>")
 
 
-def _content_tag(content: Any) -> str:
-    return "<parts>" if isinstance(content, list) else "<text>"
-
-
-# Tags in angle brackets are left out of the path that an error names.
 ItemPart = Annotated[
     Annotated[TextItemPart, Tag("<text>")]
     | Annotated[RefusalPart, Tag("<refusal>")]
@@ -48,7 +43,7 @@ ItemPart = Annotated[
 ItemContent = Annotated[
     Annotated[Text, Tag("<text>")]
     | Annotated[list[ItemPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("<parts>")],
-    Discriminator(_content_tag),
+    text_or("<parts>"),
 ]
 
 
@@ -113,11 +108,4 @@ InputItem = Annotated[
 InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-def _input_tag(value: Any) -> str:
-    return "<items>" if isinstance(value, list) else "<text>"
-
-
-Input = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[InputItems, Tag("<items>")],
-    Discriminator(_input_tag),
-]
+Input = Annotated[Annotated[Text, Tag("<text>")] | Annotated[InputItems, Tag("<items>")], text_or("<items>")]

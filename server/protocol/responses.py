@@ -8,6 +8,7 @@ from server.protocol.chat import MAX_TOP_LOGPROBS
 from server.protocol.generation import SamplingFields, wrong
 from server.protocol.response_items import Input
 from server.protocol.structured import JsonSchemaFormat
+from server.protocol.tags import type_of
 from server.protocol.tools import MAX_TOOLS, Function, FunctionName, Kind
 from server.protocol.wire import Int32, StopStrings, Text, WireModel, check_told
 
@@ -63,12 +64,8 @@ class SchemaFormat(JsonSchemaFormat):
 
 TextFormat = Annotated[
     Annotated[PlainFormat, Tag("<plain>")] | Annotated[SchemaFormat, Tag("<schema>")],
-    Discriminator(lambda value: "<schema>" if _type_of(value) == "json_schema" else "<plain>"),
+    Discriminator(lambda value: "<schema>" if type_of(value) == "json_schema" else "<plain>"),
 ]
-
-
-def _type_of(value: Any) -> Any:
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
 class TextConfig(WireModel):

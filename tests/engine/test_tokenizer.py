@@ -101,7 +101,7 @@ class TestLongTexts:
 @given(st.lists(st.integers(-5, 2**40), max_size=10))
 def test_no_id_raises(byte_level: Tokenizer, token_ids: list[int]) -> None:
     byte_level.decode(token_ids)
-    assert all(isinstance(byte_level.token_text(token_id), str) for token_id in token_ids)
+    assert all(isinstance(byte_level.token_bytes(token_id), bytes) for token_id in token_ids)
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=40))
@@ -115,8 +115,8 @@ def test_bytes_of_the_tokens_are_the_bytes_of_the_text(
 
 
 def test_token_texts_keep_spaces_and_show_special_tokens(byte_level: Tokenizer, sentencepiece_like: Tokenizer) -> None:
-    assert [byte_level.token_text(i) for i in byte_level.encode(" the<|eos|>")] == [" the", "<|eos|>"]
-    assert sentencepiece_like.token_text(sentencepiece_like.encode("the")[0]).startswith(" ")
+    assert [byte_level.token_bytes(i) for i in byte_level.encode(" the<|eos|>")] == [b" the", b"<|eos|>"]
+    assert sentencepiece_like.token_bytes(sentencepiece_like.encode("the")[0]).startswith(b" ")
 
 
 def test_special_tokens_are_known(byte_level: Tokenizer) -> None:
