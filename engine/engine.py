@@ -11,6 +11,7 @@ from engine.admission import check_request
 from engine.batch import Batch, Phase, ScheduledRequest, StepOutput
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig, EngineInfo
+from engine.draft_rows import shortened
 from engine.drafter import Drafter, NoDrafts, PromptLookup
 from engine.errors import InvalidParameterError
 from engine.grammar import Grammars, NoGrammars, load_grammars
@@ -19,7 +20,7 @@ from engine.prefill_budget import PrefillPace
 from engine.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
 from engine.request import Request
 from engine.scheduler import Scheduler
-from engine.speculation import Speculation, shortened
+from engine.speculation import Speculation
 from engine.stats import StepStats
 from engine.step_cost import StepCosts
 from engine.step_floor import FloorPlan

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
+from engine.draft_rows import num_right, rows_of
 from engine.embedding import embedding_bytes
 from engine.forward import Forward
 from engine.model_inputs import build_inputs
 from engine.model_loader import LoadedModel
 from engine.sampler import argmax_for, sample, score
-from engine.speculation import num_right, rows_of
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Decode steps that compute guessed tokens, too, and keep those that are right; torch-free.
+"""Which guessed tokens a decode step computes along; torch-free.
 
 A guess is right if it is the token that is chosen at its position anyhow, greedy or sampled (Leviathan et al. 2023, by
 exact match). So guesses make an answer faster and never another one. Where a step waits for memory, which a few more
@@ -6,16 +6,11 @@ tokens do not make it read, a wrong guess costs little.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-from engine.batch import ScheduledRequest
 from engine.drafter import Draft
 from engine.request import Request
 from engine.step_cost import StepCosts
-
-__all__ = ["Speculation", "num_right", "rows_of", "shortened"]
-
 
 _MARGIN = 2.0  # guesses of one request lengthen the step of all: they must be worth it twice
 _LONGER = 0.5  # of a step's time without guesses, at most
@@ -81,33 +76,3 @@ def _likeliest(drafts: Sequence[Draft], min_chance: float, limit: int) -> list[S
     worthy = sorted((each for each in chances if each[0] > min_chance), reverse=True)
     counts = Counter(number for _, number in worthy[:limit])
     return [draft.token_ids[: counts[number]] for number, draft in enumerate(drafts)]
-
-
-def shortened(request: ScheduledRequest, num_drafts: int) -> ScheduledRequest:
-    """With only the first of its guesses."""
-    num_tokens = len(request.token_ids) - request.num_drafts + num_drafts
-    return replace(request, token_ids=request.token_ids[:num_tokens], num_drafts=num_drafts)
-
-
-def rows_of(request: ScheduledRequest) -> Iterator[ScheduledRequest]:
-    """A decode step's request as one for each of its tokens: as if the guesses before had been said already."""
-    if request.num_drafts == 0:
-        yield request
-        return
-    for index, token_id in enumerate(request.token_ids):
-        output = [*request.output_token_ids, *request.token_ids[1 : index + 1]]
-        yield replace(
-            request,
-            token_ids=(token_id,),
-            start=request.start + index,
-            output_token_ids=output,
-            allowed_tokens=request.allowed_tokens[index : index + 1],
-            num_drafts=0,
-        )
-
-
-def num_right(request: ScheduledRequest, chosen: Sequence[int | None]) -> int:
-    """How many of the request's guesses are what was `chosen`, one for each of its tokens, up to the first that is
-    not."""
-    pairs = zip(request.draft, chosen, strict=False)
-    return next((index for index, (guess, token) in enumerate(pairs) if guess != token), request.num_drafts)

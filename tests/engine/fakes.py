@@ -10,11 +10,11 @@ from typing import Any
 
 from engine.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
 from engine.config import EngineConfig, EngineInfo
+from engine.draft_rows import rows_of
 from engine.drafter import Drafter, PromptLookup
 from engine.engine import Engine
 from engine.messages import AddRequest, RequestUpdate
 from engine.sampling_params import SamplingParams
-from engine.speculation import rows_of
 from engine.step_floor import Ceilings, ModelSize
 
 EOS = 0

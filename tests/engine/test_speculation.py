@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from engine.batch import Batch, Phase, ScheduledRequest, StepOutput
 from engine.config import EngineConfig
+from engine.draft_rows import num_right, rows_of
 from engine.drafter import Draft, NoDrafts, PromptLookup
 from engine.engine import Engine
 from engine.messages import AddRequest
 from engine.request import FinishReason, Request
 from engine.sampling_params import SamplingParams
-from engine.speculation import Speculation, num_right, rows_of
+from engine.speculation import Speculation
 from engine.step_cost import StepCosts
 from tests.engine.fakes import (
     EOS,
