@@ -91,10 +91,11 @@ def after_preemption(model: LoadedModel, params: dict[str, Any]) -> Any:
 
 
 def speculating(model: LoadedModel, params: dict[str, Any], mine: list[int]) -> Any:
-    """With guesses of which every third is wrong, beside a request that guesses by itself."""
+    """With guesses of which every third is wrong, beside a request that guesses by itself. Steps take no time, so every
+    guess pays."""
     prophet = Prophet(lambda _, said: mine[len(said) % len(mine)], cycle([False, True, False]).__next__)
     new_drafter = iter([prophet, PromptLookup()]).__next__
-    engine = tiny_engine(model, num_speculative_tokens=4, new_drafter=new_drafter)
+    engine = tiny_engine(model, num_speculative_tokens=4, new_drafter=new_drafter, clock=lambda: 0.0)
     add_mine(engine, params)
     add(engine, "other", prompt(3, 9) * 4, max_tokens=30)
     updates = run_to_end(engine)["mine"]

@@ -1,6 +1,7 @@
 """Tiny random checkpoints of every architecture, and engines over them."""
 
 import itertools
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -166,6 +167,7 @@ def tiny_engine(
     grammars: Grammars | None = None,
     eos_token_ids: tuple[int, ...] = (),
     new_drafter: Callable[[], Drafter] = PromptLookup,
+    clock: Callable[[], float] = time.monotonic,
     **settings: Any,
 ) -> Engine:
     """An engine with a pool of its own over an already loaded model."""
@@ -179,7 +181,7 @@ def tiny_engine(
     )
     runner = RecordingRunner(ModelRunner(model, block_size, choose_forward(model.module, cache, backend)))
     grammars = GrammarQueue(_grammar_compiler()) if grammars is None else grammars
-    return Engine(config, info, runner, grammars=grammars, new_drafter=new_drafter)
+    return Engine(config, info, runner, clock=clock, grammars=grammars, new_drafter=new_drafter)
 
 
 @cache
