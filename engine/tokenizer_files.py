@@ -55,10 +55,15 @@ def _folder_of(model: str, revision: str | None) -> Path:
         return folder
     if folder.is_absolute() or model.startswith((".", "~")):
         raise ModelError(f"The model directory {model} does not exist.")
-    import huggingface_hub
+    import huggingface_hub.errors
 
     try:
         return Path(huggingface_hub.snapshot_download(model, revision=revision, allow_patterns=list(_HUB_FILES)))
+    except huggingface_hub.errors.LocalEntryNotFoundError as error:
+        raise ModelError(
+            f"{model} is not a directory, and the hub cannot be reached to ask for a model of that name: "
+            "give a directory, or go online."
+        ) from error
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"{model} is neither a directory nor a model that the hub can give: {reason}") from error

@@ -43,7 +43,7 @@ def _find(model: str, revision: str | None) -> Path | None:
     if folder.is_dir():
         path = folder / FILE_NAME
         return path if path.is_file() else None
-    import huggingface_hub
+    import huggingface_hub.errors
 
     try:
         return Path(huggingface_hub.hf_hub_download(model, FILE_NAME, revision=revision))

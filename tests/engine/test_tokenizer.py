@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import processors
@@ -51,6 +52,23 @@ def test_no_text_raises(byte_level: Tokenizer, sentencepiece_like: Tokenizer, te
 
 def test_lone_surrogates_and_null_bytes_are_characters(byte_level: Tokenizer) -> None:
     assert byte_level.decode(byte_level.encode("a\ud800\0\ud83d\ude00")) == "a\ufffd\0😀"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (LocalEntryNotFoundError("Got: ConnectError"), "the hub cannot be reached"),
+        (OSError("disk full\nmore"), "can give: disk full"),
+        (ValueError(), "can give: ValueError"),
+    ],
+)
+def test_what_the_hub_cannot_give_is_told(error: Exception, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(ModelError, match=f"org/model is .*{words}"):
+        Tokenizer.from_pretrained("org/model")
 
 
 def test_other_threads_run_while_it_works(byte_level: Tokenizer) -> None:
