@@ -142,7 +142,7 @@ def measure(path: Path, text: str, num_windows: int) -> dict[str, Accuracy]:
 
 def table_of(results: dict[str, Accuracy]) -> Table:
     table = Table()
-    for heading in ("weights", "perplexity", "rms error", "largest error", "divergence", "same top token"):
+    for heading in ("weights", "perplexity", "rms error", "largest error", "divergence", "same likeliest token"):
         table.add_column(heading, justify="left" if heading == "weights" else "right")
     for name, result in results.items():
         errors = (f"{result.rms:.4f}", f"{result.largest:.3f}", f"{result.divergence:.2g}", f"{result.top_1:.2%}")
