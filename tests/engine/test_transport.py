@@ -52,7 +52,9 @@ params = st.builds(
 )
 configs = st.builds(EngineConfig, model=texts, num_blocks=st.none() | st.integers(1, 100))
 logprobs = st.builds(TokenLogprobs, numbers, times, numbers, st.lists(st.tuples(numbers, times), max_size=2).map(tuple))
-firsts = st.builds(FirstTokenInfo, st.none() | times, numbers, numbers, st.none() | st.lists(logprobs, max_size=2))
+firsts = st.builds(
+    FirstTokenInfo, st.none() | times, numbers, numbers, st.none() | st.lists(st.binary(max_size=9), max_size=2)
+)
 updates = st.builds(
     RequestUpdate,
     texts,
