@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.batch import Batch, ScheduledRequest, StepOutput
@@ -72,6 +73,19 @@ def test_who_forbids_no_token_is_not_blamed_when_none_comes(params: dict[str, An
     assert (update.finish_reason, update.blames_request) == (FinishReason.ERROR, is_blamed)
     assert ("what it allows and forbids" in (update.error or "")) == is_blamed
     assert engine._pool.stats.held == 0
+
+
+def test_a_step_scores_no_more_than_there_is_memory_for() -> None:
+    """Each scored token has a row of logits, 64 million in all."""
+    info = msgspec.structs.replace(fake_info(64, 4), vocab_size=1 << 24)
+    runner = FakeRunner(4)
+    engine = Engine(EngineConfig(model="fake", block_size=4), info, runner)
+    add(engine, "scored", range(1, 11), max_tokens=1, prompt_logprobs=0)
+    add(engine, "plain", range(1, 11), max_tokens=1)
+    run_to_end(engine)
+    chunks = [(request.request_id, len(request.token_ids)) for batch in runner.batches for request in batch.requests]
+    assert [count for name, count in chunks if name == "scored"] == [4, 4, 2]
+    assert [count for name, count in chunks if name == "plain"] == [10]
 
 
 def test_an_id_may_be_aborted_twice_at_once() -> None:

@@ -258,6 +258,11 @@ def test_a_mistaken_price_is_found_out() -> None:
     assert min(tried[-100:]) > 0
 
 
+def test_what_pays_is_always_tried() -> None:
+    speculation = Speculation(taught(0.010, 0.001), 8, target_gap_s=1.0)
+    assert {tuple(counts_of(speculation, 0.9, 0.5)) for _ in range(300)} == {(2, 1)}
+
+
 def test_what_never_pays_is_hardly_tried() -> None:
     speculation = Speculation(taught(0.001, 0.020), 8, target_gap_s=1.0)
     assert [sum(counts_of(speculation, 0.9, 0.5)) for _ in range(1000)].count(0) == 990
