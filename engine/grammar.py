@@ -18,6 +18,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -30,6 +31,7 @@ from engine.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 NUM_KEPT = 64  # compiled grammars that are kept for the next request with the same one
+MAX_RENEWALS = 32  # of one request's matcher: its step waits while the grammar is compiled again
 
 # Forcing would ask the tokenizer, in Python, how it writes what must come; any spelling will do.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
@@ -43,8 +45,11 @@ _LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=20_000)  # 1-2 K
 class Matcher:
     """The state of one request's grammar: a function of the tokens generated, asked for with all of them each time."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, renewed: Callable[[], LLMatcher]) -> None:
+        """`renewed` gives one in the same first state that shares nothing."""
         self._matcher = matcher
+        self._renewed = renewed
+        self._num_renewals_left = 0 if matcher.is_error() else MAX_RENEWALS
         self._num_consumed = 0
 
     def allowed_tokens(self, output_token_ids: Sequence[int], draft: Sequence[int] = ()) -> tuple[bytes, ...]:
@@ -52,11 +57,20 @@ class Matcher:
 
         EOS is allowed where the text may end; when it must, nothing else is.
         """
-        # Token by token: the limits count work per call, and an end must not depend on how often one was resumed.
+        mask = self._mask_after(output_token_ids)
+        if self._matcher.is_error() and self._num_renewals_left:
+            # The limits count what all that share the lexer looked at, guesses too. An end must not depend on that.
+            self._num_renewals_left -= 1
+            self._matcher, self._num_consumed = self._renewed(), 0
+            mask = self._mask_after(output_token_ids)
+        return (mask, *self._masks_after(draft))
+
+    def _mask_after(self, output_token_ids: Sequence[int]) -> bytes:
+        # Token by token: limits count work per call, too, and an end must not depend on how often one was resumed.
         for token_id in output_token_ids[self._num_consumed :]:
             self._matcher.consume_token(token_id)
         self._num_consumed = len(output_token_ids)
-        return (_mask(self._matcher), *self._masks_after(draft))
+        return _mask(self._matcher)
 
     def _masks_after(self, draft: Sequence[int]) -> Iterator[bytes]:
         """On a copy: a guess that meets a limit must not be the request's end."""
@@ -85,7 +99,13 @@ class GrammarCompiler:
         self._compiled[grammar] = compiled
         if len(self._compiled) > NUM_KEPT:
             self._compiled.popitem(last=False)
-        return Matcher(compiled.deep_copy())
+        return Matcher(compiled.deep_copy(), partial(self._renewed, grammar))
+
+    def _renewed(self, grammar: str) -> LLMatcher:
+        """Copies share a lexer, which is at its limit: the next requests begin with another one, too."""
+        self._compiled.pop(grammar, None)
+        with _thread_with_stack(_STACK_BYTES) as thread:
+            return thread.submit(compile_grammar, self._tokenizer, grammar).result()
 
 
 class Grammars(Protocol):

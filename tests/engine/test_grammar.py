@@ -1,6 +1,7 @@
 """Grammars at work in the engine: beside the steps, replayed from the tokens, gone with their requests."""
 
 import gc
+import random
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 import engine as engine_package
 from engine.batch import Batch, ScheduledRequest, StepOutput
@@ -23,12 +24,14 @@ from engine.drafter import Drafter, PromptLookup
 from engine.engine import Engine
 from engine.errors import InvalidParameterError, RequestError
 from engine.grammar import (
+    MAX_RENEWALS,
     NUM_KEPT,
     GrammarCompiler,
     GrammarQueue,
     Matcher,
     NoGrammars,
     _Vocabulary,
+    compile_grammar,
     load_grammars,
     make_tokenizer,
 )
@@ -222,6 +225,43 @@ def test_the_grammars_used_last_are_kept() -> None:
         compile(to_lark(Literal(f"!{number}")))
     assert len(compile._compiled) == NUM_KEPT
     assert to_lark(Literal("0")) in compile._compiled and to_lark(Literal("!0")) not in compile._compiled
+
+
+def walk(matcher: Matcher, seed: int) -> int:
+    """How many digits come before the limits are reached."""
+    rng, output = random.Random(seed), list[int]()
+    while digits := [token_id for token_id in allowed(matcher, output) if token_id != EOS]:
+        output.append(rng.choice(digits))
+    return len(output)
+
+
+def test_limits_that_others_reached_end_nobodys_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests with equal grammars share a lexer, whose states are limited: here there are 8,000 of them."""
+    monkeypatch.setattr("engine.grammar._LIMITS", LLParserLimits(verbose_errors=False, max_lexer_states=150))
+    grammar, compile = to_lark(Regex("([0-9])*[0-4]([0-9]){12}")), compiler()
+    alone = [walk(compiler()(grammar), seed) for seed in range(4)]
+    assert min(alone) > 100
+    assert [walk(compile(grammar), seed) for seed in range(4)] == alone
+    guessing = compile(grammar)
+    guessing.allowed_tokens([], ids("0123456789" * 30))  # meets the limit
+    assert walk(guessing, 3) == alone[3]
+
+
+def test_what_is_compiled_again_for_one_request_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    matcher, num_compiled = compiler()(DIGITS), 0
+
+    def renewed() -> LLMatcher:
+        nonlocal num_compiled
+        num_compiled += 1
+        return broken
+
+    broken = compile_grammar(make_tokenizer(TEXTS, [EOS]), "{")
+    ill = Matcher(matcher._matcher, renewed)
+    assert allowed(ill, ids("A")) == [] and num_compiled == 1  # it was not followed
+    for _ in range(2 * MAX_RENEWALS):
+        assert allowed(ill, ids("A")) == []
+    assert num_compiled == MAX_RENEWALS
+    assert allowed(Matcher(broken, renewed), []) == [] and num_compiled == MAX_RENEWALS
 
 
 class Gate:
