@@ -15,6 +15,7 @@ it while it loads, not when the first grammar arrives.
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -31,6 +32,9 @@ from engine.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 NUM_KEPT = 64  # compiled grammars that are kept for the next request with the same one
+# Of CPU time in the engine's steps, where all others wait. What is not ambiguous takes less than a tenth of it, mostly
+# less than a hundredth.
+MAX_SPENT_S, MAX_SPENT_PER_TOKEN_S = 0.2, 0.005
 MAX_RENEWALS = 32  # of one request's matcher: its step waits while the grammar is compiled again
 
 # Forcing would ask the tokenizer, in Python, how it writes what must come; any spelling will do.
@@ -39,16 +43,21 @@ _STACK_BYTES = 16 << 20  # the compiler recurses; more than what grammars are tr
 # Texts whose tokens a mask takes as one: most tokens fit in any JSON string. The library's own list has two more, for
 # white space and strings of any length: without, masks are the same and as fast, and 150,000 tokens take 59 MB, not 87.
 _SLICES = [r'[^"\\\x00-\x1F\x7F]{1,10}', r'[^"\\\x00-\x1F\x7F]{1,30}']
-_LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=20_000)  # 1-2 KB each
+# A state takes 1-2 KB. Expressions with 150,000 tokens need more than 5,000 items for a mask.
+_LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=20_000, step_max_items=10_000)
 
 
 class Matcher:
     """The state of one request's grammar: a function of the tokens generated, asked for with all of them each time."""
 
-    def __init__(self, matcher: LLMatcher, renewed: Callable[[], LLMatcher]) -> None:
-        """`renewed` gives one in the same first state that shares nothing."""
+    def __init__(
+        self, matcher: LLMatcher, renewed: Callable[[], LLMatcher], clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        """`renewed` gives one in the same first state that shares nothing. The clock counts what work takes."""
         self._matcher = matcher
         self._renewed = renewed
+        self._clock = clock
+        self._spent_s = 0.0
         self._num_renewals_left = 0 if matcher.is_error() else MAX_RENEWALS
         self._num_consumed = 0
 
@@ -57,6 +66,13 @@ class Matcher:
 
         EOS is allowed where the text may end; when it must, nothing else is.
         """
+        started_s = self._clock()
+        masks = self._masks(output_token_ids, draft)
+        self._spent_s += self._clock() - started_s
+        is_too_dear = self._spent_s > MAX_SPENT_S + MAX_SPENT_PER_TOKEN_S * len(output_token_ids)
+        return (bytes(len(masks[0])),) if is_too_dear else masks
+
+    def _masks(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> tuple[bytes, ...]:
         mask = self._mask_after(output_token_ids)
         if self._matcher.is_error() and self._num_renewals_left:
             # The limits count what all that share the lexer looked at, guesses too. An end must not depend on that.

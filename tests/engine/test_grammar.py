@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +245,25 @@ def test_limits_that_others_reached_end_nobodys_text(monkeypatch: pytest.MonkeyP
     guessing = compile(grammar)
     guessing.allowed_tokens([], ids("0123456789" * 30))  # meets the limit
     assert walk(guessing, 3) == alone[3]
+
+
+@pytest.mark.parametrize(("seconds", "num_tokens"), [(0.02, 13), (0.006, 195), (0.004, 300)])
+def test_a_grammar_that_takes_too_long_in_steps_ends_its_request(seconds: float, num_tokens: int) -> None:
+    """Each mask takes so long. 0.2 s are free, and 5 ms a token."""
+    matcher = compiler()(to_lark(Regex("1*")))
+    slow = Matcher(matcher._matcher, lambda: matcher._matcher, clock=count(0.0, seconds).__next__)
+    output = list[int]()
+    while len(output) < 300 and allowed(slow, output):
+        output += ids("1")
+    assert len(output) == pytest.approx(num_tokens, abs=1)
+
+
+def test_an_ambiguous_grammar_does_not_hold_up_the_engine_for_long(engine: Engine) -> None:
+    add_with(engine, "a", "start: e\ne: e e e | e e | /[A-F]/", max_tokens=200)
+    add(engine, "b", max_tokens=20)
+    updates = run_to_end(engine)
+    assert the_end(updates["a"]) is FinishReason.ERROR and updates["a"][-1].blames_request
+    assert tokens_of(updates["b"]) == expected_tokens([1, 2, 3], 20)
 
 
 def test_what_is_compiled_again_for_one_request_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
