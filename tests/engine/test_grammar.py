@@ -258,12 +258,8 @@ def test_a_grammar_that_takes_too_long_in_steps_ends_its_request(seconds: float,
     assert len(output) == pytest.approx(num_tokens, abs=1)
 
 
-def test_an_ambiguous_grammar_does_not_hold_up_the_engine_for_long(engine: Engine) -> None:
-    add_with(engine, "a", "start: e\ne: e e e | e e | /[A-F]/", max_tokens=200)
-    add(engine, "b", max_tokens=20)
-    updates = run_to_end(engine)
-    assert the_end(updates["a"]) is FinishReason.ERROR and updates["a"][-1].blames_request
-    assert tokens_of(updates["b"]) == expected_tokens([1, 2, 3], 20)
+def test_an_ambiguous_grammar_comes_to_its_limits() -> None:
+    assert walk(compiler()("start: e\ne: e e e | e e | /[A-F]/"), seed=1) < 500
 
 
 def test_what_is_compiled_again_for_one_request_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
