@@ -1,7 +1,5 @@
 """How one request wants its tokens chosen, validated once, at the door."""
 
-import math
-
 import msgspec
 
 from engine.errors import InvalidParameterError
@@ -106,8 +104,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _check_penalties(self) -> None:
         for name in ("presence_penalty", "frequency_penalty"):
             _check(_within(getattr(self, name), -2.0, 2.0), name, "must be between -2 and 2", getattr(self, name))
-        ok = math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0
-        _check(ok, "repetition_penalty", "must be a number above 0", self.repetition_penalty)
+        ok = _within(self.repetition_penalty, 0.01, 100.0)  # far beyond that, logits would not be finite any more
+        _check(ok, "repetition_penalty", "must be between 0.01 and 100", self.repetition_penalty)
 
     def _check_logprobs(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):

@@ -11,6 +11,13 @@ from typing import Any
 import msgspec
 
 
+async def json_of(part: Any) -> msgspec.Raw:
+    """A part of an answer, such as one choice of many. Others have their turn after it."""
+    encoded = msgspec.Raw(msgspec.json.encode(part))
+    await asyncio.sleep(0)
+    return encoded
+
+
 async def json_list(items: Iterable[Any], slice_size: int) -> msgspec.Raw:
     """For use within what `msgspec.json.encode` takes. `items` may be lazy: what they take to make is sliced, too."""
     rest, parts = iter(items), list[bytes]()

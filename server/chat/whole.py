@@ -11,6 +11,7 @@ from server.chat.choice import ChatChoice
 from server.chat.plan import ChatPlan
 from server.chat.tally import ChatTally
 from server.generation.logprobs import encode_prompt_logprobs, prompt_logprobs
+from server.sliced_json import json_of
 from server.text import Tokenizer
 from server.timings import complete_headers
 
@@ -24,7 +25,7 @@ async def whole_response(
 ) -> Response:
     """`outputs` are those of each choice."""
     body: dict[str, Any] = dict(plan.head)
-    body["choices"] = [choice.whole(own) for choice, own in zip(choices, outputs, strict=True)]
+    body["choices"] = [await json_of(choice.whole(own)) for choice, own in zip(choices, outputs, strict=True)]
     timings = tally.timings()  # after the choices, which count reasoning for the usage
     first = next((own[0] for own in outputs if own[0].prompt_logprobs is not None), outputs[0][0])
     body |= _prompt_fields(plan, first, tokenizer) | {"usage": tally.usage(), "timings": timings}

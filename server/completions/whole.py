@@ -1,6 +1,8 @@
 """The completion that is not streamed: ranked where there are more candidates than wanted, answered."""
 
+import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -11,6 +13,7 @@ from server.completions.choice import ChoiceFormatter
 from server.completions.plan import CompletionPlan
 from server.generation.logprobs import encode_prompt_logprobs
 from server.generation.tally import Tally
+from server.sliced_json import json_of
 from server.text import Tokenizer
 from server.timings import complete_headers
 
@@ -19,22 +22,20 @@ async def whole_response(
     plan: CompletionPlan, candidates: list[RequestOutput], tally: Tally, tokenizer: Tokenizer
 ) -> Response:
     timings = tally.timings()
-    choices = _choices(plan, candidates, tokenizer)
-    for choice in choices:
+    choices = []
+    for choice in _choices(plan, candidates, tokenizer):
         await encode_prompt_logprobs(choice)
+        choices.append(await json_of(choice))
     body = plan.head | {"choices": choices, "usage": tally.usage(), "timings": timings}
     return Response(msgspec.json.encode(body), media_type="application/json", headers=complete_headers(timings))
 
 
-def _choices(plan: CompletionPlan, candidates: list[RequestOutput], tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    request = plan.request
-    choices: list[dict[str, Any]] = []
+def _choices(plan: CompletionPlan, candidates: list[RequestOutput], tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+    request, index = plan.request, itertools.count()
     for number, prompt in enumerate(plan.prompts):
         own = candidates[number * request.num_candidates :][: request.num_candidates]
         for output in best(own, request.n):
-            formatter = ChoiceFormatter(len(choices), request, prompt, tokenizer)
-            choices.append(formatter.format(output))
-    return choices
+            yield ChoiceFormatter(next(index), request, prompt, tokenizer).format(output)
 
 
 def best(candidates: list[RequestOutput], count: int) -> list[RequestOutput]:

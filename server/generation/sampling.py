@@ -29,7 +29,9 @@ def sampling_params(
         frequency_penalty=request.frequency_penalty,
         repetition_penalty=_given(request.repetition_penalty, defaults.repetition_penalty),
         logit_bias={_token_id(key): bias for key, bias in request.logit_bias.items()},
-        allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
+        allowed_token_ids=None
+        if request.allowed_token_ids is None
+        else tuple(dict.fromkeys(request.allowed_token_ids)),
         bad_words=tuple(ids for word in request.bad_words for ids in _bad_word_ids(word, tokenizer)),
         grammar=grammar,
         stop_token_ids=tuple(request.stop_token_ids),

@@ -21,6 +21,7 @@ MAX_STRINGS = 1024
 MAX_TOKEN_IDS = 2**20
 MAX_STOP_STRINGS = 64  # each is looked for in every character that is generated
 MAX_STOP_LENGTH = 1024  # as much text may have to be held back
+MAX_STOPS_LENGTH = 4096  # together: looking for them is prepared for each sequence
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_LENGTH = 256
 MAX_BAD_WORDS_LENGTH = 4096  # together: they are tokenized on the event loop, four times
@@ -110,11 +111,16 @@ def _check_size(value: Any) -> Any:
     return value
 
 
-def _check_length(words: list[str]) -> list[str]:
-    if sum(map(len, words)) > MAX_BAD_WORDS_LENGTH:
-        limit = {"limit": MAX_BAD_WORDS_LENGTH}
-        raise PydanticCustomError("too_long", "Must not have more than {limit} characters together", limit)
-    return words
+def _at_most(limit: int) -> AfterValidator:
+    """So many characters together."""
+
+    def check(words: list[str]) -> list[str]:
+        if sum(map(len, words)) > limit:
+            message = "Must not have more than {limit} characters together"
+            raise PydanticCustomError("too_long", message, {"limit": limit})
+        return words
+
+    return AfterValidator(check)
 
 
 def _as_list(value: Any) -> Any:
@@ -127,12 +133,13 @@ Text = Annotated[str, AfterValidator(check_text)]
 StopStrings = Annotated[
     list[Annotated[Text, Field(max_length=MAX_STOP_LENGTH)]],
     Field(max_length=MAX_STOP_STRINGS, fail_fast=True),
+    _at_most(MAX_STOPS_LENGTH),
     BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
 ]
 BadWords = Annotated[
     list[Annotated[Text, Field(max_length=MAX_BAD_WORD_LENGTH)]],
     Field(max_length=MAX_BAD_WORDS, fail_fast=True),
-    AfterValidator(_check_length),
+    _at_most(MAX_BAD_WORDS_LENGTH),
 ]
 LogitBias = Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES), BeforeValidator(_check_size)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]

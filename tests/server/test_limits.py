@@ -17,6 +17,7 @@ from tests.server.live_server import LiveServer
     [
         ("stop", wire.MAX_STOP_STRINGS, lambda count: ["x"] * count),
         ("stop", wire.MAX_STOP_LENGTH, lambda count: "x" * count),
+        ("stop", wire.MAX_STOPS_LENGTH, lambda count: ["x" * 128] * (count // 128) + ["x"] * (count % 128)),
         ("bad_words", wire.MAX_BAD_WORDS, lambda count: ["x"] * count),
         ("bad_words", wire.MAX_BAD_WORD_LENGTH, lambda count: ["x" * count]),
         ("bad_words", wire.MAX_BAD_WORDS_LENGTH, lambda count: ["x" * 128] * (count // 128) + ["x"] * (count % 128)),
@@ -38,8 +39,8 @@ def test_so_much_is_taken_and_one_more_is_refused_by_name(
     assert (refused.status_code, error_of(refused)["param"]) == (400, param)
 
 
-ALLOWED = {"allowed_token_ids": [97] * 2**14}
-BAD = {"bad_words": ["x" * 128] * 32}
+ALLOWED = {"allowed_token_ids": [*range(97, 113)] * 9}
+BAD = {"bad_words": ["abcd"]}
 
 
 @pytest.mark.parametrize(
@@ -48,12 +49,14 @@ BAD = {"bad_words": ["x" * 128] * 32}
         (ALLOWED, 32, lambda count: {"prompt": "Hi", "n": count}),
         (ALLOWED, 32, lambda count: {"prompt": ["Hi"] * count}),
         (BAD, 128, lambda count: {"prompt": ["Hi"] * count}),
+        (ALLOWED | BAD, 25, lambda count: {"prompt": ["Hi"] * count}),
     ],
-    ids=["allowed and n", "allowed and prompts", "bad words and prompts"],
+    ids=["allowed and n", "allowed and prompts", "bad words and prompts", "both and prompts"],
 )
 def test_what_is_sent_along_with_all_sequences_is_bounded(
-    server: LiveServer, ids: dict[str, Any], most: int, sequences: Any
+    server: LiveServer, ids: dict[str, Any], most: int, sequences: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("server.generation.plan.MAX_SENT_IDS", 512)
     taken = server.complete(**ids, **sequences(most), max_tokens=1)
     assert taken.status_code == 200, taken.text
     refused = server.complete(**ids, **sequences(most + 1), max_tokens=1)

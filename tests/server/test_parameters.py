@@ -204,7 +204,7 @@ WRONG: list[tuple[str, Any]] = [
     *each("seed", 2**63, -(2**63) - 1, 1.5),
     *each("frequency_penalty", 2.1, -2.1),
     *each("presence_penalty", 2.1, -2.1),
-    *each("repetition_penalty", 0, -1),
+    *each("repetition_penalty", 0, -1, 1e-40, 101),
     *each("logit_bias", {"x": 1}, {"258": 1}, {"1": 101}, {"-1": 1}, {"1": "2"}, [1], {"٣": 1}),
     *each("logprobs", -1, 101, True, "1"),
     *each("prompt_logprobs", -1, 101),

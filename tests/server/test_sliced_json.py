@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -68,6 +69,24 @@ PROMPTS: dict[str, dict[str, Any]] = {
 def scores_of(body: dict[str, Any]) -> list[Any]:
     scores: list[Any] = (body | body["choices"][0])["prompt_logprobs"]
     return scores
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+def test_others_run_between_two_choices(server: LiveServer, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded, turns = 0, list[int]()
+
+    def encode(part: Any) -> bytes:
+        nonlocal encoded
+        encoded += 1
+        server.loop.call_soon(lambda: turns.append(encoded))
+        return msgspec.json.encode(part)
+
+    monkeypatch.setattr(
+        "server.sliced_json.msgspec", SimpleNamespace(Raw=msgspec.Raw, json=SimpleNamespace(encode=encode))
+    )
+    answer = server.post_json(path, PROMPTS[path] | {"max_tokens": 2, "n": 5}).json()
+    assert len(answer["choices"]) == 5
+    assert turns == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("path", PROMPTS)
