@@ -105,9 +105,9 @@ class BoundedProtocol(EarlyProtocol):
         self._unset_keepalive_if_required()
         self._has_turned = False
         try:
-            self.parser.feed_data(data)
+            self.feed(data)
         except httptools.HttpParserUpgrade:
-            pass  # there is nothing to upgrade to: the request is answered as it stands
+            pass  # there is nothing to upgrade to: the request is answered, and no more is read
         except httptools.HttpParserError:
             self._refuse(self._refusal or BadRequestError("The request is not valid HTTP."))
         else:
@@ -147,8 +147,6 @@ class BoundedProtocol(EarlyProtocol):
         super().on_headers_complete()
         if self.pipeline:  # uvicorn pauses reading here, and would not see the client leave
             self.flow.resume_reading()
-        if self.parser.should_upgrade():  # what follows would not be parsed
-            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._num_parsed_bytes += len(body)
@@ -157,6 +155,8 @@ class BoundedProtocol(EarlyProtocol):
             raise self._refused(BadRequestError("A pipelined request's body is too large."))
 
     def on_message_complete(self) -> None:
+        if self.awaits_body:
+            return
         super().on_message_complete()
         self._enter(Phase.BETWEEN)
         if self._has_no_request:

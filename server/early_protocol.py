@@ -4,14 +4,15 @@ import math
 from typing import Any, cast
 
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from server.early_refusal import EarlyRefusals
 from server.haste import Haste
 from server.raw_answer import raw_answer
+from server.upgrades import UpgradeProtocol
 
 
-class EarlyProtocol(HttpToolsProtocol):
+class EarlyProtocol(UpgradeProtocol):
     def __init__(self, *args: Any, early: EarlyRefusals, haste: Haste, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._early = early
