@@ -17,11 +17,11 @@ from server.listener import NUM_OTHER_FILES, listen, raise_file_limit
 from tests.server.live_server import LiveServer, live_server
 
 GET = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
-POST_UPGRADE = (
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAAAAYABgAA\r\nUpgrade: h2c\r\n"
-)
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+POST_UPGRADE = POST + (
+    b"Connection: Upgrade, HTTP2-Settings\r\n"
+    b"HTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAAAAYABgAA\r\nUpgrade: h2c\r\n"
+)
 FOREVER = 500
 
 
