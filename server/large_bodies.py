@@ -42,7 +42,7 @@ class LargeBodies:
 
     @asynccontextmanager
     async def place(self) -> AsyncGenerator[None, None]:
-        """For a body whose first bytes have come, until it is parsed. Raises OverloadedError after a while."""
+        """For a body of which LARGE_BYTES have come, until it is parsed. Raises OverloadedError after a while."""
         try:
             async with asyncio.timeout(MAX_WAIT_S):
                 await self._places.acquire()

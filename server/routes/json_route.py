@@ -36,8 +36,10 @@ class JsonRequest(Request):
 
     async def body(self) -> bytes:
         if is_large(self.headers) and not hasattr(self, "_body"):
-            self._receive = _again(await self._receive(), self._receive)  # who sends nothing takes no place
-            await self._place.enter_async_context(self._large_bodies.place())
+            messages, num_bytes = await _beginning(self._receive)
+            self._receive = _again(messages, self._receive)
+            if num_bytes >= LARGE_BYTES:
+                await self._place.enter_async_context(self._large_bodies.place())
         return await super().body()
 
     async def json(self) -> Any:
@@ -57,9 +59,19 @@ class JsonRequest(Request):
         return value
 
 
-def _again(first: Message, receive: Receive) -> Receive:
-    """Receives `first` once more, then what follows."""
-    kept = [first]
+async def _beginning(receive: Receive) -> tuple[list[Message], int]:
+    """What comes until a body is large or at its end, and its bytes: who sends little takes nobody's place."""
+    messages, num_bytes, has_more = list[Message](), 0, True
+    while has_more and num_bytes < LARGE_BYTES:
+        messages.append(await receive())
+        num_bytes += len(messages[-1].get("body", b""))
+        has_more = messages[-1].get("more_body", False)
+    return messages, num_bytes
+
+
+def _again(messages: list[Message], receive: Receive) -> Receive:
+    """Receives these once more, then what follows."""
+    kept = messages[::-1]
 
     async def receive_again() -> Message:
         return kept.pop() if kept else await receive()

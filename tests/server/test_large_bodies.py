@@ -108,11 +108,18 @@ def test_who_found_no_place_is_told_to_come_again(server: LiveServer, monkeypatc
         assert (refused.status_code, error_of(refused)["code"]) == (429, "slow_down")
 
 
-def test_who_sends_nothing_of_its_body_takes_no_place(server: LiveServer) -> None:
-    head = HEAD + b"Content-Length: %d\r\n\r\n" % len(LARGE)
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"Content-Length: %d\r\n\r\n" % len(LARGE),
+        b"Content-Length: %d\r\n\r\n" % len(LARGE) + LARGE[: LARGE_BYTES - 1],
+        b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
+    ],
+)
+def test_who_sends_little_of_its_body_takes_no_place(server: LiveServer, begun: bytes) -> None:
     with ExitStack() as stack:
         for _ in range(2 * MAX_HELD):
-            stack.enter_context(server.connect()).sendall(head)
+            stack.enter_context(server.connect()).sendall(HEAD + begun)
         server.wait_until(lambda: server.context.lifecycle.num_under_way == 2 * MAX_HELD)
         assert server.post("/v1/completions", LARGE).status_code == 200
 
