@@ -31,7 +31,7 @@ from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-NUM_KEPT = 64  # compiled grammars that are kept for the next request with the same one
+NUM_KEPT = 16  # compiled grammars that are kept for the next request with the same one
 # Of CPU time in the engine's steps, where all others wait. What is not ambiguous takes less than a tenth of it, mostly
 # less than a hundredth.
 MAX_SPENT_S, MAX_SPENT_PER_TOKEN_S = 0.2, 0.005

@@ -10,12 +10,13 @@ import resource
 import sys
 import threading
 import time
+from pathlib import Path
 
 from llguidance import LLTokenizer
 
 from engine.grammar import compile_grammar, make_tokenizer
 
-MAX_MEMORY_BYTES = 1 << 30
+MAX_MEMORY_BYTES = 128 << 20  # more than without a grammar: the engine keeps some of them
 STACK_BYTES = 4 << 20  # less than the engine has, however much the main thread may have
 NUM_TRIED_BYTES = 64  # generated on trial: some grammars compile, and reach the parser's limits soon after
 MAX_TRIAL_S = 0.2  # of CPU time for all of them; the engine's steps will wait for such work
@@ -27,10 +28,16 @@ _POSITION = re.compile(r"^(?:at )?\d+\(\d+\): |failed to compile JSON schema: ")
 
 def main() -> None:
     tokenizer = byte_tokenizer()
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    limit = _address_space() + MAX_MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     print("null", flush=True)
     for line in sys.stdin:
         print(json.dumps(find_fault(tokenizer, json.loads(line))), flush=True)
+
+
+def _address_space() -> int:
+    """Bytes that the process has now."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def byte_tokenizer() -> LLTokenizer:

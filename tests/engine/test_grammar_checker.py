@@ -61,6 +61,10 @@ HARMFUL: dict[str, tuple[str | dict[str, Any], str]] = {
     "no regex": ({"pattern": "["}, "unclosed character class"),
     "combinations": (crossed(20), "too large"),
     "divisors": ({"type": "integer", "multipleOf": 99_999_999}, "too complex"),
+    "many divisors": (
+        {"properties": {f"p{i}": {"multipleOf": 17_011 + 2 * i, "type": "integer"} for i in range(22)}},
+        "too complex",
+    ),
     "ambiguity": ('start: e{1,500}\ne: "a"? "a"? "a"?', "too complex to be followed"),
     "intersections": ("start: A\nA: " + " & ".join(f"/.*{c}.{{2{i}}}/" for i, c in enumerate("abcd")), "fuel"),
     "a rule of itself": ("start: start", "no text satisfies it"),
