@@ -88,6 +88,15 @@ def test_a_step_scores_no_more_than_there_is_memory_for() -> None:
     assert [count for name, count in chunks if name == "plain"] == [10]
 
 
+def test_a_step_that_ran_nothing_is_not_traced(tmp_path: Path) -> None:
+    engine = engine_with(FakeRunner(4), tracer=FileTracer(str(tmp_path / "trace")))
+    add(engine, "a")
+    engine.abort_requests(["a"])
+    engine.step()
+    assert (tmp_path / "trace").read_text() == ""
+    engine.close()
+
+
 def test_an_id_may_be_aborted_twice_at_once() -> None:
     engine = fake_engine()
     add(engine, "a")

@@ -116,6 +116,15 @@ def test_a_lack_of_memory_is_no_damage(
         load_model_runner(EngineConfig(model=str(llama), device="cpu", num_blocks=8))
 
 
+def test_other_errors_are_no_lack_of_memory(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("engine.model_setup.KVCache", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        load_model_runner(EngineConfig(model=str(llama), device="cpu", num_blocks=8))
+
+
 def test_missing_weights_are_not_made_up(llama: Path) -> None:
     edit_config(llama, num_hidden_layers=4)
     with pytest.raises(ModelError, match="incomplete"):

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from server.protocol.refusals import find_typo
 from tests.server.live_server import LiveServer
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -85,6 +86,14 @@ def test_a_name_that_is_nearly_one_of_ours_is_taken_for_a_mistake(
 ) -> None:
     response = server.client.post(path, json={**BODIES[path], name: 3})
     assert response.status_code == 400 and f"did you mean {meant}?" in response.json()["error"]["message"]
+
+
+def test_mistakes_are_looked_for_among_the_first_and_short_names() -> None:
+    others = [f"vendor_{number}" for number in range(8)]
+    assert find_typo([*others[:7], "temprature"], ["temperature"]) == ("temprature", "temperature")
+    assert find_typo([*others, "temprature"], ["temperature"]) is None
+    long = "temperature" * 6
+    assert find_typo([long + "x"], [long]) is None
 
 
 def test_looking_for_mistakes_is_bounded(server: LiveServer) -> None:

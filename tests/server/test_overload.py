@@ -13,7 +13,10 @@ from engine.errors import RequestTimeoutError, TwostepError
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
+from server.api_keys import NOBODY
 from server.fanout import generate_all
+from server.generation.door import Arrival
+from server.protocol.request import RequestFields
 from tests.server.byte_tokenizer import ByteTokenizer
 from tests.server.events import chunks_of, error_of
 from tests.server.fake_engine import FakeEngine
@@ -80,6 +83,14 @@ def test_a_deadline_passes_while_the_request_is_read(
     assert late.status_code == (504 if path == "/v1/messages" else 408) and "deadline" in late.text
     assert server.engine.requests == []
     assert server.post(path, json.dumps({**body, "deadline_ms": 60_000}).encode()).status_code == 200
+
+
+def test_a_deadline_counts_from_the_arrival() -> None:
+    fields = RequestFields(deadline_ms=5000)
+    old, new = (Arrival("m", "r", time.monotonic() - age_s, NOBODY, 1.0, "", fields) for age_s in (6.0, 0.0))
+    asyncio.run(new.in_time(asyncio.sleep(0.01)))
+    with pytest.raises(RequestTimeoutError):
+        asyncio.run(old.in_time(asyncio.sleep(0.01)))
 
 
 class LateEngine(FakeEngine):
