@@ -80,7 +80,7 @@ def parse_command(arguments: Sequence[str] | None = None) -> tuple[str, dict[str
     if unknown:
         parser.prog += f" {command}"
         close = get_close_matches(unknown[0].partition("=")[0], map(_flag, Settings.model_fields), n=1)
-        parser.error(f"unrecognized argument {unknown[0]}" + (f", did you mean {close[0]}?" if close else ""))
+        parser.error(f"unrecognized argument {unknown[0]}" + (f" (did you mean {close[0]}?)" if close else ""))
     return command, flags
 
 

@@ -26,7 +26,6 @@ _REFUSED_EVERYWHERE: Mapping[str, str] = {
     "num_predict": "is not supported: use max_tokens",
     "min_new_tokens": "is not supported: use min_tokens",
     "repeat_penalty": "is not supported: use repetition_penalty",
-    "ignore_eos_token": "is not supported: use ignore_eos",
     "typical_p": _OTHER_SAMPLER,
     "tfs_z": _OTHER_SAMPLER,
     "top_a": _OTHER_SAMPLER,
