@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import cast
+from weakref import WeakValueDictionary
 
 from engine.errors import GrammarError, OverloadedError
 
 COMMAND = (sys.executable, "-m", "engine.grammar_check")
-MAX_ASKED = 16  # at once: each may take the whole timeout, one after the other
+MAX_ASKED = 16  # at once by one tenant: each may take the whole timeout, one after the other
 _START_S = 60.0
 _NUM_KEPT = 4096
 _TOO_COMPLEX = "it is too complex to be compiled"
@@ -28,6 +29,7 @@ class _Question:
     """A grammar whose fault is being found out, or will be."""
 
     task: asyncio.Task[None]
+    tenant: str
     num_waiting: int = 0
     has_begun: bool = False
 
@@ -42,14 +44,17 @@ class GrammarChecker:
         self._child: subprocess.Popen[str] | None = None
         self._faults: OrderedDict[bytes, str | None] = OrderedDict()  # by the grammar's hash, least recently used first
         self._turn = asyncio.Lock()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = (
+            WeakValueDictionary()
+        )  # of tenants, who take theirs in turn
         self._asked: dict[bytes, _Question] = {}  # those whose fault is being found out
 
-    async def check(self, grammar: str) -> None:
-        """Raises GrammarError if the engine could not follow the grammar, OverloadedError if too many are asked. One
-        that nobody waits for any more is not begun."""
+    async def check(self, grammar: str, tenant: str = "") -> None:
+        """Raises GrammarError if the engine could not follow the grammar, OverloadedError if the tenant asks for too
+        many. One that nobody waits for any more is not begun."""
         key = hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()
         if key not in self._faults:
-            await self._verdict_on(key, self._asked.get(key) or self._begin(key, grammar))
+            await self._verdict_on(key, self._asked.get(key) or self._begin(key, grammar, tenant))
         self._faults.move_to_end(key)
         if fault := self._faults[key]:
             raise GrammarError(fault)
@@ -64,15 +69,16 @@ class GrammarChecker:
                 question.task.cancel()
                 del self._asked[key]
 
-    def _begin(self, key: bytes, grammar: str) -> "_Question":
-        if len(self._asked) >= MAX_ASKED:
+    def _begin(self, key: bytes, grammar: str, tenant: str) -> "_Question":
+        if sum(question.tenant == tenant for question in self._asked.values()) >= MAX_ASKED:
             raise OverloadedError("Too many new grammars are being checked; try again later.", self._timeout_s)
-        question = self._asked[key] = _Question(asyncio.create_task(self._learn(key, grammar)))
+        question = self._asked[key] = _Question(asyncio.create_task(self._learn(key, grammar, tenant)), tenant)
         return question
 
-    async def _learn(self, key: bytes, grammar: str) -> None:
+    async def _learn(self, key: bytes, grammar: str, tenant: str) -> None:
         loop = asyncio.get_running_loop()
-        async with self._turn:
+        tenants_turn = self._turns.setdefault(tenant, asyncio.Lock())
+        async with tenants_turn, self._turn:
             self._asked[key].has_begun = True
             try:
                 self._faults[key] = fault = await loop.run_in_executor(self._thread, self._ask, grammar)

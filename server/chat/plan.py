@@ -23,7 +23,7 @@ async def plan_chat(request: ChatRequest, backend: Backend, arrival: Arrival) ->
     wanted = request.token_limit
     max_tokens = _room(backend.engine.info, len(prompt.token_ids)) if wanted is None else wanted
     answer = expected_answer(request, backend.chat.dialect_for(request), prompt.token_ids, backend.tokenizer)
-    grammar = await chat_grammar(request, answer, backend.grammars)
+    grammar = await chat_grammar(request, answer, backend.grammars, arrival.key.name)
     params = msgspec.structs.replace(
         sampling_params(request, backend.defaults, backend.tokenizer, max_tokens, grammar),
         shown_token_ids=answer.shown_token_ids,

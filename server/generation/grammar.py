@@ -9,13 +9,13 @@ from server.errors import BadRequestError
 from server.protocol.structured import Demand
 
 
-async def grammar_of(demand: Demand | None, checker: GrammarChecker) -> str | None:
+async def grammar_of(demand: Demand | None, checker: GrammarChecker, tenant: str) -> str | None:
     """Off the event loop, all of it. Raises BadRequestError for what cannot be followed, and OverloadedError."""
     if demand is None:
         return None
     try:
         grammar = await asyncio.to_thread(to_lark, demand.source)
-        await checker.check(grammar)
+        await checker.check(grammar, tenant)
     except GrammarError as error:
         raise BadRequestError(f"{demand.param}: {error}.", demand.param) from error
     return grammar

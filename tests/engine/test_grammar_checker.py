@@ -142,6 +142,29 @@ def test_only_so_many_are_asked_at_once() -> None:
     asyncio.run(ask_many())
 
 
+def test_tenants_take_turns_and_have_bounds_of_their_own() -> None:
+    async def ask_many() -> None:
+        checker, release, ended = GrammarChecker(), threading.Event(), list[str]()
+        checker._thread.submit(release.wait)
+
+        async def ask(tenant: str, number: int) -> None:
+            await checker.check(f'start: "{tenant}{number}"', tenant)
+            ended.append(tenant)
+
+        checks = [asyncio.create_task(ask("many", number)) for number in range(MAX_ASKED)]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await checker.check('start: "one more"', "many")
+        checks += [asyncio.create_task(ask("few", number)) for number in range(2)]
+        await asyncio.sleep(0)
+        release.set()
+        await asyncio.gather(*checks)
+        assert ended[:5] == ["many", "few", "many", "few", "many"] and len(checker._turns) == 0
+        checker.close()
+
+    asyncio.run(ask_many())
+
+
 def test_one_that_nobody_waits_for_any_more_is_not_begun() -> None:
     async def check() -> None:
         checker, release = GrammarChecker(), threading.Event()

@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from engine.client import SOLE_TENANT, Tenant
 from engine.errors import ConfigError, OverloadedError
+from engine.grammar_checker import GrammarChecker
 from server.api_keys import NOBODY, ApiKey, new_key, read_keys
 from server.cli import main
 from server.key_ring import KeyRing
@@ -198,6 +199,24 @@ class TestServer:
         requests_of(keyed)
         assert [request.who for request in keyed.engine.requests] == [Tenant("alice", 2 / 3), Tenant("bob", 1 / 3)]
         assert keyed.engine.tenant_at_door == Tenant("bob", 1 / 3)
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [("completions", {"prompt": "Hi"}), ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})],
+    )
+    def test_grammars_are_tried_in_the_name_of_the_key(
+        self, keyed: LiveServer, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked, check = list[str](), GrammarChecker.check
+
+        async def remember(checker: GrammarChecker, grammar: str, tenant: str = "") -> None:
+            asked.append(tenant)
+            await check(checker, grammar, tenant)
+
+        monkeypatch.setattr(GrammarChecker, "check", remember)
+        demand = {"structured_outputs": {"choice": ["a", "b"]}, "max_tokens": 1}
+        response = keyed.client.post(f"/v1/{path}", json=body | demand, headers=bearer("bob"))
+        assert response.status_code == 200 and asked == ["bob"]
 
     def test_without_keys_there_is_one_tenant(self, server: LiveServer) -> None:
         server.complete("Hi")
