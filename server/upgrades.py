@@ -47,8 +47,8 @@ class BodyParser:
 
     def on_message_complete(self) -> None:
         if not self._is_complete:
-            self._is_complete = True
             self._reader.on_message_complete()
+            self._is_complete = True
 
 
 class UpgradeProtocol(HttpToolsProtocol):
