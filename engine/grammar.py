@@ -103,7 +103,7 @@ def _mask(matcher: LLMatcher) -> bytes:
 
 
 class GrammarCompiler:
-    """Compiles for one vocabulary and keeps what was compiled last. For one thread at a time."""
+    """Compiles for one vocabulary and keeps what was compiled last. Called by one thread at a time."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -118,7 +118,7 @@ class GrammarCompiler:
         return Matcher(compiled.deep_copy(), partial(self._renewed, grammar))
 
     def _renewed(self, grammar: str) -> LLMatcher:
-        """Copies share a lexer, which is at its limit: the next requests begin with another one, too."""
+        """Copies share a lexer, which is at its limit: the next requests begin with another, too. For any thread."""
         self._compiled.pop(grammar, None)
         with _thread_with_stack(_STACK_BYTES) as thread:
             return thread.submit(compile_grammar, self._tokenizer, grammar).result()

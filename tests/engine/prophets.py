@@ -1,8 +1,11 @@
 """Drafters that know what will be said, and err as they are told."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from engine.batch import ScheduledRequest
 from engine.drafter import Draft
+from engine.sampling_params import SamplingParams
 from tests.engine.fakes import VOCAB_SIZE, next_token
 
 
@@ -23,3 +26,11 @@ class Prophet:
 def prophets(errs: Callable[[], bool] = lambda: False) -> Callable[[], Prophet]:
     """For requests to a FakeRunner."""
     return lambda: Prophet(lambda prompt, said: next_token([*prompt, *said]), errs)
+
+
+def scheduled(drafts: list[int], **params: Any) -> ScheduledRequest:
+    """In a decode step with these guesses."""
+    tokens = [7, *drafts]
+    return ScheduledRequest(
+        "a", tokens, 4, (0, 1), SamplingParams(**params), [1, 2, 3, 4], [7], True, num_drafts=len(drafts)
+    )

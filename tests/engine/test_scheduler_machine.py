@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from engine.messages import RequestUpdate
 from engine.request import FinishReason
 from tests.engine.fakes import add, expected_tokens, fake_engine, run_to_end
 from tests.engine.prophets import prophets
@@ -80,7 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.abort_requests([name, "unknown"])
         self.ended[name] = reason
 
-    def _account(self, updates: list) -> None:  # type: ignore[type-arg]
+    def _account(self, updates: list[RequestUpdate]) -> None:
         for update in updates:
             name = update.request_id
             assert name not in self.ended, "news after the end"

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import Batch, Phase, ScheduledRequest, StepOutput
+from engine.batch import Batch, Phase, StepOutput
 from engine.config import EngineConfig
-from engine.draft_rows import num_right, rows_of
 from engine.drafter import Draft, NoDrafts, PromptLookup
 from engine.engine import Engine
 from engine.messages import AddRequest
@@ -28,7 +27,7 @@ from tests.engine.fakes import (
     run_to_end,
     tokens_of,
 )
-from tests.engine.prophets import prophets
+from tests.engine.prophets import prophets, scheduled
 
 
 def speculating(errs: Callable[[], bool] = lambda: False, **settings: Any) -> Engine:
@@ -167,33 +166,6 @@ def test_who_guesses(fields: dict[str, Any], guesses: bool) -> None:
         engine = fake_engine(num_speculative_tokens=max_tokens)
         drafter = engine._drafter_for(AddRequest(**message))
         assert isinstance(drafter, PromptLookup if guesses and max_tokens else NoDrafts)
-
-
-def scheduled(drafts: list[int], **params: Any) -> ScheduledRequest:
-    tokens = [7, *drafts]
-    return ScheduledRequest(
-        "a", tokens, 4, (0, 1), SamplingParams(**params), [1, 2, 3, 4], [7], True, num_drafts=len(drafts)
-    )
-
-
-def test_each_guess_is_a_row_that_takes_those_before_for_said() -> None:
-    rows = list(rows_of(scheduled([8, 9])))
-    assert [(row.start, row.end, list(row.token_ids), list(row.output_token_ids)) for row in rows] == [
-        (4, 5, [7], [7]),
-        (5, 6, [8], [7, 8]),
-        (6, 7, [9], [7, 8, 9]),
-    ]
-    assert all(row.num_drafts == 0 and row.samples for row in rows)
-    alone = scheduled([])
-    assert list(rows_of(alone)) == [alone]
-
-
-@pytest.mark.parametrize(
-    ("chosen", "count"), [([8, 9, 1], 2), ([8, 1, 9], 1), ([1, 9, 9], 0), ([None, 9, 9], 0), ([8, None, 1], 1)]
-)
-def test_guesses_are_right_up_to_the_first_that_is_not(chosen: list[int | None], count: int) -> None:
-    assert num_right(scheduled([8, 9]), chosen) == count
-    assert num_right(scheduled([]), chosen) == 0
 
 
 class Sure:

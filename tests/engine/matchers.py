@@ -1,0 +1,34 @@
+"""Grammars for a vocabulary of single characters, and what they allow."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.grammar import GrammarCompiler, make_tokenizer
+from engine.grammar_source import Regex, to_lark
+from engine.request import Constraint
+
+EOS = 0
+TEXTS = [b"", *(bytes([byte]) for byte in range(32, 80)), b""]  # 50 tokens, as many as the fakes have
+DIGITS = to_lark(Regex("[0-9]{3}"))
+
+
+def ids(text: str) -> list[int]:
+    return [TEXTS.index(bytes([byte])) for byte in text.encode()]
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    return b"".join(TEXTS[token_id] for token_id in token_ids).decode()
+
+
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(make_tokenizer(TEXTS, [EOS]))
+
+
+def allowed(matcher: Constraint, output: Sequence[int]) -> list[int]:
+    (mask,) = matcher.allowed_tokens(output, ())
+    return tokens_in(mask)
+
+
+def tokens_in(mask: bytes) -> list[int]:
+    return np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist()

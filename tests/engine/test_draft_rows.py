@@ -1,0 +1,37 @@
+"""A request with guesses as rows of one token each, and which guesses were right."""
+
+import pytest
+
+from engine.draft_rows import num_right, rows_of, shortened
+from tests.engine.prophets import scheduled
+
+
+def test_each_guess_is_a_row_that_takes_those_before_for_said() -> None:
+    rows = list(rows_of(scheduled([8, 9])))
+    assert [(row.start, row.end, list(row.token_ids), list(row.output_token_ids)) for row in rows] == [
+        (4, 5, [7], [7]),
+        (5, 6, [8], [7, 8]),
+        (6, 7, [9], [7, 8, 9]),
+    ]
+    assert all(row.num_drafts == 0 and row.samples for row in rows)
+    alone = scheduled([])
+    assert list(rows_of(alone)) == [alone]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "count"), [([8, 9, 1], 2), ([8, 1, 9], 1), ([1, 9, 9], 0), ([None, 9, 9], 0), ([8, None, 1], 1)]
+)
+def test_guesses_are_right_up_to_the_first_that_is_not(chosen: list[int | None], count: int) -> None:
+    assert num_right(scheduled([8, 9]), chosen) == count
+    assert num_right(scheduled([]), chosen) == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_the_first_guesses_may_be_kept_alone(count: int) -> None:
+    cut = shortened(scheduled([8, 9]), count)
+    assert (list(cut.token_ids), cut.num_drafts, list(cut.draft), cut.end) == (
+        [7, 8, 9][: 1 + count],
+        count,
+        [8, 9][:count],
+        5 + count,
+    )

@@ -1,0 +1,171 @@
+"""The state of one request's grammar: what it allows after which tokens, and where it comes to its limits."""
+
+import random
+import sys
+from itertools import count
+
+import pytest
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from engine.grammar import (
+    MAX_RENEWALS,
+    NUM_KEPT,
+    GrammarCompiler,
+    Matcher,
+    _Vocabulary,
+    compile_grammar,
+    make_tokenizer,
+)
+from engine.grammar_source import JsonSchema, Literal, Regex, choice, to_lark
+from tests.engine.matchers import DIGITS, EOS, TEXTS, allowed, compiler, ids, tokens_in
+
+
+def test_eos_is_allowed_exactly_where_the_text_may_end() -> None:
+    matcher = compiler()(to_lark(Regex("1+2?")))
+    masks = {text: allowed(matcher, ids(text)) for text in ("", "1", "11", "112")}
+    assert masks == {"": ids("1"), "1": [EOS, *ids("12")], "11": [EOS, *ids("12")], "112": [EOS]}
+
+
+def test_every_eos_token_is_allowed_where_one_is() -> None:
+    matcher = GrammarCompiler(make_tokenizer(TEXTS, [EOS, 49]))(to_lark(Literal("1")))
+    assert (allowed(matcher, []), allowed(matcher, ids("1"))) == (ids("1"), [EOS, 49])
+
+
+def test_tokens_without_text_never_come() -> None:
+    assert allowed(compiler()(to_lark(Regex("(?s:.*)"))), []) == list(range(49))
+
+
+def test_a_tokens_whole_text_must_fit() -> None:
+    tokens = [b"", b"a", b"ab", b"abc", b"b", b"bc", b"\xc3", b"\xa9"]
+    matcher = GrammarCompiler(make_tokenizer(tokens, [EOS]))(to_lark(choice(["ab", "é"])))
+    assert allowed(matcher, []) == [1, 2, 6]
+    assert allowed(matcher, [6]) == [7] and allowed(matcher, [6, 7]) == [EOS]
+
+
+def test_the_state_is_a_function_of_the_tokens() -> None:
+    compile, output, grammar = compiler(), ids("((12)(()3))"), 'start: "(" (start | /[0-9]/)* ")"'
+    stepwise = compile(grammar)
+    for length in range(len(output) + 1):
+        assert allowed(stepwise, output[:length]) == allowed(compile(grammar), output[:length])
+
+
+def test_masks_after_a_draft_are_those_of_tokens_that_were_said() -> None:
+    compile, text, grammar = compiler(), ids("((12)(()3))"), 'start: "(" (start | /[0-9]/)* ")"'
+    matcher = compile(grammar)
+    for length in range(len(text) + 1):
+        masks = matcher.allowed_tokens(text[:length], text[length:])
+        said = [allowed(compile(grammar), text[:end]) for end in range(length, len(text) + 1)]
+        assert [tokens_in(mask) for mask in masks] == said
+        assert allowed(matcher, text[:length]) == said[0]
+
+
+@pytest.mark.parametrize("draft", ["A", "A1", "2A1", "23A"])
+def test_a_draft_is_followed_up_to_the_first_token_that_may_not_come(draft: str) -> None:
+    matcher = compiler()(DIGITS)
+    masks = matcher.allowed_tokens(ids("1"), ids(draft))
+    assert [tokens_in(mask) for mask in masks] == [ids("0123456789"), ids("0123456789"), [EOS]][: 1 + draft.index("A")]
+    assert allowed(matcher, ids("123")) == [EOS]
+
+
+def test_asking_twice_changes_nothing() -> None:
+    matcher = compiler()(DIGITS)
+    assert allowed(matcher, ids("1")) == allowed(matcher, ids("1")) == ids("0123456789")
+
+
+@pytest.mark.parametrize("max_length", [5, 12, 45, None])
+def test_a_mask_is_the_same_whether_it_takes_tokens_as_one_or_one_by_one(max_length: int | None) -> None:
+    texts = [
+        *TEXTS,
+        *(begin * length + end for begin in (b"A", b" ") for end in (b"", b'"') for length in range(2, 61)),
+    ]
+    grammar = to_lark(JsonSchema({"type": "string"} | ({} if max_length is None else {"maxLength": max_length})))
+    plain = LLTokenizer(_Vocabulary(texts, EOS), eos_token=[EOS], slices=[])  # type: ignore[arg-type]
+    one, other = (GrammarCompiler(tokenizer)(grammar) for tokenizer in (make_tokenizer(texts, [EOS]), plain))
+    for num_chars in range(1 + (max_length or 60)):
+        output = ids('"' + num_chars * "A")
+        assert allowed(one, output) == allowed(other, output) != []
+
+
+def test_a_tokenizer_keeps_no_second_copy_of_the_texts() -> None:
+    text = b"this text"
+    num_references = sys.getrefcount(text)
+    tokenizer = make_tokenizer([*TEXTS, text], [EOS])
+    assert sys.getrefcount(text) == num_references and tokenizer.vocab_size == len(TEXTS) + 1
+
+
+@pytest.mark.parametrize("grammar", ["start: other", "start: start", "{"])
+def test_what_cannot_be_compiled_allows_nothing(grammar: str) -> None:
+    assert allowed(compiler()(grammar), []) == []
+
+
+def test_tokens_that_do_not_follow_allow_nothing_after_them() -> None:
+    matcher = compiler()(DIGITS)
+    assert allowed(matcher, ids("A")) == [] and allowed(matcher, ids("A1")) == []
+
+
+def test_equal_grammars_are_compiled_once_and_share_no_state() -> None:
+    compile = compiler()
+    first, second = compile(DIGITS), compile(DIGITS)
+    assert len(compile._compiled) == 1
+    assert allowed(first, ids("123")) == [EOS] and allowed(second, []) == ids("0123456789")
+
+
+def test_the_grammars_used_last_are_kept() -> None:
+    compile = compiler()
+    for number in range(NUM_KEPT + 1):
+        compile(to_lark(Literal("0")))
+        compile(to_lark(Literal(f"!{number}")))
+    assert len(compile._compiled) == NUM_KEPT
+    assert to_lark(Literal("0")) in compile._compiled and to_lark(Literal("!0")) not in compile._compiled
+
+
+def walk(matcher: Matcher, seed: int) -> int:
+    """How many digits come before the limits are reached."""
+    rng, output = random.Random(seed), list[int]()
+    while digits := [token_id for token_id in allowed(matcher, output) if token_id != EOS]:
+        output.append(rng.choice(digits))
+    return len(output)
+
+
+def test_limits_that_others_reached_end_nobodys_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests with equal grammars share a lexer, whose states are limited: here there are 8,000 of them."""
+    monkeypatch.setattr("engine.grammar._LIMITS", LLParserLimits(verbose_errors=False, max_lexer_states=150))
+    grammar, compile = to_lark(Regex("([0-9])*[0-4]([0-9]){12}")), compiler()
+    alone = [walk(compiler()(grammar), seed) for seed in range(4)]
+    assert min(alone) > 100
+    assert [walk(compile(grammar), seed) for seed in range(4)] == alone
+    guessing = compile(grammar)
+    guessing.allowed_tokens([], ids("0123456789" * 30))  # meets the limit
+    assert walk(guessing, 3) == alone[3]
+
+
+@pytest.mark.parametrize(("seconds", "num_tokens"), [(0.02, 13), (0.006, 195), (0.004, 300)])
+def test_a_grammar_that_takes_too_long_in_steps_ends_its_request(seconds: float, num_tokens: int) -> None:
+    """Each mask takes so long. 0.2 s are free, and 5 ms a token."""
+    matcher = compiler()(to_lark(Regex("1*")))
+    slow = Matcher(matcher._matcher, lambda: matcher._matcher, clock=count(0.0, seconds).__next__)
+    output = list[int]()
+    while len(output) < 300 and allowed(slow, output):
+        output += ids("1")
+    assert len(output) == pytest.approx(num_tokens, abs=1)
+
+
+def test_an_ambiguous_grammar_comes_to_its_limits() -> None:
+    assert walk(compiler()("start: e\ne: e e e | e e | /[A-F]/"), seed=1) < 500
+
+
+def test_what_is_compiled_again_for_one_request_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    matcher, num_compiled = compiler()(DIGITS), 0
+
+    def renewed() -> LLMatcher:
+        nonlocal num_compiled
+        num_compiled += 1
+        return broken
+
+    broken = compile_grammar(make_tokenizer(TEXTS, [EOS]), "{")
+    ill = Matcher(matcher._matcher, renewed)
+    assert allowed(ill, ids("A")) == [] and num_compiled == 1  # it was not followed
+    for _ in range(2 * MAX_RENEWALS):
+        assert allowed(ill, ids("A")) == []
+    assert num_compiled == MAX_RENEWALS
+    assert allowed(Matcher(broken, renewed), []) == [] and num_compiled == MAX_RENEWALS
