@@ -28,16 +28,16 @@ _POSITION = re.compile(r"^(?:at )?\d+\(\d+\): |failed to compile JSON schema: ")
 
 def main() -> None:
     tokenizer = byte_tokenizer()
-    limit = _address_space() + MAX_MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    limit = _data_bytes() + MAX_MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     print("null", flush=True)
     for line in sys.stdin:
         print(json.dumps(find_fault(tokenizer, json.loads(line))), flush=True)
 
 
-def _address_space() -> int:
-    """Bytes that the process has now."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+def _data_bytes() -> int:
+    """What the process could write to now, without what is only reserved: allocators reserve more or less by chance."""
+    return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
 
 
 def byte_tokenizer() -> LLTokenizer:

@@ -62,7 +62,7 @@ HARMFUL: dict[str, tuple[str | dict[str, Any], str]] = {
     "combinations": (crossed(20), "too large"),
     "divisors": ({"type": "integer", "multipleOf": 99_999_999}, "too complex"),
     "many divisors": (
-        {"properties": {f"p{i}": {"multipleOf": 17_011 + 2 * i, "type": "integer"} for i in range(22)}},
+        {"properties": {f"p{i}": {"multipleOf": 17_011 + 2 * i, "type": "integer"} for i in range(40)}},
         "too complex",
     ),
     "ambiguity": ('start: e{1,500}\ne: "a"? "a"? "a"?', "too complex to be followed"),
