@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from statistics import median
@@ -35,14 +36,14 @@ def median_ms(work: Callable[[], object]) -> float:
     return median(times) * 1e3
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chat", description=__doc__)
     parser.add_argument("--tokens", type=int, default=1000, help="length of the conversation (default: 1000)")
     parser.add_argument("--model", default=str(EMBEDDED_MODEL_DIR), help="checkpoint (default: the embedded model)")
-    arguments = parser.parse_args()
-    tokenizer = Tokenizer.from_pretrained(arguments.model)
+    options = parser.parse_args(arguments)
+    tokenizer = Tokenizer.from_pretrained(options.model)
     renderer = ChatRenderer(tokenizer, None, trusts_requests=False)
-    messages = conversation(tokenizer, arguments.tokens)
+    messages = conversation(tokenizer, options.tokens)
     request = ChatRequest.model_validate({"messages": messages})
     text = renderer.render(request)
     bodies = {"chat": json.dumps({"messages": messages}), "completion": json.dumps({"prompt": text})}
@@ -57,7 +58,8 @@ def main() -> None:
     for step, cost_ms in costs.items():
         table.add_row(step, f"{cost_ms:.3f}")
     Console().print(table)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -61,7 +61,7 @@ def mask_seconds(compiler: GrammarCompiler, grammar: str, vocab_size: int, rows:
     for _ in range(steps):
         logits = torch.zeros(rows, vocab_size)
         start = time.perf_counter()
-        masks = [matcher.allowed_tokens(output) for matcher, output in zip(matchers, outputs, strict=True)]
+        masks = [matcher.allowed_tokens(output)[0] for matcher, output in zip(matchers, outputs, strict=True)]
         forbid_tokens(logits, [_row(mask) for mask in masks])
         yield time.perf_counter() - start
         for index, mask in enumerate(masks):
@@ -76,7 +76,7 @@ def _again(compiler: GrammarCompiler, grammar: str) -> tuple[Matcher, list[int]]
 
 
 def _row(mask: bytes) -> ScheduledRequest:
-    return ScheduledRequest("", (), 0, (), SamplingParams(), (), (), True, mask)
+    return ScheduledRequest("", (), 0, (), SamplingParams(), (), (), True, (mask,))
 
 
 def _random_bit(mask: bytes, rng: np.random.Generator) -> int:

@@ -149,17 +149,18 @@ def generated_tokens(server: Server) -> float:
     raise RuntimeError("twostep_generation_tokens_total is not exported")
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
     parser.add_argument("--model", help="checkpoint directory (default: the embedded model)")
     parser.add_argument("--concurrency", type=int, default=32, help="streams at once (default: 32)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     rows = measure([options.model] if options.model else [], options.concurrency)
     table = Table("what", "measured", "target", title="What twostep itself costs")
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
