@@ -21,9 +21,10 @@ import engine
 from engine.batch import ScheduledRequest
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.grammar import GrammarCompiler, Matcher, make_tokenizer
+from engine.grammar import GrammarCompiler, make_tokenizer
 from engine.grammar_source import JSON_OBJECT, JsonSchema, to_lark
 from engine.logits import forbid_tokens
+from engine.matcher import Matcher
 from engine.messages import AddRequest
 from engine.sampling_params import SamplingParams
 

@@ -24,6 +24,15 @@ class Draft(NamedTuple):
 NO_DRAFT = Draft((), 0.0)
 
 
+def learnt(chance: float, guess: Sequence[int], said: Sequence[int]) -> float:
+    """The chance of tokens to be right, after what was said told it of this guess: of all up to its first error."""
+    for guessed, token_id in zip(guess, said, strict=False):
+        chance += _LEARNING * ((guessed == token_id) - chance)
+        if guessed != token_id:
+            break
+    return chance
+
+
 class Drafter(Protocol):
     """One request's own, and gone with it."""
 
@@ -56,10 +65,7 @@ class PromptLookup:
         """Take the new tokens in, and learn what the last guess was worth, as far as they tell: to its first error."""
         num_old = len(self._text) // _TOKEN_BYTES
         new = [*prompt[num_old:], *output[max(0, num_old - len(prompt)) :]]
-        for guessed, said in zip(self._guess, new, strict=False):
-            self._chances[self._match_length] += _LEARNING * ((guessed == said) - self._chances[self._match_length])
-            if guessed != said:
-                break
+        self._chances[self._match_length] = learnt(self._chances[self._match_length], self._guess, new)
         self._text += array(_TOKEN_TYPE, new).tobytes()
 
     def _look_up(self, max_tokens: int) -> list[int]:

@@ -14,6 +14,7 @@ from engine.config import EngineConfig, EngineInfo
 from engine.draft_rows import shortened
 from engine.drafter import Drafter, NoDrafts, PromptLookup
 from engine.errors import InvalidParameterError
+from engine.forced_text import ForcedText
 from engine.grammar import Grammars, NoGrammars, load_grammars
 from engine.messages import AddRequest, RequestState, RequestUpdate, StepUpdate
 from engine.prefill_budget import PrefillPace
@@ -69,7 +70,7 @@ class Engine:
         self._tracer = tracer or NullTracer()
         self._marker = marker or NullMarker()
         self._clock = clock
-        self._new_drafter = new_drafter if config.num_speculative_tokens else NoDrafts
+        self._new_drafter = new_drafter if config.num_speculative_tokens else None
         self._grammars = NoGrammars() if grammars is None else grammars
         cache: BlockCache = PrefixCache(config.block_size) if config.enable_prefix_caching else NullPrefixCache()
         self._pool = BlockPool(info.num_blocks, cache)
@@ -126,17 +127,23 @@ class Engine:
             cache_salt=message.cache_salt,
             output_token_ids=message.output_token_ids,
             is_announced=bool(message.output_token_ids),
-            drafter=self._drafter_for(message),
         )
         if request.params.grammar is None:
-            self._scheduler.add(request)
+            self._admit(request)
         else:
             self._grammars.add(request)
 
-    def _drafter_for(self, message: AddRequest) -> Drafter:
+    def _admit(self, request: Request) -> None:
+        request.drafter = self._drafter_for(request)
+        self._scheduler.add(request)
+
+    def _drafter_for(self, request: Request) -> Drafter:
         """None that guesses for a request that another engine process began: if a guess brought that down, it does not
         happen again."""
-        return NoDrafts() if message.output_token_ids else self._new_drafter()
+        if self._new_drafter is None or request.output_token_ids:
+            return NoDrafts()
+        drafter = self._new_drafter()
+        return ForcedText(request.constraint.forced_tokens, drafter) if request.constraint else drafter
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests without further news; unknown ids are ignored."""
@@ -165,7 +172,7 @@ class Engine:
 
     def _admit_compiled(self) -> None:
         for request in self._grammars.take_ready(0.0 if self._scheduler.has_unfinished else _MAX_WAIT_S):
-            self._scheduler.add(request)
+            self._admit(request)
 
     def _run(self, batch: Batch) -> _Ran:
         started_s = self._clock()

@@ -15,9 +15,8 @@ it while it loads, not when the first grammar arrives.
 
 import logging
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Protocol
@@ -26,16 +25,13 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.config import EngineConfig, EngineInfo
 from engine.errors import ModelError, RequestError
+from engine.matcher import Matcher
 from engine.request import Constraint, Request
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 NUM_KEPT = 16  # compiled grammars that are kept for the next request with the same one
-# Of CPU time in the engine's steps, where all others wait. What is not ambiguous takes less than a tenth of it, mostly
-# less than a hundredth.
-MAX_SPENT_S, MAX_SPENT_PER_TOKEN_S = 0.2, 0.005
-MAX_RENEWALS = 32  # of one request's matcher: its step waits while the grammar is compiled again
 
 # Forcing would ask the tokenizer, in Python, how it writes what must come; any spelling will do.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
@@ -45,61 +41,6 @@ _STACK_BYTES = 16 << 20  # the compiler recurses; more than what grammars are tr
 _SLICES = [r'[^"\\\x00-\x1F\x7F]{1,10}', r'[^"\\\x00-\x1F\x7F]{1,30}']
 # A state takes 1-2 KB. Expressions with 150,000 tokens need more than 5,000 items for a mask.
 _LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=20_000, step_max_items=10_000)
-
-
-class Matcher:
-    """The state of one request's grammar: a function of the tokens generated, asked for with all of them each time."""
-
-    def __init__(
-        self, matcher: LLMatcher, renewed: Callable[[], LLMatcher], clock: Callable[[], float] = time.thread_time
-    ) -> None:
-        """`renewed` gives one in the same first state that shares nothing. The clock counts what work takes."""
-        self._matcher = matcher
-        self._renewed = renewed
-        self._clock = clock
-        self._spent_s = 0.0
-        self._num_renewals_left = 0 if matcher.is_error() else MAX_RENEWALS
-        self._num_consumed = 0
-
-    def allowed_tokens(self, output_token_ids: Sequence[int], draft: Sequence[int] = ()) -> tuple[bytes, ...]:
-        """No bit is set when the grammar's limits are reached, or it was not followed.
-
-        EOS is allowed where the text may end; when it must, nothing else is.
-        """
-        started_s = self._clock()
-        masks = self._masks(output_token_ids, draft)
-        self._spent_s += self._clock() - started_s
-        is_too_dear = self._spent_s > MAX_SPENT_S + MAX_SPENT_PER_TOKEN_S * len(output_token_ids)
-        return (bytes(len(masks[0])),) if is_too_dear else masks
-
-    def _masks(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> tuple[bytes, ...]:
-        mask = self._mask_after(output_token_ids)
-        if self._matcher.is_error() and self._num_renewals_left:
-            # The limits count what all that share the lexer looked at, guesses too. An end must not depend on that.
-            self._num_renewals_left -= 1
-            self._matcher, self._num_consumed = self._renewed(), 0
-            mask = self._mask_after(output_token_ids)
-        return (mask, *self._masks_after(draft))
-
-    def _mask_after(self, output_token_ids: Sequence[int]) -> bytes:
-        # Token by token: limits count work per call, too, and an end must not depend on how often one was resumed.
-        for token_id in output_token_ids[self._num_consumed :]:
-            self._matcher.consume_token(token_id)
-        self._num_consumed = len(output_token_ids)
-        return _mask(self._matcher)
-
-    def _masks_after(self, draft: Sequence[int]) -> Iterator[bytes]:
-        """On a copy: a guess that meets a limit must not be the request's end."""
-        scout = self._matcher.deep_copy() if draft else self._matcher
-        for token_id in draft:
-            if not scout.try_consume_tokens([token_id]):
-                break
-            yield _mask(scout)
-
-
-def _mask(matcher: LLMatcher) -> bytes:
-    bits = matcher.compute_bitmask()
-    return bytes(len(bits)) if matcher.is_error() else bits  # in an error it would allow EOS
 
 
 class GrammarCompiler:
@@ -115,7 +56,10 @@ class GrammarCompiler:
         self._compiled[grammar] = compiled
         if len(self._compiled) > NUM_KEPT:
             self._compiled.popitem(last=False)
-        return Matcher(compiled.deep_copy(), partial(self._renewed, grammar))
+        return Matcher(compiled.deep_copy(), partial(self._renewed, grammar), self._text_of)
+
+    def _text_of(self, token_id: int) -> bytes:
+        return b"" if token_id in self._tokenizer.eos_tokens else self._tokenizer.decode_bytes([token_id])
 
     def _renewed(self, grammar: str) -> LLMatcher:
         """Copies share a lexer, which is at its limit: the next requests begin with another, too. For any thread."""

@@ -31,6 +31,9 @@ class Constraint(Protocol):
         """After the output, then after each token of its `draft` up to the first that may not come: one bit per token
         id, lowest bit first."""
 
+    def forced_tokens(self, output_token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
+        """The likeliest way to spell the text that must come next."""
+
 
 @dataclass(slots=True, eq=False)
 class Request:

@@ -96,7 +96,7 @@ class Settings(BaseSettings):
     num_speculative_tokens: int = setting(
         "Engine",
         8,
-        "Tokens a request may guess ahead, from what it said before; 0: none. Answers stay the same.",
+        "Tokens a request may guess ahead, from its text and its grammar; 0: none. Answers stay the same.",
         ge=0,
         le=MAX_SPECULATIVE_TOKENS,
     )

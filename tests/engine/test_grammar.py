@@ -19,13 +19,9 @@ from engine.config import EngineConfig, EngineInfo
 from engine.drafter import Drafter, PromptLookup
 from engine.engine import Engine
 from engine.errors import InvalidParameterError, RequestError
-from engine.grammar import (
-    GrammarQueue,
-    Matcher,
-    NoGrammars,
-    load_grammars,
-)
+from engine.grammar import GrammarCompiler, GrammarQueue, NoGrammars, load_grammars, make_tokenizer
 from engine.grammar_source import JsonSchema, Literal, Regex, Repeat, to_lark
+from engine.matcher import Matcher
 from engine.messages import RequestUpdate
 from engine.request import Constraint, FinishReason
 from engine.sampling_params import SamplingParams
@@ -146,6 +142,22 @@ def test_guesses_that_a_grammar_forbids_are_not_tried(max_length: int) -> None:
     assert guessing._speculation.num_drafts == sum(request.num_drafts for request in tried)
 
 
+@pytest.mark.parametrize("longest", ["", "123", "312"])
+def test_text_that_must_come_is_guessed_and_saves_steps(longest: str) -> None:
+    """Also where its tokens are others than those that were guessed."""
+    tokens = [*TEXTS[:-1], longest.encode()]
+    compile = GrammarCompiler(make_tokenizer(tokens, [EOS]))
+    grammar, said, steps = to_lark(Literal("123123123123")), [], []
+    for num_guesses in (0, 4):
+        engine = engine_with(compile, clock=lambda: 0.0, num_speculative_tokens=num_guesses)
+        add_with(engine, "a", grammar)
+        said.append(tokens_of(run_to_end(engine)["a"]))
+        steps.append(len(batches(engine)))
+        engine.close()
+    assert said[0] == said[1] and b"".join(tokens[token_id] for token_id in said[0]) == b"123123123123"
+    assert steps[1] < steps[0] / 2
+
+
 class Marks:
     """What was marked last."""
 
@@ -157,15 +169,20 @@ class Marks:
 
 
 class MarkedConstraint:
-    """Tells what was marked when its mask was asked for."""
+    """Tells what was marked when its mask was asked for, and what must come."""
 
     def __init__(self, marks: Marks) -> None:
         self.marks = marks
         self.seen: list[str] = []
+        self.seen_before: list[list[str]] = []
 
     def allowed_tokens(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> tuple[bytes, ...]:
         self.seen = self.marks.ids
         return (b"\xff" * 64,)
+
+    def forced_tokens(self, output_token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
+        self.seen_before.append(self.marks.ids)
+        return ()
 
 
 def test_whatever_a_grammar_may_do_to_the_engine_it_is_marked_before() -> None:
@@ -179,6 +196,21 @@ def test_whatever_a_grammar_may_do_to_the_engine_it_is_marked_before() -> None:
     engine.step()
     assert marks.ids == ["a", "compiling"]
     gate.is_open.set()
+    engine.close()
+
+
+def test_it_is_marked_too_when_it_is_asked_for_guesses() -> None:
+    """They are asked for before the step is marked: the one before computed the same requests."""
+    marks = Marks()
+    made = {name: MarkedConstraint(marks) for name in "abc"}
+    engine = engine_with(made.__getitem__, marker=marks, clock=lambda: 0.0)
+    for name in made:
+        add_with(engine, name, name, prompt=[1] * 9, max_tokens=9)
+        for _ in range(4):
+            engine.step()
+    run_to_end(engine)
+    for name, constraint in made.items():
+        assert constraint.seen_before and all(name in seen for seen in constraint.seen_before)
     engine.close()
 
 

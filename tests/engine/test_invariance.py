@@ -79,11 +79,17 @@ def after_a_prefix_hit(model: LoadedModel, params: dict[str, Any]) -> Any:
     return answer(updates)
 
 
+def first_updates(engine: Engine) -> list[RequestUpdate]:
+    """Its grammar may still be compiling."""
+    while not (updates := list(engine.step().updates)):
+        pass
+    return updates
+
+
 def after_preemption(model: LoadedModel, params: dict[str, Any]) -> Any:
     engine = tiny_engine(model, num_blocks=22, block_size=4, enable_prefix_caching=False)
     add_mine(engine, params)
-    while not (updates := list(engine.step().updates)):  # its grammar may still be compiling
-        pass
+    updates = first_updates(engine)
     add(engine, "first", prompt(5, 37), max_tokens=50, priority=-1)
     updates += run_to_end(engine)["mine"]
     assert updates[-1].num_preemptions > 0
@@ -97,8 +103,9 @@ def speculating(model: LoadedModel, params: dict[str, Any], mine: list[int]) -> 
     new_drafter = iter([prophet, PromptLookup()]).__next__
     engine = tiny_engine(model, num_speculative_tokens=4, new_drafter=new_drafter, clock=lambda: 0.0)
     add_mine(engine, params)
+    updates = first_updates(engine)
     add(engine, "other", prompt(3, 9) * 4, max_tokens=30)
-    updates = run_to_end(engine)["mine"]
+    updates += run_to_end(engine)["mine"]
     assert any(len(update.token_ids) > 1 for update in updates)
     return answer(updates)
 

@@ -8,16 +8,15 @@ import pytest
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.grammar import (
-    MAX_RENEWALS,
     NUM_KEPT,
     GrammarCompiler,
-    Matcher,
     _Vocabulary,
     compile_grammar,
     make_tokenizer,
 )
 from engine.grammar_source import JsonSchema, Literal, Regex, choice, to_lark
-from tests.engine.matchers import DIGITS, EOS, TEXTS, allowed, compiler, ids, tokens_in
+from engine.matcher import MAX_RENEWALS, Matcher
+from tests.engine.matchers import DIGITS, EOS, TEXTS, allowed, compiler, ids, text_of, tokens_in
 
 
 def test_eos_is_allowed_exactly_where_the_text_may_end() -> None:
@@ -57,6 +56,43 @@ def test_masks_after_a_draft_are_those_of_tokens_that_were_said() -> None:
         said = [allowed(compile(grammar), text[:end]) for end in range(length, len(text) + 1)]
         assert [tokens_in(mask) for mask in masks] == said
         assert allowed(matcher, text[:length]) == said[0]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "output", "forced"),
+    [
+        (Literal("(123)"), "", "(123)"),
+        (Literal("(123)"), "(1", "23)"),
+        (Literal("(123)"), "(123)", ""),  # may end, and must
+        (Regex("11?"), "", "1"),  # then it may end
+        (Regex("[12]3"), "", ""),
+        (Regex("[12]3"), "1", "3"),
+        (choice(["123A", "123B"]), "", "123"),
+        (Literal("0" * 40), "", "0" * 20),
+        (Literal("1"), "A", ""),  # was not followed
+    ],
+)
+def test_what_must_come_is_known_up_to_the_first_choice(grammar: Literal | Regex, output: str, forced: str) -> None:
+    matcher = compiler()(to_lark(grammar))
+    before = allowed(compiler()(to_lark(grammar)), ids(output))
+    assert text_of(matcher.forced_tokens(ids(output), 20)) == forced
+    assert text_of(matcher.forced_tokens(ids(output), 2)) == forced[:2]
+    assert allowed(matcher, ids(output)) == before
+
+
+@pytest.mark.parametrize(
+    ("texts", "spelt"),
+    [
+        ((b"a", b"b", b"ab"), (b"ab", b"ab")),
+        ((b"a", b"b", b"aba", b"abx"), (b"aba", b"b")),  # another text's token is none
+        ((b"a", b"b", b"abab1", b"abab2"), (b"a", b"b", b"a", b"b")),  # a token that goes on does not choose
+        ((b"a", b"b", b"ba", *(b"abab%d" % i for i in range(40))), ()),  # too many to look at
+    ],
+)
+def test_of_several_spellings_the_longest_is_taken(texts: tuple[bytes, ...], spelt: tuple[bytes, ...]) -> None:
+    tokens = [b"", *texts, *(bytes([digit]) for digit in b"0123456789")]
+    matcher = GrammarCompiler(make_tokenizer(tokens, [EOS]))(to_lark(Regex("abab[0-9]+")))
+    assert tuple(tokens[token_id] for token_id in matcher.forced_tokens([], 9)) == spelt
 
 
 @pytest.mark.parametrize("draft", ["A", "A1", "2A1", "23A"])
@@ -119,6 +155,10 @@ def test_the_grammars_used_last_are_kept() -> None:
     assert to_lark(Literal("0")) in compile._compiled and to_lark(Literal("!0")) not in compile._compiled
 
 
+def text(token_id: int) -> bytes:
+    return TEXTS[token_id]
+
+
 def walk(matcher: Matcher, seed: int) -> int:
     """How many digits come before the limits are reached."""
     rng, output = random.Random(seed), list[int]()
@@ -143,7 +183,7 @@ def test_limits_that_others_reached_end_nobodys_text(monkeypatch: pytest.MonkeyP
 def test_a_grammar_that_takes_too_long_in_steps_ends_its_request(seconds: float, num_tokens: int) -> None:
     """Each mask takes so long. 0.2 s are free, and 5 ms a token."""
     matcher = compiler()(to_lark(Regex("1*")))
-    slow = Matcher(matcher._matcher, lambda: matcher._matcher, clock=count(0.0, seconds).__next__)
+    slow = Matcher(matcher._matcher, lambda: matcher._matcher, text, clock=count(0.0, seconds).__next__)
     output = list[int]()
     while len(output) < 300 and allowed(slow, output):
         output += ids("1")
@@ -163,9 +203,9 @@ def test_what_is_compiled_again_for_one_request_is_bounded(monkeypatch: pytest.M
         return broken
 
     broken = compile_grammar(make_tokenizer(TEXTS, [EOS]), "{")
-    ill = Matcher(matcher._matcher, renewed)
+    ill = Matcher(matcher._matcher, renewed, text)
     assert allowed(ill, ids("A")) == [] and num_compiled == 1  # it was not followed
     for _ in range(2 * MAX_RENEWALS):
         assert allowed(ill, ids("A")) == []
     assert num_compiled == MAX_RENEWALS
-    assert allowed(Matcher(broken, renewed), []) == [] and num_compiled == MAX_RENEWALS
+    assert allowed(Matcher(broken, renewed, text), []) == [] and num_compiled == MAX_RENEWALS

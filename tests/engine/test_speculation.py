@@ -11,7 +11,7 @@ from engine.batch import Batch, Phase, StepOutput
 from engine.config import EngineConfig
 from engine.drafter import Draft, NoDrafts, PromptLookup
 from engine.engine import Engine
-from engine.messages import AddRequest
+from engine.forced_text import ForcedText
 from engine.request import FinishReason, Request
 from engine.sampling_params import SamplingParams
 from engine.speculation import Speculation
@@ -27,6 +27,7 @@ from tests.engine.fakes import (
     run_to_end,
     tokens_of,
 )
+from tests.engine.matchers import DIGITS, compiler
 from tests.engine.prophets import prophets, scheduled
 
 
@@ -156,16 +157,15 @@ def test_guesses_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "guesses"),
-    [({}, True), ({"output_token_ids": [1]}, False)],
-    ids=["others", "begun by another engine"],
+    ("fields", "expected"),
+    [({}, PromptLookup), ({"constraint": compiler()(DIGITS)}, ForcedText), ({"output_token_ids": [1]}, NoDrafts)],
+    ids=["others", "with a grammar", "begun by another engine"],
 )
-def test_who_guesses(fields: dict[str, Any], guesses: bool) -> None:
-    message = {"request_id": "a", "prompt_token_ids": [1], "params": SamplingParams(), "arrival_s": 0.0, **fields}
+def test_who_guesses(fields: dict[str, Any], expected: type) -> None:
+    request = Request("a", [1], SamplingParams(), 0.0, **fields)
     for max_tokens in (0, 3):
-        engine = fake_engine(num_speculative_tokens=max_tokens)
-        drafter = engine._drafter_for(AddRequest(**message))
-        assert isinstance(drafter, PromptLookup if guesses and max_tokens else NoDrafts)
+        drafter = fake_engine(num_speculative_tokens=max_tokens)._drafter_for(request)
+        assert isinstance(drafter, expected if max_tokens else NoDrafts)
 
 
 class Sure:

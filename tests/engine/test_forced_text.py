@@ -1,0 +1,55 @@
+"""Which of two guesses is tried: of what must come, or of what came before."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from engine.drafter import Draft
+from engine.forced_text import ForcedText
+
+
+class Other:
+    """Guesses the same all the time, and remembers how often."""
+
+    def __init__(self, *token_ids: int, chance: float = 0.8) -> None:
+        self.guess = Draft(token_ids, chance)
+        self.num_asked = 0
+
+    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
+        self.num_asked += 1
+        return Draft(self.guess.token_ids[:max_tokens], self.guess.chance)
+
+
+def forced(output: Sequence[int], max_tokens: int) -> Sequence[int]:
+    """After each ten, three tokens are certain."""
+    return [11, 12, 13][len(output) % 10 :][:max_tokens]
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (Other(), [11, 12, 13]),
+        (Other(1, 2), [11, 12, 13]),
+        (Other(1, 2, 3, 4, 5), [1, 2, 3, 4, 5]),
+        (Other(1, 2, 3, 4, 5, chance=0.5), [11, 12, 13]),
+        (Other(1, 2, chance=1.0), [1, 2]),
+    ],
+)
+def test_the_guess_that_promises_more_tokens_is_tried(other: Other, expected: list[int]) -> None:
+    drafter = ForcedText(forced, other)
+    assert list(drafter.draft([], [], 8).token_ids) == expected
+    assert list(drafter.draft([], [0] * 5, 8).token_ids) == list(other.guess.token_ids)
+    assert other.num_asked == 2  # it learns from every token
+
+
+def test_no_more_than_may_come() -> None:
+    assert list(ForcedText(forced, Other()).draft([], [], 2).token_ids) == [11, 12]
+
+
+def test_how_often_it_is_right_is_learnt_up_to_the_first_error() -> None:
+    drafter = ForcedText(forced, Other())
+    first = drafter.draft([], [], 8).chance
+    right = drafter.draft([], [11, 12, *[0] * 8], 8).chance  # one error
+    assert right == pytest.approx((first + 2 * 0.15 * (1 - first)) * 0.85, abs=0.02)
+    assert drafter.draft([], [11, 12, *[0] * 8, 1, *[0] * 9], 8).chance == pytest.approx(0.85 * right)
+    assert drafter.draft([], [*[0] * 20, 11, 12, 13, *[0] * 7], 8).chance > right * 0.85
