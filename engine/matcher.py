@@ -91,12 +91,13 @@ class Matcher:
         scout = self._matcher if forced is None else self._matcher.deep_copy()
         while forced is not None:
             yield forced
-            forced = self._forced_in(_mask(scout)) if scout.try_consume_tokens([forced]) else None
+            scout.consume_token(forced)
+            forced = self._forced_in(_mask(scout))
 
     def _forced_in(self, mask: bytes) -> int | None:
         """The longest token that all others begin, or go on from."""
         bits = int.from_bytes(mask, "little")
-        if not 0 < bits.bit_count() <= _MAX_SPELLINGS:
+        if bits.bit_count() > _MAX_SPELLINGS:
             return None
         tokens = {self._text_of(token_id): token_id for token_id in _set_bits(bits)}
         if b"" in tokens:  # the text may end

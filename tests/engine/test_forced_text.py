@@ -46,6 +46,23 @@ def test_no_more_than_may_come() -> None:
     assert list(ForcedText(forced, Other()).draft([], [], 2).token_ids) == [11, 12]
 
 
+@pytest.mark.parametrize(("num_wrong", "num_looked_for"), [(0, 10), (2, 4), (5, 2), (20, 1)])
+def test_no_more_is_looked_for_than_is_likely(num_wrong: int, num_looked_for: int) -> None:
+    """Of 0.8, 0.58, 0.35 and 0.03, the last power above 0.1. One at least: without, nothing is learnt."""
+    looked_for = []
+
+    def forced(output: Sequence[int], max_tokens: int) -> Sequence[int]:
+        looked_for.append(max_tokens)
+        return [1][:max_tokens]
+
+    drafter = ForcedText(forced, Other())
+    for length in range(num_wrong):
+        drafter.draft([], [0] * length, 64)
+    drafter.draft([], [0] * num_wrong, 64)
+    assert looked_for[-1] == num_looked_for
+    assert list(drafter.draft([], [0] * num_wrong, 0).token_ids) == [] and looked_for[-1] == 0
+
+
 def test_how_often_it_is_right_is_learnt_up_to_the_first_error() -> None:
     drafter = ForcedText(forced, Other())
     first = drafter.draft([], [], 8).chance

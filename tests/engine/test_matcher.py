@@ -16,7 +16,7 @@ from engine.grammar import (
 )
 from engine.grammar_source import JsonSchema, Literal, Regex, choice, to_lark
 from engine.matcher import MAX_RENEWALS, Matcher
-from tests.engine.matchers import DIGITS, EOS, TEXTS, allowed, compiler, ids, text_of, tokens_in
+from tests.engine.matchers import DIGITS, EOS, TEXTS, allowed, compiler, ids, tokens_in
 
 
 def test_eos_is_allowed_exactly_where_the_text_may_end() -> None:
@@ -75,8 +75,8 @@ def test_masks_after_a_draft_are_those_of_tokens_that_were_said() -> None:
 def test_what_must_come_is_known_up_to_the_first_choice(grammar: Literal | Regex, output: str, forced: str) -> None:
     matcher = compiler()(to_lark(grammar))
     before = allowed(compiler()(to_lark(grammar)), ids(output))
-    assert text_of(matcher.forced_tokens(ids(output), 20)) == forced
-    assert text_of(matcher.forced_tokens(ids(output), 2)) == forced[:2]
+    assert matcher.forced_tokens(ids(output), 20) == ids(forced)
+    assert matcher.forced_tokens(ids(output), 2) == ids(forced[:2])
     assert allowed(matcher, ids(output)) == before
 
 
@@ -188,6 +188,14 @@ def test_a_grammar_that_takes_too_long_in_steps_ends_its_request(seconds: float,
     while len(output) < 300 and allowed(slow, output):
         output += ids("1")
     assert len(output) == pytest.approx(num_tokens, abs=1)
+
+
+def test_what_guesses_take_counts_too() -> None:
+    matcher = compiler()(DIGITS)
+    slow = Matcher(matcher._matcher, lambda: matcher._matcher, text, clock=count(0.0, 0.15).__next__)
+    assert allowed(slow, []) == ids("0123456789")
+    slow.forced_tokens([], 1)
+    assert allowed(slow, []) == []
 
 
 def test_an_ambiguous_grammar_comes_to_its_limits() -> None:
