@@ -192,7 +192,7 @@ def test_a_grammar_that_takes_too_long_in_steps_ends_its_request(seconds: float,
 
 def test_what_guesses_take_counts_too() -> None:
     matcher = compiler()(DIGITS)
-    slow = Matcher(matcher._matcher, lambda: matcher._matcher, text, clock=count(0.0, 0.15).__next__)
+    slow = Matcher(matcher._matcher, lambda: matcher._matcher, text, clock=count(0.0, 0.08).__next__)
     assert allowed(slow, []) == ids("0123456789")
     slow.forced_tokens([], 1)
     assert allowed(slow, []) == []
