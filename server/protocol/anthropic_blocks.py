@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, refuse_part
+from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, bounded_parts, refuse_part
 from server.protocol.tags import by_type, text_or
 from server.protocol.wire import Text, WireModel
 
@@ -99,4 +99,4 @@ Turn = Annotated[
     | Annotated[SkipJsonSchema[_UnknownTurn], Tag("<unknown>")],
     Discriminator(_role),
 ]
-Turns = Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+Turns = Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True), bounded_parts]

@@ -1,9 +1,11 @@
 """The messages of a conversation, by role. Errors name the place: `messages.0.content.1`."""
 
 import json
+from collections.abc import Iterable
+from itertools import chain
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
@@ -12,7 +14,9 @@ from server.protocol.wire import Text, WireModel
 
 MAX_MESSAGES = 2**14
 MAX_PARTS = 1024
+MAX_PARTS_TOGETHER = 2**14
 MAX_TOOL_CALLS = 128
+_DEPTH = 2  # parts of Anthropic's tool results have parts
 
 
 class TextPart(WireModel):
@@ -143,4 +147,22 @@ Message = Annotated[
     | Annotated[SkipJsonSchema[_UnknownMessage], Tag("<unknown>")],
     Discriminator(_role_tag),
 ]
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+def _check_parts(messages: Any) -> Any:
+    """Before any of them is looked at, which holds up the event loop: parts, parts of these, and tool calls."""
+    entries: Iterable[Any] = messages if isinstance(messages, list) and len(messages) <= MAX_MESSAGES else ()
+    num_parts = 0
+    for _ in range(_DEPTH):
+        dicts = [entry for entry in entries if isinstance(entry, dict)]
+        lists = [value for entry in dicts for value in entry.values() if isinstance(value, list)]
+        num_parts += sum(map(len, lists))
+        if num_parts > MAX_PARTS_TOGETHER:
+            message = "Must not have more than {limit} parts and tool calls together"
+            raise PydanticCustomError("too_long", message, {"limit": MAX_PARTS_TOGETHER})
+        entries = chain.from_iterable(lists)
+    return messages
+
+
+bounded_parts = BeforeValidator(_check_parts)
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True), bounded_parts]

@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, FunctionCall, RefusalPart, refuse_part
+from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, FunctionCall, RefusalPart, bounded_parts, refuse_part
 from server.protocol.tags import text_or, type_of
 from server.protocol.wire import Text, WireModel
 
@@ -105,7 +105,7 @@ InputItem = Annotated[
     | Annotated[SkipJsonSchema[_UnsupportedItem], Tag("<other>")],
     Discriminator(_item_tag),
 ]
-InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True), bounded_parts]
 
 
 Input = Annotated[Annotated[Text, Tag("<text>")] | Annotated[InputItems, Tag("<items>")], text_or("<items>")]

@@ -63,6 +63,42 @@ def test_what_is_sent_along_with_all_sequences_is_bounded(
     assert (refused.status_code, error_of(refused)["param"]) == (400, "n" if "n" in sequences(1) else "prompt")
 
 
+TEXT = {"type": "text", "text": "Hi"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+RESULT = {"type": "tool_result", "tool_use_id": "1"}
+
+
+def parts(count: int, kind: str = "text") -> list[dict[str, Any]]:
+    """In messages of four."""
+    return [
+        {"role": "user", "content": [{**TEXT, "type": kind}] * min(4, count - begun)} for begun in range(0, count, 4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "messages"),
+    [
+        ("chat/completions", parts),
+        ("chat/completions", lambda count: [{"role": "assistant", "tool_calls": [CALL] * (count - 1)}, *parts(1)]),
+        ("responses", lambda count: parts(count, "input_text")),
+        ("messages", parts),
+        ("messages", lambda count: [{"role": "user", "content": [{**RESULT, "content": [TEXT] * (count - 1)}]}]),
+        ("messages/count_tokens", parts),
+    ],
+)
+def test_parts_of_all_messages_are_counted_before_they_are_read(
+    server: LiveServer, path: str, messages: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.protocol.messages.MAX_PARTS_TOGETHER", 32)
+    param, limit = ("input", "max_output_tokens") if path == "responses" else ("messages", "max_tokens")
+    taken, refused = (
+        server.post_json(f"/v1/{path}", {"model": "fake", param: messages(count), limit: 1}) for count in (32, 33)
+    )
+    assert taken.status_code == 200, taken.text
+    message = f"{param}: Must not have more than 32 parts and tool calls together."
+    assert refused.status_code == 400 and refused.json()["error"]["message"] == message
+
+
 def test_logit_biases_are_counted_before_they_are_read(server: LiveServer) -> None:
     refused = server.complete("Hi", logit_bias={f"no id {each}": "no number" for each in range(1025)})
     message = error_of(refused)["message"]
