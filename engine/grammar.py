@@ -25,6 +25,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.config import EngineConfig, EngineInfo
 from engine.errors import ModelError, RequestError
+from engine.foresight import Alphabet
 from engine.matcher import Matcher
 from engine.request import Constraint, Request
 from engine.tokenizer import Tokenizer
@@ -48,6 +49,7 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self._tokenizer = tokenizer
+        self._alphabet = Alphabet.of(tokenizer)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # least recently used first
 
     def __call__(self, grammar: str) -> Matcher:
@@ -56,10 +58,7 @@ class GrammarCompiler:
         self._compiled[grammar] = compiled
         if len(self._compiled) > NUM_KEPT:
             self._compiled.popitem(last=False)
-        return Matcher(compiled.deep_copy(), partial(self._renewed, grammar), self._text_of)
-
-    def _text_of(self, token_id: int) -> bytes:
-        return b"" if token_id in self._tokenizer.eos_tokens else self._tokenizer.decode_bytes([token_id])
+        return Matcher(compiled.deep_copy(), partial(self._renewed, grammar), self._alphabet)
 
     def _renewed(self, grammar: str) -> LLMatcher:
         """Copies share a lexer, which is at its limit: the next requests begin with another, too. For any thread."""

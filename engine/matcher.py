@@ -3,15 +3,15 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 
 from llguidance import LLMatcher
+
+from engine.foresight import Alphabet, Foresight
 
 # Of CPU time in the engine's steps, where all others wait. What is not ambiguous takes less than a tenth of it, mostly
 # less than a hundredth.
 MAX_SPENT_S, MAX_SPENT_PER_TOKEN_S = 0.2, 0.005
 MAX_RENEWALS = 32  # of one request's matcher: its step waits while the grammar is compiled again
-_MAX_SPELLINGS = 32  # tokens that are looked at, whether all begin the same text
 
 
 class Matcher:
@@ -21,19 +21,19 @@ class Matcher:
         self,
         matcher: LLMatcher,
         renewed: Callable[[], LLMatcher],
-        text_of: Callable[[int], bytes],
+        alphabet: Alphabet,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`renewed` gives one in the same first state that shares nothing, `text_of` a token's text: none for those
-        that end one. The clock counts what work takes."""
+        """`renewed` gives one in the same first state that shares nothing. The clock counts what work takes."""
         self._matcher = matcher
         self._renewed = renewed
-        self._text_of = text_of
         self._clock = clock
         self._spent_s = 0.0
         self._num_renewals_left = 0 if matcher.is_error() else MAX_RENEWALS
         self._num_consumed = 0
         self._mask: bytes | None = None  # after these
+        self._foresight = Foresight(alphabet)
+        self._num_heard = 0  # tokens, by the foresight
 
     def allowed_tokens(self, output_token_ids: Sequence[int], draft: Sequence[int] = ()) -> tuple[bytes, ...]:
         """No bit is set when the grammar's limits are reached, or it was not followed.
@@ -46,13 +46,13 @@ class Matcher:
         return (bytes(len(masks[0])),) if is_too_dear else masks
 
     def forced_tokens(self, output_token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
-        """While there is no choice of text: the longest token each time. Shorter ones may spell it, too.
-
-        Token by token, for what must come can be long: the library's own way (`compute_ff_bytes`) takes half a second
-        and 160 MB for half a million bytes.
-        """
         with self._counted():
-            return list(islice(self._forced_after(output_token_ids), max_tokens))
+            mask = self._mask_after(output_token_ids)
+            self._foresight.hear(output_token_ids[self._num_heard :])
+            self._num_heard = len(output_token_ids)
+            if not self._foresight:
+                self._foresight.look(mask, self._matcher.deep_copy())
+            return self._foresight.spelt()[:max_tokens]
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -85,37 +85,6 @@ class Matcher:
             if not scout.try_consume_tokens([token_id]):
                 break
             yield _mask(scout)
-
-    def _forced_after(self, output_token_ids: Sequence[int]) -> Iterator[int]:
-        forced = self._forced_in(self._mask_after(output_token_ids))
-        scout = self._matcher if forced is None else self._matcher.deep_copy()
-        while forced is not None:
-            yield forced
-            scout.consume_token(forced)
-            forced = self._forced_in(_mask(scout))
-
-    def _forced_in(self, mask: bytes) -> int | None:
-        """The longest token that all others begin, or go on from."""
-        bits = int.from_bytes(mask, "little")
-        if bits.bit_count() > _MAX_SPELLINGS:
-            return None
-        tokens = {self._text_of(token_id): token_id for token_id in _set_bits(bits)}
-        if b"" in tokens:  # the text may end
-            return None
-        longest_first = sorted(tokens, key=len, reverse=True)
-        forced = (text for text in longest_first if all(_is_one_way(text, other) for other in tokens))
-        return next((tokens[text] for text in forced), None)
-
-
-def _is_one_way(one: bytes, other: bytes) -> bool:
-    return one.startswith(other) or other.startswith(one)
-
-
-def _set_bits(bits: int) -> Iterator[int]:
-    while bits:
-        lowest = bits & -bits
-        yield lowest.bit_length() - 1
-        bits ^= lowest
 
 
 def _mask(matcher: LLMatcher) -> bytes:

@@ -7,6 +7,7 @@ from itertools import count
 import pytest
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from engine.foresight import Alphabet
 from engine.grammar import (
     NUM_KEPT,
     GrammarCompiler,
@@ -16,7 +17,7 @@ from engine.grammar import (
 )
 from engine.grammar_source import JsonSchema, Literal, Regex, choice, to_lark
 from engine.matcher import MAX_RENEWALS, Matcher
-from tests.engine.matchers import DIGITS, EOS, TEXTS, allowed, compiler, ids, tokens_in
+from tests.engine.matchers import DIGITS, EOS, TEXTS, allowed, compiler, ids, text_of, tokens_in
 
 
 def test_eos_is_allowed_exactly_where_the_text_may_end() -> None:
@@ -69,6 +70,9 @@ def test_masks_after_a_draft_are_those_of_tokens_that_were_said() -> None:
         (Regex("[12]3"), "1", "3"),
         (choice(["123A", "123B"]), "", "123"),
         (Literal("0" * 40), "", "0" * 20),
+        (Regex("1[ 2]"), "", "1 "),
+        (Regex("1[ 23]"), "", "1"),
+        (Regex("1 ?"), "", "1"),
         (Literal("1"), "A", ""),  # was not followed
     ],
 )
@@ -86,13 +90,47 @@ def test_what_must_come_is_known_up_to_the_first_choice(grammar: Literal | Regex
         ((b"a", b"b", b"ab"), (b"ab", b"ab")),
         ((b"a", b"b", b"aba", b"abx"), (b"aba", b"b")),  # another text's token is none
         ((b"a", b"b", b"abab1", b"abab2"), (b"a", b"b", b"a", b"b")),  # a token that goes on does not choose
-        ((b"a", b"b", b"ba", *(b"abab%d" % i for i in range(40))), ()),  # too many to look at
+        ((b"a", b"b", b"ba", *(b"abab%d" % i for i in range(40))), (b"a", b"ba", b"b")),
     ],
 )
 def test_of_several_spellings_the_longest_is_taken(texts: tuple[bytes, ...], spelt: tuple[bytes, ...]) -> None:
     tokens = [b"", *texts, *(bytes([digit]) for digit in b"0123456789")]
     matcher = GrammarCompiler(make_tokenizer(tokens, [EOS]))(to_lark(Regex("abab[0-9]+")))
     assert tuple(tokens[token_id] for token_id in matcher.forced_tokens([], 9)) == spelt
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ([""], "A, B: C;A, B: C;A, B: C;"),
+        (["", "A,"], " B: C;A, B: C;A, B: C;"),
+        (["", "A, "], "B: C;A, B: C;A, B: C;"),
+        (["", "A,B"], ": C;A,B: C;A,B: C;"),
+        (["", "A,B:C"], ";A,B: C;A,B: C;"),  # one error is learnt from at a time
+        (["", "A,B:", "A,B:C"], ";A,B:C;A,B:C;"),
+        (["", "A,B", "A,B: C;", "A,B: C;A, B"], ": C;A, B: C;"),
+        (["A,B"], ": C;A, B: C;A, B: C;"),  # nothing was expected that was wrong
+    ],
+)
+def test_spaces_are_expected_as_they_were_before(said: list[str], expected: str) -> None:
+    matcher = compiler()(to_lark(Regex("(A, ?B: ?C;){3}")))
+    *_, last = [matcher.forced_tokens(ids(text), 64) for text in said]
+    assert text_of(last) == expected
+
+
+def test_no_more_is_known_than_was_looked_for() -> None:
+    matcher = compiler()(to_lark(Literal("0123456789" * 20)))
+    assert text_of(matcher.forced_tokens([], 99)) == ("0123456789" * 20)[:64]
+    assert text_of(matcher.forced_tokens(ids("012"), 99)) == ("0123456789" * 20)[3:64]
+    assert text_of(matcher.forced_tokens(ids("0123456789" * 7), 99)) == ("0123456789" * 20)[70:134]
+
+
+def test_what_is_no_ascii_is_not_known() -> None:
+    tokens = [b"", b"a", b"b", b"\xc3", b"\xa9", b"ab\xc3\xa9"]
+    matcher = GrammarCompiler(make_tokenizer(tokens, [EOS]))(to_lark(Literal("ab\u00e9ab")))
+    assert matcher.forced_tokens([], 9) == [1, 2]
+    assert matcher.forced_tokens([5], 9) == [1, 2]
+    assert matcher.forced_tokens([5, 1], 9) == [2]
 
 
 @pytest.mark.parametrize("draft", ["A", "A1", "2A1", "23A"])
@@ -155,8 +193,7 @@ def test_the_grammars_used_last_are_kept() -> None:
     assert to_lark(Literal("0")) in compile._compiled and to_lark(Literal("!0")) not in compile._compiled
 
 
-def text(token_id: int) -> bytes:
-    return TEXTS[token_id]
+ALPHABET = Alphabet.of(make_tokenizer(TEXTS, [EOS]))
 
 
 def walk(matcher: Matcher, seed: int) -> int:
@@ -183,7 +220,7 @@ def test_limits_that_others_reached_end_nobodys_text(monkeypatch: pytest.MonkeyP
 def test_a_grammar_that_takes_too_long_in_steps_ends_its_request(seconds: float, num_tokens: int) -> None:
     """Each mask takes so long. 0.2 s are free, and 5 ms a token."""
     matcher = compiler()(to_lark(Regex("1*")))
-    slow = Matcher(matcher._matcher, lambda: matcher._matcher, text, clock=count(0.0, seconds).__next__)
+    slow = Matcher(matcher._matcher, lambda: matcher._matcher, ALPHABET, clock=count(0.0, seconds).__next__)
     output = list[int]()
     while len(output) < 300 and allowed(slow, output):
         output += ids("1")
@@ -192,7 +229,7 @@ def test_a_grammar_that_takes_too_long_in_steps_ends_its_request(seconds: float,
 
 def test_what_guesses_take_counts_too() -> None:
     matcher = compiler()(DIGITS)
-    slow = Matcher(matcher._matcher, lambda: matcher._matcher, text, clock=count(0.0, 0.08).__next__)
+    slow = Matcher(matcher._matcher, lambda: matcher._matcher, ALPHABET, clock=count(0.0, 0.08).__next__)
     assert allowed(slow, []) == ids("0123456789")
     slow.forced_tokens([], 1)
     assert allowed(slow, []) == []
@@ -211,9 +248,9 @@ def test_what_is_compiled_again_for_one_request_is_bounded(monkeypatch: pytest.M
         return broken
 
     broken = compile_grammar(make_tokenizer(TEXTS, [EOS]), "{")
-    ill = Matcher(matcher._matcher, renewed, text)
+    ill = Matcher(matcher._matcher, renewed, ALPHABET)
     assert allowed(ill, ids("A")) == [] and num_compiled == 1  # it was not followed
     for _ in range(2 * MAX_RENEWALS):
         assert allowed(ill, ids("A")) == []
     assert num_compiled == MAX_RENEWALS
-    assert allowed(Matcher(broken, renewed, text), []) == [] and num_compiled == MAX_RENEWALS
+    assert allowed(Matcher(broken, renewed, ALPHABET), []) == [] and num_compiled == MAX_RENEWALS
