@@ -11,8 +11,8 @@ CPU = torch.device("cpu")
 
 def test_they_are_measured() -> None:
     measured = measure_ceilings(CPU, torch.float32, weight_bytes=1 << 20)
-    assert 1e8 < measured.read_bytes_per_s < 1e13
-    assert 1e8 < measured.flops_per_s < 1e15
+    assert 0 < measured.read_bytes_per_s < 1e13
+    assert 0 < measured.flops_per_s < 1e15
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import httpx
 
 
 def chunks_of(response: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a complete stream, which must end with [DONE]."""
+    """The events of a complete stream, which must end with [DONE]. A slow machine has comments between them."""
     assert response.status_code == 200, response.text
     *events, done, rest = response.text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(event.removeprefix("data: ")) for event in events]
+    return [json.loads(event.removeprefix("data: ")) for event in events if event != ": keep-alive"]
 
 
 def text_of(chunks: list[dict[str, Any]], index: int = 0) -> str:
