@@ -1,16 +1,20 @@
-"""What grammars cost: the masks of a step over large vocabularies, and the decode steps of a model with and without.
+"""What grammars cost, in the masks of a step over large vocabularies and in a model's decode steps; and what they save.
 
 The vocabularies are random words, and each next token is a random one of those allowed: harder on the lexer's caches
-than a model that knows what it writes.
+than a model that knows what it writes. What is saved is counted: steps of JSON, in the tokens of the model's tokenizer,
+if each guesses what the grammar leaves no choice about.
 """
 
 import argparse
+import json
 import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +23,15 @@ from rich.table import Table
 
 import engine
 from engine.batch import ScheduledRequest
-from engine.config import EngineConfig
+from engine.config import EngineConfig, EngineInfo
 from engine.engine import Engine
-from engine.grammar import GrammarCompiler, make_tokenizer
+from engine.grammar import GrammarCompiler, compiler_for, make_tokenizer
 from engine.grammar_source import JSON_OBJECT, JsonSchema, to_lark
 from engine.logits import forbid_tokens
 from engine.matcher import Matcher
 from engine.messages import AddRequest
 from engine.sampling_params import SamplingParams
+from engine.tokenizer import Tokenizer
 
 VOCAB_SIZES = (32_000, 150_000)
 EMBEDDED = Path(engine.__file__).parent / "embedded_model"
@@ -45,6 +50,16 @@ GRAMMARS = {
     "any object": to_lark(JSON_OBJECT),
     "a schema": to_lark(JsonSchema({"type": "array", "items": _ITEM, "minItems": 100})),
 }
+
+ORDER = {
+    "customer_name": "Ada Lovelace",
+    "order_number": 1815,
+    "is_paid": True,
+    "delivery_address": {"street": "12 St James's Square", "postal_code": "10115", "country": "Germany"},
+    "comment": "Please ring twice.",
+}
+CALL = {"name": "get_current_weather", "arguments": {"location": "Boston, MA", "unit": "celsius"}}
+ANSWERS = {"an object": (ORDER, {}), "a tool call": (CALL, {"name": {"const": CALL["name"]}})}
 
 
 def random_words(vocab_size: int) -> list[bytes]:
@@ -101,6 +116,39 @@ def mask_table(rows: int, steps: int) -> Table:
     return table
 
 
+def schema_of(value: Any) -> dict[str, Any]:
+    """Of all values that have its type, or its properties."""
+    if not isinstance(value, dict):
+        return {"type": {str: "string", int: "integer", bool: "boolean"}[type(value)]}
+    properties = {name: schema_of(each) for name, each in value.items()}
+    return {"type": "object", "properties": properties, "required": list(value), "additionalProperties": False}
+
+
+def num_steps(matcher: Matcher, token_ids: Sequence[int], max_tokens: int) -> int:
+    """That say these tokens, if each guesses at most so many."""
+    said = steps = 0
+    while said < len(token_ids):
+        forced = matcher.forced_tokens(token_ids[:said], max_tokens)
+        said += 1 + sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(forced, token_ids[said:], strict=False))
+        )
+        steps += 1
+    return steps
+
+
+def guess_table(tokenizer: Tokenizer, info: EngineInfo) -> Table:
+    compiler = compiler_for(tokenizer, info)
+    table = Table("answer", "tokens", "steps that guess")
+    for name, (value, properties) in ANSWERS.items():
+        schema = schema_of(value)
+        schema["properties"] |= properties
+        for layout, separators in {"": (", ", ": "), ", without spaces": (",", ":")}.items():
+            token_ids = tokenizer.encode(json.dumps(value, separators=separators))
+            steps = num_steps(compiler(to_lark(JsonSchema(schema))), token_ids, max_tokens=8)
+            table.add_row(name + layout, str(len(token_ids)), str(steps))
+    return table
+
+
 def decode_seconds(model: Engine, grammar: str | None, rows: int, max_tokens: int) -> float:
     """The median decode step of that many sequences."""
     for index in range(rows):
@@ -123,12 +171,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=32, help="sequences in a step (default: 32)")
     parser.add_argument("--steps", type=int, default=100, help="steps of each measurement (default: 100)")
     options = parser.parse_args(arguments)
-    Console(width=None if sys.stdout.isatty() else 100).print(mask_table(options.rows, options.steps))
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(mask_table(options.rows, options.steps))
     model = Engine.from_config(EngineConfig(model=options.model))
     for _ in range(2):  # the first turn warms up
         free = decode_seconds(model, None, options.rows, options.steps)
         bound = decode_seconds(model, GRAMMARS["a schema"], options.rows, options.steps)
     model.close()
+    console.print(guess_table(Tokenizer.from_pretrained(options.model), model.info))
     print(f"decode step of {options.rows}: {free * 1e3:.2f} ms free, {bound * 1e3:.2f} ms with a grammar", end=" ")
     print(f"({(bound - free) / bound:.1%} of it for the grammar; {model.info.vocab_size:,} tokens)")
     return 0

@@ -181,8 +181,12 @@ def load_grammars(config: EngineConfig, info: EngineInfo) -> Grammars:
     except ModelError as error:
         logger.warning("requests cannot have a grammar: %s", error)
         return NoGrammars()
+    return GrammarQueue(compiler_for(tokenizer, info))
+
+
+def compiler_for(tokenizer: Tokenizer, info: EngineInfo) -> GrammarCompiler:
     texts = [b"" if i in tokenizer.special_ids else tokenizer.token_bytes(i) for i in range(info.vocab_size)]
-    return GrammarQueue(GrammarCompiler(make_tokenizer(texts, info.eos_token_ids)))
+    return GrammarCompiler(make_tokenizer(texts, info.eos_token_ids))
 
 
 def make_tokenizer(tokens: Sequence[bytes], eos_token_ids: Sequence[int]) -> LLTokenizer:
