@@ -12,8 +12,8 @@ class ForcedText:
     """A request's drafter under a grammar. Of its guess and another drafter's, the one that promises more tokens."""
 
     def __init__(self, forced_tokens: Callable[[Sequence[int], int], Sequence[int]], other: Drafter) -> None:
-        """`forced_tokens` gives the tokens that will follow an output, so many at most, as far as
-        that is known."""
+        """`forced_tokens` gives the likeliest tokens after an output, so many at most, as far as their text is
+        certain."""
         self._forced_tokens = forced_tokens
         self._other = other
         self._guess: Sequence[int] = ()

@@ -12,6 +12,8 @@ from engine.foresight import Alphabet, Foresight
 # less than a hundredth.
 MAX_SPENT_S, MAX_SPENT_PER_TOKEN_S = 0.2, 0.005
 MAX_RENEWALS = 32  # of one request's matcher: its step waits while the grammar is compiled again
+# What guesses take counts, too, and must not end a request that would not end without them: they have a tenth of it.
+_GUESSES_SHARE, _MAX_LOOK_S = 0.1, 0.002
 
 
 class Matcher:
@@ -42,22 +44,27 @@ class Matcher:
         """
         with self._counted():
             masks = self._masks(output_token_ids, draft)
-        is_too_dear = self._spent_s > MAX_SPENT_S + MAX_SPENT_PER_TOKEN_S * len(output_token_ids)
-        return (bytes(len(masks[0])),) if is_too_dear else masks
+        return (bytes(len(masks[0])),) if self._spent_share(output_token_ids) > 1.0 else masks
 
     def forced_tokens(self, output_token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
-        with self._counted():
+        if self._spent_share(output_token_ids) > _GUESSES_SHARE:
+            return ()
+        with self._counted() as seconds:
             mask = self._mask_after(output_token_ids)
             self._foresight.hear(output_token_ids[self._num_heard :])
             self._num_heard = len(output_token_ids)
             if not self._foresight:
-                self._foresight.look(mask, self._matcher.deep_copy())
+                self._foresight.look(mask, self._matcher.deep_copy(), lambda: seconds() < _MAX_LOOK_S)
             return self._foresight.spelt()[:max_tokens]
 
+    def _spent_share(self, output_token_ids: Sequence[int]) -> float:
+        return self._spent_s / (MAX_SPENT_S + MAX_SPENT_PER_TOKEN_S * len(output_token_ids))
+
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self) -> Iterator[Callable[[], float]]:
+        """Seconds since."""
         started_s = self._clock()
-        yield
+        yield lambda: self._clock() - started_s
         self._spent_s += self._clock() - started_s
 
     def _masks(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> tuple[bytes, ...]:

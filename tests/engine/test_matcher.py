@@ -227,12 +227,17 @@ def test_a_grammar_that_takes_too_long_in_steps_ends_its_request(seconds: float,
     assert len(output) == pytest.approx(num_tokens, abs=1)
 
 
-def test_what_guesses_take_counts_too() -> None:
-    matcher = compiler()(DIGITS)
-    slow = Matcher(matcher._matcher, lambda: matcher._matcher, ALPHABET, clock=count(0.0, 0.08).__next__)
-    assert allowed(slow, []) == ids("0123456789")
-    slow.forced_tokens([], 1)
-    assert allowed(slow, []) == []
+def test_guesses_have_a_tenth_of_the_time() -> None:
+    """Each look at the clock takes 9 ms, of 20 for guesses."""
+    matcher = compiler()(to_lark(Literal("1234567")))
+    slow = Matcher(matcher._matcher, lambda: matcher._matcher, ALPHABET, clock=count(0.0, 0.009).__next__)
+    assert slow.forced_tokens([], 9) == ids("1")  # no time to look further
+    assert slow._spent_s == pytest.approx(0.018)
+    assert slow.forced_tokens([], 9) == ids("1")  # it is known
+    assert slow._spent_s == pytest.approx(0.027)
+    assert slow.forced_tokens([], 9) == ()
+    assert allowed(slow, []) == ids("1")
+    assert slow.forced_tokens(ids("1") * 10, 9) == ()  # of 25 ms
 
 
 def test_an_ambiguous_grammar_comes_to_its_limits() -> None:
