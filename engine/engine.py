@@ -143,7 +143,7 @@ class Engine:
         if self._new_drafter is None or request.output_token_ids:
             return NoDrafts()
         drafter = self._new_drafter()
-        return ForcedText(request.constraint.forced_tokens, drafter) if request.constraint else drafter
+        return ForcedText(request.constraint.forced_tokens, drafter) if request.constraint is not None else drafter
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests without further news; unknown ids are ignored."""
@@ -158,6 +158,8 @@ class Engine:
         """Schedule, run, update. A step that raises ends its own requests with an error, and no others."""
         started_s = self._clock()
         self._admit_compiled()
+        if running_ids := self._scheduler.running_ids:
+            self._mark(running_ids)  # their grammars are asked for guesses
         batch = self._scheduler.schedule(started_s)
         ran = self._run(batch) if batch else _Ran(None, [])
         ended_s = self._clock()
@@ -176,7 +178,7 @@ class Engine:
 
     def _run(self, batch: Batch) -> _Ran:
         started_s = self._clock()
-        self._marker.mark([*(request.request_id for request in batch.requests), *self._grammars.request_ids])
+        self._mark(request.request_id for request in batch.requests)
         run = self._runner.prefill if batch.phase is Phase.PREFILL else self._runner.decode
         try:
             batch = self._constrained(batch)
@@ -189,6 +191,9 @@ class Engine:
         self._costs.observe(batch, model_s)
         self._speculation.on_step(batch.num_drafts)
         return _Ran(batch, self._scheduler.update(batch, output), model_s, predicted_s)
+
+    def _mark(self, request_ids: Iterable[str]) -> None:
+        self._marker.mark([*request_ids, *self._grammars.request_ids])
 
     def _constrained(self, batch: Batch) -> Batch:
         """With the masks of requests that follow a grammar, and without the guesses that these forbid: clients'

@@ -1,7 +1,7 @@
 """The text that a grammar leaves no choice about, looked for character by character."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,23 +20,33 @@ class Alphabet:
     """Token id -> its only character."""
     character_bits: int
     """These tokens in a mask."""
-    end_bits: int
-    """And those of EOS."""
+    other_bits: int
+    """EOS and tokens that begin with other characters: where one may come there is a choice."""
     spell: Callable[[str], list[int]]
     """With the longest token each time."""
     text_of: Callable[[list[int]], bytes]
 
     @classmethod
     def of(cls, tokenizer: LLTokenizer) -> "Alphabet":
-        spelt = {character: tokenizer.greedy_tokenize(chr(character)) for character in range(128)}
-        characters = {token_ids[0]: character for character, token_ids in spelt.items() if token_ids}
+        texts = [tokenizer.decode_bytes([token_id]) for token_id in range(tokenizer.vocab_size)]
+        # Of two tokens the later: SentencePiece puts those of bytes, which models hardly use, before those of text.
+        tokens = {text[0]: token_id for token_id, text in enumerate(texts) if len(text) == 1 and text.isascii()}
+        usual = {tokenizer.greedy_tokenize(chr(character))[0]: token_id for character, token_id in tokens.items()}
         return cls(
-            characters=characters,
-            character_bits=sum(1 << token_id for token_id in characters),
-            end_bits=sum(1 << token_id for token_id in tokenizer.eos_tokens),
-            spell=tokenizer.greedy_tokenize,
+            characters={token_id: character for character, token_id in tokens.items()},
+            character_bits=_bits(tokens.values()),
+            other_bits=_bits([*tokenizer.eos_tokens, *(i for i, text in enumerate(texts) if text[:1] >= b"\x80")]),
+            spell=lambda text: [usual.get(token_id, token_id) for token_id in tokenizer.greedy_tokenize(text)],
             text_of=tokenizer.decode_bytes,
         )
+
+
+def _bits(token_ids: Collection[int]) -> int:
+    """As in a mask."""
+    mask = bytearray(max(token_ids, default=0) // 8 + 1)
+    for token_id in token_ids:
+        mask[token_id // 8] |= 1 << token_id % 8
+    return int.from_bytes(mask, "little")
 
 
 class _Ahead(NamedTuple):
@@ -47,7 +57,7 @@ class _Ahead(NamedTuple):
 
 class Foresight:
     """How one request's text goes on. Where a space is all there is to choose, as in JSON after a colon or a comma, it
-    is taken as it was before."""
+    comes or not as it did before; at first it comes."""
 
     def __init__(self, alphabet: Alphabet) -> None:
         self._alphabet = alphabet
@@ -68,16 +78,17 @@ class Foresight:
                     self._has_space[ahead.after] = character == _SPACE
         self._last = text[-1] if text else self._last
 
-    def look(self, mask: bytes, scout: LLMatcher, has_time: Callable[[], bool]) -> None:
+    def look(self, mask: bytes, copy_matcher: Callable[[], LLMatcher], has_time: Callable[[], bool]) -> None:
         """Where it is not known: on from `mask`, with a copy of its matcher."""
-        bits = int.from_bytes(mask, "little")
-        while len(self._ahead) < _MAX_LENGTH and (certain := self._certain(bits)):
+        scout: LLMatcher | None = None
+        while len(self._ahead) < _MAX_LENGTH and (certain := self._certain(int.from_bytes(mask, "little"))):
             token_id, ahead = certain
             self._ahead.append(ahead)
             if not has_time():
                 return
+            scout = scout or copy_matcher()
             scout.consume_token(token_id)
-            bits = int.from_bytes(scout.compute_bitmask(), "little")
+            mask = scout.compute_bitmask()
 
     def __bool__(self) -> bool:
         return bool(self._ahead)
@@ -88,7 +99,7 @@ class Foresight:
 
     def _certain(self, bits: int) -> tuple[int, _Ahead] | None:
         options = bits & self._alphabet.character_bits
-        if bits & self._alphabet.end_bits or options.bit_count() > 2:
+        if bits & self._alphabet.other_bits or options.bit_count() > 2:
             return None
         tokens = {self._alphabet.characters[token_id]: token_id for token_id in _set_bits(options)}
         match sorted(tokens, key=_SPACE.__ne__):

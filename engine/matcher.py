@@ -12,8 +12,9 @@ from engine.foresight import Alphabet, Foresight
 # less than a hundredth.
 MAX_SPENT_S, MAX_SPENT_PER_TOKEN_S = 0.2, 0.005
 MAX_RENEWALS = 32  # of one request's matcher: its step waits while the grammar is compiled again
-# What guesses take counts, too, and must not end a request that would not end without them: they have a tenth of it.
-_GUESSES_SHARE, _MAX_LOOK_S = 0.1, 0.002
+# What guesses take counts, too, and must not end a request that goes on without them: there are none after a tenth.
+_GUESSES_SHARE = 0.1
+_MAX_LOOK_S = 0.002  # of one step, its own mask included
 
 
 class Matcher:
@@ -42,11 +43,13 @@ class Matcher:
 
         EOS is allowed where the text may end; when it must, nothing else is.
         """
+        may_guess = self._spent_share(output_token_ids) <= _GUESSES_SHARE
         with self._counted():
-            masks = self._masks(output_token_ids, draft)
+            masks = self._masks(output_token_ids, draft if may_guess else ())
         return (bytes(len(masks[0])),) if self._spent_share(output_token_ids) > 1.0 else masks
 
     def forced_tokens(self, output_token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
+        """None while they are unknown, or the grammar takes long."""
         if self._spent_share(output_token_ids) > _GUESSES_SHARE:
             return ()
         with self._counted() as seconds:
@@ -54,7 +57,7 @@ class Matcher:
             self._foresight.hear(output_token_ids[self._num_heard :])
             self._num_heard = len(output_token_ids)
             if not self._foresight:
-                self._foresight.look(mask, self._matcher.deep_copy(), lambda: seconds() < _MAX_LOOK_S)
+                self._foresight.look(mask, self._matcher.deep_copy, lambda: seconds() < _MAX_LOOK_S)
             return self._foresight.spelt()[:max_tokens]
 
     def _spent_share(self, output_token_ids: Sequence[int]) -> float:
@@ -62,7 +65,7 @@ class Matcher:
 
     @contextmanager
     def _counted(self) -> Iterator[Callable[[], float]]:
-        """Seconds since."""
+        """Gives the seconds since it began."""
         started_s = self._clock()
         yield lambda: self._clock() - started_s
         self._spent_s += self._clock() - started_s

@@ -68,6 +68,10 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         return bool(self._requests)
 
+    @property
+    def running_ids(self) -> list[str]:
+        return [request.request_id for request in self._running]
+
     def add(self, request: Request) -> None:
         """Queue a request that can fit: prompt and max_tokens within the context and within the whole pool."""
         assert request.request_id not in self._requests, f"request id {request.request_id} is in use"

@@ -16,6 +16,7 @@ MAX_MESSAGES = 2**14
 MAX_PARTS = 1024
 MAX_PARTS_TOGETHER = 2**14
 MAX_TOOL_CALLS = 128
+_PARTS = ("content", "tool_calls", "summary", "output")  # lists, in any of the APIs
 _DEPTH = 2  # parts of Anthropic's tool results have parts
 
 
@@ -150,12 +151,12 @@ Message = Annotated[
 
 
 def _check_parts(messages: Any) -> Any:
-    """Before any of them is looked at, which holds up the event loop: parts, parts of these, and tool calls."""
+    """Before pydantic looks at each of them, which would hold up the event loop."""
     entries: Iterable[Any] = messages if isinstance(messages, list) and len(messages) <= MAX_MESSAGES else ()
     num_parts = 0
     for _ in range(_DEPTH):
         dicts = [entry for entry in entries if isinstance(entry, dict)]
-        lists = [value for entry in dicts for value in entry.values() if isinstance(value, list)]
+        lists = [entry[name] for entry in dicts for name in _PARTS if isinstance(entry.get(name), list)]
         num_parts += sum(map(len, lists))
         if num_parts > MAX_PARTS_TOGETHER:
             message = "Must not have more than {limit} parts and tool calls together"

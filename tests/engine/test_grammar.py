@@ -200,7 +200,7 @@ def test_whatever_a_grammar_may_do_to_the_engine_it_is_marked_before() -> None:
 
 
 def test_it_is_marked_too_when_it_is_asked_for_guesses() -> None:
-    """They are asked for before the step is marked: the one before computed the same requests."""
+    """They are asked for before the step is, and a request that arrives is marked alone."""
     marks = Marks()
     made = {name: MarkedConstraint(marks) for name in "abc"}
     engine = engine_with(made.__getitem__, marker=marks, clock=lambda: 0.0)
@@ -208,6 +208,7 @@ def test_it_is_marked_too_when_it_is_asked_for_guesses() -> None:
         add_with(engine, name, name, prompt=[1] * 9, max_tokens=9)
         for _ in range(4):
             engine.step()
+            marks.mark(["arriving"])
     run_to_end(engine)
     for name, constraint in made.items():
         assert constraint.seen_before and all(name in seen for seen in constraint.seen_before)

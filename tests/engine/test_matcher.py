@@ -125,6 +125,28 @@ def test_no_more_is_known_than_was_looked_for() -> None:
     assert text_of(matcher.forced_tokens(ids("0123456789" * 7), 99)) == ("0123456789" * 20)[70:134]
 
 
+def test_guesses_are_not_looked_at_when_a_tenth_of_the_time_is_spent() -> None:
+    matcher, seconds = compiler()(DIGITS), iter([0.0, 0.01, 0.01, 0.021, 0.021, 0.03])
+    slow = Matcher(matcher._matcher, lambda: matcher._matcher, ALPHABET, clock=seconds.__next__)
+    assert [len(slow.allowed_tokens([], ids("12"))) for _ in range(3)] == [3, 3, 1]
+
+
+def test_of_two_tokens_for_a_character_the_later_is_said() -> None:
+    """As in SentencePiece's vocabularies, which begin with a token for each byte."""
+    tokens = [b"", b"{", b"a", b"a", b"{", b"aa"]
+    matcher = GrammarCompiler(make_tokenizer(tokens, [EOS]))(to_lark(Literal("{aa{a")))
+    assert matcher.forced_tokens([], 9) == [4, 5, 4, 3]
+    assert matcher.forced_tokens([1], 9) == [5, 4, 3]
+
+
+def test_where_other_characters_may_come_there_is_a_choice() -> None:
+    tokens = [b"", b"a", b"b", b"\xc3", b"\xa9", b"\xc3\xa9"]
+    matcher = GrammarCompiler(make_tokenizer(tokens, [EOS]))(to_lark(Regex("b[a\u00e9]b")))
+    assert matcher.forced_tokens([], 9) == [2]
+    assert matcher.forced_tokens([2], 9) == []
+    assert matcher.forced_tokens([2, 5], 9) == [2]
+
+
 def test_what_is_no_ascii_is_not_known() -> None:
     tokens = [b"", b"a", b"b", b"\xc3", b"\xa9", b"ab\xc3\xa9"]
     matcher = GrammarCompiler(make_tokenizer(tokens, [EOS]))(to_lark(Literal("ab\u00e9ab")))

@@ -99,6 +99,17 @@ def test_parts_of_all_messages_are_counted_before_they_are_read(
     assert refused.status_code == 400 and refused.json()["error"]["message"] == message
 
 
+def test_other_lists_are_no_parts(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may send back what it got, with the score of every token."""
+    monkeypatch.setattr("server.protocol.messages.MAX_PARTS_TOGETHER", 32)
+    part = {"type": "output_text", "text": "Hi", "annotations": [], "logprobs": [{"token": "Hi"}] * 99}
+    answer = {"type": "message", "role": "assistant", "content": [part]}
+    sent = {"model": "fake", "input": [answer, {"role": "user", "content": "Go on"}], "max_output_tokens": 1}
+    assert server.post_json("/v1/responses", sent).status_code == 200
+    messages = [{"role": "user", "content": "Hi", "known_to_the_template": [1] * 99}]
+    assert server.chat(messages, max_tokens=1).status_code == 200
+
+
 def test_logit_biases_are_counted_before_they_are_read(server: LiveServer) -> None:
     refused = server.complete("Hi", logit_bias={f"no id {each}": "no number" for each in range(1025)})
     message = error_of(refused)["message"]
