@@ -15,6 +15,7 @@ it while it loads, not when the first grammar arrives.
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -47,8 +48,10 @@ _LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=20_000, step_max
 class GrammarCompiler:
     """Compiles for one vocabulary and keeps what was compiled last. Called by one thread at a time."""
 
-    def __init__(self, tokenizer: LLTokenizer) -> None:
+    def __init__(self, tokenizer: LLTokenizer, clock: Callable[[], float] = time.thread_time) -> None:
+        """The clock counts what matchers take."""
         self._tokenizer = tokenizer
+        self._clock = clock
         self._alphabet = Alphabet.of(tokenizer)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # least recently used first
 
@@ -58,7 +61,7 @@ class GrammarCompiler:
         self._compiled[grammar] = compiled
         if len(self._compiled) > NUM_KEPT:
             self._compiled.popitem(last=False)
-        return Matcher(compiled.deep_copy(), partial(self._renewed, grammar), self._alphabet)
+        return Matcher(compiled.deep_copy(), partial(self._renewed, grammar), self._alphabet, self._clock)
 
     def _renewed(self, grammar: str) -> LLMatcher:
         """Copies share a lexer, which is at its limit: the next requests begin with another, too. For any thread."""

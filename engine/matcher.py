@@ -1,6 +1,5 @@
 """The state of one request's grammar: which tokens may come next, and which must."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -25,7 +24,7 @@ class Matcher:
         matcher: LLMatcher,
         renewed: Callable[[], LLMatcher],
         alphabet: Alphabet,
-        clock: Callable[[], float] = time.thread_time,
+        clock: Callable[[], float],
     ) -> None:
         """`renewed` gives one in the same first state that shares nothing. The clock counts what work takes."""
         self._matcher = matcher

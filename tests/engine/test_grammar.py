@@ -19,7 +19,7 @@ from engine.config import EngineConfig, EngineInfo
 from engine.drafter import Drafter, PromptLookup
 from engine.engine import Engine
 from engine.errors import InvalidParameterError, RequestError
-from engine.grammar import GrammarCompiler, GrammarQueue, NoGrammars, load_grammars, make_tokenizer
+from engine.grammar import GrammarQueue, NoGrammars, load_grammars
 from engine.grammar_source import JsonSchema, Literal, Regex, Repeat, to_lark
 from engine.matcher import Matcher
 from engine.messages import RequestUpdate
@@ -146,7 +146,7 @@ def test_guesses_that_a_grammar_forbids_are_not_tried(max_length: int) -> None:
 def test_text_that_must_come_is_guessed_and_saves_steps(longest: str) -> None:
     """Also where its tokens are others than those that were guessed."""
     tokens = [*TEXTS[:-1], longest.encode()]
-    compile = GrammarCompiler(make_tokenizer(tokens, [EOS]))
+    compile = compiler(tokens)
     grammar, said, steps = to_lark(Literal("123123123123")), [], []
     for num_guesses in (0, 4):
         engine = engine_with(compile, clock=lambda: 0.0, num_speculative_tokens=num_guesses)
