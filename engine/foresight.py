@@ -28,7 +28,8 @@ class Alphabet:
 
     @classmethod
     def of(cls, tokenizer: LLTokenizer) -> "Alphabet":
-        texts = [tokenizer.decode_bytes([token_id]) for token_id in range(tokenizer.vocab_size)]
+        ids = range(tokenizer.vocab_size)
+        texts = [b"" if tokenizer.is_special_token(i) else tokenizer.decode_bytes([i]) for i in ids]
         # Of two tokens the later: SentencePiece puts those of bytes, which models hardly use, before those of text.
         tokens = {text[0]: token_id for token_id, text in enumerate(texts) if len(text) == 1 and text.isascii()}
         usual = {tokenizer.greedy_tokenize(chr(character))[0]: token_id for character, token_id in tokens.items()}

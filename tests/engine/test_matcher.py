@@ -139,6 +139,13 @@ def test_of_two_tokens_for_a_character_the_later_is_said() -> None:
     assert matcher.forced_tokens([1], 9) == [5, 4, 3]
 
 
+def test_a_token_that_only_seems_to_be_a_character_is_none() -> None:
+    """The library takes texts that begin with the byte 255 for special tokens, and leaves that byte out."""
+    tokens = [b"", b"a", b"\xffa", b"\xffb"]
+    assert compiler(tokens)(to_lark(Literal("aa"))).forced_tokens([], 9) == [1, 1]
+    assert compiler(tokens)(to_lark(Literal("ab"))).forced_tokens([], 9) == [1]
+
+
 def test_where_other_characters_may_come_there_is_a_choice() -> None:
     tokens = [b"", b"a", b"b", b"\xc3", b"\xa9", b"\xc3\xa9"]
     matcher = compiler(tokens)(to_lark(Regex("b[a\u00e9]b")))
