@@ -1,60 +1,28 @@
 """Grammars at work in the engine: beside the steps, replayed from the tokens, gone with their requests."""
 
 import gc
-import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import wait
-from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 import engine as engine_package
-from engine.batch import Batch, ScheduledRequest, StepOutput
+from engine.batch import Batch, StepOutput
 from engine.config import EngineConfig, EngineInfo
-from engine.drafter import Drafter, PromptLookup
 from engine.engine import Engine
 from engine.errors import InvalidParameterError, RequestError
 from engine.grammar import GrammarQueue, NoGrammars, load_grammars
-from engine.grammar_source import JsonSchema, Literal, Regex, Repeat, to_lark
+from engine.grammar_source import Literal, Regex, Repeat, to_lark
 from engine.matcher import Matcher
-from engine.messages import RequestUpdate
-from engine.request import Constraint, FinishReason
+from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
-from engine.step_marker import Marker
 from engine.tokenizer import Tokenizer
 from tests.engine.fakes import FakeRunner, add, batches, expected_tokens, fake_info, run_to_end, tokens_of
-from tests.engine.matchers import DIGITS, EOS, TEXTS, allowed, compiler, text_of, tokens_in
-from tests.engine.prophets import Prophet
-
-
-class ObedientRunner(FakeRunner):
-    """Takes the nearest allowed token above the fake model's own; none where none is allowed."""
-
-    def _choose(self, request: ScheduledRequest) -> tuple[int, ...]:
-        (token_id,) = super()._choose(request)
-        if not request.allowed_tokens:
-            return (token_id,)
-        may_come = tokens_in(request.allowed_tokens[0])
-        near = [(token_id + step) % len(TEXTS) for step in range(len(TEXTS))]
-        return tuple(token for token in near if token in may_come)[:1]
-
-
-def engine_with(
-    compile: Callable[[str], Constraint],
-    num_blocks: int = 64,
-    marker: Marker | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    new_drafter: Callable[[], Drafter] = PromptLookup,
-    **settings: Any,
-) -> Engine:
-    config = EngineConfig(model="fake", block_size=4, **settings)
-    info, runner, grammars = fake_info(num_blocks, 4), ObedientRunner(4), GrammarQueue(compile)
-    return Engine(config, info, runner, marker=marker, clock=clock, grammars=grammars, new_drafter=new_drafter)
+from tests.engine.matchers import DIGITS, EOS, allowed, compiler, text_of
+from tests.engine.obedient import Gate, ObedientRunner, add_with, engine_with, the_end
 
 
 @pytest.fixture
@@ -62,14 +30,6 @@ def engine() -> Iterator[Engine]:
     engine = engine_with(compiler())
     yield engine
     engine.close()
-
-
-def add_with(engine: Engine, request_id: str, grammar: str | None, **fields: Any) -> None:
-    add(engine, request_id, **{"grammar": grammar, "ignore_eos": False, "max_tokens": 20, **fields})
-
-
-def the_end(updates: list[RequestUpdate]) -> FinishReason | None:
-    return updates[-1].finish_reason
 
 
 def test_the_text_follows_the_grammar_and_ends_with_it(engine: Engine) -> None:
@@ -90,19 +50,6 @@ def test_requests_without_a_grammar_are_left_alone(engine: Engine) -> None:
     assert tokens_of(run_to_end(engine)["b"]) == expected_tokens([1, 2, 3], 20)
 
 
-class Gate:
-    """Compiles when it is opened."""
-
-    def __init__(self) -> None:
-        self.is_open = threading.Event()
-        self.is_compiling = threading.Event()
-
-    def __call__(self, grammar: str) -> Matcher:
-        self.is_compiling.set()
-        assert self.is_open.wait(20)
-        return compiler()(grammar)
-
-
 def test_a_compiling_grammar_holds_up_nobody_else() -> None:
     gate = Gate()
     engine = engine_with(gate)
@@ -117,101 +64,6 @@ def test_a_compiling_grammar_holds_up_nobody_else() -> None:
     assert engine.has_work and engine.step().stats.num_waiting == 1
     gate.is_open.set()
     assert the_end(run_to_end(engine)["a"]) is FinishReason.STOP
-    engine.close()
-
-
-@pytest.mark.parametrize("max_length", [3, 40])
-def test_guesses_that_a_grammar_forbids_are_not_tried(max_length: int) -> None:
-    """Every third guess ends a string too early, or goes on where it must end."""
-    grammar = to_lark(JsonSchema({"type": "string", "minLength": max_length, "maxLength": max_length}))
-    plain = engine_with(compiler(), num_speculative_tokens=0)
-    add_with(plain, "a", grammar, max_tokens=60)
-    said = tokens_of(run_to_end(plain)["a"])
-    errs = cycle([False, True, False]).__next__
-    prophet = Prophet(lambda _, output: said[len(output)] if len(output) < len(said) else EOS, errs)
-    guessing = engine_with(compiler(), new_drafter=lambda: prophet, clock=lambda: 0.0, num_speculative_tokens=4)
-    add_with(guessing, "a", grammar, max_tokens=60)
-    updates = run_to_end(guessing)["a"]
-    assert tokens_of(updates) == said and the_end(updates) is FinishReason.STOP
-    tried = [request for batch in batches(guessing) for request in batch.requests if request.num_drafts]
-    assert tried
-    for request in tried:
-        assert len(request.allowed_tokens) == 1 + request.num_drafts
-        for token_id, mask in zip(request.draft, request.allowed_tokens, strict=False):
-            assert token_id in tokens_in(mask)
-    assert guessing._speculation.num_drafts == sum(request.num_drafts for request in tried)
-
-
-@pytest.mark.parametrize("longest", ["", "123", "312"])
-def test_text_that_must_come_is_guessed_and_saves_steps(longest: str) -> None:
-    """Also where its tokens are others than those that were guessed."""
-    tokens = [*TEXTS[:-1], longest.encode()]
-    compile = compiler(tokens)
-    grammar, said, steps = to_lark(Literal("123123123123")), [], []
-    for num_guesses in (0, 4):
-        engine = engine_with(compile, clock=lambda: 0.0, num_speculative_tokens=num_guesses)
-        add_with(engine, "a", grammar)
-        said.append(tokens_of(run_to_end(engine)["a"]))
-        steps.append(len(batches(engine)))
-        engine.close()
-    assert said[0] == said[1] and b"".join(tokens[token_id] for token_id in said[0]) == b"123123123123"
-    assert steps[1] < steps[0] / 2
-
-
-class Marks:
-    """What was marked last."""
-
-    def __init__(self) -> None:
-        self.ids: list[str] = []
-
-    def mark(self, request_ids: Sequence[str]) -> None:
-        self.ids = list(request_ids)
-
-
-class MarkedConstraint:
-    """Tells what was marked when its mask was asked for, and what must come."""
-
-    def __init__(self, marks: Marks) -> None:
-        self.marks = marks
-        self.seen: list[str] = []
-        self.seen_before: list[list[str]] = []
-
-    def allowed_tokens(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> tuple[bytes, ...]:
-        self.seen = self.marks.ids
-        return (b"\xff" * 64,)
-
-    def forced_tokens(self, output_token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
-        self.seen_before.append(self.marks.ids)
-        return ()
-
-
-def test_whatever_a_grammar_may_do_to_the_engine_it_is_marked_before() -> None:
-    marks, gate = Marks(), Gate()
-    constraint = MarkedConstraint(marks)
-    engine = engine_with(lambda grammar: gate(grammar) if grammar == "gated" else constraint, marker=marks)
-    add_with(engine, "a", DIGITS)
-    engine.step()
-    assert constraint.seen == ["a"]
-    add_with(engine, "compiling", "gated")
-    engine.step()
-    assert marks.ids == ["a", "compiling"]
-    gate.is_open.set()
-    engine.close()
-
-
-def test_it_is_marked_too_when_it_is_asked_for_guesses() -> None:
-    """They are asked for before the step is, and a request that arrives is marked alone."""
-    marks = Marks()
-    made = {name: MarkedConstraint(marks) for name in "abc"}
-    engine = engine_with(made.__getitem__, marker=marks, clock=lambda: 0.0)
-    for name in made:
-        add_with(engine, name, name, prompt=[1] * 9, max_tokens=9)
-        for _ in range(4):
-            engine.step()
-            marks.mark(["arriving"])
-    run_to_end(engine)
-    for name, constraint in made.items():
-        assert constraint.seen_before and all(name in seen for seen in constraint.seen_before)
     engine.close()
 
 
