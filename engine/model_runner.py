@@ -13,7 +13,8 @@ from engine.embedding import embedding_bytes
 from engine.forward import Forward
 from engine.model_inputs import build_inputs
 from engine.model_loader import LoadedModel
-from engine.sampler import argmax_for, sample, score
+from engine.sampler import Sampler
+from engine.scores import score
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ class ModelRunner:
         self._model = model
         self._block_size = block_size
         self._run_model = forward
-        self._argmax = argmax_for(model.device, model.has_kernels)
+        self._sampler = Sampler(model.device, model.has_kernels, model.eos_token_ids)
 
     @torch.inference_mode()
     def prefill(self, batch: Batch) -> StepOutput:
@@ -54,7 +55,7 @@ class ModelRunner:
     def decode(self, batch: Batch) -> StepOutput:
         """Compute the newest token of every request, and what it guesses, and get those that come next."""
         logits = self._forward(batch, None)
-        chosen = self._choose(logits, [row for request in batch.requests for row in rows_of(request)])
+        chosen = self._sampler.sample(logits, [row for request in batch.requests for row in rows_of(request)])
         ends = accumulate(len(request.token_ids) for request in batch.requests)
         return StepOutput(
             tuple(
@@ -74,13 +75,11 @@ class ModelRunner:
         """Per request, if it has one, the token and its log-probabilities; `logits` [len(requests), vocab]."""
         return {
             request.request_id: ((token_id,), _score_token(logits, row, request, token_id))
-            for row, (request, token_id) in enumerate(zip(requests, self._choose(logits, requests), strict=True))
+            for row, (request, token_id) in enumerate(
+                zip(requests, self._sampler.sample(logits, requests), strict=True)
+            )
             if token_id is not None
         }
-
-    def _choose(self, logits: Tensor, requests: Sequence[ScheduledRequest]) -> list[int | None]:
-        """A token per request, if there is one; `logits` [len(requests), vocab]."""
-        return sample(logits, requests, self._model.eos_token_ids, self._argmax) if requests else []
 
     def _embed(self, rows: Sequence[tuple[int, ScheduledRequest]]) -> dict[str, bytes]:
         """Embeddings of the requests that ask for one, each from its row of the head's inputs."""

@@ -15,6 +15,7 @@ LEAST = {
     "grammar": ("--rows", "2", "--steps", "3"),
     "linear": ("--seconds", "0.001"),
     "quantization": ("--windows", "1"),
+    "sampling": ("--rows", "2", "--vocab-size", "1000", "--repeats", "1"),
     "serving": ("--concurrency", "2"),
 }
 

@@ -1,0 +1,78 @@
+"""Draws a token of each row from what temperature, top_k, top_p and min_p leave of its distribution.
+
+A token's weight is a whole number: e**((logit - largest) / temperature) in units of 2**-30. A sum of weights is the
+same in any order, on any number of threads. So a draw is exactly the same alone and in a batch, and the C++ operator,
+which finds what a filter keeps without sorting, draws exactly what the code below does. What has less than a billionth
+of the likeliest token's probability cannot come.
+
+Each filter keeps some of the likeliest of those that the one before it kept; of equals, the lower ids.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batch import ScheduledRequest
+from engine.philox import uniforms
+
+__all__ = ["Draw", "controls_of", "draw_for", "draw_in_torch", "draw_weighed"]
+
+Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Logits [num_rows, vocab], the likeliest token of each, controls [num_rows, 5] -> token ids [num_rows]. Of a row whose
+largest logit is not finite it is that of the likeliest."""
+
+UNIT = 2.0**-30
+"""The weight 1."""
+
+
+def draw_for(has_kernels: bool) -> Draw:
+    """The faster one."""
+    return cast(Draw, torch.ops.twostep.draw_tokens) if has_kernels else draw_in_torch
+
+
+def controls_of(requests: Sequence[ScheduledRequest]) -> Tensor:
+    """[num_rows, 5] float64: temperature, a uniform number, top_k, top_p and min_p."""
+    all_params = [request.params for request in requests]
+    numbers = uniforms([params.seed for params in all_params], [request.end for request in requests])
+    filters = [(params.top_k, params.top_p, params.min_p) for params in all_params]
+    temperatures = [params.temperature for params in all_params]
+    return torch.from_numpy(np.column_stack([temperatures, numbers, filters]))
+
+
+def draw_in_torch(logits: Tensor, likeliest: Tensor, controls: Tensor) -> Tensor:
+    """As `Draw`, on any device."""
+    largest = logits.gather(1, likeliest[:, None]).float()
+    ratios = torch.exp((logits.float() - largest) / controls[:, :1].float().to(logits.device))
+    weights = (ratios.nan_to_num() / UNIT + 0.5).long()
+    return torch.where(largest[:, 0].isfinite(), draw_weighed(weights, controls[:, 1:]), likeliest)
+
+
+def draw_weighed(weights: Tensor, controls: Tensor) -> Tensor:
+    """`weights` [num_rows, vocab], changed in place; `controls` [num_rows, 4], without the temperature -> token ids."""
+    filtered = (controls[:, 1:] != torch.tensor([0, 1, 0])).any(dim=1).nonzero()[:, 0]
+    if len(filtered):
+        weights[filtered] = _filter(weights[filtered], controls[filtered, 1:])
+    sums = weights.cumsum(1)
+    totals = sums[:, -1:]
+    targets = torch.minimum((controls[:, :1].to(weights.device) * totals).long(), totals - 1)
+    return torch.searchsorted(sums, targets, right=True)[:, 0].clamp(max=weights.shape[1] - 1)
+
+
+def _filter(weights: Tensor, filters: Tensor) -> Tensor:
+    """`weights` [num_rows, vocab], `filters` [num_rows, 3]: top_k, top_p, min_p -> those that are kept, zeros else."""
+    vocab_size = weights.shape[1]
+    counts = [min(int(top_k), vocab_size) or vocab_size for top_k in filters[:, 0]]
+    ids = torch.arange(vocab_size, device=weights.device)
+    keys = (weights * vocab_size + (vocab_size - 1 - ids)).topk(max(counts)).values  # no two are equal
+    ordered, ids = keys // vocab_size, vocab_size - 1 - keys % vocab_size
+    top_k, top_p, min_p = (
+        torch.column_stack([torch.tensor(counts), filters[:, 1:]]).to(keys.device)[..., None].unbind(1)
+    )
+    ordered *= torch.arange(max(counts), device=keys.device) < top_k
+    before = ordered.cumsum(1) - ordered
+    ordered *= (top_p == 1) | (before < top_p * ordered.sum(1, keepdim=True))
+    ordered *= ordered >= min_p / UNIT
+    return torch.zeros_like(weights).scatter(1, ids, ordered)
