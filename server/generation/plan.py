@@ -18,6 +18,7 @@ from server.generation.sampling import draw_seed, seed_of
 from server.protocol.generation import GenerationParams
 
 MAX_SENT_IDS = 2**19  # of allowed tokens and bad words: all sequences have them sent to the engine, and checked
+MAX_SCORES = 2**22  # of prompts and unstreamed answers: each takes some 130 bytes until it is told
 
 RequestT = TypeVar("RequestT", bound=GenerationParams)
 RequestT_co = TypeVar("RequestT_co", bound=GenerationParams, covariant=True)
@@ -68,6 +69,9 @@ def make_plan(
         raise _too_many(
             prompts, num_generations, f"{MAX_SENT_IDS // num_ids} that may have so many token ids and words"
         )
+    num_scores = request.num_candidates * sum(_num_scores(request, params, len(each.token_ids)) for each in prompts)
+    if num_scores > MAX_SCORES:
+        raise _too_many_scores(num_scores, params)
     seed = draw_seed() if request.seed is None else request.seed
     return GenerationPlan(
         request=request,
@@ -87,6 +91,21 @@ def make_plan(
 def _too_many(prompts: Sequence[EncodedPrompt], num_generations: int, limit: str) -> BadRequestError:
     param = "prompt" if len(prompts) > 1 else "n"
     return BadRequestError(f"{num_generations} sequences in one request are more than the {limit}.", param)
+
+
+def _num_scores(request: GenerationParams, params: SamplingParams, num_prompt_tokens: int) -> int:
+    """Log-probabilities that one sequence may collect before they are told."""
+    of_prompt = 0 if params.prompt_logprobs is None else num_prompt_tokens * (params.prompt_logprobs + 1)
+    of_output = 0 if params.logprobs is None or request.stream else params.max_tokens * (params.logprobs + 1)
+    return of_prompt + of_output
+
+
+def _too_many_scores(num_scores: int, params: SamplingParams) -> BadRequestError:
+    return BadRequestError(
+        f"Up to {num_scores} log-probabilities in one response are more than the {MAX_SCORES} that it may have. "
+        "Ask for fewer of them, of sequences or of tokens (max_tokens).",
+        "logprobs" if params.prompt_logprobs is None else "prompt_logprobs",
+    )
 
 
 def _generations(

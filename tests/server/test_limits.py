@@ -63,6 +63,28 @@ def test_what_is_sent_along_with_all_sequences_is_bounded(
     assert (refused.status_code, error_of(refused)["param"]) == (400, "n" if "n" in sequences(1) else "prompt")
 
 
+@pytest.mark.parametrize(
+    ("scores", "param"),
+    [
+        ({"logprobs": 4, "max_tokens": 5, "n": 4}, "logprobs"),
+        ({"prompt_logprobs": 4, "max_tokens": 1, "n": 10}, "prompt_logprobs"),
+        ({"prompt_logprobs": 4, "max_tokens": 1, "prompt": [[1, 2]] * 10}, "prompt_logprobs"),
+        ({"prompt_logprobs": 4, "logprobs": 4, "max_tokens": 2, "n": 5}, "prompt_logprobs"),
+        ({"prompt_logprobs": 4, "logprobs": 4, "max_tokens": 5, "n": 10, "stream": True}, "prompt_logprobs"),
+    ],
+    ids=str,
+)
+def test_the_scores_of_a_response_are_bounded(
+    server: LiveServer, scores: dict[str, Any], param: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"prompt": [1, 2], "echo": False, **scores}
+    monkeypatch.setattr("server.generation.plan.MAX_SCORES", 100)
+    assert server.complete(**body).status_code == 200
+    monkeypatch.setattr("server.generation.plan.MAX_SCORES", 99)
+    refused = server.complete(**body)
+    assert (refused.status_code, error_of(refused)["param"]) == (400, param)
+
+
 TEXT = {"type": "text", "text": "Hi"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 RESULT = {"type": "tool_result", "tool_use_id": "1"}
