@@ -14,7 +14,7 @@ from engine.forward import Forward
 from engine.model_inputs import build_inputs
 from engine.model_loader import LoadedModel
 from engine.sampler import Sampler
-from engine.scores import score
+from engine.scores import Scorer
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ class ModelRunner:
         self._model = model
         self._block_size = block_size
         self._run_model = forward
+        self._scorer = Scorer(model.has_kernels)
         self._sampler = Sampler(model.device, model.has_kernels, model.eos_token_ids)
 
     @torch.inference_mode()
@@ -37,7 +38,7 @@ class ModelRunner:
         tokens = self._next_tokens(logits[sampling], [kept[row][1] for row in sampling])
         if not sampling:
             logits[-1, 0].item()  # waits for a GPU, so that the step's duration, from which gaps are predicted, is true
-        scored = _score_prompts(logits, kept)
+        scored = _score_prompts(self._scorer, logits, kept)
         embeddings = self._embed([(row, kept[row][1]) for row in sampling])
         return StepOutput(
             tuple(
@@ -59,7 +60,7 @@ class ModelRunner:
         ends = accumulate(len(request.token_ids) for request in batch.requests)
         return StepOutput(
             tuple(
-                _said(request, logits, range(end - len(request.token_ids), end), chosen)
+                self._said(request, logits, range(end - len(request.token_ids), end), chosen)
                 for request, end in zip(batch.requests, ends, strict=True)
             )
         )
@@ -74,12 +75,29 @@ class ModelRunner:
     ) -> dict[str, tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]]:
         """Per request, if it has one, the token and its log-probabilities; `logits` [len(requests), vocab]."""
         return {
-            request.request_id: ((token_id,), _score_token(logits, row, request, token_id))
+            request.request_id: ((token_id,), self._score(logits, row, request, token_id))
             for row, (request, token_id) in enumerate(
                 zip(requests, self._sampler.sample(logits, requests), strict=True)
             )
             if token_id is not None
         }
+
+    def _said(
+        self, request: ScheduledRequest, logits: Tensor, rows: Sequence[int], chosen: Sequence[int | None]
+    ) -> RequestStepOutput:
+        """What the request says with its `rows` of all that was `chosen` of `logits`: as much as it guessed right, and
+        what comes next."""
+        num_said = 1 + num_right(request, [chosen[row] for row in rows])
+        said = [(row, token_id) for row in rows[:num_said] if (token_id := chosen[row]) is not None]
+        logprobs = [self._score(logits, row, request, token_id) for row, token_id in said]
+        return RequestStepOutput(
+            request.request_id, tuple(token_id for _, token_id in said), tuple(chain.from_iterable(logprobs))
+        )
+
+    def _score(self, logits: Tensor, row: int, request: ScheduledRequest, token_id: int) -> tuple[TokenLogprobs, ...]:
+        if request.params.logprobs is None:
+            return ()
+        return self._scorer.score(logits[row : row + 1], [token_id], request.params.logprobs)
 
     def _embed(self, rows: Sequence[tuple[int, ScheduledRequest]]) -> dict[str, bytes]:
         """Embeddings of the requests that ask for one, each from its row of the head's inputs."""
@@ -109,7 +127,7 @@ def _samples_at(request: ScheduledRequest, position: int) -> bool:
     return request.samples and position == request.end - 1
 
 
-def _score_prompts(logits: Tensor, kept: Sequence[Kept]) -> dict[str, tuple[TokenLogprobs, ...]]:
+def _score_prompts(scorer: Scorer, logits: Tensor, kept: Sequence[Kept]) -> dict[str, tuple[TokenLogprobs, ...]]:
     """Position p of a prompt scores its token p + 1. Requests that did not ask are left out."""
     rows: dict[str, tuple[ScheduledRequest, list[int], list[int]]] = {}
     for row, (_, request, position) in enumerate(kept):
@@ -118,23 +136,6 @@ def _score_prompts(logits: Tensor, kept: Sequence[Kept]) -> dict[str, tuple[Toke
             logit_rows.append(row)
             targets.append(request.prompt_token_ids[position + 1])
     return {
-        request_id: score(logits[logit_rows], targets, request.params.prompt_logprobs or 0)
+        request_id: scorer.score(logits[logit_rows], targets, request.params.prompt_logprobs or 0)
         for request_id, (request, logit_rows, targets) in rows.items()
     }
-
-
-def _said(
-    request: ScheduledRequest, logits: Tensor, rows: Sequence[int], chosen: Sequence[int | None]
-) -> RequestStepOutput:
-    """What the request says with its `rows` of all that was `chosen` of `logits`: as much as it guessed right, and what
-    comes next."""
-    num_said = 1 + num_right(request, [chosen[row] for row in rows])
-    said = [(row, token_id) for row in rows[:num_said] if (token_id := chosen[row]) is not None]
-    logprobs = [_score_token(logits, row, request, token_id) for row, token_id in said]
-    return RequestStepOutput(request.request_id, tuple(token_id for _, token_id in said), tuple(chain(*logprobs)))
-
-
-def _score_token(logits: Tensor, row: int, request: ScheduledRequest, token_id: int) -> tuple[TokenLogprobs, ...]:
-    if request.params.logprobs is None:
-        return ()
-    return score(logits[row : row + 1], [token_id], request.params.logprobs)

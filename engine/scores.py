@@ -1,30 +1,47 @@
 """Log-probabilities of tokens, from the logits they were chosen from."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from engine.batch import TokenLogprobs
 
-__all__ = ["score"]
+__all__ = ["Scorer", "score_in_torch"]
 
-_ROWS_AT_ONCE = 64  # each takes several times the memory of its logits
+_ROWS_AT_ONCE = 64  # each takes several times the memory of its logits in torch
 
-
-def score(logits: Tensor, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
-    """Log-probabilities of `token_ids`, one per row of `logits` [num_rows, vocab], and of the top ones beside it."""
-    starts = range(0, len(token_ids), _ROWS_AT_ONCE)
-    parts = (slice(start, start + _ROWS_AT_ONCE) for start in starts)
-    return tuple(chain.from_iterable(_score_some(logits[part], token_ids[part], num_top) for part in parts))
+Score = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
+"""Logits [num_rows, vocab], token ids [num_rows], num_top -> of each row the log-probability and rank of its token,
+[num_rows], and the num_top largest log-probabilities and their tokens, [num_rows, num_top]."""
 
 
-def _score_some(logits: Tensor, token_ids: Sequence[int], num_top: int) -> Iterator[TokenLogprobs]:
+class Scorer:
+    """Has no state but which code is the fastest here."""
+
+    def __init__(self, has_kernels: bool) -> None:
+        self._score = cast(Score, torch.ops.twostep.score_tokens) if has_kernels else score_in_torch
+
+    def score(self, logits: Tensor, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
+        """Of `token_ids`, one per row of `logits` [num_rows, vocab], and of the top ones beside it."""
+        starts = range(0, len(token_ids), _ROWS_AT_ONCE)
+        parts = (slice(start, start + _ROWS_AT_ONCE) for start in starts)
+        return tuple(chain.from_iterable(self._score_some(logits[part], token_ids[part], num_top) for part in parts))
+
+    def _score_some(self, logits: Tensor, token_ids: Sequence[int], num_top: int) -> Iterator[TokenLogprobs]:
+        tokens = torch.tensor(token_ids, device=logits.device)
+        logprobs, ranks, top_logprobs, top_ids = self._score(logits, tokens, min(num_top, logits.shape[1]))
+        pairs = zip(top_ids.tolist(), top_logprobs.tolist(), strict=True)
+        top = [tuple(zip(*pair, strict=True)) for pair in pairs]
+        columns = zip(token_ids, logprobs.tolist(), ranks.tolist(), top, strict=True)
+        return (TokenLogprobs(*column) for column in columns)
+
+
+def score_in_torch(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `Score`, on any device; which of equals are among the top is torch's choice."""
     logprobs = torch.log_softmax(logits.float(), dim=-1)
-    chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])  # [num_rows, 1]
+    chosen = logprobs.gather(1, tokens[:, None])
     ranks = (logprobs > chosen).sum(dim=-1) + 1
-    top_values, top_ids = logprobs.topk(min(num_top, logprobs.shape[-1]), dim=-1)  # [num_rows, num_top]
-    top = [tuple(zip(*pair, strict=True)) for pair in zip(top_ids.tolist(), top_values.tolist(), strict=True)]
-    columns = zip(token_ids, chosen[:, 0].tolist(), ranks.tolist(), top, strict=True)
-    return (TokenLogprobs(*column) for column in columns)
+    return chosen[:, 0], ranks, *logprobs.topk(num_top, dim=-1)

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <memory>
 
+#include "logits.h"
 #include "threads.h"
 #include "vec.h"
 
@@ -160,16 +161,13 @@ void check(const at::Tensor& logits, const at::Tensor& likeliest, const at::Tens
   TORCH_CHECK(likeliest.dim() == 1 && likeliest.size(0) == rows, "there is one likeliest token a row");
   TORCH_CHECK(controls.sizes() == at::IntArrayRef({rows, kNumControls}), "controls are rows of ", kNumControls);
   TORCH_CHECK(likeliest.scalar_type() == at::kLong && controls.scalar_type() == at::kDouble, "of int64 and float64");
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t token = likeliest.const_data_ptr<int64_t>()[row * likeliest.stride(0)];
-    TORCH_CHECK(0 <= token && token < logits.size(1), "token ", token, " is not in a vocabulary of ", logits.size(1));
-  }
 }
 
 // logits [T, V], likeliest [T] int64, controls [T, 5] float64: temperature, number, top_k, top_p, min_p -> [T] int64
 at::Tensor draw_tokens(const at::Tensor& logits, const at::Tensor& likeliest, const at::Tensor& controls) {
   check(logits, likeliest, controls);
   const at::Tensor rows = logits.contiguous(), tokens = likeliest.contiguous(), all_controls = controls.contiguous();
+  check_tokens(tokens, rows.size(1));
   at::Tensor drawn = at::empty(tokens.sizes(), tokens.options());
   const auto draw = [&]<class Element>(Element) {
     draw_rows<Element>(rows, tokens.const_data_ptr<int64_t>(),

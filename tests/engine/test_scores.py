@@ -1,22 +1,90 @@
+"""Log-probabilities: what they are, and that the kernel's are those of torch."""
+
 import pytest
 import torch
+from torch import Tensor
 
-from engine.scores import score
+from engine.kernels import load_kernels
+from engine.scores import Scorer, score_in_torch
+
+
+@pytest.fixture(params=["kernel", "torch"])
+def scorer(request: pytest.FixtureRequest) -> Scorer:
+    return kernel() if request.param == "kernel" else Scorer(has_kernels=False)
+
+
+def kernel() -> Scorer:
+    if load_kernels() is None:
+        pytest.skip("no kernels here")
+    return Scorer(has_kernels=True)
 
 
 @pytest.mark.parametrize("num_rows", [1, 63, 64, 65, 200])
-def test_many_rows_have_the_scores_that_each_has_alone(num_rows: int) -> None:
+def test_many_rows_have_the_scores_that_each_has_alone(scorer: Scorer, num_rows: int) -> None:
     logits = torch.randn(num_rows, 300, generator=torch.Generator().manual_seed(num_rows))
     token_ids = [7 * row % 300 for row in range(num_rows)]
-    alone = [score(logits[row : row + 1], [token_id], 3)[0] for row, token_id in enumerate(token_ids)]
-    assert list(score(logits, token_ids, 3)) == alone
+    alone = [scorer.score(logits[row : row + 1], [token_id], 3)[0] for row, token_id in enumerate(token_ids)]
+    assert list(scorer.score(logits, token_ids, 3)) == alone
 
 
-def test_scores_are_the_log_softmax_with_rank_and_top() -> None:
+def test_scores_are_the_log_softmax_with_rank_and_top(scorer: Scorer) -> None:
     logits = torch.tensor([[0.0, 1.0, 3.0], [5.0, 5.0, 0.0]])
-    first, second = score(logits, [1, 0], 2)
-    expected = torch.log_softmax(logits, -1)
+    first, second = scorer.score(logits, [1, 0], 2)
+    expected = torch.log_softmax(logits.double(), -1)
     assert (first.token_id, first.rank, second.rank) == (1, 2, 1)
-    assert first.logprob == expected[0, 1].item()
-    assert [token for token, _ in first.top] == [2, 1] and first.top[0][1] == expected[0, 2].item()
-    assert score(logits, [1, 0], 0)[0].top == ()
+    assert first.logprob == pytest.approx(expected[0, 1].item(), abs=1e-6)
+    assert [token for token, _ in first.top] == [2, 1] and first.top[1][1] == first.logprob
+    assert sorted(token for token, _ in second.top) == [0, 1]
+    assert scorer.score(logits, [1, 0], 0)[0].top == ()
+    assert len(scorer.score(logits, [1, 0], 100)[0].top) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 255, 256, 257, 5000])
+@pytest.mark.parametrize("scale", [0.0, 0.1, 3.0, 100.0])
+def test_the_kernel_has_the_scores_of_torch(size: int, scale: float, dtype: torch.dtype) -> None:
+    kernel()
+    logits = (torch.randn(33, size, generator=torch.Generator().manual_seed(size)) * scale).to(dtype)
+    logits[1:, size // 3] = -torch.inf if size > 1 else 0
+    tokens = torch.arange(33) * 31 % size
+    num_top = min(20, size)
+    told = torch.ops.twostep.score_tokens(logits, tokens, num_top)
+    expected = score_in_torch(logits.double(), tokens, num_top)
+    for name, one, other in zip(("logprobs", "ranks", "top"), told, expected, strict=False):
+        torch.testing.assert_close(
+            one, other.to(one.dtype), rtol=2e-6, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    assert torch.equal(told[3], in_order(logits)[:, :num_top])
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        for one, other in zip(told, torch.ops.twostep.score_tokens(logits[5:9], tokens[5:9], num_top), strict=True):
+            assert torch.equal(one[5:9], other)
+
+
+def in_order(logits: Tensor) -> Tensor:
+    """The likeliest first; of equals, the lower ids."""
+    return logits.float().sort(dim=1, descending=True, stable=True).indices
+
+
+def test_scores_of_a_row_of_nan_are_nan(scorer: Scorer) -> None:
+    [score] = scorer.score(torch.tensor([[0.0, torch.nan, 1.0]]), [0], 2)
+    assert score.logprob != score.logprob
+
+
+def test_the_kernel_refuses_what_does_not_fit() -> None:
+    kernel()
+    logits, tokens = torch.zeros(2, 9), torch.zeros(2, dtype=torch.long)
+    for wrong in (
+        (logits[0], tokens, 1),
+        (logits[:, :0], tokens, 0),
+        (logits, tokens[:1], 1),
+        (logits, tokens.int(), 1),
+        (logits, tokens + 9, 1),
+        (logits, tokens - 1, 1),
+        (logits, tokens, 10),
+        (logits, tokens, -1),
+    ):
+        with pytest.raises(RuntimeError):
+            torch.ops.twostep.score_tokens(*wrong)
+    with pytest.raises(NotImplementedError, match="Half"):
+        torch.ops.twostep.score_tokens(logits.half(), tokens, 1)
