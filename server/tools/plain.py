@@ -45,7 +45,7 @@ def tell_calls(messages: Messages, spelling: Spelling) -> list[dict[str, Any]]:
             result = f"Result of {names.get(call_id, call_id)}: {_text_of(message)}"
             before = f"{told.pop()['content']}\n" if last_role == "tool" else ""
             told.append({"role": "user", "content": before + result})
-        elif message.get("tool_calls"):
+        elif message["role"] == "assistant" and message.get("tool_calls"):
             names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"]}
             told.append(_without_calls(message, spelling))
         else:

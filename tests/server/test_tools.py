@@ -268,6 +268,13 @@ def test_templates_that_know_no_calls_are_told_of_them_in_plain_text() -> None:
         assert prompt_of(server) == f"[user]Weather?{call}[user]Result of get_weather: sunny[assistant]"
 
 
+def test_only_the_assistant_calls() -> None:
+    with live_server(FakeBackend(chat_templates={"default": TURNS})) as server:
+        message = {"role": "user", "content": "x", "tool_calls": [1]}
+        assert server.chat([message, {**message, "role": "system"}]).status_code == 200
+        assert prompt_of(server) == "[user]x[system]x[assistant]"
+
+
 def test_mistral_gets_the_ids_it_wants() -> None:
     template = "{{ tools | tojson if tools }}{# [TOOL_CALLS] tool_calls #}" + TURNS
     with live_server(FakeBackend(chat_templates={"default": template})) as server:
