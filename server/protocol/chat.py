@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from server.protocol.answers import PromptLogprob, Timings, Usage
 from server.protocol.generation import GenerationParams, wrong
-from server.protocol.messages import Messages
+from server.protocol.messages import AssistantMessage, Messages
 from server.protocol.tools import ToolParams
 from server.protocol.wire import Int32, Text
 
@@ -34,6 +34,9 @@ class ConversationParams(ToolParams):
     def check_conversation(self) -> None:
         if self.continue_final_message and self.opens_turn:
             raise wrong("add_generation_prompt", "cannot be combined with continue_final_message")
+        last = self.messages[-1]
+        if self.continue_final_message and isinstance(last, AssistantMessage) and last.tool_calls:
+            raise wrong("messages", "cannot be continued behind tool calls, only where they end with text")
         self.check_tools()
         for name in _GIVEN_BY_FIELDS:
             if name in self.chat_template_kwargs:

@@ -331,6 +331,7 @@ USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0: 'document'"),
         ({"messages": [{"role": "user", "content": [USE]}]}, "messages.0.content.0: 'tool_use'"),
         ({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking"}]}]}, "'redacted_thinking'"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "text", "text": "So "}, USE]}]}, "messages cannot"),
         ({"system": [IMAGE]}, "system.0: 'image'"),
         ({"temperature": -1}, "temperature"),
         ({"stop": ["x"]}, "stop_sequences"),

@@ -160,6 +160,13 @@ class TestContinuing:
     ) -> None:
         assert error_of(server.chat("Hi", **parameters))["param"] == param
 
+    def test_calls_are_not_continued(self, server: LiveServer) -> None:
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "So ", "tool_calls": [call]}]
+        assert error_of(server.chat(messages, continue_final_message=True))["param"] == "messages"
+        body = {"messages": messages, "continue_final_message": True}
+        assert error_of(server.post_json("/tokenize", body))["param"] == "messages"
+
     def test_the_turn_need_not_be_opened(self, server: LiveServer) -> None:
         server.chat("Hi", add_generation_prompt=False, max_tokens=1)
         assert bytes(server.engine.requests[0].prompt_token_ids[1:]) == b"[user]Hi"
