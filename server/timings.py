@@ -66,9 +66,11 @@ class PhaseReport:
         }
 
 
-def first_token_headers(output: RequestOutput, num_prompt_tokens: int) -> dict[str, str]:
-    """What is known when a stream starts."""
-    headers = {"X-Prompt-Tokens": str(num_prompt_tokens), "X-Cached-Tokens": str(output.num_cached_tokens)}
+def first_token_headers(output: RequestOutput, num_prompts: int, num_prompt_tokens: int) -> dict[str, str]:
+    """What is known when a stream starts: not how many tokens of other prompts are cached."""
+    headers = {"X-Prompt-Tokens": str(num_prompt_tokens)}
+    if num_prompts == 1:
+        headers["X-Cached-Tokens"] = str(output.num_cached_tokens)
     if output.timings is None:
         return headers
     body = PhaseReport.of([output.timings], TokenCounts(num_prompt_tokens, output.num_cached_tokens, 0)).body()

@@ -49,7 +49,7 @@ async def open_stream(
         return EventStream(
             stream.events(first, outputs),
             outputs,
-            first_token_headers(first[1], plan.num_prompt_tokens),
+            first_token_headers(first[1], len(plan.prompts), plan.num_prompt_tokens),
             context.settings.stall_timeout,
             keep_alive,
         )

@@ -255,6 +255,13 @@ def test_a_streams_headers_tell_what_is_known_at_the_first_token(server: LiveSer
     assert "x-e2e-ms" not in headers and "connection" not in headers
 
 
+def test_what_is_cached_of_several_prompts_is_not_known_at_the_first_token(server: LiveServer) -> None:
+    headers = server.complete([[65], [66, 67]], stream=True).headers
+    assert headers["x-prompt-tokens"] == "3" and "x-cached-tokens" not in headers
+    assert "x-cached-tokens" in server.complete([[65], [66, 67]]).headers
+    assert "x-cached-tokens" in server.complete([[65]], n=2, stream=True).headers
+
+
 def test_a_gap_that_never_was_is_null(server: LiveServer) -> None:
     response = server.complete("Hi", max_tokens=1)
     assert response.json()["timings"]["itl_ms"] is None
