@@ -55,7 +55,9 @@ class Settings(BaseSettings):
     max_connections: PositiveInt = setting("Server", 4096, "Connections at once; one that asks for nothing makes room.")
     header_timeout: PositiveFloat = setting("Server", 15.0, "Seconds a request's head may take.", "SECONDS")
     body_timeout: PositiveFloat = setting("Server", 30.0, "Seconds a body may take, plus 1 per 16 KiB.", "SECONDS")
-    stall_timeout: PositiveFloat = setting("Server", 60.0, "Seconds a client may stop reading its stream.", "SECONDS")
+    stall_timeout: PositiveFloat = setting(
+        "Server", 60.0, "Seconds a client may stop reading its stream.", "SECONDS", le=1e6
+    )
     shutdown_timeout: float = setting("Server", 30.0, "Seconds running streams may go on at shutdown.", "SECONDS", ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = setting("Server", "info", "What to log.")
     metrics_alias: Literal["vllm", "none"] = setting("Server", "vllm", "Also export metrics under vLLM's names.")

@@ -169,6 +169,7 @@ def test_the_model_is_called_as_it_was_given_unless_named() -> None:
         (["--dtype", "int8"], ["--dtype", "'float32'"]),
         (["--block-size", "0"], ["--block-size", "greater than 0"]),
         (["--max-queue-time", "inf"], ["--max-queue-time", "1000000"]),
+        (["--stall-timeout", "1e12"], ["--stall-timeout", "1000000"]),
         (["--kv-cache-memory-bytes", "lots"], ["--kv-cache-memory-bytes"]),
         (["--host", ""], ["--host", "empty"]),
         ([""], ["MODEL", "empty"]),
