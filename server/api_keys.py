@@ -91,7 +91,7 @@ def new_key(name: str) -> tuple[str, str]:
     secret = f"sk-{secrets.token_urlsafe(32)}"
     entry = f'{name}:\n  sha256: "{digest_of(secret.encode()).hex()}"\n'
     try:
-        _FILE.validate_python(yaml.safe_load(entry))
+        _FILE.validate_python(load_yaml(entry))
     except (yaml.YAMLError, ValidationError):
         raise ConfigError(f"{name!r} cannot name a key: use letters, digits, '.', '_' and '-', at most 64.") from None
     return secret, entry

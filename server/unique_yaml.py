@@ -25,4 +25,7 @@ class _Loader(yaml.SafeLoader):
 
 def load_yaml(text: str) -> Any:
     """Plain data. Raises YAMLError, of which RepeatedKeyError is one."""
-    return yaml.load(text, _Loader)
+    try:
+        return yaml.load(text, _Loader)
+    except ValueError as error:  # of what looks like a date and is none
+        raise yaml.YAMLError(str(error)) from error

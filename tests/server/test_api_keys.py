@@ -73,6 +73,7 @@ class TestFile:
             (2 * FILE, ["'alice' twice"]),
             (FILE.replace("bob: {", "bob: {weight: 2, weight: 3, "), ["'weight' twice"]),
             ("? [a]\n: 1\n? [b]\n: 2\n", ["not YAML"]),
+            ("alice: {sha256: 2024-13-01}\n", ["not YAML"]),
         ],
     )
     def test_what_is_wrong_is_named_and_shows_no_hash(self, tmp_path: Path, content: str, words: list[str]) -> None:
@@ -106,7 +107,7 @@ class TestNewKeys:
         secrets = {new_key("carol")[0] for _ in range(100)}
         assert len(secrets) == 100 and all(len(secret) >= 43 for secret in secrets)
 
-    @pytest.mark.parametrize("name", ["", "a b", "a: b", "#", "x" * 65, "-"])
+    @pytest.mark.parametrize("name", ["", "a b", "a: b", "#", "x" * 65, "-", "2024-02-30"])
     def test_their_names_are_checked(self, name: str, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(ConfigError, match="cannot name a key"):
             new_key(name)

@@ -204,6 +204,7 @@ def test_a_variable_that_is_nearly_a_setting_is_a_mistake(monkeypatch: pytest.Mo
         ("- a\n", ["port: 8000"]),
         ("a: [\n", ["not YAML"]),
         ("\x00", ["not YAML"]),
+        ("revision: 2024-02-30\n", ["not YAML", "day"]),
     ],
 )
 def test_wrong_files_are_explained(tmp_path: Path, content: str, words: list[str]) -> None:
