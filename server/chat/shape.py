@@ -79,11 +79,11 @@ def _assistant_fields(message: AssistantMessage) -> dict[str, Any]:
 
 
 def text_of(message: Message) -> str:
-    """The text parts, a line each."""
+    """The text parts, a line each; of an assistant that said nothing else, the refusal."""
     match message.content:
         case str(text):
             return text
         case None:
-            return ""
+            return (isinstance(message, AssistantMessage) and message.refusal) or ""
         case parts:
             return "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in parts)

@@ -139,10 +139,12 @@ class TestContinuing:
         server.chat(messages, continue_final_message=True, max_tokens=1)
         assert bytes(server.engine.requests[0].prompt_token_ids[1:]) == b"[user]Hi[assistant]I am "
 
-    @pytest.mark.parametrize("content", ["I am ", [{"type": "text", "text": "I am "}]])
-    def test_echo_begins_the_answer_with_it(self, server: LiveServer, content: Any) -> None:
+    @pytest.mark.parametrize(
+        "fields", [{"content": "I am "}, {"content": [{"type": "text", "text": "I am "}]}, {"refusal": "I am "}]
+    )
+    def test_echo_begins_the_answer_with_it(self, server: LiveServer, fields: dict[str, Any]) -> None:
         server.engine.rule = saying("ok")
-        messages = [{"role": "assistant", "content": content}]
+        messages = [{"role": "assistant", **fields}]
         parameters: dict[str, Any] = {"continue_final_message": True, "echo": True}
         assert server.chat(messages, **parameters).json()["choices"][0]["message"]["content"] == "I am ok"
         deltas = deltas_of(chunks_of(server.chat(messages, stream=True, **parameters)))
