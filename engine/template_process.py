@@ -75,7 +75,7 @@ def _render(job: _Job) -> _Result:
     try:
         return _Result(ChatTemplate(job.source).render(job.conversation, job.named_tokens))
     except InvalidParameterError as error:
-        return _Result(str(error), error.param)
+        return _Result(str(error).encode(errors="backslashreplace").decode(), error.param)  # no lone surrogates
 
 
 if __name__ == "__main__":

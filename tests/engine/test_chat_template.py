@@ -199,9 +199,12 @@ class TestIsolated:
             same.value.param,
         ) and param == same.value.param
 
-    def test_surrogates_do_not_break_the_pipe(self) -> None:
-        with pytest.raises(InvalidParameterError, match="surrogates"):
-            self.isolated("{{ x }}")
+    @pytest.mark.parametrize(
+        ("source", "complaint"), [("{{ x }}", "surrogates"), ("{{ raise_exception(x) }}", r"messages: \\ud800\.")]
+    )
+    def test_surrogates_do_not_break_the_pipe(self, source: str, complaint: str) -> None:
+        with pytest.raises(InvalidParameterError, match=complaint):
+            self.isolated(source)
 
     @pytest.mark.parametrize(
         ("source", "complaint"),
