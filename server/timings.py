@@ -113,6 +113,7 @@ EXPOSED_HEADERS = (
     "X-Cached-Tokens",
     "X-Generated-Tokens",
     "X-Request-Id",
+    "Retry-After",
     "Server-Timing",
 )
 """What scripts of another origin may read."""
