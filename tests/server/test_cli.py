@@ -17,10 +17,11 @@ import pytest
 from server.api_keys import new_key
 from server.banner import ready_banner, url_of
 from server.cli import main
+from server.serve import DrainingServer, serve
 from server.settings import Settings
 from tests.server.events import chunks_of
 from tests.server.fake_engine import INFO
-from tests.server.live_server import wait_until
+from tests.server.live_server import FakeBackend, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("TWOSTEP_")}
@@ -203,6 +204,19 @@ def test_hang_up_reads_the_keys_again(tmp_path: Path) -> None:
 def chunks_of_text(response: httpx.Response) -> list[dict[str, Any]]:
     response.read()
     return chunks_of(response)
+
+
+def test_nobody_waits_for_the_document_of_routes(monkeypatch: pytest.MonkeyPatch) -> None:
+    apps: list[Any] = []
+
+    def note_app(server: DrainingServer, sockets: list[socket.socket]) -> None:
+        sockets[0].close()
+        apps.append(server.config.app)
+
+    monkeypatch.setattr(DrainingServer, "run", note_app)
+    settings = Settings(port=0)
+    assert serve(settings, FakeBackend().opener(settings)) == 0
+    wait_until(lambda: apps[0].openapi_schema is not None)
 
 
 def test_a_bug_while_loading_is_exit_code_one() -> None:
