@@ -29,6 +29,7 @@ from server.errors import (
     RequestTooSlowError,
     kind_of,
 )
+from server.http10 import unchunked
 from server.raw_answer import raw_error
 from server.refusal_pace import RefusalPace, Verdict, is_paced, paced, slow_down
 
@@ -173,6 +174,8 @@ class BoundedProtocol(EarlyProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
         paced_app: Any = paced(app, self._hold, self._cut_off)
+        if cycle.scope["http_version"] == "1.0":
+            paced_app = unchunked(paced_app, cycle)
         super()._start_asgi_task(cycle, paced_app)
 
     async def _hold(self, key_name: str = "") -> Verdict:

@@ -29,6 +29,10 @@ def post(body: bytes) -> bytes:
     return POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
+def old(request: bytes) -> bytes:
+    return request.replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+
+
 def answer_to(server: LiveServer, *data: bytes) -> bytes:
     """All that comes back until the server closes."""
     with closing(server.connect()) as connection:
@@ -91,6 +95,20 @@ def hasty() -> Iterator[LiveServer]:
     """A server without patience."""
     with live_server(header_timeout=0.2, body_timeout=0.2, stall_timeout=0.3, max_connections=8) as running:
         yield running
+
+
+class TestOldClients:
+    """Of HTTP/1.0, to which no chunk may be sent."""
+
+    def test_a_stream_ends_with_its_connection(self, server: LiveServer) -> None:
+        head, _, body = answer_to(server, old(post(body_of(stream=True)))).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200") and b"connection: close" in head and b"transfer-encoding" not in head
+        assert body.startswith(b"data: {") and body.endswith(b"}\n\ndata: [DONE]\n\n")
+
+    @pytest.mark.parametrize("request_", [GET, post(body_of()), post(body_of(n=0))])
+    def test_what_has_a_length_is_told_with_it(self, server: LiveServer, request_: bytes) -> None:
+        head, _, body = answer_to(server, old(request_)).partition(b"\r\n\r\n")
+        assert b"content-length: %d\r\n" % len(body) in head + b"\r\n" and b"transfer-encoding" not in head
 
 
 class TestHeads:
