@@ -36,7 +36,8 @@ RENAMING = Renaming(
     ("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
     ("thinking_token_budget", "thinking.budget_tokens"),
     ("max_completion_tokens", "max_tokens"),
-    (r"stop\b", "stop_sequences"),
+    ("stop", "stop_sequences"),
+    (r"messages\.\d+\.tool_calls[.\w]*", "messages: tool_use blocks of a turn"),
 )
 
 

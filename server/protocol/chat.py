@@ -40,7 +40,7 @@ class ConversationParams(ToolParams):
         self.check_tools()
         for name in _GIVEN_BY_FIELDS:
             if name in self.chat_template_kwargs:
-                raise wrong("chat_template_kwargs", f"must not contain {name}, which is a field of its own")
+                raise wrong("chat_template_kwargs", f"must not contain {name!r}, which is a field of its own")
 
 
 class ChatRequest(ConversationParams, GenerationParams):

@@ -30,6 +30,7 @@ RENAMING = Renaming(
     (r"tools\.(\d+)\.function", r"tools.\1"),
     ("max_completion_tokens|max_tokens", "max_output_tokens"),
     (r"response_format\.json_schema|response_format", "text.format"),
+    (r"messages\.\d+\.tool_calls[.\w]*", "input: function calls in a row"),
     ("messages", "input"),
 )
 

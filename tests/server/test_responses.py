@@ -312,6 +312,7 @@ def test_thinking_can_be_bounded(agent: LiveServer) -> None:
 
 IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
 NAMED = {"type": "function", "name": "other"}
+CALLED = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
 ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}
 
 
@@ -374,6 +375,22 @@ def test_what_cannot_be_done_is_refused_by_name(server: LiveServer, parameters: 
     response = server.respond(**parameters)
     assert (response.status_code, error_of(response)["param"]) == (400, param)
     assert param in error_of(response)["message"] and server.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param", "message"),
+    [
+        ({"tools": TOOLS, "tool_choice": {**NAMED, "name": "messages"}}, "tool_choice.name", "'messages', which is"),
+        ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "must not contain 'messages'"),
+        ({"text": formatted(pattern="(messages")}, "text.format", "(messages"),
+        ({"input": 129 * [CALLED]}, "input", "input: function calls in a row: List should have at most 128"),
+    ],
+)
+def test_only_the_names_of_parameters_are_translated(
+    server: LiveServer, parameters: dict[str, Any], param: str, message: str
+) -> None:
+    error = error_of(server.respond(**parameters))
+    assert error["param"] == param and message in error["message"]
 
 
 def test_values_that_ask_for_nothing_are_accepted(server: LiveServer) -> None:
