@@ -6,6 +6,7 @@ The dialect is Draft 2020-12, as far as llguidance compiles it (docs/json_schema
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from engine.errors import GrammarError
 
@@ -28,7 +29,7 @@ _OTHER_BOUNDS = {
 _NEUTRAL: Mapping[str, Any] = {"uniqueItems": False, "unevaluatedProperties": True, "unevaluatedItems": True}
 
 _IN_A_MAP = ("properties", "patternProperties", "$defs", "definitions")
-_IN_A_LIST = ("anyOf", "allOf", "oneOf", "prefixItems")
+_IN_A_LIST = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
 _ALONE = ("items", "additionalProperties")
 
 
@@ -85,21 +86,43 @@ def _children(node: object) -> list[Any]:
     return node if isinstance(node, list) else []
 
 
-def _subschemas(schema: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every schema object in the schema, itself included, with the JSON pointer to it."""
-    if not isinstance(schema, Mapping):
+def _subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every schema object that is compiled, the schema itself included, with the JSON pointer to it."""
+    seen, places = set[int](), [("", schema)]
+    while places:
+        for path, part in _nested(*places.pop(), seen):
+            yield path, part
+            if "$ref" in part:
+                places.append((part["$ref"][1:100], _target(schema, path, part["$ref"])))
+
+
+def _nested(path: str, schema: Any, seen: set[int]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What is not yet `seen` of a schema and what stands in it."""
+    if not isinstance(schema, Mapping) or id(schema) in seen:
         return
+    seen.add(id(schema))
     yield path, schema
     for keyword in _ALONE:
-        yield from _subschemas(schema.get(keyword), f"{path}/{keyword}")
+        yield from _nested(f"{path}/{keyword}", schema.get(keyword), seen)
     for keyword in _IN_A_MAP:
         named = schema.get(keyword)
         for name, part in named.items() if isinstance(named, Mapping) else ():
-            yield from _subschemas(part, f"{path}/{keyword}/{_escape(name)}")
+            yield from _nested(f"{path}/{keyword}/{_escape(name)}", part, seen)
     for keyword in _IN_A_LIST:
         listed = schema.get(keyword)
         for index, part in enumerate(listed if isinstance(listed, list) else ()):
-            yield from _subschemas(part, f"{path}/{keyword}/{index}")
+            yield from _nested(f"{path}/{keyword}/{index}", part, seen)
+
+
+def _target(schema: Any, path: str, reference: str) -> Any:
+    """Where `#` or `#/...` leads, which may be a place that has no schemas otherwise: `#/components/schemas/x`."""
+    try:
+        for name in unquote(reference).split("/")[1:]:
+            name = name.replace("~1", "/").replace("~0", "~")
+            schema = schema[int(name) if isinstance(schema, list) else name]
+    except (LookupError, TypeError, ValueError) as error:
+        raise GrammarError(f"the schema's {path}/$ref leads nowhere") from error
+    return schema
 
 
 def _check_format(path: str, part: Mapping[str, Any]) -> None:
@@ -111,8 +134,8 @@ def _check_format(path: str, part: Mapping[str, Any]) -> None:
 
 def _check_reference(path: str, part: Mapping[str, Any]) -> None:
     target = part.get("$ref", "#")
-    if not (isinstance(target, str) and target.startswith("#")):
-        raise GrammarError(f"the schema's {path}/$ref leads out of the schema; only #... is followed")
+    if not (isinstance(target, str) and (target == "#" or target.startswith("#/"))):
+        raise GrammarError(f"the schema's {path}/$ref is no pointer into the schema; only # and #/... are followed")
 
 
 def _check_min_properties(path: str, part: Mapping[str, Any]) -> None:

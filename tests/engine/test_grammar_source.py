@@ -187,6 +187,16 @@ def refusal(schema: dict[str, Any]) -> str:
         ({"oneOf": [{"format": "unknown"}]}, "/oneOf/0/format"),
         ({"items": {"exclusiveMinimum": 3, "maximum": 3.5}}, "/items/exclusiveMinimum"),
         ({"exclusiveMaximum": -97.0, "minimum": -97.5}, "/exclusiveMaximum"),
+        ({"items": [{}, {"minProperties": 3}]}, "/items/1/minProperties"),
+        (
+            {"$ref": "#/components/x", "components": {"x": {"exclusiveMinimum": 2, "maximum": 2.5}}},
+            "/components/x/exclusiveMinimum",
+        ),
+        ({"$ref": "#/a", "a": {"items": {"$ref": "#/b%7E1c/0"}}, "b/c": [{"not": {}}]}, "/b%7E1c/0/not"),
+        ({"$ref": "#/a/1", "a": [{}]}, "/$ref"),
+        ({"$ref": "#/a/x", "a": [{}]}, "/$ref"),
+        ({"$ref": "#/type/x", "type": "object"}, "/$ref"),
+        ({"$ref": "#a", "$defs": {"x": {"$anchor": "a"}}}, "/$ref"),
     ],
 )
 def test_what_cannot_be_enforced_is_named_with_its_place(schema: dict[str, Any], path: str) -> None:
@@ -210,6 +220,13 @@ def test_what_cannot_be_enforced_is_named_with_its_place(schema: dict[str, Any],
 )
 def test_what_restricts_nothing_is_no_reason_to_refuse(schema: dict[str, Any]) -> None:
     to_lark(JsonSchema(schema))
+
+
+def test_references_are_followed_wherever_they_lead() -> None:
+    schema = {"type": "array", "items": {"$ref": "#/components/x/0"}, "components": {"x": [{"type": "integer"}]}}
+    assert accepted(JsonSchema(schema), "[1]", '["a"]') == ["[1]"]
+    chain = {str(number): {"$ref": f"#/parts/{number + 1}"} for number in range(2000)}
+    assert "/parts/2000/not " in refusal({"$ref": "#/parts/0", "parts": {**chain, "2000": {"not": {}}}})
 
 
 def test_constants_are_kept_whatever_they_are_called() -> None:
