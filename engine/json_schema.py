@@ -52,11 +52,15 @@ def compilable(schema: Any) -> Any:
         return [compilable(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        key: value if key in ("const", "enum", "default", "examples") else compilable(_as_read(key, value))
-        for key, value in schema.items()
-        if not _is_neutral(key, value)
-    }
+    return {key: _compilable(key, value) for key, value in schema.items() if not _is_neutral(key, value)}
+
+
+def _compilable(keyword: str, value: Any) -> Any:
+    if keyword in ("const", "enum", "default", "examples"):
+        return value
+    if keyword in _IN_A_MAP and isinstance(value, dict):  # its keys are names
+        return {name: compilable(part) for name, part in value.items()}
+    return compilable(_as_read(keyword, value))
 
 
 def _as_read(keyword: str, value: Any) -> Any:

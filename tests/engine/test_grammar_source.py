@@ -235,6 +235,16 @@ def test_constants_are_kept_whatever_they_are_called() -> None:
     ]
 
 
+def test_properties_are_no_keywords_whatever_they_are_called() -> None:
+    banned = {"properties": {"uniqueItems": False}, "minProperties": 1}
+    assert accepted(JsonSchema(banned), '{"uniqueItems":3}', '{"a":3}') == ['{"a":3}']
+    closed = {"properties": {"unevaluatedItems": True}, "additionalProperties": False, "minProperties": 1}
+    assert accepted(JsonSchema(closed), '{"unevaluatedItems":3}', '{"a":3}') == ['{"unevaluatedItems":3}']
+    unread = {"type": "array", "uniqueItems": False}
+    for name in ("default", "const", "enum", "examples"):
+        assert accepts(JsonSchema({"properties": {name: unread}, "required": [name]}), f'{{"{name}":[1]}}')
+
+
 @pytest.mark.parametrize("number", [float("inf"), float("nan"), 10**400, -1e308])
 def test_no_number_is_too_large_to_be_refused(number: float) -> None:
     with contextlib.suppress(GrammarError):
