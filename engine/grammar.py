@@ -63,11 +63,16 @@ class GrammarCompiler:
             self._compiled.popitem(last=False)
         return Matcher(compiled.deep_copy(), partial(self._renewed, grammar), self._alphabet, self._clock)
 
-    def _renewed(self, grammar: str) -> LLMatcher:
+    def _renewed(self, grammar: str) -> tuple[LLMatcher, float]:
         """Copies share a lexer, which is at its limit: the next requests begin with another, too. For any thread."""
         self._compiled.pop(grammar, None)
         with _thread_with_stack(_STACK_BYTES) as thread:
-            return thread.submit(compile_grammar, self._tokenizer, grammar).result()
+            return thread.submit(self._timed, grammar).result()
+
+    def _timed(self, grammar: str) -> tuple[LLMatcher, float]:
+        started_s = self._clock()  # may be that of the thread alone
+        compiled = compile_grammar(self._tokenizer, grammar)
+        return compiled, self._clock() - started_s
 
 
 class Grammars(Protocol):

@@ -22,11 +22,12 @@ class Matcher:
     def __init__(
         self,
         matcher: LLMatcher,
-        renewed: Callable[[], LLMatcher],
+        renewed: Callable[[], tuple[LLMatcher, float]],
         alphabet: Alphabet,
         clock: Callable[[], float],
     ) -> None:
-        """`renewed` gives one in the same first state that shares nothing. The clock counts what work takes."""
+        """`renewed` gives one in the same first state that shares nothing, and the seconds that it took. The clock
+        counts what other work takes."""
         self._matcher = matcher
         self._renewed = renewed
         self._clock = clock
@@ -74,7 +75,8 @@ class Matcher:
         if self._matcher.is_error() and self._num_renewals_left:
             # The limits count what all that share the lexer looked at, guesses too. An end must not depend on that.
             self._num_renewals_left -= 1
-            self._matcher, self._num_consumed, self._mask = self._renewed(), 0, None
+            (self._matcher, took_s), self._num_consumed, self._mask = self._renewed(), 0, None
+            self._spent_s += took_s
             mask = self._mask_after(output_token_ids)
         return (mask, *self._masks_after(draft))
 

@@ -2,6 +2,7 @@
 
 import random
 import sys
+import threading
 from itertools import count
 
 import pytest
@@ -127,7 +128,7 @@ def test_no_more_is_known_than_was_looked_for() -> None:
 
 def test_guesses_are_not_looked_at_when_a_tenth_of_the_time_is_spent() -> None:
     matcher, seconds = compiler()(DIGITS), iter([0.0, 0.01, 0.01, 0.021, 0.021, 0.03])
-    slow = Matcher(matcher._matcher, lambda: matcher._matcher, ALPHABET, clock=seconds.__next__)
+    slow = Matcher(matcher._matcher, lambda: (matcher._matcher, 0.0), ALPHABET, clock=seconds.__next__)
     assert [len(slow.allowed_tokens([], ids("12"))) for _ in range(3)] == [3, 3, 1]
 
 
@@ -249,17 +250,27 @@ def test_limits_that_others_reached_end_nobodys_text(monkeypatch: pytest.MonkeyP
 def test_a_grammar_that_takes_too_long_in_steps_ends_its_request(seconds: float, num_tokens: int) -> None:
     """Each mask takes so long. 0.2 s are free, and 5 ms a token."""
     matcher = compiler()(to_lark(Regex("1*")))
-    slow = Matcher(matcher._matcher, lambda: matcher._matcher, ALPHABET, clock=count(0.0, seconds).__next__)
+    slow = Matcher(matcher._matcher, lambda: (matcher._matcher, 0.0), ALPHABET, clock=count(0.0, seconds).__next__)
     output = list[int]()
     while len(output) < 300 and allowed(slow, output):
         output += ids("1")
     assert len(output) == pytest.approx(num_tokens, abs=1)
 
 
+def test_what_compiling_again_takes_counts_though_another_thread_does_it() -> None:
+    seconds, here = count(0.0, 0.3), threading.current_thread()
+
+    def clock() -> float:
+        return 0.0 if threading.current_thread() is here else next(seconds)
+
+    matcher = GrammarCompiler(make_tokenizer(TEXTS, [EOS]), clock)(DIGITS)
+    assert allowed(matcher, ids("A")) == [] and matcher._spent_s == pytest.approx(0.3)
+
+
 def test_guesses_have_a_tenth_of_the_time() -> None:
     """Each look at the clock takes 9 ms, of 20 for guesses."""
     matcher = compiler()(to_lark(Literal("1234567")))
-    slow = Matcher(matcher._matcher, lambda: matcher._matcher, ALPHABET, clock=count(0.0, 0.009).__next__)
+    slow = Matcher(matcher._matcher, lambda: (matcher._matcher, 0.0), ALPHABET, clock=count(0.0, 0.009).__next__)
     assert slow.forced_tokens([], 9) == ids("1")  # no time to look further
     assert slow._spent_s == pytest.approx(0.018)
     assert slow.forced_tokens([], 9) == ids("1")  # it is known
@@ -277,10 +288,10 @@ def test_an_ambiguous_grammar_comes_to_its_limits() -> None:
 def test_what_is_compiled_again_for_one_request_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     matcher, num_compiled = compiler()(DIGITS), 0
 
-    def renewed() -> LLMatcher:
+    def renewed() -> tuple[LLMatcher, float]:
         nonlocal num_compiled
         num_compiled += 1
-        return broken
+        return broken, 0.0
 
     broken = compile_grammar(make_tokenizer(TEXTS, [EOS]), "{")
     ill = Matcher(matcher._matcher, renewed, ALPHABET, lambda: 0.0)
