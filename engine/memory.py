@@ -21,20 +21,29 @@ def is_memory_shortage(error: Exception) -> bool:
 
 
 def _system_available_bytes() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available_kib = _figure(Path("/proc/meminfo"), "MemAvailable:")
+    return available_kib * 1024 if available_kib else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cgroup_available_bytes() -> int:
-    """What the cgroup (v2) of this container still allows; unlimited where there is none."""
+    """What the cgroup (v2) of this container still allows; unlimited where there is none.
+
+    Files that were read, like the checkpoint, count as its memory until something else needs the room. What of them
+    nobody uses is left out, as in the working set of Kubernetes.
+    """
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         current = int((_CGROUP / "memory.current").read_text())
     except (OSError, ValueError):
         return 1 << 62
-    return 1 << 62 if limit == "max" else max(0, int(limit) - current)
+    used = max(0, current - _figure(_CGROUP / "memory.stat", "inactive_file"))
+    return 1 << 62 if limit == "max" else max(0, int(limit) - used)
+
+
+def _figure(path: Path, name: str) -> int:
+    """The number behind the name; 0 where there is none."""
+    try:
+        figures = dict(line.split()[:2] for line in path.read_text().splitlines())
+        return int(figures.get(name, 0))
+    except (OSError, ValueError):
+        return 0
