@@ -213,6 +213,8 @@ def _eos_token_ids(config: EngineConfig, source: dict[str, Any], hf_config: PreT
     try:
         eos = GenerationConfig.from_pretrained(config.model, **source).eos_token_id
     except OSError:  # the checkpoint has no generation_config.json
+        eos = None
+    if eos is None:
         eos = getattr(hf_config.get_text_config(decoder=True), "eos_token_id", None)
     if eos is None:
         return ()

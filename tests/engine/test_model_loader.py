@@ -170,6 +170,8 @@ def test_eos_ids_come_from_the_generation_config_first(llama: Path) -> None:
     edit_config(llama, eos_token_id=3)
     (llama / "generation_config.json").unlink(missing_ok=True)
     assert load(llama).eos_token_ids == (3,)
+    (llama / "generation_config.json").write_text(json.dumps({"max_length": 9}))
+    assert load(llama).eos_token_ids == (3,)
     (llama / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
     assert load(llama).eos_token_ids == (5, 6)
 
