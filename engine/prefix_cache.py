@@ -15,6 +15,9 @@ from engine.request import Request
 class BlockCache(Protocol):
     """What the pool and the scheduler ask of a prefix cache."""
 
+    def can_match(self, request: Request) -> bool:
+        """Whether to look for the request's prefix at all."""
+
     def match(self, request: Request, max_blocks: int) -> list[int]:
         """Blocks holding the longest cached prefix of the request's tokens, at most `max_blocks`."""
 
@@ -35,6 +38,9 @@ class PrefixCache:
         self._block_size = block_size
         self._block_of_hash: dict[bytes, int] = {}
         self._hash_of_block: dict[int, bytes] = {}
+
+    def can_match(self, request: Request) -> bool:
+        return request.params.prompt_logprobs is None  # those of a cached token are not known
 
     def match(self, request: Request, max_blocks: int) -> list[int]:
         blocks: list[int] = []
@@ -74,6 +80,9 @@ class PrefixCache:
 
 class NullPrefixCache:
     """Caches nothing: the "off" state."""
+
+    def can_match(self, request: Request) -> bool:
+        return False
 
     def match(self, request: Request, max_blocks: int) -> list[int]:
         return []

@@ -204,13 +204,13 @@ class Scheduler:
             self.newly_scheduled.append(request.request_id)
             request.num_cached_tokens = request.num_computed_tokens
             self._waiting.start(request)
-            self.prefix_queries += request.num_tokens
+            self.prefix_queries += request.num_tokens if self._cache.can_match(request) else 0
             self.prefix_hits += request.num_computed_tokens
         return True
 
     def _match_prefix(self, request: Request) -> list[int]:
         """Cached blocks of the request's prefix; at least one token is always left to compute."""
-        if request.params.prompt_logprobs is not None:
+        if not self._cache.can_match(request):
             return []
         return self._cache.match(request, (request.num_tokens - 1) // self._block_size)
 

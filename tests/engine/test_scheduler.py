@@ -125,6 +125,15 @@ def test_prefix_lookups_and_hits_are_counted_in_tokens() -> None:
     assert (engine._scheduler.prefix_queries, engine._scheduler.prefix_hits) == (18, 8)
 
 
+def test_what_is_not_looked_up_is_not_counted() -> None:
+    scored, off = fake_engine(block_size=4), fake_engine(block_size=4, enable_prefix_caching=False)
+    add(scored, "a", range(1, 10), max_tokens=1, prompt_logprobs=1)
+    add(off, "a", range(1, 10), max_tokens=1)
+    for engine in (scored, off):
+        run_to_end(engine)
+        assert engine._scheduler.prefix_queries == 0
+
+
 def test_a_full_prefix_hit_still_computes_one_token() -> None:
     engine = fake_engine(block_size=4)
     for name in "ab":
