@@ -5,6 +5,10 @@ from dataclasses import dataclass
 
 from engine.request import FinishReason, Request
 
+EXHAUSTED = "The request's grammar is too complex: it took more time, or more states, than one request may have."
+NO_TOKEN_LEFT = "No token can come next: the request's grammar, and what it allows and forbids besides, leave none."
+NOT_FINITE = "The model computed no finite numbers: its weights are damaged, or its type has too small a range."
+
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
@@ -27,6 +31,13 @@ def accept(request: Request, token_ids: Sequence[int], eos_token_ids: frozenset[
         accepted.append(token_id)
         reason, stop_token_id = _end_after(request, token_id, eos_token_ids)
     return Acceptance(accepted, reason, stop_token_id)
+
+
+def why_none(request: Request) -> tuple[str, bool]:
+    """Why no token was made for it, and whether that is its own fault."""
+    if request.constraint is not None and request.constraint.is_exhausted:
+        return EXHAUSTED, True
+    return (NO_TOKEN_LEFT, True) if request.params.may_leave_no_token else (NOT_FINITE, False)
 
 
 def _end_after(

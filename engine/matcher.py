@@ -15,6 +15,8 @@ MAX_RENEWALS = 32  # of one request's matcher: its step waits while the grammar 
 _GUESSES_SHARE = 0.1
 _MAX_LOOK_S = 0.002  # of one step, its own mask included
 
+_NO_TEXT = "NoExtension"  # how errors begin that are about what the grammar says, and not about limits
+
 
 class Matcher:
     """A function of the tokens generated, asked for with all of them each time."""
@@ -43,14 +45,14 @@ class Matcher:
 
         EOS is allowed where the text may end; when it must, nothing else is.
         """
-        may_guess = self._spent_share(output_token_ids) <= _GUESSES_SHARE
+        may_guess = self._spent_share(len(output_token_ids)) <= _GUESSES_SHARE
         with self._counted():
             masks = self._masks(output_token_ids, draft if may_guess else ())
-        return (bytes(len(masks[0])),) if self._spent_share(output_token_ids) > 1.0 else masks
+        return (bytes(len(masks[0])),) if self._spent_share(len(output_token_ids)) > 1.0 else masks
 
     def forced_tokens(self, output_token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
         """None while they are unknown, or the grammar takes long."""
-        if self._spent_share(output_token_ids) > _GUESSES_SHARE:
+        if self._spent_share(len(output_token_ids)) > _GUESSES_SHARE:
             return ()
         with self._counted() as seconds:
             mask = self._mask_after(output_token_ids)
@@ -60,8 +62,13 @@ class Matcher:
                 self._foresight.look(mask, self._matcher.deep_copy, lambda: seconds() < _MAX_LOOK_S)
             return self._foresight.spelt()[:max_tokens]
 
-    def _spent_share(self, output_token_ids: Sequence[int]) -> float:
-        return self._spent_s / (MAX_SPENT_S + MAX_SPENT_PER_TOKEN_S * len(output_token_ids))
+    @property
+    def is_exhausted(self) -> bool:
+        met_limit = self._matcher.is_error() and not self._matcher.get_error().startswith(_NO_TEXT)
+        return met_limit or self._spent_share(self._num_consumed) > 1.0
+
+    def _spent_share(self, num_tokens: int) -> float:
+        return self._spent_s / (MAX_SPENT_S + MAX_SPENT_PER_TOKEN_S * num_tokens)
 
     @contextmanager
     def _counted(self) -> Iterator[Callable[[], float]]:

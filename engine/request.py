@@ -34,6 +34,10 @@ class Constraint(Protocol):
     def forced_tokens(self, output_token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
         """The likeliest way to spell the text that must come next."""
 
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether no token may come now because it took more than it may, and not by what it says."""
+
 
 @dataclass(slots=True, eq=False)
 class Request:

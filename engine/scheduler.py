@@ -8,7 +8,7 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from engine.acceptance import accept
+from engine.acceptance import accept, why_none
 from engine.batch import Batch, Phase, RequestStepOutput, ScheduledRequest, StepOutput
 from engine.block_pool import BlockPool
 from engine.fair_queue import FairQueue
@@ -19,9 +19,6 @@ from engine.prompt_scores import pack_scores
 from engine.request import Constraint, FinishReason, Request, RequestStatus
 from engine.request_state import announce, state_of
 from engine.speculation import Speculation
-
-NO_TOKEN_LEFT = "No token can come next: the request's grammar, and what it allows and forbids besides, leave none."
-NOT_FINITE = "The model computed no finite numbers: its weights are damaged, or its type has too small a range."
 
 
 class Scheduler:
@@ -231,8 +228,7 @@ class Scheduler:
         self._release_surplus(request)
         self._speculation.count(scheduled.num_drafts, num_accepted)
         if not result.token_ids and accepted.finish_reason is None:
-            blames_request = request.params.may_leave_no_token
-            return self._fail(request, NO_TOKEN_LEFT if blames_request else NOT_FINITE, blames_request)
+            return self._fail(request, *why_none(request))
         self._waiting.charge(request, len(accepted.token_ids))
         if accepted.finish_reason is not None:
             self._finish(request)

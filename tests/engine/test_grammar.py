@@ -4,24 +4,26 @@ import gc
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import wait
+from itertools import count
 from pathlib import Path
 
 import msgspec
 import pytest
+from llguidance import LLParserLimits
 
 import engine as engine_package
 from engine.batch import Batch, StepOutput
 from engine.config import EngineConfig, EngineInfo
 from engine.engine import Engine
 from engine.errors import InvalidParameterError, RequestError
-from engine.grammar import GrammarQueue, NoGrammars, load_grammars
+from engine.grammar import GrammarCompiler, GrammarQueue, NoGrammars, load_grammars, make_tokenizer
 from engine.grammar_source import Literal, Regex, Repeat, to_lark
 from engine.matcher import Matcher
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 from tests.engine.fakes import FakeRunner, add, batches, expected_tokens, fake_info, run_to_end, tokens_of
-from tests.engine.matchers import DIGITS, EOS, allowed, compiler, text_of
+from tests.engine.matchers import DIGITS, EOS, TEXTS, allowed, compiler, text_of
 from tests.engine.obedient import Gate, ObedientRunner, add_with, engine_with, the_end
 
 
@@ -115,9 +117,22 @@ def test_a_request_that_may_have_no_token_ends_with_an_error_of_its_own(engine: 
     add_with(engine, "b", DIGITS)
     updates = run_to_end(engine)
     (update,) = updates["a"]
-    assert update.finish_reason is FinishReason.ERROR and update.blames_request and "grammar" in (update.error or "")
+    assert update.finish_reason is FinishReason.ERROR and update.blames_request and "leave none" in (update.error or "")
     assert the_end(updates["b"]) is FinishReason.STOP
     assert engine._pool.stats.held == 0
+
+
+@pytest.mark.parametrize("limit", ["time", "states"])
+def test_a_grammar_at_its_limits_is_told_as_that(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if limit == "states":
+        monkeypatch.setattr("engine.grammar._LIMITS", LLParserLimits(verbose_errors=False, max_lexer_states=60))
+    seconds = count(0.0, 0.05 if limit == "time" else 0.0)
+    engine = engine_with(GrammarCompiler(make_tokenizer(TEXTS, [EOS]), clock=seconds.__next__))
+    add_with(engine, "a", to_lark(Regex("[0-9]{80}")), max_tokens=90)
+    update = run_to_end(engine)["a"][-1]
+    assert update.finish_reason is FinishReason.ERROR and update.blames_request
+    assert "took more time, or more states" in (update.error or "")
+    engine.close()
 
 
 def test_preemption_changes_no_token() -> None:

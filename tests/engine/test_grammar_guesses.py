@@ -64,6 +64,8 @@ class Marks:
 class MarkedConstraint:
     """Tells what was marked when its mask was asked for, and what must come."""
 
+    is_exhausted = False
+
     def __init__(self, marks: Marks) -> None:
         self.marks = marks
         self.seen: list[str] = []
