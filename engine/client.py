@@ -104,8 +104,9 @@ class EngineClient(Protocol):
 
         Raises before the first output: RequestError, OverloadedError, RequestTimeoutError, RequestAbortedError,
         EngineUnavailableError.
-        Raises after it: EngineFailedError, or EngineUnavailableError when the engine was stopped. An engine that dies
-        is no error as long as it can be restarted: the outputs go on where they stopped.
+        Raises after it: RequestError when no token can come next, as its grammar or bans have it; EngineFailedError, or
+        EngineUnavailableError when the engine was stopped. An engine that dies is no error as long as it can be
+        restarted: the outputs go on where they stopped.
         """
 
     async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestView]:
