@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from engine.experts import PackedExperts, PackedLlama4Experts, is_experts, is_router, pack_experts, pack_router
+from engine.known_code import is_watched
 from engine.packed_weight import PackedWeight, WeightHandle, multiply_rows
 from engine.packing import Pack, packing_for
 
@@ -91,15 +92,11 @@ def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
 
 def is_linear(module: nn.Module) -> bool:
     """A module that computes exactly F.linear: a subclass may have changed that, a hook may watch it."""
-    return type(module).forward in (nn.Linear.forward, Conv1D.forward) and not _is_hooked(module)
+    return type(module).forward in (nn.Linear.forward, Conv1D.forward) and not is_watched(module)
 
 
 def _is_router(module: nn.Module) -> bool:
-    return not isinstance(module, nn.Embedding) and is_router(module) and not _is_hooked(module)
-
-
-def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return not isinstance(module, nn.Embedding) and is_router(module) and not is_watched(module)
 
 
 def _pack_module(module: nn.Module, pack: Pack) -> Packed:
