@@ -35,7 +35,20 @@ def _is_described(module: nn.Module) -> bool:
     return all(hasattr(module, name) for name in described)
 
 
-class PackedExperts(nn.Module):
+class _TwoStacks(nn.Module):
+    up: "_PackedStack"
+    down: "_PackedStack"
+
+    @property
+    def nbytes(self) -> int:
+        return self.up.nbytes + self.down.nbytes
+
+    @property
+    def num_weights(self) -> int:
+        return self.up.num_weights + self.down.num_weights
+
+
+class PackedExperts(_TwoStacks):
     """In place of a layer's experts: each multiplies the rows that chose it; a row sums its slots in their order."""
 
     def __init__(self, experts: nn.Module, pack: Pack) -> None:
@@ -45,14 +58,6 @@ class PackedExperts(nn.Module):
         pack_stack = functools.partial(_PackedStack, experts, bool(experts.is_transposed), pack)
         self.up = pack_stack("gate_up_proj" if experts.has_gate else "up_proj")
         self.down = pack_stack("down_proj")
-
-    @property
-    def nbytes(self) -> int:
-        return self.up.nbytes + self.down.nbytes
-
-    @property
-    def num_weights(self) -> int:
-        return self.up.num_weights + self.down.num_weights
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states [T, H], chosen experts [T, S] and their weights [T, S] -> [T, H]."""
@@ -79,7 +84,7 @@ class PackedExperts(nn.Module):
         return cast(Tensor, experts.post_expert_norm(output)) if experts.has_post_expert_norm else output
 
 
-class PackedLlama4Experts(nn.Module):
+class PackedLlama4Experts(_TwoStacks):
     """In place of Llama 4's experts: every expert gets as many rows as there are tokens, most of them zeros."""
 
     def __init__(self, experts: nn.Module, pack: Pack) -> None:
@@ -88,14 +93,6 @@ class PackedLlama4Experts(nn.Module):
         self.experts = experts
         self.up = _PackedStack(experts, True, pack, "gate_up_proj")
         self.down = _PackedStack(experts, True, pack, "down_proj")
-
-    @property
-    def nbytes(self) -> int:
-        return self.up.nbytes + self.down.nbytes
-
-    @property
-    def num_weights(self) -> int:
-        return self.up.num_weights + self.down.num_weights
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # [E * T, H], expert by expert -> [E * T, H]
         chunks = hidden_states.view(len(self.up), -1, hidden_states.shape[-1])
