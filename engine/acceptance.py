@@ -33,11 +33,13 @@ def accept(request: Request, token_ids: Sequence[int], eos_token_ids: frozenset[
     return Acceptance(accepted, reason, stop_token_id)
 
 
-def why_none(request: Request) -> tuple[str, bool]:
-    """Why no token was made for it, and whether that is its own fault."""
+def why_none(request: Request, is_finite: bool) -> tuple[str, bool]:
+    """Why no token was made for it, and whether that is its own fault. `is_finite` is what its logits were."""
+    if not is_finite:
+        return NOT_FINITE, False
     if request.constraint is not None and request.constraint.is_exhausted:
         return EXHAUSTED, True
-    return (NO_TOKEN_LEFT, True) if request.params.may_leave_no_token else (NOT_FINITE, False)
+    return NO_TOKEN_LEFT, True
 
 
 def _end_after(

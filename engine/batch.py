@@ -96,6 +96,8 @@ class RequestStepOutput:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     embedding: bytes = b""
     """Of the whole prompt, with its last chunk, when asked for."""
+    is_finite: bool = True
+    """Where no token is left: whether the logits were numbers, before the request's own wishes changed them."""
 
 
 @dataclass(frozen=True, slots=True)

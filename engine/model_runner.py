@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, chain
 
 import torch
@@ -35,18 +36,17 @@ class ModelRunner:
         kept = _kept_positions(batch.requests)
         logits = self._forward(batch, [flat for flat, _, _ in kept])
         sampling = [row for row, (_, request, position) in enumerate(kept) if _samples_at(request, position)]
-        tokens = self._next_tokens(logits[sampling], [kept[row][1] for row in sampling])
+        said = self._say_one_each(logits[sampling], [kept[row][1] for row in sampling])
         if not sampling:
             logits[-1, 0].item()  # waits for a GPU, so that the step's duration, from which gaps are predicted, is true
         scored = _score_prompts(self._scorer, logits, kept)
         embeddings = self._embed([(row, kept[row][1]) for row in sampling])
         return StepOutput(
             tuple(
-                RequestStepOutput(
-                    request.request_id,
-                    *tokens.get(request.request_id, ((), ())),
-                    scored.get(request.request_id, ()),
-                    embeddings.get(request.request_id, b""),
+                replace(
+                    said.get(request.request_id) or RequestStepOutput(request.request_id),
+                    prompt_logprobs=scored.get(request.request_id, ()),
+                    embedding=embeddings.get(request.request_id, b""),
                 )
                 for request in batch.requests
             )
@@ -70,17 +70,10 @@ class ModelRunner:
         inputs = build_inputs(batch.requests, self._block_size, self._model.device)
         return self._run_model(inputs, kept)
 
-    def _next_tokens(
-        self, logits: Tensor, requests: Sequence[ScheduledRequest]
-    ) -> dict[str, tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]]:
-        """Per request, if it has one, the token and its log-probabilities; `logits` [len(requests), vocab]."""
-        return {
-            request.request_id: ((token_id,), self._score(logits, row, request, token_id))
-            for row, (request, token_id) in enumerate(
-                zip(requests, self._sampler.sample(logits, requests), strict=True)
-            )
-            if token_id is not None
-        }
+    def _say_one_each(self, logits: Tensor, requests: Sequence[ScheduledRequest]) -> dict[str, RequestStepOutput]:
+        """By the id of the request; `logits` [len(requests), vocab]."""
+        chosen = self._sampler.sample(logits, requests)
+        return {each.request_id: self._said(each, logits, range(i, i + 1), chosen) for i, each in enumerate(requests)}
 
     def _said(
         self, request: ScheduledRequest, logits: Tensor, rows: Sequence[int], chosen: Sequence[int | None]
@@ -91,7 +84,10 @@ class ModelRunner:
         said = [(row, token_id) for row in rows[:num_said] if (token_id := chosen[row]) is not None]
         logprobs = [self._score(logits, row, request, token_id) for row, token_id in said]
         return RequestStepOutput(
-            request.request_id, tuple(token_id for _, token_id in said), tuple(chain.from_iterable(logprobs))
+            request.request_id,
+            tuple(token_id for _, token_id in said),
+            tuple(chain.from_iterable(logprobs)),
+            is_finite=bool(said) or bool(logits[rows[0]].max().isfinite()),
         )
 
     def _score(self, logits: Tensor, row: int, request: ScheduledRequest, token_id: int) -> tuple[TokenLogprobs, ...]:

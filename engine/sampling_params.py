@@ -72,12 +72,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """True when the next token's logits depend on the tokens before it (penalties, bad words)."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0 or self.bad_words)
 
-    @property
-    def may_leave_no_token(self) -> bool:
-        """True when what is asked for can forbid every token."""
-        limits = (self.grammar, self.allowed_token_ids, self.logit_bias, self.min_tokens)
-        return any(limits) or self.needs_history
-
     def _check_lengths(self) -> None:
         _check(self.max_tokens >= 0, "max_tokens", "must be at least 0", self.max_tokens)
         _check(self.min_tokens >= 0, "min_tokens", "must be at least 0", self.min_tokens)

@@ -228,7 +228,7 @@ class Scheduler:
         self._release_surplus(request)
         self._speculation.count(scheduled.num_drafts, num_accepted)
         if not result.token_ids and accepted.finish_reason is None:
-            return self._fail(request, *why_none(request))
+            return self._fail(request, *why_none(request, result.is_finite))
         self._waiting.charge(request, len(accepted.token_ids))
         if accepted.finish_reason is not None:
             self._finish(request)

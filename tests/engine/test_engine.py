@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.batch import Batch, ScheduledRequest, StepOutput
+from engine.batch import Batch, RequestStepOutput, StepOutput
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
@@ -51,27 +51,26 @@ def test_a_failed_request_says_why() -> None:
 class Speechless(FakeRunner):
     """What comes of logits that are no numbers, or that have nothing left."""
 
-    def _choose(self, request: ScheduledRequest) -> tuple[int, ...]:
-        return ()
+    is_finite = True
+
+    def decode(self, batch: Batch) -> StepOutput:
+        return StepOutput(
+            tuple(RequestStepOutput(each.request_id, is_finite=self.is_finite) for each in batch.requests)
+        )
+
+    prefill = decode
 
 
-@pytest.mark.parametrize(
-    ("params", "is_blamed"),
-    [
-        ({}, False),
-        ({"temperature": 0.5, "stop_token_ids": [3], "top_k": 1}, False),
-        ({"logit_bias": {1: -100.0}}, True),
-        ({"allowed_token_ids": (1,)}, True),
-        ({"bad_words": ((1,),)}, True),
-        ({"min_tokens": 1}, True),
-    ],
-)
-def test_who_forbids_no_token_is_not_blamed_when_none_comes(params: dict[str, Any], is_blamed: bool) -> None:
-    engine = engine_with(Speechless(4))
+@pytest.mark.parametrize("params", [{}, {"repetition_penalty": 1.05}, {"logit_bias": {1: -100.0}}], ids=str)
+@pytest.mark.parametrize("is_finite", [False, True])
+def test_a_request_is_blamed_only_for_numbers_that_it_changed(params: dict[str, Any], is_finite: bool) -> None:
+    runner = Speechless(4)
+    runner.is_finite = is_finite
+    engine = engine_with(runner)
     add(engine, "a", **params)
     (update,) = run_to_end(engine)["a"]
-    assert (update.finish_reason, update.blames_request) == (FinishReason.ERROR, is_blamed)
-    assert ("what it allows and forbids" in (update.error or "")) == is_blamed
+    assert (update.finish_reason, update.blames_request) == (FinishReason.ERROR, is_finite)
+    assert ("what it allows and forbids" in (update.error or "")) == is_finite
     assert engine._pool.stats.held == 0
 
 

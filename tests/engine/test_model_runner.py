@@ -47,3 +47,20 @@ def test_a_prefill_step_ends_when_the_device_has_done_it(
     with Reads() as reads:
         runner.prefill(Batch(Phase.PREFILL, tuple(chunks)))
     assert reads.count >= 1
+
+
+@pytest.mark.parametrize(("logit", "is_finite"), [(0.0, True), (torch.nan, False), (torch.inf, False)])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_no_token_is_left_it_tells_whether_there_were_numbers(
+    tiny_model: Callable[..., LoadedModel], logit: float, is_finite: bool, phase: str, temperature: float
+) -> None:
+    def forward(_: Any, kept: Any) -> Tensor:
+        return torch.tensor([[0.0, logit, 0.0]])
+
+    banned = [0, 2] if logit else [0, 1, 2]
+    params = SamplingParams(temperature=temperature, bad_words=tuple((token,) for token in banned))
+    runner = ModelRunner(tiny_model("llama"), 16, forward)
+    request = ScheduledRequest("a", range(1), 8, (0,), params, range(9), (), True)
+    [said] = getattr(runner, phase)(Batch(Phase(phase), (request,))).requests
+    assert (said.token_ids, said.is_finite) == ((), is_finite)
