@@ -11,7 +11,7 @@ from server.protocol.generation import SamplingFields, wrong
 from server.protocol.request import RequestFields
 from server.protocol.tags import type_of
 from server.protocol.tools import MAX_TOOLS, Name, Schema
-from server.protocol.wire import MAX_INT32, Int32, StopStrings, Text, WireModel
+from server.protocol.wire import MAX_INT32, Int32, JsonObject, StopStrings, Text, WireModel, bounded_size
 
 
 def _check_kind(kind: Any) -> Any:
@@ -53,7 +53,7 @@ class ThinkingConfig(WireModel):
 
 class JsonFormat(WireModel):
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
 
 
 class OutputConfig(WireModel):
@@ -66,11 +66,11 @@ class AnthropicConversation(RequestFields):
 
     messages: Turns
     system: OnlyText | None = None
-    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field([])
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True), bounded_size] = Field([])
     tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingConfig | None = Field(None, description="Default: as the model does.")
     output_config: OutputConfig = OutputConfig()
-    chat_template_kwargs: dict[str, Any] = Field({}, description="Variables that the chat template knows.")
+    chat_template_kwargs: JsonObject = Field({}, description="Variables that the chat template knows.")
 
     @model_validator(mode="after")
     def _check(self) -> "AnthropicConversation":

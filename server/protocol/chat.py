@@ -1,6 +1,6 @@
 """POST /v1/chat/completions: its own parameters, beside those of `protocol.generation`, and its answers."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -8,7 +8,7 @@ from server.protocol.answers import PromptLogprob, Timings, Usage
 from server.protocol.generation import GenerationParams, wrong
 from server.protocol.messages import AssistantMessage, Messages
 from server.protocol.tools import ToolParams
-from server.protocol.wire import Int32, Text
+from server.protocol.wire import Int32, JsonObject, Text, bounded_size
 
 MAX_TOP_LOGPROBS = 20
 _GIVEN_BY_FIELDS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
@@ -23,8 +23,10 @@ class ConversationParams(ToolParams):
     )
     continue_final_message: bool = Field(False, description="Go on where the last message's text ends.")
     chat_template: Text | None = Field(None, description="Only where --trust-request-chat-template is set.")
-    chat_template_kwargs: dict[str, Any] = Field({}, description="Variables that the template knows.")
-    documents: list[dict[str, Any]] | None = Field(None, description="Handed to the template, if it reads them.")
+    chat_template_kwargs: JsonObject = Field({}, description="Variables that the template knows.")
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True), bounded_size] | None = Field(
+        None, description="Handed to the template, if it reads them."
+    )
     add_special_tokens: bool = Field(False, description="Besides those that the template writes.")
 
     @property

@@ -1,7 +1,7 @@
 """The messages of a conversation, by role. Errors name the place: `messages.0.content.1`."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,7 @@ from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from server.protocol.tags import by_type, text_or
-from server.protocol.wire import Text, WireModel
+from server.protocol.wire import MAX_VALUES, Text, WireModel, check_size
 
 MAX_MESSAGES = 2**14
 MAX_PARTS = 1024
@@ -152,8 +152,10 @@ Message = Annotated[
 
 def _check_parts(messages: Any) -> Any:
     """Before pydantic looks at each of them, which would hold up the event loop."""
-    entries: Iterable[Any] = messages if isinstance(messages, list) and len(messages) <= MAX_MESSAGES else ()
-    num_parts = 0
+    entries: Iterable[Any] = messages if isinstance(messages, list) else ()
+    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
+        raise PydanticCustomError("too_long", "Must not have more than {limit} items", {"limit": MAX_MESSAGES})
+    num_parts, arguments = 0, list[Any]()
     for _ in range(_DEPTH):
         dicts = [entry for entry in entries if isinstance(entry, dict)]
         lists = [entry[name] for entry in dicts for name in _PARTS if isinstance(entry.get(name), list)]
@@ -161,8 +163,24 @@ def _check_parts(messages: Any) -> Any:
         if num_parts > MAX_PARTS_TOGETHER:
             message = "Must not have more than {limit} parts and tool calls together"
             raise PydanticCustomError("too_long", message, {"limit": MAX_PARTS_TOGETHER})
+        arguments += map(_arguments, dicts)
         entries = chain.from_iterable(lists)
+    _check_arguments_together(arguments)
     return messages
+
+
+def _check_arguments_together(arguments: Sequence[Any]) -> None:
+    """Objects, or strings that hold them: there a comma may be a value's end."""
+    if sum(each.count(",") for each in arguments if isinstance(each, str)) > MAX_VALUES:
+        message = "Must not have more than {limit} commas in the arguments of calls together"
+        raise PydanticCustomError("too_long", message, {"limit": MAX_VALUES})
+    check_size([each for each in arguments if isinstance(each, dict)])
+
+
+def _arguments(entry: dict[str, Any]) -> Any:
+    """Of a call, where any of the APIs has them."""
+    function = entry.get("function")
+    return function.get("arguments") if isinstance(function, dict) else entry.get("arguments", entry.get("input"))
 
 
 bounded_parts = BeforeValidator(_check_parts)

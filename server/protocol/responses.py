@@ -10,9 +10,19 @@ from server.protocol.response_items import Input
 from server.protocol.structured import JsonSchemaFormat
 from server.protocol.tags import type_of
 from server.protocol.tools import MAX_TOOLS, Function, FunctionName, Kind
-from server.protocol.wire import Int32, StopStrings, Text, WireModel, check_told
+from server.protocol.wire import (
+    Int32,
+    JsonObject,
+    StopStrings,
+    Text,
+    WireModel,
+    bounded_size,
+    check_told,
+    entries_at_most,
+)
 
 MAX_METADATA = 16
+MAX_INCLUDED = 16
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -59,7 +69,7 @@ class PlainFormat(WireModel):
 
 class SchemaFormat(JsonSchemaFormat):
     type: Literal["json_schema"]
-    schema_: Annotated[dict[str, Any], AfterValidator(check_told)] = Field(alias="schema")  # told again in the response
+    schema_: Annotated[JsonObject, AfterValidator(check_told)] = Field(alias="schema")  # told again in the response
 
 
 TextFormat = Annotated[
@@ -96,9 +106,11 @@ class ResponsesRequest(SamplingFields):
     stop: StopStrings = Field([])
     stream: bool = False
     stream_options: ObfuscationOptions | None = None
-    include: list[Literal["message.output_text.logprobs"]] = Field([])
+    include: Annotated[
+        list[Literal["message.output_text.logprobs"]], Field(max_length=MAX_INCLUDED, fail_fast=True)
+    ] = Field([])
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS, description=f"Needs include: {LOGPROBS}.")
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field([])
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True), bounded_size] = Field([])
     tool_choice: FunctionChoice = "auto"
     parallel_tool_calls: bool = Field(True, description="false: at most one call.")
     text: TextConfig = TextConfig()
@@ -106,11 +118,11 @@ class ResponsesRequest(SamplingFields):
     thinking_token_budget: Int32 | None = Field(
         None, ge=0, description="Thinking ends after this many tokens, if the model has not ended it before."
     )
-    chat_template_kwargs: dict[str, Any] = Field({}, description="Variables that the chat template knows.")
+    chat_template_kwargs: JsonObject = Field({}, description="Variables that the chat template knows.")
     truncation: Literal["disabled", "auto"] = Field("disabled", description="auto is refused.")
     background: bool = Field(False, description="true is refused: nothing is stored.")
     store: bool = Field(True, description="Accepted for OpenAI's clients; nothing is stored.")
-    metadata: Annotated[dict[Text, Text], Field(max_length=MAX_METADATA)] = Field({})
+    metadata: Annotated[dict[Text, Text], Field(max_length=MAX_METADATA), entries_at_most(MAX_METADATA)] = Field({})
     user: Text | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None

@@ -8,9 +8,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine.grammar_source import JSON_OBJECT, JsonSchema, Lark, Part, Regex, choice
-from server.protocol.wire import ClosedModel, Text
+from server.protocol.wire import ClosedModel, JsonObject, Text
 
 MAX_CHOICES = 8192
+MAX_SCHEMA_CHARS = 2**20
+"""Of a schema that is written as a string."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class Demand:
 class JsonSchemaFormat(ClosedModel):
     name: Text = Field(pattern="^[a-zA-Z0-9_-]{1,64}$")
     description: Text | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
     strict: bool = Field(False, description="Makes no difference: the text always follows the schema.")
 
 
@@ -49,6 +51,8 @@ def _parsed(value: Any) -> Any:
     """Clients send schemas as objects, and as strings that hold one."""
     if not isinstance(value, str):
         return value
+    if len(value) > MAX_SCHEMA_CHARS:
+        raise _wrong(f"A string must not have more than {MAX_SCHEMA_CHARS} characters")
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
@@ -58,7 +62,7 @@ def _parsed(value: Any) -> Any:
 class StructuredOutputs(ClosedModel):
     """Exactly one of these."""
 
-    json_: Annotated[dict[str, Any], BeforeValidator(_parsed)] | None = Field(None, alias="json")
+    json_: Annotated[JsonObject, BeforeValidator(_parsed)] | None = Field(None, alias="json")
     regex: Text | None = Field(None, description="The whole text matches.")
     choice: list[Text] | None = Field(None, min_length=1, max_length=MAX_CHOICES, fail_fast=True)
     grammar: Text | None = Field(None, description="In Lark's notation.")

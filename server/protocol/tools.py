@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from server.protocol.generation import wrong
-from server.protocol.wire import Text, WireModel, check_told
+from server.protocol.wire import Text, WireModel, bounded_size, check_told
 
 MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 2**20
@@ -101,7 +101,7 @@ ToolChoice = Annotated[
 class ToolParams(WireModel):
     """The fields of a request that concern tools."""
 
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field([])
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), bounded_size] = Field([])
     tool_choice: ToolChoice | None = Field(
         None, description="Default: auto. What is required is guaranteed, by a grammar."
     )

@@ -1,6 +1,7 @@
 """What all request bodies share: strict types, no NaN, nulls count as absent, text that a tokenizer can take."""
 
 import math
+from itertools import chain
 from typing import Annotated, Any
 
 from pydantic import (
@@ -29,6 +30,9 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_ALLOWED_TOKEN_IDS = 2**14  # each step looks at them all, for each sequence
 MAX_LOGIT_BIASES = 1024
 MAX_SCHEMA_DEPTH = 64
+MAX_FIELDS = 256
+MAX_VALUES = 2**17
+"""Of JSON that is handed on as it is: all of it is walked through and told, on the event loop."""
 
 
 class WireModel(BaseModel):
@@ -41,6 +45,8 @@ class WireModel(BaseModel):
     def _drop_nulls(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        if len(data) > MAX_FIELDS:
+            raise PydanticCustomError("too_long", "Must not have more than {limit} fields", {"limit": MAX_FIELDS})
         return {name: value for name, value in data.items() if value is not None}
 
     @classmethod
@@ -79,6 +85,18 @@ def check_text(text: str) -> str:
     return text
 
 
+def check_size(value: Any) -> Any:
+    """Before anything looks at each of its values. A name belongs to its value."""
+    level, num_values = [value], 0
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        num_values += sum(map(len, level))
+        if num_values > MAX_VALUES:
+            message = "Must not have more than {limit} values together"
+            raise PydanticCustomError("too_long", message, {"limit": MAX_VALUES})
+        level = list(chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level))
+    return value
+
+
 def check_told(schema: dict[str, Any]) -> dict[str, Any]:
     """Refuse a schema that templates and responses could not tell: too deep, or with what is no text or no number."""
     level: list[Any] = [schema]
@@ -104,11 +122,15 @@ def _check_scalar(value: Any) -> None:
         raise PydanticCustomError("number", "The schema has a number that JSON has not")
 
 
-def _check_size(value: Any) -> Any:
+def entries_at_most(limit: int) -> BeforeValidator:
     """Before each entry is looked at: pydantic would describe what is wrong with every one of them."""
-    if isinstance(value, dict) and len(value) > MAX_LOGIT_BIASES:
-        raise PydanticCustomError("too_long", "Must not have more than {limit} entries", {"limit": MAX_LOGIT_BIASES})
-    return value
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > limit:
+            raise PydanticCustomError("too_long", "Must not have more than {limit} entries", {"limit": limit})
+        return value
+
+    return BeforeValidator(check)
 
 
 def _at_most(limit: int) -> AfterValidator:
@@ -127,6 +149,8 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+bounded_size = BeforeValidator(check_size)
+JsonObject = Annotated[dict[str, Any], bounded_size]
 Int32 = Annotated[int, Field(ge=-(2**31), le=MAX_INT32)]
 Int64 = Annotated[int, Field(ge=-(2**63), le=MAX_INT64)]
 Text = Annotated[str, AfterValidator(check_text)]
@@ -141,7 +165,7 @@ BadWords = Annotated[
     Field(max_length=MAX_BAD_WORDS, fail_fast=True),
     _at_most(MAX_BAD_WORDS_LENGTH),
 ]
-LogitBias = Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES), BeforeValidator(_check_size)]
+LogitBias = Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES), entries_at_most(MAX_LOGIT_BIASES)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]

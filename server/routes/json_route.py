@@ -16,11 +16,13 @@ from server.context import context_of
 from server.disconnect import unless_client_leaves
 from server.errors import BadRequestError, MediaTypeError
 from server.large_bodies import LARGE_BYTES, LargeBodies, is_large
+from server.protocol.wire import MAX_FIELDS
 
-MAX_FIELDS = 256
 MAX_CONTAINERS = 100_000
 """Lists and objects of a large body; brackets within strings count, so more are allowed where they are sparse as in
 text: one in 16 bytes. Made of nothing but empty lists, a body would take ten times as long as one of numbers."""
+MAX_NAMES = 2**18
+"""In its objects; colons within strings count, with the same allowance."""
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -87,6 +89,8 @@ def _parse(body: bytes) -> Any:
         return json.loads(body.decode())
     if body.count(b"[") + body.count(b"{") > max(MAX_CONTAINERS, len(body) // 16):
         raise BadRequestError("The body's JSON has too many lists and objects.")
+    if body.count(b":") > max(MAX_NAMES, len(body) // 16):
+        raise BadRequestError("The body's JSON has too many names in its objects.")
     gc.disable()  # millions of small values would make the collector look at all of them again and again
     try:
         return msgspec.json.decode(body)

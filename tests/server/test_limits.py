@@ -5,8 +5,12 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
 
-from server.protocol import wire
+from server.protocol import messages, structured, wire
+from server.protocol.chat import ChatRequest
+from server.protocol.responses import ResponsesRequest
 from server.routes import json_route
 from tests.server.events import error_of
 from tests.server.live_server import LiveServer
@@ -98,7 +102,7 @@ def parts(count: int, kind: str = "text") -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("path", "messages"),
+    ("path", "sent"),
     [
         ("chat/completions", parts),
         ("chat/completions", lambda count: [{"role": "assistant", "tool_calls": [CALL] * (count - 1)}, *parts(1)]),
@@ -109,12 +113,12 @@ def parts(count: int, kind: str = "text") -> list[dict[str, Any]]:
     ],
 )
 def test_parts_of_all_messages_are_counted_before_they_are_read(
-    server: LiveServer, path: str, messages: Any, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, path: str, sent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.protocol.messages.MAX_PARTS_TOGETHER", 32)
     param, limit = ("input", "max_output_tokens") if path == "responses" else ("messages", "max_tokens")
     taken, refused = (
-        server.post_json(f"/v1/{path}", {"model": "fake", param: messages(count), limit: 1}) for count in (32, 33)
+        server.post_json(f"/v1/{path}", {"model": "fake", param: sent(count), limit: 1}) for count in (32, 33)
     )
     assert taken.status_code == 200, taken.text
     message = f"{param}: Must not have more than 32 parts and tool calls together."
@@ -128,8 +132,8 @@ def test_other_lists_are_no_parts(server: LiveServer, monkeypatch: pytest.Monkey
     answer = {"type": "message", "role": "assistant", "content": [part]}
     sent = {"model": "fake", "input": [answer, {"role": "user", "content": "Go on"}], "max_output_tokens": 1}
     assert server.post_json("/v1/responses", sent).status_code == 200
-    messages = [{"role": "user", "content": "Hi", "known_to_the_template": [1] * 99}]
-    assert server.chat(messages, max_tokens=1).status_code == 200
+    known = [{"role": "user", "content": "Hi", "known_to_the_template": [1] * 99}]
+    assert server.chat(known, max_tokens=1).status_code == 200
 
 
 def test_logit_biases_are_counted_before_they_are_read(server: LiveServer) -> None:
@@ -139,7 +143,7 @@ def test_logit_biases_are_counted_before_they_are_read(server: LiveServer) -> No
 
 
 def test_so_are_fields(server: LiveServer) -> None:
-    fields = {f"unknown_{each}": 1 for each in range(json_route.MAX_FIELDS - 1)}
+    fields = {f"unknown_{each}": 1 for each in range(wire.MAX_FIELDS - 1)}
     assert server.complete("Hi", **fields).status_code == 200
     refused = server.complete("Hi", **fields, one_more=1)
     assert refused.status_code == 400 and "257 fields" in error_of(refused)["message"]
@@ -169,6 +173,95 @@ def test_too_many_lists_and_objects_are_refused_unless_they_are_text(
     body = '{"unknown": [' + ",".join([item] * (json_route.MAX_CONTAINERS + 1)) + '], "prompt": "Hi"}'
     refused = server.post("/v1/completions", body)
     assert refused.status_code == (200 if is_taken else 400), refused.text
+
+
+def test_so_are_names_in_objects(server: LiveServer) -> None:
+    names = ",".join(f'"{each:x}":0' for each in range(json_route.MAX_NAMES))
+    refused = server.post("/v1/completions", f'{{"prompt": "Hi", "metadata": {{{names}}}}}')
+    assert refused.status_code == 400 and "too many names" in error_of(refused)["message"]
+    assert server.complete("Hi", metadata={"text": ": " * json_route.MAX_NAMES}).status_code == 400
+    assert server.complete("Hi", metadata={"text": (":" + " " * 16) * json_route.MAX_NAMES}).status_code == 200
+
+
+def test_values_are_counted_in_all_depths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_VALUES", 32)
+    value = {"a": [1, {"b": [{}, [[1] * 5]]}]}
+    assert wire.check_size([value, [0] * 18]) is not None
+    with pytest.raises(PydanticCustomError):
+        wire.check_size([value, [0] * 19])
+
+
+def function(schema: Any) -> dict[str, Any]:
+    return {"name": "f", "parameters": schema}
+
+
+def called(arguments: Any) -> list[dict[str, Any]]:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps(arguments)}}
+    return [{"role": "assistant", "tool_calls": [call]}]
+
+
+def used(arguments: Any) -> list[dict[str, Any]]:
+    return [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": arguments}]}]
+
+
+@pytest.mark.parametrize(
+    ("path", "param", "field"),
+    [
+        ("chat/completions", "tools", lambda value: [{"type": "function", "function": function(value)}]),
+        ("chat/completions", "documents", lambda value: [value]),
+        ("chat/completions", "chat_template_kwargs", lambda value: value),
+        ("chat/completions", "response_format", lambda value: {"type": "json_schema", "json_schema": named(value)}),
+        ("chat/completions", "structured_outputs", lambda value: {"json": value}),
+        ("chat/completions", "structured_outputs", lambda value: {"json": json.dumps(value)}),
+        ("chat/completions", "messages", called),
+        ("responses", "tools", lambda value: [{"type": "function", **function(value)}]),
+        ("responses", "chat_template_kwargs", lambda value: value),
+        ("responses", "text", lambda value: {"format": {"type": "json_schema", **named(value)}}),
+        ("responses", "input", lambda value: [{"type": "function_call", "call_id": "1", **called_item(value)}]),
+        ("messages", "tools", lambda value: [{"name": "f", "input_schema": value}]),
+        ("messages", "chat_template_kwargs", lambda value: value),
+        ("messages", "output_config", lambda value: {"format": {"type": "json_schema", "schema": value}}),
+        ("messages", "messages", used),
+    ],
+)
+def test_values_that_are_handed_on_are_counted_before_they_are_read(
+    server: LiveServer, path: str, param: str, field: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.protocol.wire.MAX_VALUES", 32)
+    monkeypatch.setattr("server.protocol.messages.MAX_VALUES", 32)
+    sent = {"model": "fake", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
+    sent = {"model": "fake", "input": "Hi"} if path == "responses" else sent
+    refused = server.post_json(f"/v1/{path}", {**sent, param: field({"enum": [0] * 34})})
+    message = refused.json()["error"]["message"]
+    assert refused.status_code == 400 and message.startswith(param) and "more than 32" in message
+
+
+def named(schema: Any) -> dict[str, Any]:
+    return {"name": "f", "schema": schema}
+
+
+def called_item(arguments: Any) -> dict[str, Any]:
+    return {"name": "f", "arguments": json.dumps(arguments)}
+
+
+@pytest.mark.parametrize(
+    ("path", "param", "value"),
+    [
+        ("chat/completions", "messages", [{"role": "user", "content": "Hi"}] * (messages.MAX_MESSAGES + 1)),
+        ("chat/completions", "stream_options", {f"unknown_{each}": 1 for each in range(wire.MAX_FIELDS + 1)}),
+        ("chat/completions", "documents", [1, 2]),
+        ("chat/completions", "structured_outputs", {"json": " " * (structured.MAX_SCHEMA_CHARS + 1)}),
+        ("responses", "include", ["unknown", "unknown"]),
+        ("responses", "metadata", {f"name {each}": 1 for each in range(17)}),
+    ],
+)
+def test_only_the_first_of_many_mistakes_is_looked_for(server: LiveServer, path: str, param: str, value: Any) -> None:
+    """To describe all of them takes seconds, on the event loop."""
+    model = {"chat/completions": ChatRequest, "responses": ResponsesRequest}[path]
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate({"messages": [{"role": "user", "content": "Hi"}], "input": "Hi", param: value})
+    assert caught.value.error_count() == 1
+    assert server.post_json(f"/v1/{path}", {"messages": [], "input": "Hi", param: value}).status_code == 400
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity"])
