@@ -1,5 +1,6 @@
 """Reading JSON bodies strictly: the media type must say so, and what cannot be parsed is told in one sentence."""
 
+import asyncio
 import gc
 import json
 from collections.abc import Callable, Coroutine
@@ -48,6 +49,7 @@ class JsonRequest(Request):
         body = await self.body()
         if len(body) >= LARGE_BYTES:
             await self._large_bodies.turn(len(body))
+            _rest_collector()
         try:
             value = _parse(body)
         except (ValueError, msgspec.MsgspecError) as error:
@@ -91,11 +93,14 @@ def _parse(body: bytes) -> Any:
         raise BadRequestError("The body's JSON has too many lists and objects.")
     if body.count(b":") > max(MAX_NAMES, len(body) // 16):
         raise BadRequestError("The body's JSON has too many names in its objects.")
-    gc.disable()  # millions of small values would make the collector look at all of them again and again
-    try:
-        return msgspec.json.decode(body)
-    finally:
-        gc.enable()
+    return msgspec.json.decode(body)
+
+
+def _rest_collector() -> None:
+    """Until the loop's next turn, which is behind validation and translation, too: millions of small values would make
+    the collector look at all of them again and again."""
+    gc.disable()
+    asyncio.get_running_loop().call_soon(gc.enable)
 
 
 class JsonRoute(APIRoute):

@@ -8,7 +8,10 @@ import pytest
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
+from server.anthropic.translate import to_chat
+from server.large_bodies import LARGE_BYTES
 from server.protocol import messages, structured, wire
+from server.protocol.anthropic import MessagesRequest
 from server.protocol.chat import ChatRequest
 from server.protocol.responses import ResponsesRequest
 from server.routes import json_route
@@ -163,7 +166,22 @@ class TestJson:
 
     def test_the_collector_goes_on(self, server: LiveServer, size: int) -> None:
         server.post("/v1/completions", "[" * size)
-        assert gc.isenabled()
+        server.wait_until(gc.isenabled)
+
+    def test_the_collector_rests_until_a_large_body_is_translated(
+        self, server: LiveServer, size: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen = list[bool]()
+
+        def translate(body: MessagesRequest) -> ChatRequest:
+            seen.append(gc.isenabled())
+            return to_chat(body)
+
+        monkeypatch.setattr("server.routes.anthropic.to_chat", translate)
+        said = [{"role": "user", "content": "Hi"}]
+        server.post_json("/v1/messages", {"messages": said, "max_tokens": 1, "metadata": {"user_id": "x" * size}})
+        server.wait_until(gc.isenabled)
+        assert seen == [size < LARGE_BYTES]
 
 
 @pytest.mark.parametrize(("item", "is_taken"), [("[]", False), ("{}", False), ("1", True), (f'"[{"x" * 16}"', True)])
