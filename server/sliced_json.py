@@ -4,11 +4,13 @@ Not in another thread: there the interpreter's lock would hold up each turn of t
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+
+JsonT = TypeVar("JsonT", str, bytes)
 
 
 async def json_of(part: Any) -> msgspec.Raw:
@@ -20,9 +22,15 @@ async def json_of(part: Any) -> msgspec.Raw:
 
 async def json_list(items: Iterable[Any], slice_size: int) -> msgspec.Raw:
     """For use within what `msgspec.json.encode` takes. `items` may be lazy: what they take to make is sliced, too."""
-    rest, parts = iter(items), list[bytes]()
+    parts = await json_slices(items, slice_size, msgspec.json.encode)
+    return msgspec.Raw(b"[" + b",".join(parts) + b"]")
+
+
+async def json_slices(items: Iterable[Any], slice_size: int, encode: Callable[[list[Any]], JsonT]) -> list[JsonT]:
+    """Without the brackets."""
+    rest, parts = iter(items), list[JsonT]()
     while part := list(islice(rest, slice_size)):
-        parts.append(msgspec.json.encode(part)[1:-1])
+        parts.append(encode(part)[1:-1])
         if len(part) == slice_size:
             await asyncio.sleep(0)
-    return msgspec.Raw(b"[" + b",".join(parts) + b"]")
+    return parts

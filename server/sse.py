@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from json import JSONEncoder
 from typing import Any
 
@@ -12,6 +12,7 @@ from sse_starlette.sse import EventSourceResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from server.record import RequestRecord, record_of
+from server.sliced_json import json_slices
 from server.stall_watch import StallWatch
 
 logger = logging.getLogger("twostep.server")
@@ -21,8 +22,10 @@ KEEP_ALIVE = b": keep-alive\n\n"
 IDLE_S = 15.0
 PING_S = 16.0  # more than IDLE_S: a keep-alive counts as traffic, and must not silence the next one
 
-# ASCII only: some clients split lines at U+0085 and U+2028.
-_dumps = JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
+SLICE = 10  # entries of an iterator, which may have a hundred scores each
+
+# ASCII only: some clients split lines at U+0085 and U+2028. Iterators are lists that are made when they are told.
+_dumps = JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=list).encode
 
 
 def event(data: Mapping[str, Any]) -> bytes:
@@ -41,8 +44,24 @@ class EventHead:
         self._start = f'data: {_dumps(fields)[:-1]},"choices":'
 
     def event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
-        end = f",{_dumps(extra)[1:]}" if extra else "}"
-        return f"{self._start}{_dumps(choices)}{end}\n\n".encode("ascii")
+        return self._event(_dumps(choices), _dumps(extra))
+
+    async def sliced_event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
+        """The same, and others have their turns while the iterators in it are told."""
+        return self._event(f"[{','.join([await _sliced(choice) for choice in choices])}]", await _sliced(extra))
+
+    def _event(self, choices: str, extra: str) -> bytes:
+        end = "}" if extra == "{}" else f",{extra[1:]}"
+        return f"{self._start}{choices}{end}\n\n".encode("ascii")
+
+
+async def _sliced(value: Any) -> str:
+    """Looks for iterators in objects, and not in lists."""
+    if isinstance(value, dict):
+        return f"{{{','.join([f'{_dumps(name)}:{await _sliced(each)}' for name, each in value.items()])}}}"
+    if isinstance(value, Iterator):
+        return f"[{','.join(await json_slices(value, SLICE, _dumps))}]"
+    return _dumps(value)
 
 
 class EventStream(EventSourceResponse):

@@ -10,7 +10,7 @@ from engine.outputs import RequestOutput
 from server.chat.choice import ChatChoice
 from server.chat.plan import ChatPlan
 from server.chat.tally import ChatTally
-from server.generation.logprobs import encode_prompt_logprobs, prompt_logprobs
+from server.generation.logprobs import encode_iterators, prompt_logprobs
 from server.sliced_json import json_of
 from server.text import Tokenizer
 from server.timings import complete_headers
@@ -28,20 +28,12 @@ async def whole_response(
     body["choices"] = [await json_of(choice.whole(own)) for choice, own in zip(choices, outputs, strict=True)]
     timings = tally.timings()  # after the choices, which count reasoning for the usage
     first = next((own[0] for own in outputs if own[0].prompt_logprobs is not None), outputs[0][0])
-    body |= _prompt_fields(plan, first, tokenizer) | {"usage": tally.usage(), "timings": timings}
-    await encode_prompt_logprobs(body)
+    body |= prompt_fields(plan, first, tokenizer) | {"usage": tally.usage(), "timings": timings}
+    await encode_iterators(body)
     return Response(msgspec.json.encode(body), media_type="application/json", headers=complete_headers(timings))
 
 
-def first_fields(plan: ChatPlan, first: RequestOutput, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What a stream's first event tells of the prompt."""
-    fields = _prompt_fields(plan, first, tokenizer)
-    if "prompt_logprobs" in fields:
-        fields["prompt_logprobs"] = list(fields["prompt_logprobs"])
-    return fields
-
-
-def _prompt_fields(plan: ChatPlan, first: RequestOutput, tokenizer: Tokenizer) -> dict[str, Any]:
+def prompt_fields(plan: ChatPlan, first: RequestOutput, tokenizer: Tokenizer) -> dict[str, Any]:
     """What is told of the prompt, once per response. `first` is the first output of any choice."""
     fields: dict[str, Any] = {}
     if plan.request.return_token_ids:

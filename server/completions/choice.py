@@ -30,13 +30,10 @@ class ChoiceFormatter:
         )
 
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
-        choice = self.format(output)
-        if "prompt_logprobs" in choice:
-            choice["prompt_logprobs"] = list(choice["prompt_logprobs"])
-        return [choice]
+        return [self.format(output)]
 
     def format(self, output: RequestOutput) -> dict[str, Any]:
-        """Its `prompt_logprobs` are made when they are iterated over."""
+        """The prompt's scores are iterators: they are made when they are told."""
         request = self._request
         choice: dict[str, Any] = {"index": self._index, "text": output.text, "logprobs": None, "finish_reason": None}
         if self._logprobs is not None:

@@ -2,6 +2,7 @@
 
 import codecs
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from engine.batch import TokenLogprobs
@@ -29,7 +30,7 @@ class LogprobsFormatter:
         return {
             "tokens": [self._name(token_id) for token_id in token_ids],
             "token_logprobs": [None if score is None else finite(score.logprob) for score in scores],
-            "top_logprobs": [None if score is None else self._top(score) for score in scores],
+            "top_logprobs": (None if score is None else self._top(score) for score in scores),
             "text_offset": [min(max(0, offset - surplus), len(text)) for offset in offsets],
         }
 
@@ -60,4 +61,5 @@ class LogprobsFormatter:
 
 
 def join_logprobs(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    return {name: first[name] + second[name] for name in first}
+    """As iterators."""
+    return {name: chain(first[name], second[name]) for name in first}

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from engine.outputs import RequestOutput
 from server.completions.choice import ChoiceFormatter
 from server.completions.plan import CompletionPlan
-from server.generation.logprobs import encode_prompt_logprobs
+from server.generation.logprobs import encode_iterators
 from server.generation.tally import Tally
 from server.sliced_json import json_of
 from server.text import Tokenizer
@@ -24,7 +24,8 @@ async def whole_response(
     timings = tally.timings()
     choices = []
     for choice in _choices(plan, candidates, tokenizer):
-        await encode_prompt_logprobs(choice)
+        await encode_iterators(choice)
+        await encode_iterators(choice["logprobs"] or {})
         choices.append(await json_of(choice))
     body = plan.head | {"choices": choices, "usage": tally.usage(), "timings": timings}
     return Response(msgspec.json.encode(body), media_type="application/json", headers=complete_headers(timings))

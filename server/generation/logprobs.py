@@ -20,10 +20,11 @@ def prompt_logprobs(
     return (None if score is None else _by_id(score, num_top, tokenizer) for score in scores)
 
 
-async def encode_prompt_logprobs(fields: dict[str, Any]) -> None:
-    """Those among the fields of a whole answer, in place: thousands of tokens with a hundred scores each."""
-    if "prompt_logprobs" in fields:
-        fields["prompt_logprobs"] = await json_list(fields["prompt_logprobs"], _SLICE)
+async def encode_iterators(fields: dict[str, Any]) -> None:
+    """Of scores among the fields of a whole answer, in place: thousands of tokens with a hundred scores each."""
+    for name, value in fields.items():
+        if isinstance(value, Iterator):
+            fields[name] = await json_list(value, _SLICE)
 
 
 def finite(logprob: float) -> float:

@@ -62,9 +62,9 @@ class GenerationStream:
     ) -> AsyncGenerator[bytes, None]:
         """All events from the first token to `[DONE]`. An error from here on is an event, for the status is sent."""
         try:
-            yield self._events_of(first, self._told_once(first[1]))
+            yield await self._events_of(first, self._told_once(first[1]))
             async for news in outputs:
-                yield self._events_of(news, {})
+                yield await self._events_of(news, {})
             if self._include_usage:
                 usage = self._tally.usage()
                 yield self._head.event([], usage=usage, metrics=usage_metrics(self._tally.timings()))
@@ -73,7 +73,7 @@ class GenerationStream:
             yield event(body)
         yield DONE
 
-    def _events_of(self, news: IndexedOutput, told: Mapping[str, Any]) -> bytes:
+    async def _events_of(self, news: IndexedOutput, told: Mapping[str, Any]) -> bytes:
         index, output = news
         self._tally.add(index, output)
         *choices, last = self._choices[index].chunks(output)
@@ -82,9 +82,14 @@ class GenerationStream:
             ending["timings"] = self._tally.timings_of(index)
         events = b""
         for choice in choices:
-            events += self._head.event([choice], **self._usage_so_far(), **told)
+            events += await self._event(output, choice, **told)
             told = {}
-        return events + self._head.event([last], **self._usage_so_far(), **told, **ending)
+        return events + await self._event(output, last, **told, **ending)
+
+    async def _event(self, output: RequestOutput, choice: dict[str, Any], **extra: Any) -> bytes:
+        if output.prompt_logprobs is None:
+            return self._head.event([choice], **self._usage_so_far(), **extra)
+        return await self._head.sliced_event([choice], **self._usage_so_far(), **extra)
 
     def _usage_so_far(self) -> dict[str, Any]:
         if self._continuous_usage:

@@ -1,5 +1,6 @@
 """The streamed response of the APIs whose events have types: begun, told in blocks, ended or failed."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -46,7 +47,9 @@ class TypedStream:
             async for news in outputs:
                 if data := self._events_of(news):
                     yield data
-            yield _encode(self._writer.end())
+            for each in self._writer.end():  # each may tell the scores of all tokens once more
+                await asyncio.sleep(0)
+                yield typed_event(each)
         except Exception as error:
             kind, body = note_failure(error, self._record)
             yield _encode(self._writer.fail(kind, body["error"]["message"]))

@@ -10,7 +10,7 @@ from server.chat.choice import ChatChoice
 from server.chat.plan import plan_chat
 from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
-from server.chat.whole import first_fields, whole_response
+from server.chat.whole import prompt_fields, whole_response
 from server.context import context_of
 from server.generation.door import let_in
 from server.generation.respond import all_outputs, stream_response
@@ -42,7 +42,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     choices = [ChatChoice(index, body, reader, backend.tokenizer) for index, reader in enumerate(readers)]
     tally = ChatTally(plan, readers, record_of(request.scope))
     if body.stream:
-        told_once = partial(first_fields, plan, tokenizer=backend.tokenizer)
+        told_once = partial(prompt_fields, plan, tokenizer=backend.tokenizer)
         return await stream_response(plan, choices, tally, request, told_once)
     return await whole_response(plan, choices, await all_outputs(plan, tally, request), tally, backend.tokenizer)
 

@@ -1,5 +1,7 @@
 """POST /v1/responses."""
 
+import asyncio
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -51,6 +53,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
         [outputs] = await all_outputs(plan, tally, request)
     for output in outputs:
         writer.add(output)
+        await asyncio.sleep(0)
     writer.end()
     answer_body = writer.whole()
     return JSONResponse(answer_body, headers=complete_headers(answer_body["timings"]))

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
-from types import SimpleNamespace
+from collections.abc import Iterator, Mapping
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,8 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.outputs import RequestOutput
+from server.chat.blocks import Event
+from server.completions.logprobs import LogprobsFormatter
 from server.generation import logprobs
+from server.responses.writer import ResponseWriter
 from server.sliced_json import json_list
+from server.sse import typed_event
 from tests.server.events import chunks_of
 from tests.server.live_server import LiveServer
 
@@ -96,9 +101,34 @@ def test_the_scores_of_a_prompt_are_the_same_in_a_stream(server: LiveServer, pat
     assert scores_of(streamed) == scores_of(server.post_json(path, body).json())
 
 
-@pytest.mark.parametrize("path", PROMPTS)
-def test_the_scores_of_a_prompt_hold_up_nobody(server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    made, seen, plain = [0], set[int](), logprobs._by_id
+def test_so_are_those_of_an_echo(server: LiveServer) -> None:
+    body = {"prompt": "x" * 25, "echo": True, "logprobs": 2, "max_tokens": 1, "seed": 1}
+    streamed, whole = (
+        chunks_of(server.post_json("/v1/completions", body | {"stream": True}))[0],
+        server.post_json("/v1/completions", body).json(),
+    )
+    assert len(whole["choices"][0]["logprobs"]["top_logprobs"]) == 27
+    assert streamed["choices"][0]["logprobs"] == whole["choices"][0]["logprobs"]
+
+
+ASKED: list[tuple[str, dict[str, Any], type | ModuleType, str]] = [
+    *((path, {"prompt_logprobs": 2}, logprobs, "_by_id") for path in PROMPTS),
+    ("/v1/completions", {"echo": True, "logprobs": 2}, LogprobsFormatter, "_top"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "asked", "place", "name"), ASKED)
+def test_the_scores_of_a_prompt_hold_up_nobody(
+    server: LiveServer,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    asked: dict[str, Any],
+    place: object,
+    name: str,
+    stream: bool,
+) -> None:
+    made, seen, plain = [0], set[int](), getattr(place, name)
 
     def counted(*arguments: Any) -> dict[str, Any]:
         made[0] += 1
@@ -109,8 +139,37 @@ def test_the_scores_of_a_prompt_hold_up_nobody(server: LiveServer, monkeypatch: 
             seen.add(made[0])
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(logprobs, "_by_id", counted)
+    monkeypatch.setattr(place, name, counted)
     watching = asyncio.run_coroutine_threadsafe(watch(), server.loop)
-    body = server.post_json(path, PROMPTS[path] | {"prompt_logprobs": 2, "max_tokens": 1}).json()
+    assert server.post_json(path, PROMPTS[path] | asked | {"max_tokens": 1, "stream": stream}).status_code == 200
     watching.cancel()
-    assert len(scores_of(body)) == made[0] + 1 and seen >= {*range(9, made[0], 10)}
+    assert made[0] > 10 and {each // 10 for each in seen} >= {*range(made[0] // 10)}
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_others_run_between_the_last_events(server: LiveServer, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded, turns = list[str](), set[int]()
+
+    def encode(event: Mapping[str, Any]) -> bytes:
+        encoded.append(event["type"])
+        server.loop.call_soon(lambda: turns.add(len(encoded)))
+        return typed_event(event)
+
+    monkeypatch.setattr("server.generation.typed_stream.typed_event", encode)
+    body = {"input": "Hi"} if path == "/v1/responses" else {**PROMPTS["/v1/chat/completions"], "max_tokens": 2}
+    assert server.post_json(path, {"model": "fake", **body, "stream": True}).status_code == 200
+    assert turns >= {len(encoded) - 2, len(encoded) - 1}, encoded
+
+
+def test_others_run_while_a_whole_response_is_put_together(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    added, turns, plain = 0, set[int](), ResponseWriter.add
+
+    def add(writer: ResponseWriter, output: RequestOutput) -> list[Event]:
+        nonlocal added
+        added += 1
+        server.loop.call_soon(lambda: turns.add(added))
+        return plain(writer, output)
+
+    monkeypatch.setattr(ResponseWriter, "add", add)
+    assert server.post_json("/v1/responses", {"input": "Hi", "max_output_tokens": 5}).status_code == 200
+    assert turns == {1, 2, 3, 4, 5}
