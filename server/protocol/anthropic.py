@@ -11,7 +11,7 @@ from server.protocol.generation import SamplingFields, wrong
 from server.protocol.request import RequestFields
 from server.protocol.tags import type_of
 from server.protocol.tools import MAX_TOOLS, Name, Schema
-from server.protocol.wire import MAX_INT32, Int32, JsonObject, StopStrings, Text, WireModel, bounded_size
+from server.protocol.wire import MAX_INT32, ClosedModel, Int32, JsonObject, StopStrings, Text, WireModel, bounded_size
 
 
 def _check_kind(kind: Any) -> Any:
@@ -28,12 +28,12 @@ class AnthropicTool(WireModel):
     strict: bool = Field(False, description="Calls satisfy the schema also where they are not forced.")
 
 
-class ToolMode(WireModel):
+class ToolMode(ClosedModel):
     type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool = False
 
 
-class ToolByName(WireModel):
+class ToolByName(ClosedModel):
     type: Literal["tool"]
     name: Name
     disable_parallel_tool_use: bool = False
@@ -45,18 +45,18 @@ AnthropicToolChoice = Annotated[
 ]
 
 
-class ThinkingConfig(WireModel):
+class ThinkingConfig(ClosedModel):
     type: Literal["enabled", "disabled", "adaptive"] = Field(description="adaptive leaves it to the model.")
     budget_tokens: Int32 | None = Field(None, ge=0, description="With enabled: thinking ends after so many tokens.")
     display: Text | None = Field(None, description="Refused: all that was thought is told.")
 
 
-class JsonFormat(WireModel):
+class JsonFormat(ClosedModel):
     type: Literal["json_schema"]
     schema_: JsonObject = Field(alias="schema")
 
 
-class OutputConfig(WireModel):
+class OutputConfig(ClosedModel):
     format: JsonFormat | None = None
     effort: Text | None = Field(None, description="Refused.")
 

@@ -11,6 +11,7 @@ from server.protocol.structured import JsonSchemaFormat
 from server.protocol.tags import type_of
 from server.protocol.tools import MAX_TOOLS, Function, FunctionName, Kind
 from server.protocol.wire import (
+    ClosedModel,
     Int32,
     JsonObject,
     StopStrings,
@@ -63,7 +64,7 @@ FunctionChoice = Annotated[
 ]
 
 
-class PlainFormat(WireModel):
+class PlainFormat(ClosedModel):
     type: Literal["text", "json_object"]
 
 
@@ -78,12 +79,12 @@ TextFormat = Annotated[
 ]
 
 
-class TextConfig(WireModel):
+class TextConfig(ClosedModel):
     format: TextFormat = PlainFormat(type="text")
     verbosity: Literal["medium"] | None = Field(None, description="Only the default: nothing else is implemented.")
 
 
-class ReasoningConfig(WireModel):
+class ReasoningConfig(ClosedModel):
     """Efforts and summaries are refused by name: see `check`."""
 
     effort: Text | None = None

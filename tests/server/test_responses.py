@@ -368,6 +368,9 @@ def formatted(**keywords: Any) -> dict[str, Any]:
         ({"text": formatted(maximum=math.inf), "tools": TOOLS, "tool_choice": "required"}, "text.format.schema"),
         ({"text": formatted(title="\ud800"), "tools": TOOLS, "tool_choice": "required"}, "text.format.schema"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"formt": {"type": "json_object"}}}, "text.formt"),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
+        ({"reasoning": {"max_tokens": 10}}, "reasoning"),
         ({"thinking_token_budget": 3}, "thinking_token_budget"),
     ],
 )  # fmt: skip
