@@ -41,7 +41,8 @@ def serve(settings: Settings, open_backend: OpenBackend) -> int:
     listener = listen(settings.host, settings.port, settings.stall_timeout)
     url = url_of(settings.host, listener.getsockname()[1])
     print(loading_banner(settings, url), flush=True)
-    threading.Thread(target=app.openapi, daemon=True).start()  # else who asks for it first holds up all streams
+    # Else who asks for it first holds up all streams. No daemon: one that still runs at the process's end aborts it.
+    threading.Thread(target=app.openapi).start()
     DrainingServer(server_config(app, context), context, url).run(sockets=[listener])
     return _exit_code(context)
 
