@@ -86,14 +86,16 @@ Cut find_cut(const Weight* weights, int64_t size, uint64_t limit, const Measure&
   uint64_t before = 0;
   for (int shift = 2 * kBits; shift >= 0; shift -= kBits) {
     const Weight zero = cut << kBits, last = shift == 2 * kBits ? kLast + 1 : kLast;  // that of kLargest
-    // Most weights are small, and the digit zero is what remains when no other is the one.
-    const int64_t num_found =
-        select(weights, size, [=](Weight weight) { return (weight >> shift) - zero - 1 < last; }, scratch);
+    // Most weights are small, and the digit zero is what remains when no other is the one. What is in scratch is little
+    // and would be lost: it goes along with all its digits.
+    const Weight first = weights == scratch ? 0 : 1;
+    const auto matches = [=](Weight weight) { return (weight >> shift) - zero - first <= last - first; };
+    const int64_t num_found = select(weights, size, matches, scratch);
     uint64_t measures[kLast + 2] = {};
     for (int64_t i = 0; i < num_found; ++i) measures[(scratch[i] >> shift) - zero] += measure(scratch[i]);
     Weight digit = last;
     for (; digit > 0 && before + measures[digit] < limit; --digit) before += measures[digit];
-    if (digit > 0) weights = scratch, size = num_found;
+    if (digit >= first) weights = scratch, size = num_found;
     cut = zero + digit;
   }
   const uint64_t each = std::max<uint64_t>(measure(cut), 1);

@@ -157,6 +157,30 @@ def test_the_kernel_draws_what_the_plain_code_draws(
     assert draw_rows(draw, row[None], wanted) == draw_weighed(weights[None], wanted[:, 1:]).tolist()
 
 
+@given(
+    weights=st.lists(
+        st.builds(lambda a, b, c: a << 20 | b << 10 | c, *[st.sampled_from([0, 1, 2, 5, 1023])] * 3), min_size=1
+    ),
+    top_k=st.integers(0, 20),
+    top_p=st.floats(0.01, 1.0),
+)
+def test_a_cut_is_found_among_weights_that_have_digits_in_common(weights: list[int], top_k: int, top_p: float) -> None:
+    """Ten bits are a digit to the kernel. Small weights are exact, and the others as near as float32 is."""
+    draw = kernel()
+    row = torch.tensor([LARGEST, *weights]).mul(UNIT).log().float()
+    told = torch.ops.twostep.token_weights(row, 0.0, 1.0)
+    numbers = [(i + 0.5) / 64 for i in range(64)]
+    wanted = controls(numbers, top_k=top_k, top_p=top_p)
+    assert draw_rows(draw, row.expand(64, -1), wanted) == draw_weighed(told.repeat(64, 1), wanted[:, 1:]).tolist()
+
+
+def test_a_cut_whose_second_digit_is_zero() -> None:
+    middle = 5 << 20
+    row = torch.tensor([middle + 500, middle + 100, LARGEST, 130_000, 130_000]).mul(UNIT).log()
+    numbers = [(i + 0.5) / 4000 for i in range(4000)]
+    assert set(draw_rows(kernel(), row.expand(4000, -1), controls(numbers, top_k=2))) == {0, 2}
+
+
 @pytest.mark.parametrize("temperature", [1e-5, 0.5, 1.0, 100.0])
 def test_weights_are_what_they_are_defined_as(temperature: float) -> None:
     kernel()
