@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from engine.errors import ModelError
 from engine.integer_levels import LeveledMatrix, to_levels
 from engine.packed_weight import FixedTileWeight, check_rows
 from engine.quantization import NUM_REFITS, QuantizedMatrix, dequantize, map_rows, quantize
@@ -24,6 +25,7 @@ class KernelQuantizedWeight:
     """
 
     def __init__(self, weight: Tensor, bits: int, row_bits: int = 8) -> None:  # [N, K]
+        _check_finite(weight)
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
         self.bits, ops = bits, torch.ops.twostep
         parts = map_rows(functools.partial(_quantize_rows, bits=bits, row_bits=row_bits), weight)
@@ -43,6 +45,12 @@ class KernelQuantizedWeight:
         return self.packed.nbytes
 
 
+def _check_finite(weight: Tensor) -> None:
+    """One damaged number would be spread over all of its group, and no longer look like one."""
+    if not weight.sum(dtype=torch.float64).isfinite():
+        raise ModelError(f"A weight {[*weight.shape]} of the checkpoint has NaN or infinity: it is damaged.")
+
+
 def _quantize_rows(weight: Tensor, bits: int, row_bits: int) -> tuple[Tensor, ...]:
     """Some rows of a weight, which a transform makes float32 -> what the kernels pack of them."""
     ops = torch.ops.twostep
@@ -56,6 +64,7 @@ class TorchQuantizedWeight:
     """Dequantizes in every call, some columns at a time, and multiplies in torch's fixed tiles; rounds no rows."""
 
     def __init__(self, weight: Tensor, bits: int) -> None:  # [N, K]
+        _check_finite(weight)
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
         matrix = quantize(weight, bits)
         self._matrix = matrix if bits == 8 else _halved(to_levels(weight, matrix))

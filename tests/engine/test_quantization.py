@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.errors import ModelError
 from engine.integer_levels import LeveledMatrix, to_levels
 from engine.kernels import load_kernels
 from engine.packed_weight import PackedWeight
@@ -116,3 +117,14 @@ def test_a_tail_of_a_group_is_as_good_as_a_whole_one(bits: int) -> None:
 def test_bits_that_a_weight_takes(pack: Callable[[Tensor, int], PackedWeight], bits: int, expected: float) -> None:
     needs_kernels()
     assert pack(torch.randn(960, 512), bits).nbytes == 960 * 512 * expected / 8
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("pack", [KernelQuantizedWeight, TorchQuantizedWeight])
+def test_a_damaged_weight_is_refused(
+    pack: type[KernelQuantizedWeight | TorchQuantizedWeight], number: float, bits: int
+) -> None:
+    weight = torch.randn(40, 70).bfloat16()
+    weight[7, 9] = number
+    with pytest.raises(ModelError, match="damaged"):
+        pack(weight, bits)
