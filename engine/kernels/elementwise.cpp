@@ -8,7 +8,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
-#include <c10/util/Half.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -78,6 +77,10 @@ at::Tensor gelu(const at::Tensor& input, std::string_view approximate) {
   return approximate == "tanh" ? map<GeluTanh>(input) : map<GeluErf>(input);
 }
 
+at::Tensor& gelu_in_place(at::Tensor& input, std::string_view approximate) {
+  return approximate == "tanh" ? map_in_place<GeluTanh>(input) : map_in_place<GeluErf>(input);
+}
+
 // torch warns whenever a kernel of its own is replaced. That is what is wanted here.
 struct Quiet : c10::WarningHandler {
   void process(const c10::Warning&) override {}
@@ -93,6 +96,7 @@ void replace_activations() {
     library.impl("sigmoid", &map<Sigmoid>);
     library.impl("sigmoid_", &map_in_place<Sigmoid>);
     library.impl("gelu", &gelu);
+    library.impl("gelu_", &gelu_in_place);
     return true;
   }();
   static_cast<void>(done);
