@@ -22,5 +22,5 @@ def round_rows(x: Tensor, largest: int) -> tuple[Tensor, Tensor]:
     groups = torch.nn.functional.pad(x.float(), (0, -num_in % ROW_GROUP_SIZE)).view(len(x), -1, ROW_GROUP_SIZE)
     ends = groups.abs().amax(dim=2)
     # A Python number divided by a tensor would be rounded twice.
-    factors = torch.where(ends > 1e-36, torch.full_like(ends, largest) / ends, 0)
+    factors = torch.where(ends > largest * 1e-38, torch.full_like(ends, largest) / ends, 0)
     return (groups * factors[..., None]).round_().flatten(1)[:, :num_in], ends / largest

@@ -34,7 +34,7 @@ class Pages {
     if (mapping_ == MAP_FAILED) return;
     next_ = reinterpret_cast<uint8_t*>(round_up(reinterpret_cast<uintptr_t>(mapping_), kHugePage)), left_ = bytes;
 #if defined(MADV_HUGEPAGE)
-    madvise(next_, round_up(bytes, kHugePage), MADV_HUGEPAGE);  // ordinary ones where there are none, or none left
+    madvise(next_, bytes, MADV_HUGEPAGE);  // ordinary ones where there are none, or none left
 #endif
   }
   Pages(const Pages&) = delete;

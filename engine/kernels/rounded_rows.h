@@ -99,7 +99,8 @@ void round_group(const Element* row, int64_t k, const Rows<Precision>& rows, int
   Dots largest{}, total{};
   for (int64_t i = 0; i < size; i += kLanes) largest = larger(largest, load(values + i));
   const float most = fold_larger(largest);
-  const Vec factor = broadcast(most > 1e-36f ? Precision::kLargest / most : 0.0f);  // no reciprocal that overflows
+  const bool is_zero = most <= Precision::kLargest * 1e-38f;  // or so near to it that the reciprocal would overflow
+  const Vec factor = broadcast(is_zero ? 0.0f : Precision::kLargest / most);
   for (int64_t i = 0; i < size; i += kLanes) {
     const Vec shifted = load(values + i) * factor + shift;
     Dots numbers;
