@@ -80,10 +80,12 @@ class Matcher:
     def _masks(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> tuple[bytes, ...]:
         mask = self._mask_after(output_token_ids)
         if self._matcher.is_error() and self._num_renewals_left:
-            # The limits count what all that share the lexer looked at, guesses too. An end must not depend on that.
+            # The limits count what all that share the lexer looked at, guesses too. An end must not depend on that, so
+            # the first time is free. After it nothing is shared.
+            is_own_work = self._num_renewals_left < MAX_RENEWALS
             self._num_renewals_left -= 1
             (self._matcher, took_s), self._num_consumed, self._mask = self._renewed(), 0, None
-            self._spent_s += took_s
+            self._spent_s += took_s if is_own_work else 0.0
             mask = self._mask_after(output_token_ids)
         return (mask, *self._masks_after(draft))
 
