@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.foresight import Alphabet
 from engine.grammar import GrammarCompiler, make_tokenizer
 from engine.grammar_source import Regex, to_lark
 from engine.request import Constraint
@@ -11,6 +12,7 @@ from engine.request import Constraint
 EOS = 0
 TEXTS = [b"", *(bytes([byte]) for byte in range(32, 80)), b""]  # 50 tokens, as many as the fakes have
 DIGITS = to_lark(Regex("[0-9]{3}"))
+ALPHABET = Alphabet.of(make_tokenizer(TEXTS, [EOS]))
 
 
 def ids(text: str) -> list[int]:

@@ -1,24 +1,19 @@
-"""The state of one request's grammar: what it allows after which tokens, and where it comes to its limits."""
+"""The state of one request's grammar: what it allows after which tokens, and what must come."""
 
-import random
 import sys
-import threading
-from itertools import count
 
 import pytest
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLTokenizer
 
-from engine.foresight import Alphabet
 from engine.grammar import (
     NUM_KEPT,
     GrammarCompiler,
     _Vocabulary,
-    compile_grammar,
     make_tokenizer,
 )
 from engine.grammar_source import JsonSchema, Literal, Regex, choice, to_lark
-from engine.matcher import MAX_RENEWALS, Matcher
-from tests.engine.matchers import DIGITS, EOS, TEXTS, allowed, compiler, ids, text_of, tokens_in
+from engine.matcher import Matcher
+from tests.engine.matchers import ALPHABET, DIGITS, EOS, TEXTS, allowed, compiler, ids, text_of, tokens_in
 
 
 def test_eos_is_allowed_exactly_where_the_text_may_end() -> None:
@@ -221,84 +216,3 @@ def test_the_grammars_used_last_are_kept() -> None:
         compile(to_lark(Literal(f"!{number}")))
     assert len(compile._compiled) == NUM_KEPT
     assert to_lark(Literal("0")) in compile._compiled and to_lark(Literal("!0")) not in compile._compiled
-
-
-ALPHABET = Alphabet.of(make_tokenizer(TEXTS, [EOS]))
-
-
-def walk(matcher: Matcher, seed: int) -> int:
-    """How many digits come before the limits are reached."""
-    rng, output = random.Random(seed), list[int]()
-    while digits := [token_id for token_id in allowed(matcher, output) if token_id != EOS]:
-        output.append(rng.choice(digits))
-    return len(output)
-
-
-def test_limits_that_others_reached_end_nobodys_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests with equal grammars share a lexer, whose states are limited: here there are 8,000 of them."""
-    monkeypatch.setattr("engine.grammar._LIMITS", LLParserLimits(verbose_errors=False, max_lexer_states=150))
-    grammar, compile = to_lark(Regex("([0-9])*[0-4]([0-9]){12}")), compiler()
-    alone = [walk(compiler()(grammar), seed) for seed in range(4)]
-    assert min(alone) > 100
-    assert [walk(compile(grammar), seed) for seed in range(4)] == alone
-    guessing = compile(grammar)
-    guessing.allowed_tokens([], ids("0123456789" * 30))  # meets the limit
-    assert walk(guessing, 3) == alone[3]
-
-
-@pytest.mark.parametrize(("seconds", "num_tokens"), [(0.02, 13), (0.006, 195), (0.004, 300)])
-def test_a_grammar_that_takes_too_long_in_steps_ends_its_request(seconds: float, num_tokens: int) -> None:
-    """Each mask takes so long. 0.2 s are free, and 5 ms a token."""
-    matcher = compiler()(to_lark(Regex("1*")))
-    slow = Matcher(matcher._matcher, lambda: (matcher._matcher, 0.0), ALPHABET, clock=count(0.0, seconds).__next__)
-    output = list[int]()
-    while len(output) < 300 and allowed(slow, output):
-        output += ids("1")
-    assert len(output) == pytest.approx(num_tokens, abs=1)
-
-
-def test_what_compiling_again_takes_counts_unless_others_may_be_the_reason() -> None:
-    """A thread of its own does the work."""
-    seconds, here = count(0.0, 0.3), threading.current_thread()
-
-    def clock() -> float:
-        return 0.0 if threading.current_thread() is here else next(seconds)
-
-    matcher = GrammarCompiler(make_tokenizer(TEXTS, [EOS]), clock)(DIGITS)
-    assert allowed(matcher, ids("A")) == [] and matcher._spent_s == 0.0
-    assert allowed(matcher, ids("A")) == [] and matcher._spent_s == pytest.approx(0.3)
-
-
-def test_guesses_have_a_tenth_of_the_time() -> None:
-    """Each look at the clock takes 9 ms, of 20 for guesses."""
-    matcher = compiler()(to_lark(Literal("1234567")))
-    slow = Matcher(matcher._matcher, lambda: (matcher._matcher, 0.0), ALPHABET, clock=count(0.0, 0.009).__next__)
-    assert slow.forced_tokens([], 9) == ids("1")  # no time to look further
-    assert slow._spent_s == pytest.approx(0.018)
-    assert slow.forced_tokens([], 9) == ids("1")  # it is known
-    assert slow._spent_s == pytest.approx(0.027)
-    assert slow.forced_tokens([], 9) == ()
-    assert allowed(slow, []) == ids("1")
-    assert slow.forced_tokens(ids("1") * 10, 9) == ()  # of 25 ms
-
-
-def test_an_ambiguous_grammar_comes_to_its_limits() -> None:
-    timed = GrammarCompiler(make_tokenizer(TEXTS, [EOS]))
-    assert walk(timed("start: e\ne: e e e | e e | /[A-F]/"), seed=1) < 500
-
-
-def test_what_is_compiled_again_for_one_request_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    matcher, num_compiled = compiler()(DIGITS), 0
-
-    def renewed() -> tuple[LLMatcher, float]:
-        nonlocal num_compiled
-        num_compiled += 1
-        return broken, 0.0
-
-    broken = compile_grammar(make_tokenizer(TEXTS, [EOS]), "{")
-    ill = Matcher(matcher._matcher, renewed, ALPHABET, lambda: 0.0)
-    assert allowed(ill, ids("A")) == [] and num_compiled == 1  # it was not followed
-    for _ in range(2 * MAX_RENEWALS):
-        assert allowed(ill, ids("A")) == []
-    assert num_compiled == MAX_RENEWALS
-    assert allowed(Matcher(broken, renewed, ALPHABET, lambda: 0.0), []) == [] and num_compiled == MAX_RENEWALS
