@@ -1,12 +1,11 @@
 """A batch as the flat tensors of one forward pass."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate, chain
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.attention import AttentionMetadata
@@ -23,32 +22,49 @@ class ModelInputs:
 
 
 def build_inputs(requests: Sequence[ScheduledRequest], block_size: int, device: torch.device) -> ModelInputs:
-    token_ids = np.array([token_id for request in requests for token_id in request.token_ids])
-    lengths = np.array([len(request.token_ids) for request in requests])
-    context_lens = np.array([request.end for request in requests])
-    ends = lengths.cumsum()  # request i has the flat positions [ends[i] - lengths[i], ends[i])
-    positions = np.arange(len(token_ids)) + (context_lens - ends).repeat(lengths)
-    tables = _block_tables(requests, block_size)
-    blocks = tables[np.arange(len(requests)).repeat(lengths), positions // block_size]
-
-    def on_device(array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
-    attention = AttentionMetadata(
-        block_tables=on_device(tables),
-        cu_seqlens_q=on_device(np.concatenate(([0], ends)).astype(np.int32)),
-        context_lens=on_device(context_lens.astype(np.int32)),
-        slot_mapping=on_device(blocks.astype(np.int64) * block_size + positions % block_size),
-        max_seqlen_q=int(lengths.max()),
-        max_context_len=int(context_lens.max()),
+    """Made of lists. A step leaves nothing of anybody's code in the processor's caches, so that each function of a
+    library takes longer than the numbers of several requests."""
+    lengths = [len(request.token_ids) for request in requests]
+    context_lens = [request.end for request in requests]
+    max_blocks = -(-max(context_lens) // block_size)
+    token_ids, positions, slot_mapping = _on_device(
+        torch.int64,
+        device,
+        [token_id for request in requests for token_id in request.token_ids],
+        [position for request in requests for position in range(request.start, request.end)],
+        [slot for request in requests for slot in _slots(request, block_size)],
     )
-    return ModelInputs(token_ids=on_device(token_ids[None]), positions=on_device(positions[None]), attention=attention)
+    block_tables, cu_seqlens_q, lens = _on_device(
+        torch.int32,
+        device,
+        [block for request in requests for block in _padded_table(request, block_size, max_blocks)],
+        [*accumulate(lengths, initial=0)],
+        context_lens,
+    )
+    attention = AttentionMetadata(
+        block_tables=block_tables.view(len(requests), max_blocks),
+        cu_seqlens_q=cu_seqlens_q,
+        context_lens=lens,
+        slot_mapping=slot_mapping,
+        max_seqlen_q=max(lengths),
+        max_context_len=max(context_lens),
+    )
+    return ModelInputs(token_ids=token_ids[None], positions=positions[None], attention=attention)
 
 
-def _block_tables(requests: Sequence[ScheduledRequest], block_size: int) -> NDArray[np.int32]:
-    """[num_requests, max_blocks], padded with 0; only the blocks that this step reads or writes."""
-    used = [-(-request.end // block_size) for request in requests]
-    tables = np.zeros((len(requests), max(used)), dtype=np.int32)
-    for row, (request, count) in enumerate(zip(requests, used, strict=True)):
-        tables[row, :count] = request.block_table[:count]
-    return tables
+def _on_device(dtype: torch.dtype, device: torch.device, *lists: list[int]) -> Sequence[Tensor]:
+    """A tensor of each list, all in one piece of memory."""
+    numbers = array("q" if dtype is torch.int64 else "i", chain.from_iterable(lists))
+    return torch.frombuffer(numbers, dtype=dtype).to(device).split_with_sizes([*map(len, lists)])
+
+
+def _slots(request: ScheduledRequest, block_size: int) -> list[int]:
+    """Of its tokens in this step."""
+    table = request.block_table
+    return [table[at // block_size] * block_size + at % block_size for at in range(request.start, request.end)]
+
+
+def _padded_table(request: ScheduledRequest, block_size: int, max_blocks: int) -> tuple[int, ...]:
+    """Only the blocks that this step reads or writes, and zeros behind them."""
+    used = request.block_table[: -(-request.end // block_size)]
+    return (*used, *[0] * (max_blocks - len(used)))
