@@ -68,6 +68,8 @@ class Speculation:
 def _likeliest(drafts: Sequence[Draft], min_chance: float, limit: int) -> list[Sequence[int]]:
     """Of each draft its beginning: together at most `limit` tokens, those with the best chances that all up to them are
     right, and none whose chance is `min_chance` or less."""
+    if not any(draft.token_ids for draft in drafts):
+        return [()] * len(drafts)
     chances = (
         (draft.chance ** (index + 1), number)
         for number, draft in enumerate(drafts)
