@@ -22,7 +22,7 @@ __all__ = ["Draw", "controls_of", "draw_for", "draw_in_torch", "draw_weighed"]
 
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Logits [num_rows, vocab], the likeliest token of each, controls [num_rows, 5] -> token ids [num_rows]. Of a row whose
-largest logit is not finite it is that of the likeliest."""
+likeliest is -1, none being possible, that is -1, too."""
 
 UNIT = 2.0**-30
 """The weight 1."""
@@ -44,10 +44,10 @@ def controls_of(requests: Sequence[ScheduledRequest]) -> Tensor:
 
 def draw_in_torch(logits: Tensor, likeliest: Tensor, controls: Tensor) -> Tensor:
     """As `Draw`, on any device."""
-    largest = logits.gather(1, likeliest[:, None]).float()
+    largest = logits.gather(1, likeliest.clamp(min=0)[:, None]).float()
     ratios = torch.exp((logits.float() - largest) / controls[:, :1].float().to(logits.device))
     weights = (ratios.nan_to_num() / UNIT + 0.5).long()
-    return torch.where(largest[:, 0].isfinite(), draw_weighed(weights, controls[:, 1:]), likeliest)
+    return torch.where(likeliest < 0, likeliest, draw_weighed(weights, controls[:, 1:]))
 
 
 def draw_weighed(weights: Tensor, controls: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from engine.logits import adjust_row, adjusts_logits, forbid_tokens
 __all__ = ["Sampler", "argmax_for", "argmax_in_numpy"]
 
 Argmax = Callable[[Tensor], Tensor]
-"""Logits [num_rows, vocab] -> token ids [num_rows], the first of equals; of a row with NaN, one that is NaN."""
+"""Logits [num_rows, vocab] -> token ids [num_rows], the first of equals; -1 of a row whose largest is not finite."""
 
 
 class Sampler:
@@ -54,8 +54,7 @@ class Sampler:
         if drawn:
             controls = controls_of([requests[row] for row in drawn])
             chosen[drawn] = self._draw(_rows(logits, drawn), chosen[drawn], controls)
-        is_possible = logits.gather(1, chosen[:, None])[:, 0].isfinite().tolist()
-        return [token_id if possible else None for token_id, possible in zip(chosen.tolist(), is_possible, strict=True)]
+        return [None if token_id < 0 else token_id for token_id in chosen.tolist()]
 
 
 def _rows(logits: Tensor, rows: Sequence[int]) -> Tensor:
@@ -72,8 +71,13 @@ def argmax_for(device: torch.device, has_kernels: bool) -> Argmax:
 
 def argmax_in_numpy(logits: Tensor) -> Tensor:
     """Takes a fifth of torch's time."""
-    return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
+    return _possible(logits, torch.from_numpy(logits.float().numpy().argmax(axis=-1)))
 
 
 def _argmax_in_torch(logits: Tensor) -> Tensor:
-    return logits.argmax(dim=-1)
+    return _possible(logits, logits.argmax(dim=-1))
+
+
+def _possible(logits: Tensor, likeliest: Tensor) -> Tensor:
+    """The `likeliest`, and -1 where that is not finite."""
+    return torch.where(logits.gather(1, likeliest[:, None])[:, 0].isfinite(), likeliest, -1)

@@ -6,6 +6,8 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include <cmath>
+
 #include "logits.h"
 #include "threads.h"
 
@@ -18,11 +20,15 @@ void argmax_rows(const at::Tensor& logits, int64_t* to) {
   const Element* from = logits.const_data_ptr<Element>();
   const int64_t size = logits.size(1);
   run_ranges(logits.size(0), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) to[row] = argmax_row(from + row * size, size);
+    for (int64_t row = begin; row < end; ++row) {
+      const Element* numbers = from + row * size;
+      const int64_t found = argmax_row(numbers, size);
+      to[row] = std::isfinite(float(numbers[found])) ? found : kNoToken;
+    }
   });
 }
 
-// logits [T, V] -> [T] int64
+// logits [T, V] -> [T] int64, or kNoToken
 at::Tensor argmax(const at::Tensor& logits) {
   TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "logits are rows [T, V]");
   const at::Tensor rows = logits.contiguous();

@@ -148,8 +148,8 @@ void draw_rows(const at::Tensor& logits, const int64_t* likeliest, const Control
     const auto weights = std::make_unique_for_overwrite<Weight[]>(2 * size);
     for (int64_t row = begin; row < end; ++row) {
       drawn[row] = likeliest[row];
+      if (likeliest[row] == kNoToken) continue;
       const float largest = from[row * size + likeliest[row]];
-      if (!std::isfinite(largest)) continue;
       weigh(from + row * size, size, largest, controls[row].temperature, weights.get());
       filter(weights.get(), size, controls[row], weights.get() + size);
       drawn[row] = find(weights.get(), size, controls[row].number);
@@ -165,11 +165,11 @@ void check(const at::Tensor& logits, const at::Tensor& likeliest, const at::Tens
   TORCH_CHECK(likeliest.scalar_type() == at::kLong && controls.scalar_type() == at::kDouble, "of int64 and float64");
 }
 
-// logits [T, V], likeliest [T] int64, controls [T, 5] float64: temperature, number, top_k, top_p, min_p -> [T] int64
+// logits [T, V], likeliest [T] int64 or kNoToken, controls [T, 5] float64: temperature, number, top_k, top_p, min_p -> [T] int64
 at::Tensor draw_tokens(const at::Tensor& logits, const at::Tensor& likeliest, const at::Tensor& controls) {
   check(logits, likeliest, controls);
   const at::Tensor rows = logits.contiguous(), tokens = likeliest.contiguous(), all_controls = controls.contiguous();
-  check_tokens(tokens, rows.size(1));
+  check_tokens(tokens, rows.size(1), kNoToken);
   at::Tensor drawn = at::empty(tokens.sizes(), tokens.options());
   const auto draw = [&]<class Element>(Element) {
     draw_rows<Element>(rows, tokens.const_data_ptr<int64_t>(),

@@ -14,6 +14,7 @@
 
 namespace twostep {
 
+constexpr int64_t kNoToken = -1;        // where none is possible: the largest logit is not a finite number
 constexpr int64_t kLogitsAtOnce = 256;  // few such blocks of a row hold a new largest one
 
 // Whether all numbers are `limit` or less; NaN is not.
@@ -49,11 +50,11 @@ int64_t argmax_row(const Element* row, int64_t size) {
   return found;
 }
 
-// Raises unless all tokens [T] int64, contiguous, are of the vocabulary.
-inline void check_tokens(const at::Tensor& tokens, int64_t vocab_size) {
+// Raises unless all tokens [T] int64, contiguous, are of the vocabulary, or what else `lowest` admits.
+inline void check_tokens(const at::Tensor& tokens, int64_t vocab_size, int64_t lowest = 0) {
   const int64_t* ids = tokens.const_data_ptr<int64_t>();
   for (int64_t row = 0; row < tokens.size(0); ++row) {
-    TORCH_CHECK(0 <= ids[row] && ids[row] < vocab_size, "token ", ids[row], " is not in a vocabulary of ", vocab_size);
+    TORCH_CHECK(lowest <= ids[row] && ids[row] < vocab_size, "token ", ids[row], " is not in a vocabulary of ", vocab_size);
   }
 }
 
