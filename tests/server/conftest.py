@@ -6,6 +6,7 @@ from collections.abc import Generator
 import pytest
 
 from tests.server.live_server import FakeBackend, LiveServer, live_server
+from tests.server.tool_chats import HERMES, MARKS, THINKING
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,7 +38,6 @@ AGENT_TEMPLATE = """\
 {%- if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}
 {%- for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
 {%- endfor %}[assistant]{% if deep %}<think>{% endif %}"""
-MARKS = {"<tool_call>": 0xF8, "</tool_call>": 0xF9, "<think>": 0xFA, "</think>": 0xFB}
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +52,29 @@ def agent(shared_agent: LiveServer) -> Generator[LiveServer, None, None]:
     shared_agent.engine.reset()
     yield shared_agent
     shared_agent.wait_until_idle()
+
+
+@pytest.fixture(scope="session")
+def shared_hermes(no_settings_from_outside: None) -> Generator[LiveServer, None, None]:
+    with live_server(FakeBackend(chat_templates={"default": HERMES}, special_tokens=MARKS)) as running:
+        yield running
+
+
+@pytest.fixture
+def hermes(shared_hermes: LiveServer) -> LiveServer:
+    """A server whose model calls tools. Its marks are special tokens."""
+    shared_hermes.engine.reset()
+    return shared_hermes
+
+
+@pytest.fixture(scope="session")
+def shared_thinker(no_settings_from_outside: None) -> Generator[LiveServer, None, None]:
+    with live_server(FakeBackend(chat_templates={"default": THINKING}, special_tokens=MARKS)) as running:
+        yield running
+
+
+@pytest.fixture
+def thinker(shared_thinker: LiveServer) -> LiveServer:
+    """A server whose model thinks. Its marks are special tokens."""
+    shared_thinker.engine.reset()
+    return shared_thinker

@@ -1,0 +1,77 @@
+"""Thinking in chat: it is told apart and counted, and has a budget only where that can be kept."""
+
+from typing import Any
+
+import pytest
+
+from engine.thinking import Thinking
+from tests.server.events import error_of
+from tests.server.fake_engine import saying
+from tests.server.live_server import FakeBackend, LiveServer, live_server
+from tests.server.tool_chats import GOLDEN, THINKING, exact_bytes, first, saying_tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("chat_thinking.sse", {"stream": True, "stream_options": {"include_usage": True}}), ("chat_thinking.json", {})],
+)
+def test_the_bytes_of_thinking_are_as_they_were(thinker: LiveServer, name: str, parameters: dict[str, Any]) -> None:
+    thinker.engine.rule = saying_tokens(thinker, "<think>hm</think>\n\nYes")
+    assert exact_bytes(thinker, **parameters) == (GOLDEN / name).read_bytes()
+
+
+def test_thinking_is_told_apart_and_counted(thinker: LiveServer) -> None:
+    thinker.engine.rule = saying_tokens(thinker, "<think>hm</think>\n\nYes")
+    body = thinker.chat().json()
+    assert first(body)["message"]["reasoning_content"] == "hm" and first(body)["message"]["content"] == "Yes"
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+
+
+def test_thinking_that_the_prompt_began_needs_no_mark(thinker: LiveServer) -> None:
+    thinker.engine.rule = saying_tokens(thinker, "hm</think>Yes")
+    body = thinker.chat(chat_template_kwargs={"deep": True}).json()
+    assert first(body)["message"]["reasoning_content"] == "hm" and first(body)["message"]["content"] == "Yes"
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+
+
+def test_tokens_of_thinking_count_although_their_text_is_held_back(thinker: LiveServer) -> None:
+    """Here each token's text comes with the next one's, for it may begin the stop string."""
+    thinker.engine.rule = saying_tokens(thinker, "<think>aaa</think>Yes")
+    body = thinker.chat(stop=["aX", "YX", "</think>X"]).json()
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 5}
+
+
+def test_thinking_of_all_choices_is_counted(thinker: LiveServer) -> None:
+    thinker.engine.rule = saying_tokens(thinker, "<think>hm</think>Yes")
+    assert thinker.chat(n=2).json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 8}
+
+
+def test_a_model_that_does_not_think_says_what_it_says(server: LiveServer) -> None:
+    server.engine.rule = saying("<think>hm</think>Yes")
+    body = server.chat().json()
+    assert first(body)["message"]["content"] == "<think>hm</think>Yes"
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+def test_a_budget_of_thinking_reaches_the_engine(thinker: LiveServer) -> None:
+    thinker.chat(thinking_token_budget=7)
+    thinker.chat(thinking_token_budget=0, chat_template_kwargs={"deep": True})
+    wanted = [Thinking(max_tokens=7, start_id=0xFA, end_id=0xFB), Thinking(max_tokens=0, end_id=0xFB)]
+    assert [request.params.thinking for request in thinker.engine.requests] == wanted
+
+
+def test_a_budget_is_refused_where_it_could_not_be_kept(server: LiveServer) -> None:
+    error = error_of(server.chat(thinking_token_budget=7))
+    assert error["param"] == "thinking_token_budget" and "does not think" in error["message"]
+    with live_server(FakeBackend(chat_templates={"default": THINKING})) as other:
+        assert "no tokens" in error_of(other.chat(thinking_token_budget=7))["message"]
+        assert error_of(other.chat(thinking_token_budget=-1))["param"] == "thinking_token_budget"
+
+
+def test_thinking_can_be_set() -> None:
+    with live_server(reasoning_parser="think") as server:
+        server.engine.rule = saying("<think>hm</think>Yes")
+        assert first(server.chat().json())["message"]["reasoning_content"] == "hm"
+    with live_server(FakeBackend(chat_templates={"default": THINKING}), reasoning_parser="none") as server:
+        server.engine.rule = saying("<think>hm</think>Yes")
+        assert first(server.chat().json())["message"]["content"] == "<think>hm</think>Yes"

@@ -1,0 +1,127 @@
+"""What is guaranteed of calls: those that are forced and those that are strict follow a grammar, or are refused."""
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from server.tools.formats import HERMES as HERMES_FORMAT
+from server.tools.formats import LLAMA
+from tests.engine.grammars import accepted
+from tests.server.events import error_of
+from tests.server.fake_engine import saying
+from tests.server.live_server import FakeBackend, LiveServer, live_server
+from tests.server.tool_chats import HERMES, ONLY_TIME, TOOLS, TURNS, WEATHER, calls_in, first, function
+
+
+@pytest.fixture(scope="module")
+def shared_plain_marks(no_settings_from_outside: None) -> Generator[LiveServer, None, None]:
+    with live_server(FakeBackend(chat_templates={"default": HERMES + "{% if deep %}<think>{% endif %}"})) as server:
+        yield server
+
+
+@pytest.fixture
+def caller(shared_plain_marks: LiveServer) -> LiveServer:
+    """Its marks are text. It thinks."""
+    shared_plain_marks.engine.reset()
+    return shared_plain_marks
+
+
+def grammar(server: LiveServer, **parameters: Any) -> str:
+    """What the engine is told."""
+    response = server.chat(**{"tools": TOOLS, **parameters})
+    assert response.status_code == 200, response.text
+    return server.engine.requests[-1].params.grammar or ""
+
+
+WEATHER_CALL = HERMES_FORMAT.spelling.of([("get_weather", '{"city": "x"}')])
+TIME_CALL = HERMES_FORMAT.spelling.of([("get_time", "{}")])
+BAD_CALL = HERMES_FORMAT.spelling.of([("get_weather", '{"city": 1}')])
+TWO_CALLS = HERMES_FORMAT.spelling.of([("get_time", "{}"), ("get_weather", '{"city": "x"}')])
+TEXTS = ["Hello", WEATHER_CALL, TIME_CALL, BAD_CALL, TWO_CALLS, f"So {TIME_CALL}"]
+REQUIRED_TIME = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [function("get_time")]}}
+STRICT = [function(parameters=WEATHER, strict=True), function("get_time")]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "texts"),
+    [
+        ({"tool_choice": "required"}, [WEATHER_CALL, TIME_CALL, TWO_CALLS]),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, [WEATHER_CALL, TIME_CALL]),
+        ({"tool_choice": function()}, [WEATHER_CALL]),
+        ({"tool_choice": REQUIRED_TIME}, [TIME_CALL]),
+        ({"tools": STRICT}, ["Hello", WEATHER_CALL, TIME_CALL, TWO_CALLS, f"So {TIME_CALL}", "{}"]),
+        ({"tools": STRICT, "parallel_tool_calls": False}, ["Hello", WEATHER_CALL, TIME_CALL, f"So {TIME_CALL}", "{}"]),
+        ({"response_format": {"type": "json_object"}}, [WEATHER_CALL, TIME_CALL, TWO_CALLS, "{}"]),
+        ({"response_format": {"type": "json_object"}, "tool_choice": "none"}, ["{}"]),
+        ({"response_format": {"type": "json_object"}, "tool_choice": function("get_time")}, [TIME_CALL]),
+    ],
+)
+def test_calls_follow_what_was_asked_for(caller: LiveServer, parameters: dict[str, Any], texts: list[str]) -> None:
+    told = grammar(caller, **parameters)
+    assert accepted(told, *TEXTS, "{}") == texts
+    thought = "<think>Hm.\n</think>\n\n"
+    assert accepted(told, *(thought + text for text in texts)) == [thought + text for text in texts]
+
+
+def test_calls_follow_after_the_thinking_that_the_prompt_began(caller: LiveServer) -> None:
+    told = grammar(caller, tool_choice="required", chat_template_kwargs={"deep": True})
+    assert accepted(told, TIME_CALL, f"hm</think>\n{TIME_CALL}", "hm</think>") == [f"hm</think>\n{TIME_CALL}"]
+
+
+def test_what_is_left_to_the_model_needs_no_grammar(caller: LiveServer) -> None:
+    assert grammar(caller) == grammar(caller, tool_choice="auto") == ""
+    assert grammar(caller, tool_choice=ONLY_TIME, tools=STRICT) == ""
+    assert grammar(caller, tool_choice="none", tools=STRICT) == ""
+
+
+def test_calls_that_are_forced_are_told_as_calls(caller: LiveServer) -> None:
+    caller.engine.rule = saying(TWO_CALLS)
+    choice = first(caller.chat(tools=TOOLS, tool_choice="required").json())
+    assert calls_in(choice["message"]) == [("get_time", "{}"), ("get_weather", '{"city": "x"}')]
+    assert choice["message"]["content"] is None and choice["finish_reason"] == "tool_calls"
+
+
+def test_calls_can_be_forced_where_marks_are_special_tokens(hermes: LiveServer) -> None:
+    assert accepted(grammar(hermes, tool_choice="required"), *TEXTS) == [WEATHER_CALL, TIME_CALL, TWO_CALLS]
+
+
+def test_strictness_is_refused_where_marks_are_special_tokens(hermes: LiveServer) -> None:
+    error = error_of(hermes.chat(tools=[function("get_time"), function(strict=True)]))
+    assert error["param"] == "tools.1.function.strict" and "required" in error["message"]
+
+
+def test_calls_without_a_mark_can_be_strict() -> None:
+    with live_server(FakeBackend(chat_templates={"default": "{{ tools }} <|python_tag|>" + TURNS})) as llama:
+        told = grammar(llama, tools=STRICT)
+    texts = ["Hello", LLAMA.spelling.of([("get_weather", '{"city": "x"}')])]
+    assert accepted(told, *texts, LLAMA.spelling.of([("get_weather", "{}")]), "{}") == texts
+
+
+@pytest.mark.parametrize(
+    ("place", "schema"),
+    [
+        ("/properties/a/not", {"type": "object", "properties": {"a": {"not": {}}}}),
+        ("$ref", {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1/x"}}}),
+        ("unclosed", {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}),
+    ],
+)
+def test_a_schema_that_cannot_be_followed_is_refused_by_its_place(caller: LiveServer, place: str, schema: Any) -> None:
+    for parameters in ({"tool_choice": "required"}, {}, {"response_format": {"type": "json_object"}}):
+        tools = [*TOOLS, function("f", parameters=schema, strict=not parameters)]
+        error = error_of(caller.chat(tools=tools, **parameters))
+        assert error["param"] == "tools.2.function.parameters" and place in error["message"], error
+    assert caller.chat(tools=[function("f", parameters=schema)]).status_code == 200
+
+
+def test_a_schema_that_need_not_be_followed_is_not_blamed(caller: LiveServer) -> None:
+    wrong = {"type": "object", "properties": {"a": {"not": {}}}}
+    tools = [function("f", parameters=wrong), function("g", parameters=wrong, strict=True)]
+    assert error_of(caller.chat(tools=tools))["param"] == "tools.1.function.parameters"
+    demand = {"type": "json_schema", "json_schema": {"name": "x", "schema": wrong}}
+    assert error_of(caller.chat(tools=TOOLS, response_format=demand))["param"] == "response_format"
+
+
+def test_thinking_with_special_marks_stands_in_the_way_of_guarantees(thinker: LiveServer) -> None:
+    error = error_of(thinker.chat(tools=[function("get_time")], tool_choice="required", max_tokens=5))
+    assert error["param"] == "tool_choice" and "cannot be combined" in error["message"]
