@@ -16,6 +16,8 @@ CHAT_TEMPLATE = """\
 {%- endfor %}
 {% endfor %}
 {% if add_generation_prompt %}[assistant]{% endif %}"""
+PROMPT = "[user]Hi[assistant]"  # of a user who says "Hi", behind <s>
+NUM_PROMPT_TOKENS = 1 + len(PROMPT)
 
 
 class ByteTokenizer:
