@@ -17,7 +17,7 @@ from server.protocol.tools import Function
 from server.tools.call_grammar import _text_without, calls_only, strict_calls
 from server.tools.formats import HERMES, JSON, LLAMA, MISTRAL_LIST, MISTRAL_NAMED, CallFormat
 from tests.engine.grammars import TOKENIZER, accepts
-from tests.server.test_tool_parsing import parse
+from tests.server.call_texts import parse
 
 FORMATS = (HERMES, LLAMA, MISTRAL_LIST, MISTRAL_NAMED, JSON)
 EOS = 256

@@ -14,8 +14,8 @@ from server.tools.plain import tell_calls, tell_tools
 from server.tools.readers import after_thinking, read_content
 from server.tools.thinking import ThinkingCounter, begins_thinking, mentions_thinking
 from tests.server.byte_tokenizer import ByteTokenizer
-from tests.server.test_tool_parsing import calls, cuts, parse
-from tests.server.test_tool_parsing import told as told_parts
+from tests.server.call_texts import calls, cuts, parse
+from tests.server.call_texts import told as told_parts
 
 SAYS_TOOLS = "{% if tools %}"
 

@@ -20,8 +20,8 @@ from server.tools.readers import (
     read_mistral,
 )
 from server.tools.tape import MAX_HELD
+from tests.server.call_texts import NAMES, calls, cuts, parse, told
 
-NAMES = ("f", "get_weather", "a-b.c")
 READERS = {
     "hermes": read_hermes,
     "llama": read_llama,
@@ -53,38 +53,6 @@ FRAGMENTS = [
 ]
 soup = st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join)
 plain = st.text(st.sampled_from("ab <[{;]}>\n|/é"), max_size=12)
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(st.sampled_from('a"\\{}[]é<>\n'), max_size=5),
-    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text("k\\", max_size=3), children, max_size=3),
-    max_leaves=6,
-)
-arguments = st.tuples(
-    st.dictionaries(st.sampled_from(["a", "name", "arguments", "}"]), values, max_size=3), st.sampled_from([None, 1])
-).map(lambda pair: json.dumps(pair[0], indent=pair[1]))
-calls = st.lists(st.tuples(st.sampled_from(NAMES), arguments), min_size=1, max_size=3)
-
-
-def parse(reader: Reader, *pieces: str) -> list[Part]:
-    """The parts, neighbours of one kind joined."""
-    parser = ReadingParser(reader, NAMES, lambda index: f"call_{index}")
-    parts = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
-    joined: list[Part] = []
-    for part in parts:
-        match joined[-1:], part:
-            case [Content(before)], Content(text):
-                joined[-1] = Content(before + text)
-            case [Reasoning(before)], Reasoning(text):
-                joined[-1] = Reasoning(before + text)
-            case [ToolCall(index, before, call_id, name)], ToolCall(id=None, arguments=text):
-                assert part.index == index and part.name is None
-                joined[-1] = ToolCall(index, before + text, call_id, name)
-            case _:
-                joined.append(part)
-    return joined
-
-
-def told(calls: Sequence[tuple[str, str]]) -> list[Part]:
-    return [ToolCall(index, text, f"call_{index}", name) for index, (name, text) in enumerate(calls)]
 
 
 def content(text: str) -> list[Part]:
@@ -93,11 +61,6 @@ def content(text: str) -> list[Part]:
 
 def everything(parts: Sequence[Part]) -> str:
     return "".join(part.arguments if isinstance(part, ToolCall) else part.text for part in parts)
-
-
-def cuts(text: str, data: st.DataObject) -> list[str]:
-    places = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
-    return [text[begin:end] for begin, end in zip([0, *places], [*places, len(text)], strict=True)]
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -188,118 +151,6 @@ def test_arguments_come_while_they_are_written(calls: list[tuple[str, str]], dat
     parts = parser.feed(hermes(name, text)[: -len(text) - len("}\n</tool_call>")])
     assert parts == []
     assert everything(parser.feed(text[:length])) == text[:length]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<tool_call>",
-        "<tool_call>\n",
-        "<tool_call>none</tool_call>",
-        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
-        '<tool_call>{"name": "f", "arguments": 1}</tool_call>',
-        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
-        '<tool_call>{"name": "f", "arguments": "no"}</tool_call>',
-        '<tool_call>{"name": "f", "arguments": "[]"}</tool_call>',
-        '<tool_call>{"name": 1, "arguments": {}}</tool_call>',
-        '<tool_call>{"name": , "arguments": {}}</tool_call>',
-        '<tool_call>{"arguments": {"a": }, "name": "f"}</tool_call>',
-        '<tool_call>{"arguments": {}}</tool_call>',
-        '<tool_call>{"name" "f"}</tool_call>',
-        '<tool_call>{name: "f"}</tool_call>',
-        '<tool_call>{"name": "f"',
-        '<tool_call>{"name": "f", "arguments": ',
-        '<tool_call>["f"]</tool_call>',
-        "<tool_call>{}</tool_call>",
-        '<tool_call>{"x": ' + "[" * 5000 + "]" * 5000 + ', "name": "f"}</tool_call>',
-        '<tool_call>{"name": "f", "arguments" {}}</tool_call>',
-    ],
-)
-def test_what_only_looks_like_a_call_is_content(text: str) -> None:
-    assert parse(read_hermes, *text) == [Content(text)]
-
-
-@pytest.mark.parametrize(
-    ("reader", "text"),
-    [
-        (read_llama, 'say {"name": "f"}'),
-        (read_llama, '{"name": "g", "parameters": {}}'),
-        (read_llama, '<|python_tag|>print("x")'),
-        (read_mistral, "[TOOL_CALLS]"),
-        (read_mistral, "[TOOL_CALLS][]"),
-        (read_mistral, "[TOOL_CALLS]g[ARGS]{}"),
-        (read_mistral, "[TOOL_CALLS]f[ARGS]1"),
-        (read_mistral, "[TOOL_CALLS]f"),
-        (read_json, 'say {"name": "f"}'),
-        (read_json, "[1, 2]"),
-        (read_json, '{"answer": 42}'),
-        (read_content, '<tool_call>{"name": "f"}</tool_call>'),
-    ],
-)
-def test_what_only_looks_like_a_call_is_content_in_other_formats(reader: Reader, text: str) -> None:
-    assert parse(reader, *text) == [Content(text)]
-
-
-def test_a_call_may_have_no_arguments() -> None:
-    assert parse(read_hermes, '<tool_call>{"name": "f"}</tool_call>') == told([("f", "{}")])
-
-
-def test_arguments_in_a_string_are_taken_out_of_it() -> None:
-    text = '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>'
-    assert parse(read_hermes, *text) == told([("f", '{"a": 1}')])
-
-
-def test_a_call_after_one_that_was_none_is_found() -> None:
-    text = '<tool_call>{oops}</tool_call><tool_call><tool_call>{"name": "f"}</tool_call>'
-    assert parse(read_hermes, *text) == [Content("<tool_call>{oops}</tool_call><tool_call>"), *told([("f", "{}")])]
-
-
-@pytest.mark.parametrize(
-    "end", ["", "}", "}</tool_call>", "}\n</tool_call>\n", "</tool_call>", ', "id": 3}</tool_call>']
-)
-def test_a_call_ends_where_its_arguments_do(end: str) -> None:
-    text = '<tool_call>{"name": "f", "arguments": {"a": 1}' + end
-    assert parse(read_hermes, *text) == told([("f", '{"a": 1}')])
-
-
-def test_what_follows_a_broken_end_is_content() -> None:
-    text = '<tool_call>{"name": "f", "arguments": {}, 5</tool_call> so'
-    assert parse(read_hermes, *text) == [*told([("f", "{}")]), Content(", 5</tool_call> so")]
-
-
-def test_only_the_broken_end_is_content() -> None:
-    text = '<tool_call>{"name": "f", "arguments": {}, "id": 1, 5}'
-    assert parse(read_hermes, *text) == [*told([("f", "{}")]), Content(", 5}")]
-
-
-def test_a_call_that_is_cut_off_is_told_as_far_as_it_goes() -> None:
-    assert parse(read_hermes, *'<tool_call>{"name": "f", "arguments": {"a": "b') == told([("f", '{"a": "b')])
-
-
-@pytest.mark.parametrize(
-    ("text", "is_one_call", "is_cut"),
-    [
-        ("Hi", False, False),
-        ('{"name": "f", "parameters": {"a": "b', False, True),
-        ('{"name": "f", "parameters": {"a": 1}}', False, False),
-        ('{"name": "f", "parameters": {}}; {"name": "f", "parameters": {"a', False, True),
-        ('{"name": "f", "parameters": {}}; {"name": "f", "parameters": {"a', True, False),
-    ],
-)
-def test_it_is_known_whether_the_last_call_told_is_whole(text: str, is_one_call: bool, is_cut: bool) -> None:
-    parser = ReadingParser(read_llama, NAMES, str, is_one_call)
-    parser.feed(text)
-    parser.finish()
-    assert parser.is_cut is is_cut
-
-
-def test_calls_that_break_off_in_a_list_are_content_from_there() -> None:
-    text = '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "f", "arg": 1]'
-    assert parse(read_mistral, *text) == [*told([("f", "{}")]), Content(', {"name": "f", "arg": 1]')]
-
-
-def test_code_after_a_semicolon_is_content() -> None:
-    assert parse(read_llama, *'{"name": "f"}; then') == [*told([("f", "{}")]), Content("; then")]
 
 
 @pytest.mark.parametrize("filler", ['"' + "x" * 2 * MAX_HELD, " " * 2 * MAX_HELD, "[" * 2 * MAX_HELD])

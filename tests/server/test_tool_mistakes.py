@@ -1,0 +1,120 @@
+"""Calls that models write amiss: what only looks like one is content, a broken one is told as far as it goes."""
+
+import pytest
+
+from server.chat.parts import Content
+from server.tools.parser import ReadingParser
+from server.tools.readers import Reader, read_content, read_hermes, read_json, read_llama, read_mistral
+from tests.server.call_texts import NAMES, parse, told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>",
+        "<tool_call>\n",
+        "<tool_call>none</tool_call>",
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": 1}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": "no"}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": "[]"}</tool_call>',
+        '<tool_call>{"name": 1, "arguments": {}}</tool_call>',
+        '<tool_call>{"name": , "arguments": {}}</tool_call>',
+        '<tool_call>{"arguments": {"a": }, "name": "f"}</tool_call>',
+        '<tool_call>{"arguments": {}}</tool_call>',
+        '<tool_call>{"name" "f"}</tool_call>',
+        '<tool_call>{name: "f"}</tool_call>',
+        '<tool_call>{"name": "f"',
+        '<tool_call>{"name": "f", "arguments": ',
+        '<tool_call>["f"]</tool_call>',
+        "<tool_call>{}</tool_call>",
+        '<tool_call>{"x": ' + "[" * 5000 + "]" * 5000 + ', "name": "f"}</tool_call>',
+        '<tool_call>{"name": "f", "arguments" {}}</tool_call>',
+    ],
+)
+def test_what_only_looks_like_a_call_is_content(text: str) -> None:
+    assert parse(read_hermes, *text) == [Content(text)]
+
+
+@pytest.mark.parametrize(
+    ("reader", "text"),
+    [
+        (read_llama, 'say {"name": "f"}'),
+        (read_llama, '{"name": "g", "parameters": {}}'),
+        (read_llama, '<|python_tag|>print("x")'),
+        (read_mistral, "[TOOL_CALLS]"),
+        (read_mistral, "[TOOL_CALLS][]"),
+        (read_mistral, "[TOOL_CALLS]g[ARGS]{}"),
+        (read_mistral, "[TOOL_CALLS]f[ARGS]1"),
+        (read_mistral, "[TOOL_CALLS]f"),
+        (read_json, 'say {"name": "f"}'),
+        (read_json, "[1, 2]"),
+        (read_json, '{"answer": 42}'),
+        (read_content, '<tool_call>{"name": "f"}</tool_call>'),
+    ],
+)
+def test_what_only_looks_like_a_call_is_content_in_other_formats(reader: Reader, text: str) -> None:
+    assert parse(reader, *text) == [Content(text)]
+
+
+def test_a_call_may_have_no_arguments() -> None:
+    assert parse(read_hermes, '<tool_call>{"name": "f"}</tool_call>') == told([("f", "{}")])
+
+
+def test_arguments_in_a_string_are_taken_out_of_it() -> None:
+    text = '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>'
+    assert parse(read_hermes, *text) == told([("f", '{"a": 1}')])
+
+
+def test_a_call_after_one_that_was_none_is_found() -> None:
+    text = '<tool_call>{oops}</tool_call><tool_call><tool_call>{"name": "f"}</tool_call>'
+    assert parse(read_hermes, *text) == [Content("<tool_call>{oops}</tool_call><tool_call>"), *told([("f", "{}")])]
+
+
+@pytest.mark.parametrize(
+    "end", ["", "}", "}</tool_call>", "}\n</tool_call>\n", "</tool_call>", ', "id": 3}</tool_call>']
+)
+def test_a_call_ends_where_its_arguments_do(end: str) -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": 1}' + end
+    assert parse(read_hermes, *text) == told([("f", '{"a": 1}')])
+
+
+def test_what_follows_a_broken_end_is_content() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {}, 5</tool_call> so'
+    assert parse(read_hermes, *text) == [*told([("f", "{}")]), Content(", 5</tool_call> so")]
+
+
+def test_only_the_broken_end_is_content() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {}, "id": 1, 5}'
+    assert parse(read_hermes, *text) == [*told([("f", "{}")]), Content(", 5}")]
+
+
+def test_a_call_that_is_cut_off_is_told_as_far_as_it_goes() -> None:
+    assert parse(read_hermes, *'<tool_call>{"name": "f", "arguments": {"a": "b') == told([("f", '{"a": "b')])
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one_call", "is_cut"),
+    [
+        ("Hi", False, False),
+        ('{"name": "f", "parameters": {"a": "b', False, True),
+        ('{"name": "f", "parameters": {"a": 1}}', False, False),
+        ('{"name": "f", "parameters": {}}; {"name": "f", "parameters": {"a', False, True),
+        ('{"name": "f", "parameters": {}}; {"name": "f", "parameters": {"a', True, False),
+    ],
+)
+def test_it_is_known_whether_the_last_call_told_is_whole(text: str, is_one_call: bool, is_cut: bool) -> None:
+    parser = ReadingParser(read_llama, NAMES, str, is_one_call)
+    parser.feed(text)
+    parser.finish()
+    assert parser.is_cut is is_cut
+
+
+def test_calls_that_break_off_in_a_list_are_content_from_there() -> None:
+    text = '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "f", "arg": 1]'
+    assert parse(read_mistral, *text) == [*told([("f", "{}")]), Content(', {"name": "f", "arg": 1]')]
+
+
+def test_code_after_a_semicolon_is_content() -> None:
+    assert parse(read_llama, *'{"name": "f"}; then') == [*told([("f", "{}")]), Content("; then")]
