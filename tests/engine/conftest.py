@@ -4,6 +4,7 @@ from functools import cache
 import pytest
 import torch
 
+from engine.kernels import load_kernels
 from engine.model_loader import LoadedModel
 from tests.engine.tiny_models import ReferenceModel, load_reference, load_tiny, make_checkpoint
 
@@ -25,6 +26,14 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def ops() -> None:
+    """The kernels' operators, and their activations in place of torch's, as where a model is loaded."""
+    if load_kernels() is None:
+        pytest.skip("no kernels here")
+    torch.ops.twostep.replace_activations()
 
 
 @pytest.fixture(scope="session")

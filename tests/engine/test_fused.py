@@ -9,17 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from engine.kernels import load_kernels
+pytestmark = pytest.mark.usefixtures("ops")
 
 DTYPES = (torch.float32, torch.bfloat16)
 SIZES = (1, 12, 16, 40, 896)
-
-
-@pytest.fixture(autouse=True)
-def ops() -> None:
-    if load_kernels() is None:
-        pytest.skip("no kernels here")
-    torch.ops.twostep.replace_activations()
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 1) -> Tensor:

@@ -1,0 +1,68 @@
+"""Models whose parts are fused, what of each is, and what they compute, with the calls of attention on the way."""
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from engine import attention_hook
+from engine.attention_hook import AttentionCall, attention_handler
+from engine.fusion import fuse_modules
+from engine.model_probe import probe_layers
+from tests.engine.tiny_models import make_config
+
+LAYERS = 3
+# what of a model is fused, per layer and besides
+PARTS = {
+    "llama": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
+    "qwen2": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
+    "qwen3": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 4},
+    "mistral": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
+    "qwen3_moe": {"FusedAttention": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 4},
+    "smollm3": {"FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
+    "phi3": {"FusedRMSNorm": 2},
+    "gemma2": {"FusedMLP": 1},
+    "gpt2": {},
+}
+
+
+class PlainAttention:
+    """Dense and causal; remembers its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[AttentionCall] = []
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        self.calls.append(call)
+        query, key, value = (part.float().transpose(0, 1) for part in (call.query, call.key, call.value))
+        attended = nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=call.scaling, enable_gqa=True
+        )
+        return attended.transpose(0, 1).to(call.query.dtype)
+
+
+def model_of(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    attention_hook.register()
+    torch.manual_seed(5)
+    settings = {"attn_implementation": attention_hook.ATTENTION_NAME, "dtype": dtype}
+    model = transformers.AutoModelForCausalLM.from_config(make_config(name), **settings).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def fuse(model: Any) -> None:
+    fuse_modules(model, probe_layers(model, model.config, torch.device("cpu")))
+
+
+def run(model: Any) -> tuple[Tensor, list[AttentionCall]]:
+    handler = PlainAttention()
+    ids = (torch.arange(23) * 7 % 190)[None]
+    with torch.inference_mode(), attention_handler(handler):
+        logits = model(ids, position_ids=torch.arange(23)[None], use_cache=False).logits
+    return logits, handler.calls
+
+
+def constants(call: AttentionCall) -> tuple[object, ...]:
+    return call[3:]

@@ -1,0 +1,75 @@
+"""Layers that moved into the kernels change no bit, a product that gates itself among them; others stay as they are."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.kernel_layer import KernelDecoderLayer, move_layers_to_kernels
+from engine.linear import prepare_linears
+from engine.packed_weight import pack_weight
+from engine.packing import packing_for
+from tests.engine.fused_models import LAYERS, PARTS, constants, fuse, model_of, run
+
+pytestmark = pytest.mark.usefixtures("one_thread", "ops")
+
+WHOLLY_FUSED = [name for name, parts in PARTS.items() if len(parts) == 4]
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", WHOLLY_FUSED)
+def test_layers_in_the_kernels_change_no_bit(name: str, dtype: torch.dtype, quantization: str) -> None:
+    model = model_of(name, dtype)
+    fuse(model)
+    prepare_linears(model, True, quantization)
+    expected, plain_calls = run(model)
+    move_layers_to_kernels(model)
+    assert sum(isinstance(module, KernelDecoderLayer) for module in model.modules()) == LAYERS
+    logits, calls = run(model)
+    assert torch.equal(logits, expected)
+    assert [constants(call) for call in calls] == [constants(call) for call in plain_calls]
+
+
+def test_layers_whose_experts_are_not_known_stay() -> None:
+    model = model_of("qwen3_moe")
+    fuse(model)
+    prepare_linears(model, True)
+    move_layers_to_kernels(model)
+    assert not any(isinstance(module, KernelDecoderLayer) for module in model.modules())
+
+
+def test_a_layer_without_kernel_weights_stays() -> None:
+    model = model_of("llama")
+    fuse(model)
+    prepare_linears(model, False)
+    move_layers_to_kernels(model)
+    assert not any(isinstance(module, KernelDecoderLayer) for module in model.modules())
+
+
+@pytest.mark.parametrize("bits", [0, 8, 4])
+@pytest.mark.parametrize(("size", "k"), [(40, 32), (48, 300), (1040, 32), (208, 1100)])
+def test_a_product_that_gates_itself_is_the_product_gated(size: int, k: int, bits: int) -> None:
+    """Of more rows than a pass, a block and a task have, and of more K than a piece."""
+    torch.manual_seed(2)
+    gate_up: Any = packing_for({0: "none", 8: "int8", 4: "int4"}[bits], True).layers(weight_of(2 * size, k))
+    down, attention_out = (pack_weight(weight, True) for weight in (weight_of(k, size), torch.zeros(k, 16).bfloat16()))
+    ones = torch.ones(k, dtype=torch.bfloat16)
+    norm = torch.classes.twostep.Norm(ones, 1e-6)
+    mlp = torch.classes.twostep.MLP(bound(attention_out), norm, bound(gate_up), bound(down), "silu")
+    for num_rows in (1, 17, 33, 300, 700):
+        x = torch.randn(1, num_rows, k).bfloat16()
+        normed = torch.ops.twostep.rms_norm(x, ones, 1e-6)[0]
+        gated = torch.ops.twostep.gate(gate_up.multiply(normed, None), "silu")
+        out = torch.ops.twostep.after_attention(mlp, x, torch.zeros(num_rows, 1, 16).bfloat16())
+        assert torch.equal(out[0], x[0] + down.multiply(gated, None))
+
+
+def weight_of(n: int, k: int) -> Tensor:
+    return (torch.randn(n, k) / k**0.5).bfloat16()
+
+
+def bound(packed: Any) -> Any:
+    """As the kernels take it."""
+    return torch.classes.twostep.Linear(packed.packed, None, packed.shape[0], packed.bits)

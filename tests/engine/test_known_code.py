@@ -1,0 +1,91 @@
+"""Code is known by its instructions, its constants and what stands behind the names it looks up, or it is not known."""
+
+import functools
+from types import FunctionType
+from typing import Any
+
+import pytest
+import transformers
+from torch import Tensor, nn
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
+
+from engine import known_code
+from tests.engine.tiny_models import make_config
+
+
+class Doubling(LlamaMLP):
+    def forward(self, x: Tensor) -> Tensor:
+        down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        return down_proj + down_proj
+
+
+class Wrapped(LlamaMLP):
+    @functools.wraps(LlamaMLP.forward)
+    def forward(self, *args: Any) -> Tensor:
+        return 2 * LlamaMLP.forward(self, *args)
+
+
+class Called(LlamaMLP):
+    def __call__(self, *args: Any) -> Any:
+        return 2 * super().__call__(*args)
+
+
+@pytest.mark.parametrize("kind", [Doubling, Wrapped, Called])
+def test_a_class_that_computes_something_else_is_not_known(kind: type[LlamaMLP]) -> None:
+    assert known_code.is_gated_mlp(LlamaMLP(make_config("llama")))
+    assert not known_code.is_gated_mlp(kind(make_config("llama")))
+
+
+def test_a_module_whose_forward_was_replaced_is_not_known() -> None:
+    mlp = LlamaMLP(make_config("llama"))
+    mlp.forward = lambda x: x
+    assert not known_code.is_gated_mlp(mlp)
+
+
+def in_its_own_words(function: FunctionType, *defaults: object, **names: object) -> FunctionType:
+    """A copy with other defaults, and with others under the names that it looks up."""
+    return FunctionType(function.__code__, {**function.__globals__, **names}, "copy", defaults or None)
+
+
+def attention_that_rotates_by(rotate: FunctionType) -> nn.Module:
+    class Attention(LlamaAttention):
+        forward = in_its_own_words(LlamaAttention.forward, None, None, None, apply_rotary_pos_emb=rotate)
+
+    return Attention(make_config("llama"), 0)
+
+
+def test_an_attention_that_rotates_in_another_way_is_not_known() -> None:
+    rotate = modeling_llama.apply_rotary_pos_emb
+    turned = in_its_own_words(rotate, 1, rotate_half=lambda x: x)
+    assert known_code.is_attention(attention_that_rotates_by(in_its_own_words(rotate, 1)))
+    assert not known_code.is_attention(attention_that_rotates_by(in_its_own_words(rotate, 2)))
+    assert not known_code.is_attention(attention_that_rotates_by(turned))
+    config = transformers.HeliumConfig(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
+    assert not known_code.is_attention(transformers.models.helium.modeling_helium.HeliumAttention(config, 0))
+
+
+ROTATE_HALF = """
+import torch
+def rotate_half(x):
+    "In other words."
+    x1 = x[..., : x.shape[-1] // 2]
+    x2 = x[..., x.shape[-1] // 2 :]
+    return torch.cat((-x2, x1), dim=-1)
+"""
+
+
+def is_rotate_half(source: str) -> bool:
+    names: dict[str, Any] = {}
+    exec(source, names)
+    return known_code._is_same(names["rotate_half"], modeling_llama.rotate_half)
+
+
+def test_documentation_makes_no_difference() -> None:
+    assert is_rotate_half(ROTATE_HALF)
+    assert is_rotate_half(ROTATE_HALF.replace('"In other words."', ""))
+
+
+def test_constants_make_a_difference() -> None:
+    assert not is_rotate_half(ROTATE_HALF.replace("dim=-1", "dim=-2"))
+    assert not is_rotate_half(ROTATE_HALF.replace('"In other words."', "...").replace("x.shape[-1] // 2 :", "2 :"))
