@@ -3,13 +3,9 @@
 import asyncio
 import contextlib
 import json
-import os
 import random
 import re
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,23 +16,10 @@ import jsonschema
 import pytest
 import torch
 from openai import OpenAI
-from prometheus_client.parser import text_string_to_metric_families
 
-ROOT = Path(__file__).resolve().parent.parent
-SETTLE_S = 30.0  # generous: the machine may be busy; what is tested is that it settles at all
+from tests.real_server import MINE, ROOT, complete, engine_pids, metrics, settles, start, stop
+
 WEIGHT_BYTES = (ROOT / "engine" / "embedded_model" / "model.safetensors").stat().st_size
-MINE: dict[str, Any] = {"prompt": "Return the absolute", "max_tokens": 24, "logprobs": 3, "ignore_eos": True}
-
-
-def start(*flags: str) -> tuple[subprocess.Popen[str], str]:
-    """A server on a free port, once it is ready."""
-    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--log-level", "warning", *flags]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("  listens "):
-            return process, line.split()[1]
-    raise AssertionError("the server never got ready")
 
 
 @pytest.fixture(scope="module")
@@ -46,36 +29,6 @@ def server() -> Iterator[str]:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 0
-
-
-def complete(url: str, **fields: Any) -> dict[str, Any]:
-    answer = httpx.post(f"{url}/v1/completions", json=fields, timeout=300)
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
-
-
-def metrics(url: str) -> dict[str, float]:
-    """Every sample without labels, and the block states."""
-    text = httpx.get(f"{url}/metrics", timeout=30).text
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    plain = {sample.name: sample.value for sample in samples if not sample.labels}
-    blocks = {f"blocks_{s.labels['state']}": s.value for s in samples if s.name == "twostep_kv_blocks"}
-    return plain | blocks
-
-
-def is_idle(url: str) -> bool:
-    now = metrics(url)
-    busy = ("twostep_requests_running", "twostep_requests_waiting", "blocks_held")
-    return all(now[name] == 0 for name in busy)
-
-
-def settles(url: str) -> bool:
-    deadline_s = time.monotonic() + SETTLE_S
-    while time.monotonic() < deadline_s:
-        if is_idle(url):
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def what_was_said(answer: dict[str, Any]) -> Any:
@@ -220,11 +173,6 @@ def test_required_calls_are_valid_whatever_the_model(server: str, seed: int) -> 
     assert told[0] == told[1]
 
 
-def engine_pids(process: subprocess.Popen[str]) -> list[int]:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(pid) for pid in children if "engine.process" in Path(f"/proc/{pid}/cmdline").read_text()]
-
-
 def resident_bytes(pid: int) -> int:
     (kilobytes,) = re.findall(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return int(kilobytes) * 1024
@@ -240,92 +188,3 @@ def test_the_engine_takes_little_more_than_weights_and_cache() -> None:
         assert resident_bytes(engine_pid) <= WEIGHT_BYTES + (16 << 20) + 400e6
     finally:
         assert stop(process) == 0
-
-
-def kill_engine(process: subprocess.Popen[str]) -> None:
-    for pid in engine_pids(process):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def stop(process: subprocess.Popen[str]) -> int:
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    return process.returncode
-
-
-MANY: list[dict[str, Any]] = [
-    {"temperature": 0},
-    {"temperature": 1.2, "top_p": 0.9, "seed": 3, "logprobs": 2},
-    {"temperature": 0.9, "presence_penalty": 1.5, "repetition_penalty": 1.3, "seed": 4},
-    {"temperature": 0, "echo": True, "logprobs": 2, "prompt_logprobs": 1},
-    {"temperature": 1.0, "min_tokens": 150, "stop": ["return", " a"], "include_stop_str_in_output": True, "seed": 6},
-]
-
-
-def test_answers_do_not_depend_on_the_engines_deaths(tmp_path: Path) -> None:
-    process, url = start("--trace", str(tmp_path / "trace"))
-    bodies = [{"prompt": "The list of", "max_tokens": 300, "return_token_ids": True, **how} for how in MANY]
-    try:
-        with ThreadPoolExecutor(len(bodies)) as pool:
-            undisturbed = list(pool.map(lambda body: complete(url, **body), bodies))
-            disturbed = [pool.submit(complete, url, **body) for body in bodies]
-            for num_restarts in range(1, 3):
-                tokens = metrics(url)["twostep_generation_tokens_total"]
-                assert becomes(url, "twostep_generation_tokens_total", lambda now, then=tokens: now > then + 60)
-                kill_engine(process)
-                assert becomes(url, "twostep_engine_restarts_total", lambda now, n=num_restarts: now == n)
-            answers = [answer.result() for answer in disturbed]
-        assert [answer["choices"] for answer in answers] == [answer["choices"] for answer in undisturbed]
-        assert [answer["usage"]["completion_tokens"] for answer in answers] == [
-            answer["usage"]["completion_tokens"] for answer in undisturbed
-        ]
-        assert settles(url)
-        assert metrics(url)["twostep_generation_tokens_total"] == 2 * sum(
-            answer["usage"]["completion_tokens"] for answer in answers
-        )
-        assert httpx.get(f"{url}/ready").json() == {"status": "ok"}
-    finally:
-        assert stop(process) == 0
-    assert (tmp_path / "trace").read_text().startswith('{"end_s":')
-
-
-def becomes(url: str, name: str, condition: Any) -> bool:
-    deadline_s = time.monotonic() + SETTLE_S
-    while time.monotonic() < deadline_s:
-        if condition(metrics(url)[name]):
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def test_an_engine_that_is_given_up_is_said_and_not_hidden() -> None:
-    process, url = start("--max-engine-restarts", "0")
-    try:
-        with httpx.stream("POST", f"{url}/v1/completions", json={**MINE, "max_tokens": 1500, "stream": True}) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            kill_engine(process)
-            *_, error, _, done, _ = lines
-            assert '"error"' in error and done == "data: [DONE]"
-        for path in ("/health", "/ready"):
-            assert httpx.get(f"{url}{path}").status_code == 503
-        assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 503
-    finally:
-        assert stop(process) == 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["/no/such/model"], "no such directory"),
-        (["--max-model-len", "100000"], "limit"),
-        (["--kv-cache-memory-bytes", "1KiB"], "KV cache"),
-        (["--trace", "/no/such/dir/trace"], "trace"),
-    ],
-)
-def test_what_cannot_start_says_why_in_one_sentence_and_exits_with_2(flags: list[str], words: str) -> None:
-    command = [sys.executable, "-m", "server", "serve", *flags, "--port", "0"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert result.returncode == 2
-    assert words in result.stderr and "Traceback" not in result.stderr
