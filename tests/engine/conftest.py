@@ -4,8 +4,10 @@ from functools import cache
 import pytest
 import torch
 
+from engine.attention import AttentionBackend
 from engine.kernels import load_kernels
 from engine.model_loader import LoadedModel
+from tests.engine.attention_cases import named_backend
 from tests.engine.tiny_models import ReferenceModel, load_reference, load_tiny, make_checkpoint
 
 
@@ -34,6 +36,12 @@ def ops() -> None:
     if load_kernels() is None:
         pytest.skip("no kernels here")
     torch.ops.twostep.replace_activations()
+
+
+@pytest.fixture(params=["reference", "kernel"])
+def backend(request: pytest.FixtureRequest) -> AttentionBackend:
+    """Each one of paged attention that runs on a CPU."""
+    return named_backend(request.param)
 
 
 @pytest.fixture(scope="session")
