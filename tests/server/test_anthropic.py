@@ -13,7 +13,7 @@ from server.protocol.anthropic import MessageAnswer
 from tests.server.events import anthropic_error_of, typed_events_of
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
-from tests.server.test_responses import CALL, THOUGHT, WEATHER, prompt_of, saying_tokens
+from tests.server.model_talk import CALL, THOUGHT, WEATHER, prompt_of, saying_tokens
 
 GOLDEN = Path(__file__).parent / "golden"
 TOOLS = [{"name": "get_weather", "input_schema": WEATHER}, {"name": "get_time", "input_schema": {"type": "object"}}]

@@ -8,7 +8,8 @@ import pytest
 from openai import OpenAI
 
 from tests.server.live_server import LiveServer
-from tests.server.test_responses import THOUGHT, TOOLS, saying_tokens
+from tests.server.model_talk import RESPONSES_TOOLS as TOOLS
+from tests.server.model_talk import THOUGHT, saying_tokens
 
 
 @pytest.fixture

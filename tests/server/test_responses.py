@@ -1,37 +1,21 @@
-"""/v1/responses: what is asked of the model, what clients are told, what is refused."""
+"""/v1/responses: what clients are told, whole and streamed."""
 
-import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.client import GenerationRequest
 from engine.request import FinishReason
 from server.protocol.response_answers import ResponseBody
-from tests.server.byte_tokenizer import EOS
-from tests.server.events import error_of, typed_events_of
+from tests.server.events import typed_events_of
 from tests.server.fake_engine import saying
 from tests.server.live_server import LiveServer
+from tests.server.model_talk import CALL, THOUGHT, WEATHER, saying_tokens
+from tests.server.model_talk import RESPONSES_TOOLS as TOOLS
 
 GOLDEN = Path(__file__).parent / "golden"
-WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOLS = [{"type": "function", "name": "get_weather", "parameters": WEATHER}, {"type": "function", "name": "get_time"}]
-CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Zürich"}}</tool_call>'
-THOUGHT = f'<think>Hm.</think>Let me see.{CALL}<tool_call>{{"name": "get_time", "arguments": {{}}}}</tool_call>'
-
-
-def saying_tokens(server: LiveServer, text: str) -> Callable[[GenerationRequest, int], int]:
-    """Says the text with the special tokens in it."""
-    ids = [*server.engine.tokenizer.encode(text, add_special_tokens=False), EOS]
-    return lambda _, position: ids[position]
-
-
-def prompt_of(server: LiveServer) -> str:
-    tokenizer = server.engine.tokenizer
-    return tokenizer.decode(server.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
 
 
 def kinds(events: Iterable[dict[str, Any]]) -> list[str]:
@@ -42,9 +26,6 @@ def kinds(events: Iterable[dict[str, Any]]) -> list[str]:
 
 def texts(body: dict[str, Any]) -> list[str]:
     return [part["text"] for item in body["output"] for part in item.get("content", ())]
-
-
-# What clients are told.
 
 
 def test_an_answer_is_a_message(server: LiveServer) -> None:
@@ -200,215 +181,3 @@ def test_who_leaves_a_stream_aborts(server: LiveServer) -> None:
         assert next(response.iter_bytes()).startswith(b"event: response.created\n")
     server.wait_until_idle()
     assert server.engine.finished == [FinishReason.ABORT]
-
-
-# What is asked of the model.
-
-
-def test_instructions_come_before_the_input(server: LiveServer) -> None:
-    server.respond("Hi", instructions="Be brief.")
-    assert prompt_of(server).split("[")[1:] == ["system]Be brief.", "user]Hi", "assistant]"]
-
-
-def test_what_the_model_wrote_in_a_row_is_one_message(agent: LiveServer) -> None:
-    items = [
-        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
-        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
-        {
-            "type": "message",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": "Well.", "annotations": []}],
-        },
-        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
-        {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "1", "output": "one"},
-        {"type": "function_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "two"}]},
-        {"role": "assistant", "content": "A."},
-        {"role": "assistant", "content": "B."},
-        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Oh."}]},
-        {"type": "function_call", "call_id": "3", "name": "h", "arguments": ""},
-    ]
-    agent.respond(items)
-    called = '<tool_call>{{"name": "{}", "arguments": {{}}}}</tool_call>'
-    assert prompt_of(agent).split("[")[1:] == [
-        "user]Hi",
-        f"assistant](Hm.)Well.{called.format('f')}{called.format('g')}",
-        "tool]one",
-        "tool]two",
-        "assistant]A.",
-        "assistant]B.",
-        f"assistant](Oh.){called.format('h')}",
-        "assistant]",
-    ]
-
-
-def test_its_own_output_can_be_sent_back(agent: LiveServer) -> None:
-    agent.engine.rule = saying_tokens(agent, THOUGHT)
-    output = agent.respond(tools=TOOLS).json()["output"]
-    results = [
-        {"type": "function_call_output", "call_id": item["call_id"], "output": "7"}
-        for item in output
-        if item["type"] == "function_call"
-    ]
-    assert agent.respond([{"role": "user", "content": "Hi"}, *output, *results], tools=TOOLS).status_code == 200
-    assert "(Hm.)Let me see.<tool_call>" in prompt_of(agent)
-
-
-def test_parameters_reach_the_engine(server: LiveServer) -> None:
-    server.respond(
-        max_output_tokens=7, temperature=0.5, top_p=0.5, top_k=3, seed=5, stop="x", logit_bias={"3": 1}, priority=2,
-        include=["message.output_text.logprobs"], top_logprobs=4,
-    )  # fmt: skip
-    request = server.engine.requests[-1]
-    params = request.params
-    assert (params.max_tokens, params.temperature, params.top_p, params.top_k, params.seed) == (7, 0.5, 0.5, 3, 5)
-    assert (params.stop, params.logit_bias, params.logprobs, request.priority) == (("x",), {3: 1.0}, 4, 2)
-
-
-def test_without_a_limit_the_answer_may_fill_the_context(server: LiveServer) -> None:
-    server.engine.rule = saying("Hello")
-    server.respond()
-    request = server.engine.requests[-1]
-    assert request.params.max_tokens == 512 - len(request.prompt_token_ids)
-
-
-def test_a_text_format_is_followed(server: LiveServer) -> None:
-    server.engine.rule = saying("{}")
-    body = server.respond(text={"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}).json()
-    assert server.engine.requests[-1].params.grammar is not None
-    assert body["text"]["format"]["schema"] == {"type": "object"}
-
-
-def test_tools_are_told_to_the_model(agent: LiveServer) -> None:
-    agent.respond(tools=TOOLS, tool_choice={"type": "allowed_tools", "mode": "auto", "tools": TOOLS[1:]})
-    assert '"name": "get_weather"' in prompt_of(agent)
-    agent.respond(tools=TOOLS, tool_choice="none")
-    assert "get_weather" not in prompt_of(agent)
-
-
-def test_one_call_at_a_time_can_be_asked_for(agent: LiveServer) -> None:
-    agent.engine.rule = saying_tokens(agent, THOUGHT)
-    output = agent.respond(tools=TOOLS, parallel_tool_calls=False).json()["output"]
-    assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
-
-
-def test_calls_can_be_required(server: LiveServer) -> None:
-    server.respond(tools=TOOLS[1:], tool_choice="required", max_output_tokens=9)
-    assert server.engine.requests[-1].params.grammar is not None
-
-
-def test_what_the_template_knows_can_be_said(agent: LiveServer) -> None:
-    agent.respond(chat_template_kwargs={"deep": True})
-    assert prompt_of(agent).endswith("[assistant]<think>")
-
-
-def test_thinking_can_be_bounded(agent: LiveServer) -> None:
-    agent.respond(thinking_token_budget=4)
-    thinking = agent.engine.requests[-1].params.thinking
-    assert thinking is not None and thinking.max_tokens == 4
-
-
-# What is refused.
-
-IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
-NAMED = {"type": "function", "name": "other"}
-CALLED = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
-ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}
-
-
-def tool(**keywords: Any) -> dict[str, Any]:
-    return {"type": "function", "name": "f", "parameters": keywords}
-
-
-def formatted(**keywords: Any) -> dict[str, Any]:
-    return {"format": {"type": "json_schema", "name": "x", "schema": keywords}}
-
-
-@pytest.mark.parametrize(
-    ("parameters", "param"),
-    [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"background": True}, "background"),
-        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"top_logprobs": 21}, "top_logprobs"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"max_tokens": 3}, "max_tokens"),
-        ({"max_tool_calls": 3}, "max_tool_calls"),
-        ({"n": 2}, "n"),
-        ({"temperature": -1}, "temperature"),
-        ({"stream_options": {"include_obfuscation": True}}, "stream_options"),
-        ({"metadata": {"a": 1}}, "metadata"),
-        ({"metadata": {"\ud800": "a"}}, "metadata"),
-        ({"metadata": {"a": "\ud800"}}, "metadata"),
-        ({"input": []}, "input"),
-        ({"input": 1}, "input"),
-        ({"input": [IMAGE]}, "input.0.content.0"),
-        ({"input": [{"role": "nobody", "content": ""}]}, "input.0.role"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
-        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input.0"),
-        ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "["}]}, "input.0.arguments"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools.1.name"),
-        ({"tools": [tool(maximum=math.inf)]}, "tools.0.parameters"),
-        ({"tools": [tool(enum=[[math.nan]])]}, "tools.0.parameters"),
-        ({"tools": [tool(properties={"\ud800": {}})]}, "tools.0.parameters"),
-        ({"tools": TOOLS, "tool_choice": NAMED}, "tool_choice.name"),
-        ({"tools": TOOLS, "tool_choice": ALLOWED}, "tool_choice.tools.0.name"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
-        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 3}}}}, "text.format"),
-        ({"text": formatted(maximum=-math.inf)}, "text.format.schema"),
-        ({"text": formatted(maximum=math.inf), "tools": TOOLS, "tool_choice": "required"}, "text.format.schema"),
-        ({"text": formatted(title="\ud800"), "tools": TOOLS, "tool_choice": "required"}, "text.format.schema"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"text": {"formt": {"type": "json_object"}}}, "text.formt"),
-        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
-        ({"reasoning": {"max_tokens": 10}}, "reasoning"),
-        ({"thinking_token_budget": 3}, "thinking_token_budget"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_done_is_refused_by_name(server: LiveServer, parameters: dict[str, Any], param: str) -> None:
-    response = server.respond(**parameters)
-    assert (response.status_code, error_of(response)["param"]) == (400, param)
-    assert param in error_of(response)["message"] and server.engine.requests == []
-
-
-@pytest.mark.parametrize(
-    ("parameters", "param", "message"),
-    [
-        ({"tools": TOOLS, "tool_choice": {**NAMED, "name": "messages"}}, "tool_choice.name", "'messages', which is"),
-        ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "must not contain 'messages'"),
-        ({"text": formatted(pattern="(messages")}, "text.format", "(messages"),
-        ({"input": 129 * [CALLED]}, "input", "input: function calls in a row: List should have at most 128"),
-    ],
-)
-def test_only_the_names_of_parameters_are_translated(
-    server: LiveServer, parameters: dict[str, Any], param: str, message: str
-) -> None:
-    error = error_of(server.respond(**parameters))
-    assert error["param"] == param and message in error["message"]
-
-
-def test_values_that_ask_for_nothing_are_accepted(server: LiveServer) -> None:
-    nothing = {"previous_response_id": None, "reasoning": {"effort": None}, "truncation": "disabled", "n": 1}
-    nothing |= {"background": False, "store": True, "include": [], "tools": [], "tool_choice": "auto"}
-    nothing |= {"parallel_tool_calls": True, "service_tier": "auto", "text": {"format": {"type": "text"}}}
-    body = server.respond(max_output_tokens=2, **nothing).json()
-    assert (body["store"], body["service_tier"]) == (False, "default")
-
-
-def test_too_much_is_told_under_the_parameters_own_name(server: LiveServer) -> None:
-    error = error_of(server.respond(max_output_tokens=5000))
-    assert error["code"] == "context_length_exceeded" and "5000 in max_output_tokens" in error["message"]
-
-
-def test_nothing_is_stored(server: LiveServer) -> None:
-    body = server.respond(max_output_tokens=1).json()
-    assert server.client.get(f"/v1/responses/{body['id']}").status_code == 404

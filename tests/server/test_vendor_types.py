@@ -17,8 +17,9 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter, ValidationError
 
 from tests.server.live_server import LiveServer
+from tests.server.model_talk import RESPONSES_TOOLS as TOOLS
+from tests.server.model_talk import THOUGHT, saying_tokens
 from tests.server.test_anthropic import TOOLS as ANTHROPIC_TOOLS
-from tests.server.test_responses import THOUGHT, TOOLS, saying_tokens
 
 GOLDEN = Path(__file__).parent / "golden"
 CHUNKS: dict[str, Any] = {

@@ -1,0 +1,26 @@
+"""What the model of the fixture `agent` is asked and says: tools, calls of them, and thinking."""
+
+from collections.abc import Callable
+
+from engine.client import GenerationRequest
+from tests.server.byte_tokenizer import EOS
+from tests.server.live_server import LiveServer
+
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+RESPONSES_TOOLS = [
+    {"type": "function", "name": "get_weather", "parameters": WEATHER},
+    {"type": "function", "name": "get_time"},
+]
+CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Zürich"}}</tool_call>'
+THOUGHT = f'<think>Hm.</think>Let me see.{CALL}<tool_call>{{"name": "get_time", "arguments": {{}}}}</tool_call>'
+
+
+def saying_tokens(server: LiveServer, text: str) -> Callable[[GenerationRequest, int], int]:
+    """Says the text with the special tokens in it."""
+    ids = [*server.engine.tokenizer.encode(text, add_special_tokens=False), EOS]
+    return lambda _, position: ids[position]
+
+
+def prompt_of(server: LiveServer) -> str:
+    tokenizer = server.engine.tokenizer
+    return tokenizer.decode(server.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)

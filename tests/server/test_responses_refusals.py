@@ -1,0 +1,113 @@
+"""/v1/responses: what cannot be done is refused by name, what asks for nothing is accepted, nothing is stored."""
+
+import math
+from typing import Any
+
+import pytest
+
+from tests.server.events import error_of
+from tests.server.live_server import LiveServer
+from tests.server.model_talk import RESPONSES_TOOLS as TOOLS
+
+IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
+NAMED = {"type": "function", "name": "other"}
+CALLED = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}
+
+
+def tool(**keywords: Any) -> dict[str, Any]:
+    return {"type": "function", "name": "f", "parameters": keywords}
+
+
+def formatted(**keywords: Any) -> dict[str, Any]:
+    return {"format": {"type": "json_schema", "name": "x", "schema": keywords}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_tokens": 3}, "max_tokens"),
+        ({"max_tool_calls": 3}, "max_tool_calls"),
+        ({"n": 2}, "n"),
+        ({"temperature": -1}, "temperature"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"\ud800": "a"}}, "metadata"),
+        ({"metadata": {"a": "\ud800"}}, "metadata"),
+        ({"input": []}, "input"),
+        ({"input": 1}, "input"),
+        ({"input": [IMAGE]}, "input.0.content.0"),
+        ({"input": [{"role": "nobody", "content": ""}]}, "input.0.role"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input.0"),
+        ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "["}]}, "input.0.arguments"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools.1.name"),
+        ({"tools": [tool(maximum=math.inf)]}, "tools.0.parameters"),
+        ({"tools": [tool(enum=[[math.nan]])]}, "tools.0.parameters"),
+        ({"tools": [tool(properties={"\ud800": {}})]}, "tools.0.parameters"),
+        ({"tools": TOOLS, "tool_choice": NAMED}, "tool_choice.name"),
+        ({"tools": TOOLS, "tool_choice": ALLOWED}, "tool_choice.tools.0.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 3}}}}, "text.format"),
+        ({"text": formatted(maximum=-math.inf)}, "text.format.schema"),
+        ({"text": formatted(maximum=math.inf), "tools": TOOLS, "tool_choice": "required"}, "text.format.schema"),
+        ({"text": formatted(title="\ud800"), "tools": TOOLS, "tool_choice": "required"}, "text.format.schema"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"formt": {"type": "json_object"}}}, "text.formt"),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
+        ({"reasoning": {"max_tokens": 10}}, "reasoning"),
+        ({"thinking_token_budget": 3}, "thinking_token_budget"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused_by_name(server: LiveServer, parameters: dict[str, Any], param: str) -> None:
+    response = server.respond(**parameters)
+    assert (response.status_code, error_of(response)["param"]) == (400, param)
+    assert param in error_of(response)["message"] and server.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param", "message"),
+    [
+        ({"tools": TOOLS, "tool_choice": {**NAMED, "name": "messages"}}, "tool_choice.name", "'messages', which is"),
+        ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "must not contain 'messages'"),
+        ({"text": formatted(pattern="(messages")}, "text.format", "(messages"),
+        ({"input": 129 * [CALLED]}, "input", "input: function calls in a row: List should have at most 128"),
+    ],
+)
+def test_only_the_names_of_parameters_are_translated(
+    server: LiveServer, parameters: dict[str, Any], param: str, message: str
+) -> None:
+    error = error_of(server.respond(**parameters))
+    assert error["param"] == param and message in error["message"]
+
+
+def test_values_that_ask_for_nothing_are_accepted(server: LiveServer) -> None:
+    nothing = {"previous_response_id": None, "reasoning": {"effort": None}, "truncation": "disabled", "n": 1}
+    nothing |= {"background": False, "store": True, "include": [], "tools": [], "tool_choice": "auto"}
+    nothing |= {"parallel_tool_calls": True, "service_tier": "auto", "text": {"format": {"type": "text"}}}
+    body = server.respond(max_output_tokens=2, **nothing).json()
+    assert (body["store"], body["service_tier"]) == (False, "default")
+
+
+def test_too_much_is_told_under_the_parameters_own_name(server: LiveServer) -> None:
+    error = error_of(server.respond(max_output_tokens=5000))
+    assert error["code"] == "context_length_exceeded" and "5000 in max_output_tokens" in error["message"]
+
+
+def test_nothing_is_stored(server: LiveServer) -> None:
+    body = server.respond(max_output_tokens=1).json()
+    assert server.client.get(f"/v1/responses/{body['id']}").status_code == 404
