@@ -11,6 +11,10 @@ RESPONSES_TOOLS = [
     {"type": "function", "name": "get_weather", "parameters": WEATHER},
     {"type": "function", "name": "get_time"},
 ]
+ANTHROPIC_TOOLS = [
+    {"name": "get_weather", "input_schema": WEATHER},
+    {"name": "get_time", "input_schema": {"type": "object"}},
+]
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Zürich"}}</tool_call>'
 THOUGHT = f'<think>Hm.</think>Let me see.{CALL}<tool_call>{{"name": "get_time", "arguments": {{}}}}</tool_call>'
 

@@ -8,8 +8,8 @@ import pytest
 from anthropic import Anthropic
 
 from tests.server.live_server import LiveServer, live_server
+from tests.server.model_talk import ANTHROPIC_TOOLS as TOOLS
 from tests.server.model_talk import THOUGHT, saying_tokens
-from tests.server.test_anthropic import TOOLS
 
 
 @pytest.fixture

@@ -17,9 +17,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter, ValidationError
 
 from tests.server.live_server import LiveServer
-from tests.server.model_talk import RESPONSES_TOOLS as TOOLS
-from tests.server.model_talk import THOUGHT, saying_tokens
-from tests.server.test_anthropic import TOOLS as ANTHROPIC_TOOLS
+from tests.server.model_talk import ANTHROPIC_TOOLS, RESPONSES_TOOLS, THOUGHT, saying_tokens
 
 GOLDEN = Path(__file__).parent / "golden"
 CHUNKS: dict[str, Any] = {
@@ -71,8 +69,8 @@ def test_chunks_fit(path: Path) -> None:
         (Completion, lambda server: server.complete("Hi", n=2, logprobs=2, echo=True)),
         (ChatCompletion, lambda server: server.chat("Hi", n=2, logprobs=True, top_logprobs=2)),
         (ChatCompletion, lambda server: server.chat("Hi", tools=CHAT_TOOLS)),
-        (Response, lambda server: server.respond(tools=TOOLS, include=["message.output_text.logprobs"])),
-        (Response, lambda server: server.respond(tools=TOOLS, max_output_tokens=9)),
+        (Response, lambda server: server.respond(tools=RESPONSES_TOOLS, include=["message.output_text.logprobs"])),
+        (Response, lambda server: server.respond(tools=RESPONSES_TOOLS, max_output_tokens=9)),
         (Message, lambda server: server.message(tools=ANTHROPIC_TOOLS, max_tokens=200)),
         (CreateEmbeddingResponse, lambda server: server.post("/v1/embeddings", b'{"input": ["a", "b"]}')),
         (Model, lambda server: server.client.get("/v1/models/fake")),

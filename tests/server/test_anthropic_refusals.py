@@ -1,0 +1,106 @@
+"""/v1/messages: what cannot be done is refused by name, and every error has Anthropic's shape and status."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.server.events import anthropic_error_of
+from tests.server.live_server import FakeBackend, LiveServer, live_server
+from tests.server.model_talk import ANTHROPIC_TOOLS as TOOLS
+
+IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
+USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "place"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "nobody", "content": "Hi"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0: 'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0: 'document'"),
+        ({"messages": [{"role": "user", "content": [USE]}]}, "messages.0.content.0: 'tool_use'"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking"}]}]}, "'redacted_thinking'"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "text", "text": "So "}, USE]}]}, "messages cannot"),
+        ({"system": [IMAGE]}, "system.0: 'image'"),
+        ({"temperature": -1}, "temperature"),
+        ({"stop": ["x"]}, "stop_sequences"),
+        ({"stop_sequences": [""]}, "stop_sequences must not"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type: 'bash_20250124'"),
+        ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools.1.name"),
+        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice.name"),
+        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "stop"}}, "tool_choice.name is 'stop', which"),
+        ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs must not contain 'messages'"),
+        ({"messages": [{"role": "assistant", "content": 129 * [USE]}]}, "messages: tool_use blocks of a turn: List"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "tool_choice.disable_parallel_tool_use"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking.budget_tokens: this model does not think"),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
+        ({"thinking": {"type": "adaptive", "budget": 9}}, "thinking"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "auto", "disable_parallel_tool_calls": True}},
+            "tool_choice.disable_",
+        ),
+        ({"output_config": {"effort": "low"}}, "output_config.effort"),
+        ({"output_config": {"formatt": {}}}, "output_config"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {}, "strict": True}}}, "output_config"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": 3}}}}, "output_config.format"),
+        ({"container": "x"}, "container"),
+        ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"n": 2}, "n "),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(server: LiveServer, parameters: dict[str, Any], place: str) -> None:
+    response = server.message(**({"messages": [{"role": "user", "content": "Hi"}]} | parameters))
+    error = anthropic_error_of(response)
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
+    assert place in error["message"] and server.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("send", "status", "kind"),
+    [
+        (lambda server: server.message(model="other"), 404, "not_found_error"),
+        (lambda server: server.client.get("/v1/messages"), 405, "invalid_request_error"),
+        (lambda server: server.client.post("/v1/messages/batches"), 404, "not_found_error"),
+        (lambda server: server.client.post("/v1/messages", content=b"{"), 400, "invalid_request_error"),
+        (lambda server: server.post("/v1/messages", b"{"), 400, "invalid_request_error"),
+        (lambda server: server.message("x" * 600), 400, "invalid_request_error"),
+    ],
+)
+def test_errors_have_anthropics_shape_and_status(
+    server: LiveServer, send: Callable[[LiveServer], Any], status: int, kind: str
+) -> None:
+    response = send(server)
+    assert (response.status_code, anthropic_error_of(response)["type"]) == (status, kind)
+
+
+def test_overload_is_told_as_anthropic_does(server: LiveServer) -> None:
+    server.engine.is_full = True
+    response = server.message()
+    assert (response.status_code, anthropic_error_of(response)["type"]) == (429, "rate_limit_error")
+    assert response.headers["Retry-After"] == "3"
+
+
+def test_loading_is_told_as_overloaded() -> None:
+    with live_server(FakeBackend(is_loading=True)) as server:
+        response = server.message()
+        assert (response.status_code, anthropic_error_of(response)["type"]) == (529, "overloaded_error")
+        assert "Retry-After" in response.headers
+
+
+def test_keys_are_taken_in_anthropics_header_too() -> None:
+    with live_server(api_key=["right"]) as server:
+        refused = server.message(headers={"x-api-key": "wrong"})
+        assert (refused.status_code, anthropic_error_of(refused)["type"]) == (401, "authentication_error")
+        assert server.message(headers={"x-api-key": "right", "anthropic-version": "2023-06-01"}).status_code == 200
+        assert server.message(headers={"Authorization": "Bearer right"}).status_code == 200
+        assert server.message(headers={"Authorization": "Bearer wrong", "x-api-key": "right"}).status_code == 401
+        assert server.message(headers={"x-api-key": ""}).status_code == 401
+        assert server.message().status_code == 401
