@@ -33,6 +33,13 @@ def server(shared_server: LiveServer) -> Generator[LiveServer, None, None]:
     shared_server.wait_until_idle()
 
 
+@pytest.fixture(scope="session")
+def hasty(no_settings_from_outside: None) -> Generator[LiveServer, None, None]:
+    """A server without patience."""
+    with live_server(header_timeout=0.2, body_timeout=0.2, stall_timeout=0.3, max_connections=8) as running:
+        yield running
+
+
 AGENT_TEMPLATE = """\
 {{ tools | tojson if tools }}{% for m in messages %}[{{ m.role }}]
 {%- if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}

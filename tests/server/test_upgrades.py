@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from tests.server.live_server import LiveServer
-from tests.server.test_connection import GET, POST, answer_to, rest_of, send, status_and_code
+from tests.server.raw_http import GET, POST, answer_to, rest_of, send, status_and_code
 
 POST_UPGRADE = POST + (
     b"Connection: Upgrade, HTTP2-Settings\r\n"
