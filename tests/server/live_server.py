@@ -126,6 +126,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
+def in_thread(function: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
 @contextmanager
 def live_server(backend: FakeBackend | None = None, **settings: Any) -> Generator[LiveServer, None, None]:
     """A server with these settings over this backend, ready unless the backend is still loading or failed."""

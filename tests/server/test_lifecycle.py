@@ -1,9 +1,7 @@
 """Loading, failing, serving, draining, ending."""
 
 import socket
-import threading
 from contextlib import closing
-from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +11,7 @@ from engine.errors import EngineUnavailableError, ModelError
 from server.lifecycle import State
 from server.listener import listen
 from tests.server.events import chunks_of, error_of
-from tests.server.live_server import FakeBackend, LiveServer, live_server
+from tests.server.live_server import FakeBackend, LiveServer, in_thread, live_server
 
 OPEN_WHILE_LOADING = ["/metrics", "/version"]
 
@@ -135,9 +133,3 @@ class OpenStream:
     def finish(self) -> httpx.Response:
         self.thread.join()
         return self._responses[0]
-
-
-def in_thread(function: Any) -> threading.Thread:
-    thread = threading.Thread(target=function)
-    thread.start()
-    return thread

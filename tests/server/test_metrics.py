@@ -1,12 +1,8 @@
 """Metrics: names, types and labels as published, and counters that advance by exactly what happened."""
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
-from prometheus_client import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 from engine.batch import Phase
 from engine.live_request import TokenClock
@@ -19,6 +15,7 @@ from server.timings import TokenCounts
 from tests.server.events import chunks_of
 from tests.server.fake_engine import INFO
 from tests.server.live_server import LiveServer
+from tests.server.published_metrics import advance, parse
 
 # Our name without prefix -> type, labels, the names that others use for it.
 TABLE: dict[str, tuple[str, set[str], list[str]]] = {
@@ -91,10 +88,6 @@ def test_tokens_of_one_step_have_no_gap_between_them(gap_s: float | None, num_ga
     clock.add_tokens(3, 1.0 + (gap_s or 0.0))
     timings = clock.timings()
     assert timings is not None and (len(timings.inter_token_s), timings.decode_s) == (num_gaps, sum_s)
-
-
-def parse(text: str) -> dict[str, Metric]:
-    return {family.name: family for family in text_string_to_metric_families(text)}
 
 
 def busy_metrics(with_vllm_names: bool = True) -> Metrics:
@@ -227,25 +220,6 @@ def test_totals_go_on_over_a_restart_of_the_engine() -> None:
     families = parse(metrics.render().decode())
     names = ("engine_restarts", "preemptions", "prefix_cache_queries", "prefix_cache_hits")
     assert [families[f"twostep_{name}"].samples[0].value for name in names] == [2, 7, 120, 60]
-
-
-def advance(server: LiveServer, act: Callable[[], Any]) -> Callable[..., float]:
-    """How much each series advanced while `act` ran."""
-
-    def read() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-        server.wait_until_idle()
-        families = parse(server.client.get("/metrics").text).values()
-        return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
-
-    before = read()
-    act()
-    after = read()
-
-    def advanced(name: str, **labels: str) -> float:
-        key = (name, frozenset(labels.items()))
-        return after[key] - before.get(key, 0.0)
-
-    return advanced
 
 
 def test_counters_advance_by_exactly_the_tokens_sent(server: LiveServer) -> None:

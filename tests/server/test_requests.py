@@ -13,8 +13,8 @@ from engine.messages import RequestState
 from engine.request import FinishReason
 from server.protocol.live_requests import LiveRequestList
 from tests.server.events import chunks_of, error_of
+from tests.server.key_files import bearer, write
 from tests.server.live_server import TIMEOUT_S, LiveServer, live_server
-from tests.server.test_api_keys import bearer, write
 from tests.server.test_overload import LateEngine, outputs_of
 
 
