@@ -1,4 +1,4 @@
-"""What the model of the fixture `agent` is asked and says: tools, calls of them, and thinking."""
+"""What models with tools are asked and say: calls, and thinking."""
 
 from collections.abc import Callable
 

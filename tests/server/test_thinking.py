@@ -8,7 +8,8 @@ from engine.thinking import Thinking
 from tests.server.events import error_of
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
-from tests.server.tool_chats import GOLDEN, THINKING, exact_bytes, first, saying_tokens
+from tests.server.model_talk import saying_tokens
+from tests.server.tool_chats import GOLDEN, THINKING, exact_bytes, first
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from tests.engine.grammars import accepted
 from tests.server.events import error_of
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
-from tests.server.tool_chats import HERMES, ONLY_TIME, TOOLS, TURNS, WEATHER, calls_in, first, function
+from tests.server.model_talk import WEATHER
+from tests.server.tool_chats import HERMES, ONLY_TIME, TOOLS, TURNS, calls_in, first, function
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,8 @@ import re
 
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
-from tests.server.tool_chats import ONLY_TIME, TOOLS, TURNS, WEATHER, calls_in, first, function
-
-
-def prompt_of(server: LiveServer) -> str:
-    tokenizer = server.engine.tokenizer
-    return tokenizer.decode(server.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
+from tests.server.model_talk import WEATHER, prompt_of
+from tests.server.tool_chats import ONLY_TIME, TOOLS, TURNS, calls_in, first, function
 
 
 def test_the_template_is_told_of_tools(hermes: LiveServer) -> None:

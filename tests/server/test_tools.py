@@ -10,6 +10,7 @@ from openai import OpenAI
 from tests.server.events import chunks_of, error_of
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
+from tests.server.model_talk import saying_tokens
 from tests.server.tool_chats import (
     CALL,
     GOLDEN,
@@ -21,7 +22,6 @@ from tests.server.tool_chats import (
     calls_in,
     exact_bytes,
     first,
-    saying_tokens,
 )
 
 CALLS = "Let me see.\n" + CALL + '\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'

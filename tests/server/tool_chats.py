@@ -1,21 +1,17 @@
-"""Chats with tools and thinking: the templates and marks of models, what they are asked, and what they say."""
+"""Chats with tools and thinking: the templates and marks of models, what they are asked, and how answers are read."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine.client import GenerationRequest
-from tests.server.byte_tokenizer import EOS
 from tests.server.live_server import LiveServer
+from tests.server.model_talk import WEATHER
 
 GOLDEN = Path(__file__).parent / "golden"
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 HERMES = "{{ tools | tojson if tools }}{# <tool_call> tool_calls #}" + TURNS
 THINKING = TURNS + "{% if deep %}<think>\n{% endif %}"
 MARKS = {"<tool_call>": 0xF8, "</tool_call>": 0xF9, "<think>": 0xFA, "</think>": 0xFB}
-
-WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
 def function(name: str = "get_weather", **fields: Any) -> dict[str, Any]:
@@ -25,12 +21,6 @@ def function(name: str = "get_weather", **fields: Any) -> dict[str, Any]:
 TOOLS = [function(parameters=WEATHER), function("get_time")]
 ONLY_TIME = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [function("get_time")]}}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
-
-
-def saying_tokens(server: LiveServer, text: str) -> Callable[[GenerationRequest, int], int]:
-    """Says the text with the special tokens in it."""
-    ids = [*server.engine.tokenizer.encode(text, add_special_tokens=False), EOS]
-    return lambda _, position: ids[position]
 
 
 def first(body: dict[str, Any]) -> dict[str, Any]:
