@@ -139,7 +139,11 @@ def test_strides_of_what_is_written_do_not_matter(backend: AttentionBackend) -> 
 def test_types_that_the_kernel_lacks_still_work() -> None:
     half = lay_out([make_sequence(Shape(dtype=torch.float16), 3, 70)])
     torch.testing.assert_close(attend(kernel_backend(), half)[0], attend(reference, half)[0])
-    cpu.write_kv(half.token_keys, half.token_values, half.key_cache, half.value_cache, half.metadata.slot_mapping)
+    written = [torch.zeros_like(cache) for cache in (half.key_cache, half.value_cache)]
+    wanted = [torch.zeros_like(cache) for cache in written]
+    cpu.write_kv(half.token_keys, half.token_values, *written, half.metadata.slot_mapping)
+    reference.write_kv(half.token_keys, half.token_values, *wanted, half.metadata.slot_mapping)
+    assert all(map(torch.equal, written, wanted)) and bool(written[0].any())
 
 
 # Which backend

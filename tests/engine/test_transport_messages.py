@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -19,7 +19,10 @@ from engine.messages import (
     FirstTokenInfo,
     FromEngine,
     Heartbeat,
+    InspectRequests,
     RequestRefused,
+    RequestState,
+    RequestStates,
     RequestUpdate,
     Shutdown,
     Start,
@@ -71,31 +74,40 @@ stats = st.builds(
     st.builds(PoolStats, numbers, numbers, numbers),
     *(numbers, numbers, numbers),
 )
-to_engine = st.one_of(
-    st.builds(Start, configs, numbers),
-    st.builds(AddRequest, request_id=texts, prompt_token_ids=ids, params=params, arrival_s=times, output_token_ids=ids),
-    st.builds(AbortRequests, st.lists(texts, max_size=3)),
-    st.just(Shutdown()),
-)
-from_engine = st.one_of(
-    st.builds(EngineReady, configs.map(fake.info_of)),
-    st.builds(StepUpdate, times, st.lists(updates, max_size=3), stats),
-    st.builds(Heartbeat, times),
-    st.builds(RequestRefused, texts, texts, st.none() | texts),
-    st.builds(EngineFailure, texts, texts, texts),
-)
+states = st.builds(RequestState, texts, st.booleans(), st.none() | numbers, numbers, numbers, numbers)
+to_engine: dict[type, st.SearchStrategy[ToEngine]] = {
+    Start: st.builds(Start, configs, numbers),
+    AddRequest: st.builds(
+        AddRequest, request_id=texts, prompt_token_ids=ids, params=params, arrival_s=times, output_token_ids=ids
+    ),
+    AbortRequests: st.builds(AbortRequests, st.lists(texts, max_size=3)),
+    InspectRequests: st.builds(InspectRequests, st.lists(texts, max_size=3)),
+    Shutdown: st.just(Shutdown()),
+}
+from_engine: dict[type, st.SearchStrategy[FromEngine]] = {
+    EngineReady: st.builds(EngineReady, configs.map(fake.info_of)),
+    StepUpdate: st.builds(StepUpdate, times, st.lists(updates, max_size=3), stats),
+    Heartbeat: st.builds(Heartbeat, times),
+    RequestRefused: st.builds(RequestRefused, texts, texts, st.none() | texts),
+    RequestStates: st.builds(RequestStates, st.lists(states, max_size=2)),
+    EngineFailure: st.builds(EngineFailure, texts, texts, texts),
+}
+
+
+def test_no_kind_of_message_is_left_out() -> None:
+    assert to_engine.keys() == {*get_args(ToEngine)} and from_engine.keys() == {*get_args(FromEngine)}
 
 
 def decoder_of(kind: Any) -> Callable[[bytes], Any]:
     return msgspec.msgpack.Decoder(kind).decode
 
 
-@given(to_engine)
+@given(st.one_of(*to_engine.values()))
 def test_every_message_to_the_engine_comes_back_equal(message: ToEngine) -> None:
     assert decoder_of(ToEngine)(msgspec.msgpack.encode(message)) == message
 
 
-@given(from_engine)
+@given(st.one_of(*from_engine.values()))
 def test_every_message_from_the_engine_comes_back_equal(message: FromEngine) -> None:
     assert decoder_of(FromEngine)(msgspec.msgpack.encode(message)) == message
 
@@ -140,7 +152,7 @@ def frames_seen_by_the_server(data: bytes, num_seen: int) -> list[FromEngine | B
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.builds(framed, wrong, st.just(1)) | misnumbered, from_engine)
+@given(st.builds(framed, wrong, st.just(1)) | misnumbered, st.one_of(*from_engine.values()))
 def test_a_broken_message_from_the_engine_is_told_after_those_before_it(frame: bytes, message: FromEngine) -> None:
     before, error = frames_seen_by_the_server(numbered(message) + frame, 2)
     assert before == message and isinstance(error, BrokenLinkError)

@@ -68,10 +68,11 @@ def shared_hermes(no_settings_from_outside: None) -> Generator[LiveServer, None,
 
 
 @pytest.fixture
-def hermes(shared_hermes: LiveServer) -> LiveServer:
+def hermes(shared_hermes: LiveServer) -> Generator[LiveServer, None, None]:
     """A server whose model calls tools. Its marks are special tokens."""
     shared_hermes.engine.reset()
-    return shared_hermes
+    yield shared_hermes
+    shared_hermes.wait_until_idle()
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +82,8 @@ def shared_thinker(no_settings_from_outside: None) -> Generator[LiveServer, None
 
 
 @pytest.fixture
-def thinker(shared_thinker: LiveServer) -> LiveServer:
+def thinker(shared_thinker: LiveServer) -> Generator[LiveServer, None, None]:
     """A server whose model thinks. Its marks are special tokens."""
     shared_thinker.engine.reset()
-    return shared_thinker
+    yield shared_thinker
+    shared_thinker.wait_until_idle()

@@ -22,10 +22,11 @@ def shared_plain_marks(no_settings_from_outside: None) -> Generator[LiveServer, 
 
 
 @pytest.fixture
-def caller(shared_plain_marks: LiveServer) -> LiveServer:
+def caller(shared_plain_marks: LiveServer) -> Generator[LiveServer, None, None]:
     """Its marks are text. It thinks."""
     shared_plain_marks.engine.reset()
-    return shared_plain_marks
+    yield shared_plain_marks
+    shared_plain_marks.wait_until_idle()
 
 
 def grammar(server: LiveServer, **parameters: Any) -> str:
