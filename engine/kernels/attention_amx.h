@@ -1,4 +1,4 @@
-// The tile arithmetic of attention.cpp in AMX tile registers, for bfloat16 on CPUs that have them: about ten times the
+// The tile arithmetic of attention in AMX tile registers, for bfloat16 on CPUs that have them: about ten times the
 // multiplications per cycle of attention_vector.h.
 //
 // tdpbf16ps adds to each of up to 16 x 16 float32 sums the products of 16 pairs of bfloat16. Each row of sums is
@@ -34,8 +34,8 @@ class AmxTiles {
   AmxTiles(const AmxTiles&) = delete;
   ~AmxTiles() { amx::release_tiles(); }
 
-  // A quarter of the values as pairs of keys: row k % 16 of each half of 32 keys is (k, k + 16), so that weights, too, can
-  // be paired lane by lane. Zeros for keys from num_keys on.
+  // A quarter of the values as pairs of keys: row k % 16 of each half of 32 keys is (k, k + 16), so that weights, too,
+  // can be paired lane by lane. Zeros for keys from num_keys on.
   static void load_values(const Element* cache, int64_t value_size, const int64_t* entries, int64_t first,
                           int64_t num_keys, int64_t stride, float* target) {
     const int64_t half = first / 32 * 32, begin = half + first % 32 / 2;
@@ -43,8 +43,8 @@ class AmxTiles {
       float* pairs = target + (half / 2 + key - half) * stride;
       if (key < num_keys) {
         const bool has_other = key + 16 < num_keys;
-        const int64_t other = has_other ? key + 16 : key;
-        interleave(cache + entries[key] * value_size, cache + entries[other] * value_size, has_other, value_size, pairs);
+        const Element* other = cache + entries[has_other ? key + 16 : key] * value_size;
+        interleave(cache + entries[key] * value_size, other, has_other, value_size, pairs);
       } else {
         std::fill_n(pairs, stride, 0.0f);
       }

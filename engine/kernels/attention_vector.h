@@ -1,4 +1,5 @@
-// What attention.cpp does with one tile of keys and values, in vector registers: for every instruction set and type.
+// What attention_worker.h does with one tile of keys and values, in vector registers: for every instruction set and
+// type.
 //
 // Queries and keys are packed into 32-bit words along the head size, padded with zeros. In memory a word is one float32
 // or two bfloat16; `Words` says what becomes of it and how two words are multiplied.
@@ -174,7 +175,7 @@ void add_rows(const float* weights, const float* factors, const float* values, i
     add_columns<ROWS, 1>(weights, factors, values + column, begin, end, stride, out + column);
 }
 
-// ---- The tile arithmetic that attention.cpp is written for ----------------------------------------------------------
+// ---- The tile arithmetic that attention_worker.h is written for -----------------------------------------------------
 
 template <class TheWords>
 struct VectorTiles {

@@ -1,5 +1,5 @@
-// Draws tokens from rows of logits by temperature, top_k, top_p and min_p, as engine/draw.py says, which has the same in
-// torch. Probabilities are whole numbers here: a sum of them is the same in any order, so no filter needs to sort.
+// Draws tokens from rows of logits by temperature, top_k, top_p and min_p, as engine/draw.py says, which has the same
+// in torch. Probabilities are whole numbers here: a sum of them is the same in any order, so no filter needs to sort.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -58,7 +58,8 @@ uint64_t sum(const Weight* weights, int64_t size) {
   return total;
 }
 
-// Those that match, in order, to `found`, which may be `weights`; their number. Without a branch that might go either way.
+// Those that match, in order, to `found`, which may be `weights`; their number. Without a branch that might go either
+// way.
 template <class Matches>
 int64_t select(const Weight* weights, int64_t size, const Matches& matches, Weight* found) {
   int64_t num_found = 0;
@@ -165,7 +166,8 @@ void check(const at::Tensor& logits, const at::Tensor& likeliest, const at::Tens
   TORCH_CHECK(likeliest.scalar_type() == at::kLong && controls.scalar_type() == at::kDouble, "of int64 and float64");
 }
 
-// logits [T, V], likeliest [T] int64 or kNoToken, controls [T, 5] float64: temperature, number, top_k, top_p, min_p -> [T] int64
+// logits [T, V], likeliest [T] int64 or kNoToken, controls [T, 5] float64: temperature, number, top_k, top_p, min_p ->
+// [T] int64
 at::Tensor draw_tokens(const at::Tensor& logits, const at::Tensor& likeliest, const at::Tensor& controls) {
   check(logits, likeliest, controls);
   const at::Tensor rows = logits.contiguous(), tokens = likeliest.contiguous(), all_controls = controls.contiguous();
@@ -186,7 +188,8 @@ at::Tensor draw_tokens(const at::Tensor& logits, const at::Tensor& likeliest, co
 
 // logits [V] float32, of which `largest` is the largest -> [V] int64: what draw_tokens counts each token, for its tests
 at::Tensor token_weights(const at::Tensor& logits, double largest, double temperature) {
-  TORCH_CHECK(logits.dim() == 1 && logits.scalar_type() == at::kFloat && logits.is_contiguous(), "logits are a row [V]");
+  TORCH_CHECK(logits.dim() == 1 && logits.is_contiguous(), "logits are a row [V]");
+  TORCH_CHECK(logits.scalar_type() == at::kFloat, "of float32");
   at::Tensor weights = at::empty(logits.sizes(), logits.options().dtype(at::kInt));
   weigh(logits.const_data_ptr<float>(), logits.size(0), largest, temperature,
         reinterpret_cast<Weight*>(weights.mutable_data_ptr<int32_t>()));

@@ -15,6 +15,7 @@
 #include "coded_panels.h"
 #include "linear.h"
 #include "panels_amx.h"
+#include "row_writer_amx.h"
 #include "tiles_amx.h"
 
 namespace twostep::amx {
@@ -23,9 +24,9 @@ constexpr int64_t kSumElements = 2 * kTile * kTile;  // 16 rows times one panel
 constexpr int64_t kBlockRowTiles = 16, kBlockPanels = 8, kBlockSteps = 8;  // 256 rows, 256 columns, 256 of K
 
 // A step of two row tiles takes 28 ns from the L1 cache, 38 to 47 with its weights in the L2 cache, and 62 to 80 here,
-// of which loading and storing sums, finishing rows and asking for more take about 8 each. Tried without gain: blocks of
-// half and twice the size in each direction, other orders of loads and products, asking for weights into the L1 cache,
-// and, where rows are few, pieces of K so that these stay there.
+// of which loading and storing sums, finishing rows and asking for more take about 8 each. Tried without gain: blocks
+// of half and twice the size in each direction, other orders of loads and products, asking for weights into the L1
+// cache, and, where rows are few, pieces of K so that these stay there.
 
 // The block of sums [row_tile, row_tile_end) x [panel, panel_end), computed by one thread. Each panel is multiplied in
 // several passes, with two row tiles each.
@@ -59,71 +60,6 @@ inline RowTiles row_tiles_of(const Problem<BFloat16>& p) {
   });
   return {p.x, copied, num_direct, kTile * width, width * int64_t{sizeof(BFloat16)}};
 }
-
-// What becomes of the sums of a row in one panel: rounded, they are the result.
-struct Rounded {
-  static constexpr int64_t kColumns = kPanel;  // of the result
-
-  static void write(__m512 low, __m512 high, __mmask32 mask, BFloat16* out) {
-    _mm512_mask_storeu_epi16(out, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-  }
-};
-
-// Or one tile of the panel gates the other.
-template <class Op>
-struct Gated {
-  static constexpr int64_t kColumns = kTile;
-  static_assert(kColumns == kGateBlock && kColumns == kLanes);
-
-  static void write(__m512 gate, __m512 up, __mmask32, BFloat16* out) {
-    const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(up, gate);
-    const Vec activated = Op::apply(widen(_mm512_castsi512_si256(rounded)));
-    const Vec factor = widen((__m256i)rounded_to_halves(activated.part[0]));
-    store(out, factor * widen(_mm512_extracti64x4_epi64(rounded, 1)));
-  }
-
- private:
-  static Vec widen(__m256i x) { return Vec{{(PartF)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)}}; }
-};
-
-// Adds the bias to the finished sums of some rows of one panel and finishes them. It does so one row at a time, between
-// the tile multiplications that come after: they leave the vector units idle. Two at a time are too many to overlap.
-template <class Finish>
-class RowWriter {
- public:
-  explicit RowWriter(const Problem<BFloat16>& p) : p_(p), row_size_(p.n * Finish::kColumns / kPanel) {}
-  ~RowWriter() { write(p_.rows); }
-
-  // Takes over the sums of rows [row, row_end), which must stay until the next call.
-  void start(int64_t row, int64_t row_end, int64_t panel, const float* sums) {
-    write(p_.rows);
-    const int64_t column = panel * kPanel, columns = std::min(kPanel, p_.n - column);
-    for (int64_t i = 0; p_.bias && i < columns; ++i) bias_[i] = float(p_.bias[column + i]);
-    mask_ = columns == kPanel ? ~__mmask32{0} : (__mmask32{1} << columns) - 1;
-    out_ = p_.out + row * row_size_ + panel * Finish::kColumns;
-    sums_ = sums;
-    num_rows_ = row_end - row;
-  }
-
-  void write(int64_t count) {
-    if (num_rows_ == 0) return;
-    count = std::min(count, num_rows_), num_rows_ -= count;
-    for (; count > 0; --count, out_ += row_size_, sums_ += kPanel) {
-      const __m512 low = _mm512_add_ps(_mm512_load_ps(sums_), _mm512_load_ps(bias_));
-      const __m512 high = _mm512_add_ps(_mm512_load_ps(sums_ + kTile), _mm512_load_ps(bias_ + kTile));
-      Finish::write(low, high, mask_, out_);
-    }
-  }
-
- private:
-  const Problem<BFloat16>& p_;
-  const int64_t row_size_;  // of the result
-  alignas(64) float bias_[kPanel] = {};
-  __mmask32 mask_ = 0;
-  BFloat16* out_ = nullptr;
-  const float* sums_ = nullptr;
-  int64_t num_rows_ = 0;
-};
 
 // sums += 16 * kRowTiles rows of x times one panel, over `steps` steps of K. Tiles 0 to 3 are the sums, 4 and 5 the
 // rows of x, 6 and 7 the columns of the panel.
@@ -171,8 +107,8 @@ inline Piece piece_after(const Piece& now, int64_t all_steps, int64_t max_steps,
 }
 
 // One block, K in pieces so that what is multiplied again at once stays in the L1 cache, and the rest in the L2 cache:
-// the rows of a pass meet all panels, or a panel that had to be expanded meets all rows. In one piece where there is but
-// one pass. Meanwhile asks memory for the block that comes next.
+// the rows of a pass meet all panels, or a panel that had to be expanded meets all rows. In one piece where there is
+// but one pass. Meanwhile asks memory for the block that comes next.
 template <class Finish, class Panels>
 class BlockProduct {
  public:

@@ -55,8 +55,8 @@ class SumsWriter {
   float bias_[kPanel] = {};
 };
 
-// sums += kRows rows of x, `stride` apart, times the next k of a panel. Takes a turn with each step, and returns what is
-// left to be asked for.
+// sums += kRows rows of x, `stride` apart, times the next k of a panel. Takes a turn with each step, and returns what
+// is left to be asked for.
 template <class Format, int kRows, bool kAsks, class Steps>
 Ahead multiply_tile(const typename Format::Element* x, int64_t stride, int64_t k, Steps steps, bool is_first,
                     float* sums, Ahead ahead) {

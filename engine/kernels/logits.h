@@ -54,7 +54,8 @@ int64_t argmax_row(const Element* row, int64_t size) {
 inline void check_tokens(const at::Tensor& tokens, int64_t vocab_size, int64_t lowest = 0) {
   const int64_t* ids = tokens.const_data_ptr<int64_t>();
   for (int64_t row = 0; row < tokens.size(0); ++row) {
-    TORCH_CHECK(lowest <= ids[row] && ids[row] < vocab_size, "token ", ids[row], " is not in a vocabulary of ", vocab_size);
+    const int64_t id = ids[row];
+    TORCH_CHECK(lowest <= id && id < vocab_size, "token ", id, " is not in a vocabulary of ", vocab_size);
   }
 }
 

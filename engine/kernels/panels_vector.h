@@ -55,8 +55,8 @@ struct PlainPanels {
 };
 
 #if defined(__AVX512BW__)
-// Panels in 12 bits a number. A piece is expanded in the first pass over it, for all others; where that is the only one,
-// two places in turn are enough for its steps.
+// Panels in 12 bits a number. A piece is expanded in the first pass over it, for all others; where that is the only
+// one, two places in turn are enough for its steps.
 struct CodedPanels {
   using Format = BFloat16;
   using Element = at::BFloat16;

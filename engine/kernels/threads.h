@@ -1,7 +1,7 @@
-// Work for several threads. OpenMP's threads meet at the end of every loop, whether there was work for each or not: where
-// another process has one of the cores for a few milliseconds, every loop takes as long. Here a loop waits for nobody to
-// begin, threads that are awake join in, and it ends when those that have joined are done. So what is shared out is not
-// each thread's part, but tasks that whoever is there takes.
+// Work for several threads. OpenMP's threads meet at the end of every loop, whether there was work for each or not:
+// where another process has one of the cores for a few milliseconds, every loop takes as long. Here a loop waits for
+// nobody to begin, threads that are awake join in, and it ends when those that have joined are done. So what is shared
+// out is not each thread's part, but tasks that whoever is there takes.
 
 #pragma once
 
@@ -132,8 +132,8 @@ class Threads {
   alignas(64) std::atomic<uint32_t> state_{0};  // how many are inside, and whether others may come
 };
 
-// The tasks 0 to num_tasks - 1, shared out among threads: each begins with a run of its own, in order, and then takes the
-// last ones of whoever has some left. So what a thread reads lies in a row, as memory likes it: two threads that
+// The tasks 0 to num_tasks - 1, shared out among threads: each begins with a run of its own, in order, and then takes
+// the last ones of whoever has some left. So what a thread reads lies in a row, as memory likes it: two threads that
 // alternate between pieces of 8 KB get 19 GB/s on a machine that gives each half of it to one of them with 32.
 class TaskShares {
  public:

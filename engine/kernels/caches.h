@@ -1,0 +1,17 @@
+// The caches of keys and values: what attention and those who write to them hold to.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+namespace twostep {
+
+inline void check_caches(const at::Tensor& key_cache, const at::Tensor& value_cache) {
+  TORCH_CHECK(key_cache.dim() == 4 && value_cache.dim() == 4, "caches are [blocks, kv heads, block size, head size]");
+  TORCH_CHECK(key_cache.is_contiguous() && value_cache.is_contiguous(), "caches must be contiguous");
+  TORCH_CHECK(key_cache.sizes().slice(0, 3) == value_cache.sizes().slice(0, 3), "key and value cache differ in shape");
+  TORCH_CHECK(key_cache.scalar_type() == value_cache.scalar_type(), "key and value cache differ in type");
+}
+
+}  // namespace twostep

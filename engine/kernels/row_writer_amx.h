@@ -1,0 +1,82 @@
+// What becomes of the finished sums of AMX tiles.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "activations.h"
+#include "linear.h"
+#include "panels_amx.h"
+#include "vec.h"
+
+namespace twostep::amx {
+
+// What becomes of the sums of a row in one panel: rounded, they are the result.
+struct Rounded {
+  static constexpr int64_t kColumns = kPanel;  // of the result
+
+  static void write(__m512 low, __m512 high, __mmask32 mask, BFloat16* out) {
+    _mm512_mask_storeu_epi16(out, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+  }
+};
+
+// Or one tile of the panel gates the other.
+template <class Op>
+struct Gated {
+  static constexpr int64_t kColumns = kTile;
+  static_assert(kColumns == kGateBlock && kColumns == kLanes);
+
+  static void write(__m512 gate, __m512 up, __mmask32, BFloat16* out) {
+    const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(up, gate);
+    const Vec activated = Op::apply(widen(_mm512_castsi512_si256(rounded)));
+    const Vec factor = widen((__m256i)rounded_to_halves(activated.part[0]));
+    store(out, factor * widen(_mm512_extracti64x4_epi64(rounded, 1)));
+  }
+
+ private:
+  static Vec widen(__m256i x) { return Vec{{(PartF)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)}}; }
+};
+
+// Adds the bias to the finished sums of some rows of one panel and finishes them. It does so one row at a time, between
+// the tile multiplications that come after: they leave the vector units idle. Two at a time are too many to overlap.
+template <class Finish>
+class RowWriter {
+ public:
+  explicit RowWriter(const Problem<BFloat16>& p) : p_(p), row_size_(p.n * Finish::kColumns / kPanel) {}
+  ~RowWriter() { write(p_.rows); }
+
+  // Takes over the sums of rows [row, row_end), which must stay until the next call.
+  void start(int64_t row, int64_t row_end, int64_t panel, const float* sums) {
+    write(p_.rows);
+    const int64_t column = panel * kPanel, columns = std::min(kPanel, p_.n - column);
+    for (int64_t i = 0; p_.bias && i < columns; ++i) bias_[i] = float(p_.bias[column + i]);
+    mask_ = columns == kPanel ? ~__mmask32{0} : (__mmask32{1} << columns) - 1;
+    out_ = p_.out + row * row_size_ + panel * Finish::kColumns;
+    sums_ = sums;
+    num_rows_ = row_end - row;
+  }
+
+  void write(int64_t count) {
+    if (num_rows_ == 0) return;
+    count = std::min(count, num_rows_), num_rows_ -= count;
+    for (; count > 0; --count, out_ += row_size_, sums_ += kPanel) {
+      const __m512 low = _mm512_add_ps(_mm512_load_ps(sums_), _mm512_load_ps(bias_));
+      const __m512 high = _mm512_add_ps(_mm512_load_ps(sums_ + kTile), _mm512_load_ps(bias_ + kTile));
+      Finish::write(low, high, mask_, out_);
+    }
+  }
+
+ private:
+  const Problem<BFloat16>& p_;
+  const int64_t row_size_;  // of the result
+  alignas(64) float bias_[kPanel] = {};
+  __mmask32 mask_ = 0;
+  BFloat16* out_ = nullptr;
+  const float* sums_ = nullptr;
+  int64_t num_rows_ = 0;
+};
+
+}  // namespace twostep::amx
