@@ -23,6 +23,7 @@ SCHEDULER_SIDE = tuple(
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 MAX_FILE_LINES = 300
+MAX_LINE_LENGTH = 120
 MAX_CLASS_LINES = 250
 MAX_FUNCTION_LINES = 40
 
@@ -34,6 +35,10 @@ LONG_FUNCTIONS: dict[str, str] = {}
 
 def source_files(*packages: str) -> list[Path]:
     return [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def kernel_files() -> list[Path]:
+    return [path for pattern in ("*.h", "*.cpp") for path in sorted((ROOT / "engine" / "kernels").glob(pattern))]
 
 
 def name_of(path: Path) -> str:
@@ -151,9 +156,15 @@ def test_no_duration_depends_on_the_wall_clock() -> None:
 
 
 def test_files_fit_a_reader() -> None:
-    paths = source_files(*PACKAGES, "benchmarks")
+    paths = [*source_files(*PACKAGES, "benchmarks", "tests"), *kernel_files()]
     measured = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
     assert_within(MAX_FILE_LINES, measured, LONG_FILES)
+
+
+def test_lines_of_kernels_fit_a_reader() -> None:
+    """Those of Python are ruff's affair."""
+    measured = {name_of(path): max(map(len, path.read_text(encoding="utf-8").splitlines())) for path in kernel_files()}
+    assert_within(MAX_LINE_LENGTH, measured, {})
 
 
 def test_classes_fit_a_reader() -> None:
