@@ -122,6 +122,13 @@ def test_policy_imports_no_tensors() -> None:
     assert offenders([path for path in paths if path.exists()], ("torch", "numpy", "transformers")) == []
 
 
+def test_tests_import_no_tests() -> None:
+    """What several need has a file of its own."""
+    paths = source_files("tests")
+    tests = tuple(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if path.name[:5] == "test_")
+    assert offenders(paths, tests) == []
+
+
 @pytest.mark.parametrize(
     "modules",
     [SCHEDULER_SIDE, ("server.cli", "server.serve", "engine.async_engine", "engine.tokenizer"), ("loadtest.cli",)],

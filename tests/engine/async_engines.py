@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import sys
 import time
@@ -66,6 +67,11 @@ def request(command: int = fake.PLAIN, first: int = 100, name: str = "r", **para
     return GenerationRequest(
         request_id=name, prompt_token_ids=[first, 1, command], params=sampling, arrival_s=time.monotonic()
     )
+
+
+def grouped(command: int, tenant: str = "", group_id: str = "g", **params: Any) -> GenerationRequest:
+    params = {"max_tokens": 3000, **params}
+    return dataclasses.replace(request(command, **params), tenant=tenant, group_id=group_id)
 
 
 async def collect(engine: AsyncEngine, wanted: GenerationRequest) -> list[RequestOutput]:

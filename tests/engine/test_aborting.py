@@ -1,22 +1,14 @@
 """A group of requests is ended from outside, whatever it does, and leaves nothing behind."""
 
 import asyncio
-import dataclasses
 from contextlib import aclosing
-from typing import Any
 
 import pytest
 
-from engine.client import GenerationRequest
 from engine.errors import RequestAbortedError
 from engine.request import FinishReason
 from tests.engine import fake_engine_process as fake
-from tests.engine.async_engines import Recorder, assert_free, collect, eventually, request, running, text_of
-
-
-def grouped(command: int, tenant: str = "", group_id: str = "g", **params: Any) -> GenerationRequest:
-    params = {"max_tokens": 3000, **params}
-    return dataclasses.replace(request(command, **params), tenant=tenant, group_id=group_id)
+from tests.engine.async_engines import Recorder, assert_free, collect, eventually, grouped, running, text_of
 
 
 def test_with_tokens_it_ends_with_those() -> None:

@@ -11,10 +11,8 @@ from engine.async_engine import AsyncEngine
 from engine.messages import RequestState
 from engine.request_view import RequestView
 from tests.engine import fake_engine_process as fake
-from tests.engine.async_engines import children, collect, eventually, running
-from tests.engine.fakes import add, fake_engine, run_to_end
-from tests.engine.test_aborting import grouped
-from tests.engine.test_scheduler import batches
+from tests.engine.async_engines import children, collect, eventually, grouped, running
+from tests.engine.fakes import add, batches, fake_engine, run_to_end
 
 # What the scheduler knows
 

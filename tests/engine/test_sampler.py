@@ -1,4 +1,5 @@
-from collections.abc import Sequence
+"""Which token is chosen, and what a request's parameters do to its logits before that."""
+
 from typing import Any
 
 import numpy as np
@@ -7,45 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import ScheduledRequest
 from engine.kernels import load_kernels
-from engine.logits import adjust_row, adjusts_logits
+from engine.logits import adjusts_logits
 from engine.philox import philox4x32, uniforms
-from engine.sampler import Sampler, argmax_for, argmax_in_numpy
-from engine.sampling_params import SamplingParams
-
-EOS = (0,)
-CPU = torch.device("cpu")
-
-
-def scheduled(
-    position: int = 5,
-    prompt: tuple[int, ...] = (),
-    output: tuple[int, ...] = (),
-    allowed: Sequence[int] | None = None,
-    **params: Any,
-) -> Any:
-    return ScheduledRequest(
-        request_id="r",
-        token_ids=(1,),
-        start=position - 1,
-        block_table=(),
-        params=SamplingParams(**params),
-        prompt_token_ids=prompt,
-        output_token_ids=output,
-        samples=True,
-        allowed_tokens=() if allowed is None else (sum(1 << token_id for token_id in allowed).to_bytes(4, "little"),),
-    )
-
-
-def draw(logits: torch.Tensor, requests: list[ScheduledRequest]) -> list[int | None]:
-    return Sampler(CPU, has_kernels=False, eos_token_ids=EOS).sample(logits, requests)
-
-
-def adjusted(row: list[float], **fields: Any) -> list[float]:
-    logits = torch.tensor(row)
-    adjust_row(logits, scheduled(**fields), EOS)
-    return logits.tolist()
+from engine.sampler import argmax_for, argmax_in_numpy
+from tests.engine.sampled import CPU, adjusted, draw, scheduled
 
 
 def words(value: int) -> Any:

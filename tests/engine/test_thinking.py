@@ -15,7 +15,7 @@ from engine.model_loader import LoadedModel
 from engine.sampling_params import SamplingParams
 from engine.thinking import START_WITHIN, Thinking
 from tests.engine.fakes import add, fake_info, run_to_end, tokens_of
-from tests.engine.test_sampler import adjusted, draw, scheduled
+from tests.engine.sampled import adjusted, draw, scheduled
 from tests.engine.tiny_models import tiny_engine
 
 START, END, OTHER = 1, 2, 3

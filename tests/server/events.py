@@ -1,4 +1,4 @@
-"""Reading event streams in tests."""
+"""Reading answers in tests: bodies, event streams, errors."""
 
 import json
 from typing import Any
@@ -50,3 +50,8 @@ def anthropic_error_of(response: httpx.Response) -> dict[str, Any]:
     assert body["type"] == "error" and body["request_id"] == response.headers["request-id"]
     error: dict[str, Any] = body["error"]
     return error
+
+
+def first(body: dict[str, Any]) -> dict[str, Any]:
+    choice: dict[str, Any] = body["choices"][0]
+    return choice

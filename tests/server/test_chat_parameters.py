@@ -8,10 +8,10 @@ import pytest
 from server.protocol.chat import ChatRequest
 from server.protocol.refusals import CHAT_REFUSALS, WITHOUT_EFFECT
 from tests.server.byte_tokenizer import BOS
-from tests.server.events import chunks_of, error_of
+from tests.server.contract import EXTENSIONS, OPENAI, STREAMED, WORKING, Works
+from tests.server.events import chunks_of, error_of, first
 from tests.server.fake_engine import saying
 from tests.server.live_server import LiveServer, live_server
-from tests.server.test_parameters import EXTENSIONS, OPENAI, STREAMED, WORKING, Works, first
 
 ONLY_IN_COMPLETIONS = {"prompt", "best_of", "suffix"}
 FINAL = {"role": "assistant", "content": "So "}

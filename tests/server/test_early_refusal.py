@@ -11,7 +11,7 @@ from server import haste
 from server.app import generation_routes
 from server.lifecycle import State
 from tests.server.live_server import FakeBackend, LiveServer, live_server
-from tests.server.test_refusal_pace import answer_of, rest_of
+from tests.server.raw_http import answer_to, rest_of
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 ASK = HEAD + b"Content-Length: 2\r\n\r\n{}"
@@ -70,7 +70,7 @@ def test_no_task_is_made_and_nobody_can_tell_the_difference(full: LiveServer, ta
 @pytest.mark.parametrize("header", NOT_PLAIN)
 def test_what_is_not_plain_is_told_the_same_by_the_app(full: LiveServer, tasks: list[str], header: str) -> None:
     plain = header if header.startswith("Content-Length") else f"{header}\r\nContent-Length: 2"
-    answer = answer_of(full, HEAD + f"Connection: close\r\n{plain}\r\n\r\n".encode() + b"{}" * 32768)
+    answer = answer_to(full, HEAD + f"Connection: close\r\n{plain}\r\n\r\n".encode() + b"{}" * 32768)
     assert b" 429 " in answer.partition(b"\r\n")[0] and tasks == ["/v1/completions"]
 
 
@@ -142,7 +142,7 @@ def test_the_connection_is_closed_if_the_client_says_so_once_it_has_sent_all(ful
 def test_pipelined_requests_are_refused_in_their_order(full: LiveServer, tasks: list[str]) -> None:
     ids = [b"X-Request-Id: %d\r\n" % number for number in range(5)]
     asked = b"".join(ASK.replace(b"Host", each + b"Host") for each in ids[:-1])
-    answer = answer_of(full, asked + LAST.replace(b"Host", ids[-1] + b"Host"))
+    answer = answer_to(full, asked + LAST.replace(b"Host", ids[-1] + b"Host"))
     told = [line for line in answer.split(b"\r\n") if line.startswith(b"x-request-id")]
     assert told == [b"x-request-id: %d" % number for number in range(5)] and tasks == []
 
@@ -180,11 +180,11 @@ class TestHaste:
         assert tasks == ["/v1/completions"]
 
     def test_is_told_all_in_turn_and_the_connection_closed_behind_the_last(self, full: LiveServer) -> None:
-        assert answer_of(full, ASK + ASK + LAST).count(b"HTTP/1.1 429 ") == 3
+        assert answer_to(full, ASK + ASK + LAST).count(b"HTTP/1.1 429 ") == 3
 
     def test_on_another_connection_is_not_held_up(self, full: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(haste, "MIN_GAP_S", 60.0)
-        assert [answer_of(full, LAST)[9:12] for _ in range(3)] == [b"429"] * 3
+        assert [answer_to(full, LAST)[9:12] for _ in range(3)] == [b"429"] * 3
 
 
 def connections_of(server: LiveServer) -> list[HttpToolsProtocol]:

@@ -3,23 +3,19 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 
-from engine.client import GenerationRequest
-from engine.errors import RequestTimeoutError, TwostepError
-from engine.outputs import RequestOutput
+from engine.errors import RequestTimeoutError
 from engine.request import FinishReason
-from engine.sampling_params import SamplingParams
 from server.api_keys import NOBODY
-from server.fanout import generate_all
 from server.generation.door import Arrival
 from server.protocol.request import RequestFields
 from tests.server.byte_tokenizer import ByteTokenizer
 from tests.server.events import chunks_of, error_of
-from tests.server.fake_engine import FakeEngine
+from tests.server.late_engine import LateEngine, outputs_of
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 
 
@@ -93,41 +89,8 @@ def test_a_deadline_counts_from_the_arrival() -> None:
         asyncio.run(old.in_time(asyncio.sleep(0.01)))
 
 
-class LateEngine(FakeEngine):
-    """Of two sequences one gets tokens; the other is late with its first, once that one has begun."""
-
-    late = "1"
-    end: TwostepError = RequestTimeoutError("Late.")
-
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
-        if request.request_id.endswith(self.late):
-            while self.num_holding == 0:
-                await asyncio.sleep(0.001)
-            self.hold_at = None
-            await asyncio.sleep(min(request.left_s or 0.0, 0.4))
-            raise self.end
-        async for output in super().generate(request):
-            yield output
-
-
 class LateFirstEngine(LateEngine):
     late = "0"
-
-
-def outputs_of(
-    engine: FakeEngine, last_max_tokens: int = 3, deadline_s: float | None = 0.0
-) -> list[tuple[int, RequestOutput]]:
-    async def collect() -> list[tuple[int, RequestOutput]]:
-        params = [SamplingParams(max_tokens=3), SamplingParams(max_tokens=last_max_tokens)]
-        requests = [
-            GenerationRequest(
-                request_id=name, prompt_token_ids=[1, 2], params=each, arrival_s=0.0, deadline_s=deadline_s
-            )
-            for name, each in zip("01", params, strict=True)
-        ]
-        return [output async for output in generate_all(engine, requests)]
-
-    return asyncio.run(collect())
 
 
 def test_a_sequence_without_a_token_at_its_deadline_ends_as_its_siblings_do() -> None:

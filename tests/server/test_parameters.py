@@ -1,98 +1,17 @@
 """Every parameter of the contract either works, or is refused by its name, or means nothing to generation."""
 
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from engine.client import GenerationRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.elsewhere import find_stray
 from server.protocol.refusals import COMPLETION_REFUSALS, WITHOUT_EFFECT
-from tests.server.byte_tokenizer import BOS
-from tests.server.events import error_of
+from tests.server.contract import EXTENSIONS, OPENAI, STREAMED, WORKING
+from tests.server.events import error_of, first
 from tests.server.fake_engine import saying
 from tests.server.live_server import LiveServer
-
-OPENAI = """
-    model prompt messages max_tokens max_completion_tokens temperature top_p n best_of stop seed frequency_penalty
-    presence_penalty logit_bias logprobs top_logprobs echo stream stream_options tools tool_choice parallel_tool_calls
-    response_format user metadata store service_tier suffix safety_identifier prompt_cache_key
-""".split()
-EXTENSIONS = """
-    top_k min_p repetition_penalty min_tokens ignore_eos stop_token_ids include_stop_str_in_output skip_special_tokens
-    add_special_tokens bad_words allowed_token_ids prompt_logprobs return_token_ids return_tokens_as_token_ids
-    truncate_prompt_tokens priority cache_salt request_id chat_template chat_template_kwargs add_generation_prompt
-    continue_final_message structured_outputs max_queue_ms deadline_ms
-""".split()
-
-
-@dataclass(frozen=True)
-class Works:
-    """With this value, the engine's request or the response's body is as the check says."""
-
-    value: Any
-    check: Callable[[GenerationRequest, dict[str, Any]], bool]
-    beside: dict[str, Any] | None = None
-
-
-def reaches(name: str, value: Any, expected: Any = None) -> Works:
-    wanted = value if expected is None else expected
-    return Works(value, lambda request, _: getattr(request.params, name) == wanted)
-
-
-def first(body: dict[str, Any]) -> dict[str, Any]:
-    choice: dict[str, Any] = body["choices"][0]
-    return choice
-
-
-# The engine says "a<eos>b", then letters.
-WORKING = {
-    "model": Works("fake", lambda _, body: body["model"] == "fake"),
-    "prompt": Works("Yo", lambda request, _: request.prompt_token_ids == [BOS, 89, 111]),
-    "max_tokens": Works(1, lambda _, body: body["usage"]["completion_tokens"] == 1),
-    "temperature": reaches("temperature", 0.5),
-    "top_p": reaches("top_p", 0.5),
-    "n": Works(2, lambda _, body: len(body["choices"]) == 2),
-    "best_of": Works(2, lambda _, body: body["usage"]["completion_tokens"] == 4),
-    "stop": Works("a", lambda _, body: first(body)["stop_reason"] == "a"),
-    "seed": reaches("seed", 77),
-    "frequency_penalty": reaches("frequency_penalty", 0.5),
-    "presence_penalty": reaches("presence_penalty", -0.5),
-    "logit_bias": reaches("logit_bias", {"65": 3, "66": -100.0}, {65: 3.0, 66: -100.0}),
-    "logprobs": Works(1, lambda _, body: first(body)["logprobs"]["tokens"] == ["a", "</s>"]),
-    "echo": Works(True, lambda _, body: first(body)["text"] == "Hia"),
-    "top_k": reaches("top_k", 5),
-    "min_p": reaches("min_p", 0.1),
-    "repetition_penalty": reaches("repetition_penalty", 1.5),
-    "min_tokens": Works(3, lambda _, body: first(body)["text"].startswith("ab"), {"skip_special_tokens": True}),
-    "ignore_eos": Works(True, lambda _, body: body["usage"]["completion_tokens"] == 16),
-    "stop_token_ids": Works([97], lambda _, body: first(body)["stop_reason"] == 97),
-    "include_stop_str_in_output": Works(True, lambda _, body: first(body)["text"] == "a", {"stop": "a"}),
-    "skip_special_tokens": Works(False, lambda _, body: "a</s>b" in first(body)["text"], {"ignore_eos": True}),
-    "add_special_tokens": Works(False, lambda request, _: request.prompt_token_ids == [72, 105]),
-    "bad_words": reaches("bad_words", ["no"], ((110, 111),)),
-    "allowed_token_ids": reaches("allowed_token_ids", [65, 66], (65, 66)),
-    "prompt_logprobs": Works(1, lambda _, body: first(body)["prompt_logprobs"][2]["105"]["rank"] == 9),
-    "return_token_ids": Works(
-        True, lambda _, body: (first(body)["prompt_token_ids"], first(body)["token_ids"]) == ([BOS, 72, 105], [97, 257])
-    ),
-    "response_format": Works({"type": "json_object"}, lambda request, _: "object" in (request.params.grammar or "")),
-    "structured_outputs": Works({"regex": "a+"}, lambda request, _: request.params.grammar == "start: /a+/"),
-    "return_tokens_as_token_ids": Works(
-        True, lambda _, body: first(body)["logprobs"]["tokens"] == ["token_id:97", "token_id:257"], {"logprobs": 0}
-    ),
-    "truncate_prompt_tokens": Works(1, lambda request, _: request.prompt_token_ids == [105]),
-    "priority": Works(-3, lambda request, _: request.priority == -3),
-    "cache_salt": Works("s", lambda request, _: request.cache_salt == "s"),
-    "max_queue_ms": Works(1500, lambda request, _: request.max_queue_s == 1.5),
-    "deadline_ms": Works(2500, lambda request, _: request.deadline_s == 2.5),
-    "request_id": Works("mine", lambda _, body: body["id"] == "cmpl-mine"),
-}
-STREAMED = {"stream", "stream_options"}
-
 
 CHAT_ONLY = {
     *("messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template", "chat_template_kwargs"),

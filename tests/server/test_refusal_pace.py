@@ -1,7 +1,6 @@
 """Refusals wait for their turn when one client has many; nothing else does, and nobody waits for who left."""
 
 import asyncio
-import socket
 from contextlib import closing
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from server import refusal_pace
 from server.refusal_pace import MAX_KNOWN, MAX_WAIT_S, NUM_AT_ONCE, NUM_PER_S, RefusalPace, Verdict, is_paced
 from tests.server.live_server import LiveServer, live_server
+from tests.server.raw_http import answer_to, rest_of
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
 NOT_JSON = HEAD + b"Content-Length: 1\r\n\r\n{"
@@ -157,7 +157,7 @@ class TestAnswers:
     ) -> None:
         monkeypatch.setattr(refusal_pace, "MAX_WAIT_S", 0.01)
         wait(monkeypatch, server, 0.02)
-        answer = answer_of(server, data.replace(b"Connection: close\r\n", b"")).lower()
+        answer = answer_to(server, data.replace(b"Connection: close\r\n", b"")).lower()
         assert answer.startswith(b"http/1.1 429 ") and b'"slow_down"' in answer
         assert b"\r\nretry-after: 1\r\n" in answer and b"\r\nconnection: close\r\n" in answer
 
@@ -177,7 +177,7 @@ class TestAnswers:
     ) -> None:
         monkeypatch.setattr(refusal_pace, "MAX_WAITING", 0)
         wait(monkeypatch, server, 0.01)
-        assert answer_of(server, data) == b""
+        assert answer_to(server, data) == b""
         server.wait_until(lambda: num_held(server) == 0)
         assert caplog.records == []
 
@@ -200,7 +200,7 @@ class TestAnswers:
             with closing(server.connect()) as held:
                 held.sendall(data)
                 server.wait_until(lambda: num_waiting(server) == 1)
-                assert b"200" in answer_of(server, HEALTH)[:20]
+                assert b"200" in answer_to(server, HEALTH)[:20]
                 assert rest_of(held) == b""
             assert server.client.get("/health").status_code == 200  # on its old connection: idle ones are kept
 
@@ -209,7 +209,7 @@ class TestAnswers:
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, data: bytes
     ) -> None:
         with live_server() as server, closing(server.connect()) as held:
-            at_once = status_of(answer_of(server, data))
+            at_once = status_of(answer_to(server, data))
             wait(monkeypatch, server, MAX_WAIT_S)
             held.sendall(data)
             server.wait_until(lambda: num_waiting(server) == 1)
@@ -256,24 +256,7 @@ def test_who_is_too_slow_does_not_wait_on_top(monkeypatch: pytest.MonkeyPatch) -
 
 
 def body_of(server: LiveServer, data: bytes) -> bytes:
-    return answer_of(server, data).partition(b"\r\n\r\n")[2]
-
-
-def answer_of(server: LiveServer, data: bytes) -> bytes:
-    """Empty if the server closes without one."""
-    with closing(server.connect()) as connection:
-        connection.sendall(data)
-        return rest_of(connection)
-
-
-def rest_of(connection: socket.socket) -> bytes:
-    answer = b""
-    try:
-        while part := connection.recv(65536):
-            answer += part
-    except ConnectionResetError:
-        pass
-    return answer
+    return answer_to(server, data).partition(b"\r\n\r\n")[2]
 
 
 def status_of(answer: bytes) -> int:

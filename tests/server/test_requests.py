@@ -14,8 +14,8 @@ from engine.request import FinishReason
 from server.protocol.live_requests import LiveRequestList
 from tests.server.events import chunks_of, error_of
 from tests.server.key_files import bearer, write
+from tests.server.late_engine import LateEngine, outputs_of
 from tests.server.live_server import TIMEOUT_S, LiveServer, live_server
-from tests.server.test_overload import LateEngine, outputs_of
 
 
 class Asking:

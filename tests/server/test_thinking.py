@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from engine.thinking import Thinking
-from tests.server.events import error_of
+from tests.server.events import error_of, first
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.model_talk import saying_tokens
-from tests.server.tool_chats import GOLDEN, THINKING, exact_bytes, first
+from tests.server.tool_chats import GOLDEN, THINKING, exact_bytes
 
 
 @pytest.mark.parametrize(

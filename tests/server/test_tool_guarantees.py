@@ -8,11 +8,11 @@ import pytest
 from server.tools.formats import HERMES as HERMES_FORMAT
 from server.tools.formats import LLAMA
 from tests.engine.grammars import accepted
-from tests.server.events import error_of
+from tests.server.events import error_of, first
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.model_talk import WEATHER
-from tests.server.tool_chats import HERMES, ONLY_TIME, TOOLS, TURNS, calls_in, first, function
+from tests.server.tool_chats import HERMES, ONLY_TIME, TOOLS, TURNS, calls_in, function
 
 
 @pytest.fixture(scope="module")

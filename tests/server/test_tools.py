@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.server.events import chunks_of, error_of
+from tests.server.events import chunks_of, error_of, first
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.model_talk import saying_tokens
@@ -21,7 +21,6 @@ from tests.server.tool_chats import (
     TURNS,
     calls_in,
     exact_bytes,
-    first,
 )
 
 CALLS = "Let me see.\n" + CALL + '\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'

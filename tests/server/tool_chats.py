@@ -23,11 +23,6 @@ ONLY_TIME = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools":
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
 
 
-def first(body: dict[str, Any]) -> dict[str, Any]:
-    choice: dict[str, Any] = body["choices"][0]
-    return choice
-
-
 def calls_in(message: dict[str, Any]) -> list[tuple[str, str]]:
     return [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
 

@@ -1,0 +1,44 @@
+"""An engine that is late with one of two sequences, and what is told of both."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from engine.client import GenerationRequest
+from engine.errors import RequestTimeoutError, TwostepError
+from engine.outputs import RequestOutput
+from engine.sampling_params import SamplingParams
+from server.fanout import generate_all
+from tests.server.fake_engine import FakeEngine
+
+
+class LateEngine(FakeEngine):
+    """Of two sequences one gets tokens; the other is late with its first, once that one has begun."""
+
+    late = "1"
+    end: TwostepError = RequestTimeoutError("Late.")
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
+        if request.request_id.endswith(self.late):
+            while self.num_holding == 0:
+                await asyncio.sleep(0.001)
+            self.hold_at = None
+            await asyncio.sleep(min(request.left_s or 0.0, 0.4))
+            raise self.end
+        async for output in super().generate(request):
+            yield output
+
+
+def outputs_of(
+    engine: FakeEngine, last_max_tokens: int = 3, deadline_s: float | None = 0.0
+) -> list[tuple[int, RequestOutput]]:
+    async def collect() -> list[tuple[int, RequestOutput]]:
+        params = [SamplingParams(max_tokens=3), SamplingParams(max_tokens=last_max_tokens)]
+        requests = [
+            GenerationRequest(
+                request_id=name, prompt_token_ids=[1, 2], params=each, arrival_s=0.0, deadline_s=deadline_s
+            )
+            for name, each in zip("01", params, strict=True)
+        ]
+        return [output async for output in generate_all(engine, requests)]
+
+    return asyncio.run(collect())
