@@ -170,8 +170,7 @@ class FakeEngine:
 
     async def _wait_for(self, sequence: "_Sequence") -> None:
         position = len(sequence.token_ids)
-        if self.delay_s:
-            await asyncio.sleep(self.delay_s)
+        await asyncio.sleep(self.delay_s)  # tokens come from another process: never in the turn that asked for them
         if self.hold_at == position:
             self.num_holding += 1
         while self.hold_at == position and self.health is None and not sequence.is_aborted:

@@ -90,7 +90,7 @@ class TestCrowds:
             assert is_open(fourth) and is_open(first) and is_open(third)
             assert not is_open(second)
 
-    def test_a_process_out_of_files_says_503_and_goes_on(self) -> None:
+    def test_who_may_open_few_files_takes_fewer_connections(self) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         script = (
             f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, {NUM_OTHER_FILES + 10}))\n"

@@ -151,7 +151,7 @@ class TestBodies:
         with closing(server.connect()) as connection:
             send(connection, POST + b"Content-Length: 99999999\r\n\r\n")
             assert connection.recv(65536).startswith(b"HTTP/1.1 413")
-            assert rest_of(connection) is not None  # ends
+            rest_of(connection)  # ends, or the socket's timeout raises
 
     def test_expect_100_is_answered_before_the_body_and_not_before_a_refusal(self, server: LiveServer) -> None:
         expecting = POST + b"Connection: close\r\nExpect: 100-continue\r\n"

@@ -76,7 +76,7 @@ class TestNewKeys:
         assert len(secrets) == 100 and all(len(secret) >= 43 for secret in secrets)
 
     @pytest.mark.parametrize("name", ["", "a b", "a: b", "#", "x" * 65, "-", "2024-02-30"])
-    def test_their_names_are_checked(self, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_their_names_are_checked(self, name: str) -> None:
         with pytest.raises(ConfigError, match="cannot name a key"):
             new_key(name)
 

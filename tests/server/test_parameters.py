@@ -151,6 +151,12 @@ def test_wrong_values_are_refused_by_name(server: LiveServer, name: str, value: 
     assert (response.status_code, error_of(response)["param"]) == (400, name), response.text
 
 
+def test_one_prompt_of_several_is_refused_before_the_others_have_tokens(server: LiveServer) -> None:
+    for stream in (False, True):
+        response = server.complete([[1], [2], []], stream=stream)
+        assert response.status_code == 400 and error_of(response)["param"] == "prompt"
+
+
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_are_none_are_refused_by_name(server: LiveServer, literal: str) -> None:
     body = f'{{"prompt": "Hi", "temperature": {literal}}}'
