@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -58,12 +58,8 @@ class ModelRunner:
         logits = self._forward(batch, None)
         chosen = self._sampler.sample(logits, [row for request in batch.requests for row in rows_of(request)])
         ends = accumulate(len(request.token_ids) for request in batch.requests)
-        return StepOutput(
-            tuple(
-                self._said(request, logits, range(end - len(request.token_ids), end), chosen)
-                for request, end in zip(batch.requests, ends, strict=True)
-            )
-        )
+        rows = [range(end - len(each.token_ids), end) for each, end in zip(batch.requests, ends, strict=True)]
+        return StepOutput(tuple(self._say(batch.requests, rows, logits, chosen)))
 
     def _forward(self, batch: Batch, kept: Sequence[int] | None) -> Tensor:
         """Logits [num_kept, vocab] at the `kept` flat positions; None keeps all."""
@@ -72,28 +68,37 @@ class ModelRunner:
 
     def _say_one_each(self, logits: Tensor, requests: Sequence[ScheduledRequest]) -> dict[str, RequestStepOutput]:
         """By the id of the request; `logits` [len(requests), vocab]."""
-        chosen = self._sampler.sample(logits, requests)
-        return {each.request_id: self._said(each, logits, range(i, i + 1), chosen) for i, each in enumerate(requests)}
+        rows = [range(row, row + 1) for row in range(len(requests))]
+        said = self._say(requests, rows, logits, self._sampler.sample(logits, requests))
+        return {each.request_id: each for each in said}
 
-    def _said(
-        self, request: ScheduledRequest, logits: Tensor, rows: Sequence[int], chosen: Sequence[int | None]
-    ) -> RequestStepOutput:
-        """What the request says with its `rows` of all that was `chosen` of `logits`: as much as it guessed right, and
-        what comes next."""
-        num_said = 1 + num_right(request, [chosen[row] for row in rows])
-        said = [(row, token_id) for row in rows[:num_said] if (token_id := chosen[row]) is not None]
-        logprobs = [self._score(logits, row, request, token_id) for row, token_id in said]
-        return RequestStepOutput(
-            request.request_id,
-            tuple(token_id for _, token_id in said),
-            tuple(chain.from_iterable(logprobs)),
-            is_finite=bool(said) or bool(logits[rows[0]].max().isfinite()),
+    def _say(
+        self,
+        requests: Sequence[ScheduledRequest],
+        rows: Sequence[Sequence[int]],
+        logits: Tensor,
+        chosen: Sequence[int | None],
+    ) -> list[RequestStepOutput]:
+        """What each request says with its `rows` of all that was `chosen` of `logits`."""
+        said = [_said(request, own, chosen) for request, own in zip(requests, rows, strict=True)]
+        scores = self._scorer.score_rows(
+            logits,
+            [
+                (row, token_id, request.params.logprobs)
+                for request, pairs in zip(requests, said, strict=True)
+                for row, token_id in pairs
+                if request.params.logprobs is not None
+            ],
         )
-
-    def _score(self, logits: Tensor, row: int, request: ScheduledRequest, token_id: int) -> tuple[TokenLogprobs, ...]:
-        if request.params.logprobs is None:
-            return ()
-        return self._scorer.score(logits[row : row + 1], [token_id], request.params.logprobs)
+        return [
+            RequestStepOutput(
+                request.request_id,
+                tuple(token_id for _, token_id in pairs),
+                tuple(scores[row] for row, _ in pairs if row in scores),
+                is_finite=bool(pairs) or bool(logits[own[0]].max().isfinite()),
+            )
+            for request, own, pairs in zip(requests, rows, said, strict=True)
+        ]
 
     def _embed(self, rows: Sequence[tuple[int, ScheduledRequest]]) -> dict[str, bytes]:
         """Embeddings of the requests that ask for one, each from its row of the head's inputs."""
@@ -102,6 +107,12 @@ class ModelRunner:
             for row, request in rows
             if request.params.returns_embedding
         }
+
+
+def _said(request: ScheduledRequest, rows: Sequence[int], chosen: Sequence[int | None]) -> Sequence[tuple[int, int]]:
+    """Rows and tokens: as many as it guessed right, and what comes next."""
+    num_said = 1 + num_right(request, [chosen[row] for row in rows])
+    return [(row, token_id) for row in rows[:num_said] if (token_id := chosen[row]) is not None]
 
 
 Kept = tuple[int, ScheduledRequest, int]  # flat position in the batch, its request, its position in the context

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.batch import ScheduledRequest
 from engine.draw import controls_of, draw_for
+from engine.logit_rows import take_rows
 from engine.logits import adjust_row, adjusts_logits, forbid_tokens
 
 __all__ = ["Sampler", "argmax_for", "argmax_in_numpy"]
@@ -35,14 +36,15 @@ class Sampler:
         for changed in set(changes):
             rows = [row for row, each in enumerate(changes) if each is changed]
             some = [requests[row] for row in rows]
-            part = self._change(logits[rows], some) if changed else _rows(logits, rows)
+            part = take_rows(logits, rows)
+            part = self._change(part, some) if changed else part
             for row, token_id in zip(rows, self._choose(part, some), strict=True):
                 tokens[row] = token_id
         return tokens
 
     def _change(self, logits: Tensor, requests: Sequence[ScheduledRequest]) -> Tensor:
         """What requests want of their rows, [len(requests), vocab], before a token is chosen; in float32."""
-        logits = logits.float()
+        logits = logits.to(torch.float32, copy=True)
         forbid_tokens(logits, requests)
         for row, request in zip(logits, requests, strict=True):
             adjust_row(row, request, self._eos_token_ids)
@@ -53,13 +55,8 @@ class Sampler:
         drawn = [row for row, request in enumerate(requests) if not request.params.is_greedy]
         if drawn:
             controls = controls_of([requests[row] for row in drawn])
-            chosen[drawn] = self._draw(_rows(logits, drawn), chosen[drawn], controls)
+            chosen[drawn] = self._draw(take_rows(logits, drawn), chosen[drawn], controls)
         return [None if token_id < 0 else token_id for token_id in chosen.tolist()]
-
-
-def _rows(logits: Tensor, rows: Sequence[int]) -> Tensor:
-    """No copy of all of them."""
-    return logits if len(rows) == len(logits) else logits[rows]
 
 
 def argmax_for(device: torch.device, has_kernels: bool) -> Argmax:

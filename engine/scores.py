@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import TokenLogprobs
+from engine.logit_rows import take_rows
 
 __all__ = ["Scorer", "score_in_torch"]
 
@@ -29,6 +30,14 @@ class Scorer:
         starts = range(0, len(token_ids), _ROWS_AT_ONCE)
         parts = (slice(start, start + _ROWS_AT_ONCE) for start in starts)
         return tuple(chain.from_iterable(self._score_some(logits[part], token_ids[part], num_top) for part in parts))
+
+    def score_rows(self, logits: Tensor, wanted: Sequence[tuple[int, int, int]]) -> dict[int, TokenLogprobs]:
+        """By the row: of some rows of `logits` with a token each, and how many top ones are wanted beside it."""
+        scores: dict[int, TokenLogprobs] = {}
+        for num_top in {num_top for _, _, num_top in wanted}:
+            rows, token_ids = zip(*((row, token_id) for row, token_id, each in wanted if each == num_top), strict=True)
+            scores |= zip(rows, self.score(take_rows(logits, rows), token_ids, num_top), strict=True)
+        return scores
 
     def _score_some(self, logits: Tensor, token_ids: Sequence[int], num_top: int) -> Iterator[TokenLogprobs]:
         tokens = torch.tensor(token_ids, device=logits.device)

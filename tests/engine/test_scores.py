@@ -27,6 +27,13 @@ def test_many_rows_have_the_scores_that_each_has_alone(scorer: Scorer, num_rows:
     assert list(scorer.score(logits, token_ids, 3)) == alone
 
 
+def test_rows_that_want_different_scores_have_those_of_each_alone(scorer: Scorer) -> None:
+    logits = torch.randn(6, 40)
+    wanted = [(0, 3, 2), (2, 39, 0), (3, 7, 2), (4, 1, 2), (5, 0, 40)]
+    alone = {row: scorer.score(logits[row : row + 1], [token_id], num_top)[0] for row, token_id, num_top in wanted}
+    assert scorer.score_rows(logits, wanted) == alone and scorer.score_rows(logits, []) == {}
+
+
 def test_scores_are_the_log_softmax_with_rank_and_top(scorer: Scorer) -> None:
     logits = torch.tensor([[0.0, 1.0, 3.0], [5.0, 5.0, 0.0]])
     first, second = scorer.score(logits, [1, 0], 2)
