@@ -16,12 +16,13 @@ import pytest
 from tests.server.events import chunks_of, error_of
 from tests.soak.server import ROOT, SETTLE_S, ServerProcess, eventually, running_server
 
-SHORT, LONG = 400, 1900  # tokens: long enough to be caught half-way
+SHORT = 400  # tokens: long enough to be caught half-way
+LONG, MANY = 1900, 8  # tokens of so many sequences: several seconds, however fast the machine
 PATIENT = ("--shutdown-timeout", "200")  # for machines that are busy
 
 
-def ask(server: ServerProcess, max_tokens: int, stream: bool) -> httpx.Response:
-    body = {"prompt": "Return the", "max_tokens": max_tokens, "stream": stream, "ignore_eos": True}
+def ask(server: ServerProcess, max_tokens: int, stream: bool, n: int = 1) -> httpx.Response:
+    body = {"prompt": "Return the", "max_tokens": max_tokens, "stream": stream, "n": n, "ignore_eos": True}
     body["return_token_ids"] = True
     return httpx.post(f"{server.url}/v1/completions", json=body, timeout=SETTLE_S)
 
@@ -36,11 +37,11 @@ def is_running(server: ServerProcess, count: int) -> Callable[[], bool]:
 
 
 @contextmanager
-def asked(server: ServerProcess, max_tokens: int, *kinds: bool) -> Any:
-    """Requests, streamed or not, that run in the engine."""
+def asked(server: ServerProcess, max_tokens: int, *kinds: bool, n: int = 1) -> Any:
+    """Requests for `n` sequences each, streamed or not, that run in the engine."""
     with ThreadPoolExecutor(len(kinds)) as pool:
-        answers: list[Future[httpx.Response]] = [pool.submit(ask, server, max_tokens, kind) for kind in kinds]
-        assert eventually(is_running(server, len(kinds)))
+        answers: list[Future[httpx.Response]] = [pool.submit(ask, server, max_tokens, kind, n) for kind in kinds]
+        assert eventually(is_running(server, n * len(kinds)))
         yield answers
 
 
@@ -71,7 +72,7 @@ def test_an_engine_that_dies_while_streams_end_is_restarted_for_them() -> None:
 
 def test_what_outlasts_the_time_is_told_so_and_new_work_is_refused() -> None:
     with running_server("--shutdown-timeout", "2") as server:
-        with asked(server, LONG, True, False) as (streamed, whole):
+        with asked(server, LONG, True, False, n=MANY) as (streamed, whole):
             server.signal_all(signal.SIGTERM)
             assert eventually(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
             refused = ask(server, 1, stream=False)
@@ -84,7 +85,7 @@ def test_what_outlasts_the_time_is_told_so_and_new_work_is_refused() -> None:
 
 def test_the_second_signal_ends_at_once() -> None:
     with running_server("--shutdown-timeout", "1000") as server:
-        with asked(server, LONG, True, False) as (streamed, whole):
+        with asked(server, LONG, True, False, n=MANY) as (streamed, whole):
             server.signal(signal.SIGINT)
             assert eventually(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
             server.signal(signal.SIGINT)
