@@ -64,3 +64,16 @@ def test_where_no_token_is_left_it_tells_whether_there_were_numbers(
     request = ScheduledRequest("a", range(1), 8, (0,), params, range(9), (), True)
     [said] = getattr(runner, phase)(Batch(Phase(phase), (request,))).requests
     assert (said.token_ids, said.is_finite) == ((), is_finite)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_each_request_has_the_scores_that_it_asked_for(tiny_model: Callable[..., LoadedModel], phase: str) -> None:
+    """None, its token alone, or the likeliest beside it."""
+    wanted = [None, 0, 2, None, 0]
+    params = [SamplingParams(temperature=0.0, logprobs=each) for each in wanted]
+    requests = tuple(ScheduledRequest(str(i), [1], 8, (0,), each, range(9), (), True) for i, each in enumerate(params))
+    runner = ModelRunner(tiny_model("llama"), 16, lambda *_: torch.eye(5)[:, :4])
+    said = getattr(runner, phase)(Batch(Phase(phase), requests)).requests
+    assert [each.token_ids for each in said] == [(0,), (1,), (2,), (3,), (0,)]
+    assert [[len(score.top) for score in each.logprobs] for each in said] == [[], [0], [2], [], [0]]
+    assert all(score.token_id == each.token_ids[0] for each in said for score in each.logprobs)
