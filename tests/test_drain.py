@@ -16,7 +16,7 @@ import pytest
 from tests.server.events import chunks_of, error_of
 from tests.soak.server import ROOT, SETTLE_S, ServerProcess, eventually, running_server
 
-SHORT = 400  # tokens: long enough to be caught half-way
+SHORT = 1200  # tokens: long enough to be caught half-way
 LONG, MANY = 1900, 8  # tokens of so many sequences: several seconds, however fast the machine
 PATIENT = ("--shutdown-timeout", "200")  # for machines that are busy
 
