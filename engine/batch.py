@@ -36,6 +36,8 @@ class ScheduledRequest:
     """For each position that samples, what may come there: one bit per token id, lowest bit first. Empty for all."""
     num_drafts: int = 0
     """The last of `token_ids` that are guesses: each is output if it is what is sampled at its position."""
+    num_wanted: int = 0
+    """Guesses that the draft weights are to make before the step. `block_table` holds their positions, too."""
 
     @property
     def end(self) -> int:
@@ -67,6 +69,10 @@ class Batch:
     @property
     def num_drafts(self) -> int:
         return sum(request.num_drafts for request in self.requests)
+
+    @property
+    def wants_drafts(self) -> bool:
+        return any(request.num_wanted > request.num_drafts for request in self.requests)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"
     """none, int8 or int4: bits of the weights of linear layers and experts, on the CPU. Their inputs have 8, the
     head's 16."""
+    draft_quantization: str = "none"
+    """none or int4: a second copy of the weights that guesses tokens, on the CPU. See `engine.draft_weights`."""
     max_model_len: int | None = None
     """Longest prompt + output; None takes the model's own limit."""
     block_size: int = 16
@@ -64,6 +66,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         _check_choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _check_choice("quantization", self.quantization, ("none", "int8", "int4"))
+        _check_choice("draft_quantization", self.draft_quantization, ("none", "int4"))
+        if self.draft_quantization == self.quantization != "none":
+            raise ConfigError(
+                f"draft_quantization {self.draft_quantization} guesses nothing sooner than weights of as many bits do; "
+                "leave one of the two out."
+            )
+        if self.draft_quantization != "none" and self.num_speculative_tokens == 0:
+            raise ConfigError("draft_quantization needs num_speculative_tokens to be at least 1.")
         _check_choice("device", self.device, ("auto", "cpu", "cuda"))
 
 
@@ -88,6 +98,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float
     size: ModelSize
     """What the model's steps read and multiply."""
+    draft_size: ModelSize | None = None
+    """What the weights that guess read and multiply; None without them."""
     ceilings: Ceilings
     """How fast the machine does that at best."""
 

@@ -17,16 +17,31 @@ def rows_of(request: ScheduledRequest) -> Iterator[ScheduledRequest]:
     if request.num_drafts == 0:
         yield request
         return
-    for index, token_id in enumerate(request.token_ids):
-        output = [*request.output_token_ids, *request.token_ids[1 : index + 1]]
-        yield replace(
-            request,
-            token_ids=(token_id,),
-            start=request.start + index,
-            output_token_ids=output,
-            allowed_tokens=request.allowed_tokens[index : index + 1],
-            num_drafts=0,
-        )
+    yield from (_row(request, index) for index in range(len(request.token_ids)))
+
+
+def last_row(request: ScheduledRequest) -> ScheduledRequest:
+    """Of `rows_of`."""
+    return _row(request, request.num_drafts)
+
+
+def with_guess(request: ScheduledRequest, token_id: int | None) -> ScheduledRequest:
+    """And one guess more; without one it wants no more."""
+    if token_id is None:
+        return replace(request, num_wanted=request.num_drafts)
+    return replace(request, token_ids=(*request.token_ids, token_id), num_drafts=request.num_drafts + 1)
+
+
+def _row(request: ScheduledRequest, index: int) -> ScheduledRequest:
+    return replace(
+        request,
+        token_ids=(request.token_ids[index],),
+        start=request.start + index,
+        output_token_ids=[*request.output_token_ids, *request.token_ids[1 : index + 1]],
+        allowed_tokens=request.allowed_tokens[index : index + 1],
+        num_drafts=0,
+        num_wanted=0,
+    )
 
 
 def num_right(request: ScheduledRequest, chosen: Sequence[int | None]) -> int:

@@ -20,14 +20,19 @@ class Draft(NamedTuple):
     chance: float
     """Of each to be right, if those before it are."""
 
+    @property
+    def num_expected(self) -> float:
+        """Tokens that will be right: all before the first that is wrong."""
+        return sum(self.chance ** (index + 1) for index in range(len(self.token_ids)))
+
 
 NO_DRAFT = Draft((), 0.0)
 
 
-def learnt(chance: float, guess: Sequence[int], said: Sequence[int]) -> float:
+def learnt(chance: float, guess: Sequence[int], said: Sequence[int], learning: float = _LEARNING) -> float:
     """The chance of tokens to be right, after what was said told it of this guess: of all up to its first error."""
     for guessed, token_id in zip(guess, said, strict=False):
-        chance += _LEARNING * ((guessed == token_id) - chance)
+        chance += learning * ((guessed == token_id) - chance)
         if guessed != token_id:
             break
     return chance

@@ -41,6 +41,9 @@ class Runner(Protocol):
 
     def decode(self, batch: Batch) -> StepOutput: ...
 
+    def draft(self, batch: Batch) -> Batch:
+        """The batch with the guesses that its requests want; called only if there are draft weights."""
+
 
 class _Ran(NamedTuple):
     """A step as it was."""
@@ -49,6 +52,7 @@ class _Ran(NamedTuple):
     updates: list[RequestUpdate]
     model_s: float = 0.0
     predicted_s: float | None = None
+    drafting_s: float = 0.0
 
 
 class Engine:
@@ -75,7 +79,7 @@ class Engine:
         cache: BlockCache = PrefixCache(config.block_size) if config.enable_prefix_caching else NullPrefixCache()
         self._pool = BlockPool(info.num_blocks, cache)
         self._costs = StepCosts()
-        self._floors = FloorPlan(info.size, info.ceilings)
+        self._floors = FloorPlan(info.size, info.ceilings, info.draft_size)
         pace = PrefillPace(
             self._costs,
             target_gap_s=config.target_itl_ms / 1000,
@@ -83,7 +87,7 @@ class Engine:
             max_tokens_per_gap=config.max_prefill_tokens_per_gap,
             max_scored_tokens=_MAX_LOGITS // info.vocab_size,
         )
-        self._speculation = Speculation(self._costs, config.num_speculative_tokens, config.target_itl_ms / 1000)
+        self._speculation = _new_speculation(self._costs, config, info)
         self._scheduler = Scheduler(
             self._pool,
             cache,
@@ -181,16 +185,27 @@ class Engine:
         self._mark(request.request_id for request in batch.requests)
         run = self._runner.prefill if batch.phase is Phase.PREFILL else self._runner.decode
         try:
+            batch, drafting_s = self._drafted(batch)
             batch = self._constrained(batch)
             predicted_s = self._costs.predict(batch)
             output = run(batch)
         except Exception as error:
             logger.exception("a %s step of %d requests failed", batch.phase, len(batch.requests))
             return _Ran(batch, self._scheduler.fail(batch, f"The engine failed on this request: {error}"))
-        model_s = self._clock() - started_s
+        model_s = self._clock() - started_s - drafting_s
         self._costs.observe(batch, model_s)
         self._speculation.on_step(batch.num_drafts)
-        return _Ran(batch, self._scheduler.update(batch, output), model_s, predicted_s)
+        return _Ran(batch, self._scheduler.update(batch, output), model_s, predicted_s, drafting_s)
+
+    def _drafted(self, batch: Batch) -> tuple[Batch, float]:
+        """With the guesses that are wanted of the draft weights, and the seconds that they took."""
+        if not batch.wants_drafts:
+            return batch, 0.0
+        started_s = self._clock()
+        batch = self._runner.draft(batch)
+        drafting_s = self._clock() - started_s
+        self._costs.observe_drafting(batch, drafting_s)
+        return batch, drafting_s
 
     def _mark(self, request_ids: Iterable[str]) -> None:
         self._marker.mark([*request_ids, *self._grammars.request_ids])
@@ -227,4 +242,10 @@ class Engine:
             bound=floor.bound if floor else None,
             num_drafts=self._speculation.num_drafts,
             num_accepted_drafts=self._speculation.num_accepted,
+            drafting_s=ran.drafting_s,
         )
+
+
+def _new_speculation(costs: StepCosts, config: EngineConfig, info: EngineInfo) -> Speculation:
+    has_draft_weights = info.draft_size is not None
+    return Speculation(costs, config.num_speculative_tokens, config.target_itl_ms / 1000, has_draft_weights)

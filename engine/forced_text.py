@@ -1,6 +1,7 @@
 """Guesses of what a grammar leaves no choice about: keys, quotes and brackets of JSON; torch-free."""
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from engine.drafter import Draft, Drafter, learnt
 
@@ -26,9 +27,4 @@ class ForcedText:
         self._guess = self._forced_tokens(output, min(max(num_likely, 1), max_tokens))  # with none, nothing is learnt
         self._num_said = len(output)
         forced = Draft(self._guess, self._chance)
-        return max(forced, self._other.draft(prompt, output, max_tokens), key=_num_expected)
-
-
-def _num_expected(draft: Draft) -> float:
-    """Tokens that will be right: all before the first that is wrong."""
-    return sum(draft.chance ** (index + 1) for index in range(len(draft.token_ids)))
+        return max(forced, self._other.draft(prompt, output, max_tokens), key=attrgetter("num_expected"))

@@ -1,6 +1,7 @@
 """A Hugging Face checkpoint -> a module ready to run over the paged cache, or a clear refusal."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from engine.activations import replace_activations
 from engine.attention_hook import AttentionCall
 from engine.checkpoint import check_checkpoint, is_local
 from engine.config import EngineConfig
+from engine.draft_weights import DraftModel, draft_model_of
 from engine.embedding import HeadInputs
 from engine.errors import ConfigError, ModelError, ModelMemoryError, TwostepError, UnsupportedModelError
 from engine.fusion import fuse_modules
@@ -51,6 +53,8 @@ class LoadedModel:
     """Name of the matrix-product backend."""
     has_kernels: bool
     head_inputs: HeadInputs
+    draft: DraftModel | None
+    """None unless it was asked for."""
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -84,25 +88,21 @@ def _load(config: EngineConfig) -> LoadedModel:
     hf_config = AutoConfig.from_pretrained(config.model, **source)
     _check_architecture(hf_config, config)
     device = _device(config.device)
-    if config.quantization != "none" and device.type != "cpu":
-        raise ConfigError(f"quantization {config.quantization} runs on the CPU only; use --device cpu or leave it out.")
+    _check_quantization(config, device)
     dtype = _dtype(config.dtype, device, hf_config)
     module = _load_weights(config, source, device, dtype)
     text_config = hf_config.get_text_config(decoder=True)
     calls = probe_layers(module, text_config, device)
     kernels = load_kernels() if device.type == "cpu" else None
-    if device.type == "cpu":
-        replace = torch.ops.twostep.replace_activations if kernels else replace_activations
-        replace()
-    if kernels:
-        fuse_modules(module, calls)
-        check_same(type(module).__name__, calls, probe_layers(module, text_config, device))
+    _replace_parts(module, calls, device, kernels is not None)
+    draft = _draft_model(module, calls, kernels is not None, config.draft_quantization)
     report = prepare_linears(module, kernels is not None, config.quantization)
     for name in report.unconverted:
         logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)
     _leave_files(module)
-    move_layers_to_kernels(module)
-    probe_layers(module, text_config, device)  # fused and packed, it must still run
+    for each in (module, draft.module) if draft else (module,):
+        move_layers_to_kernels(each)
+        probe_layers(each, text_config, device)  # fused and packed, it must still run
     return LoadedModel(
         module=module,
         layers=tuple(_layer_shape(call) for call in calls),
@@ -117,7 +117,27 @@ def _load(config: EngineConfig) -> LoadedModel:
         linear=_linear_name(kernels, config.quantization),
         has_kernels=kernels is not None,
         head_inputs=HeadInputs(module.get_output_embeddings()),
+        draft=draft,
     )
+
+
+def _replace_parts(
+    module: PreTrainedModel, calls: Sequence[AttentionCall], device: torch.device, has_kernels: bool
+) -> None:
+    """What the CPU computes otherwise than transformers does, but for matrix products."""
+    if has_kernels:
+        torch.ops.twostep.replace_activations()
+        fuse_modules(module, calls)
+        text_config = module.config.get_text_config(decoder=True)
+        check_same(type(module).__name__, calls, probe_layers(module, text_config, device))
+    elif device.type == "cpu":
+        replace_activations()
+
+
+def _draft_model(
+    module: PreTrainedModel, calls: Sequence[AttentionCall], has_kernels: bool, quantization: str
+) -> DraftModel | None:
+    return None if quantization == "none" else draft_model_of(module, calls, has_kernels, quantization)
 
 
 def _layer_shape(call: AttentionCall) -> LayerShape:
@@ -141,6 +161,12 @@ def _check_architecture(hf_config: PreTrainedConfig, config: EngineConfig) -> No
     remote = config.trust_remote_code and hasattr(hf_config, "auto_map")
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
         raise UnsupportedModelError(f"{kind} is not a causal language model known to transformers.")
+
+
+def _check_quantization(config: EngineConfig, device: torch.device) -> None:
+    for name in ("quantization", "draft_quantization"):
+        if (chosen := getattr(config, name)) != "none" and device.type != "cpu":
+            raise ConfigError(f"{name} {chosen} runs on the CPU only; use --device cpu or leave it out.")
 
 
 def _device(name: str) -> torch.device:

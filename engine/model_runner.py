@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
-from engine.draft_rows import num_right, rows_of
+from engine.draft_rows import last_row, num_right, rows_of, with_guess
 from engine.embedding import embedding_bytes
 from engine.forward import Forward
 from engine.model_inputs import build_inputs
@@ -23,10 +23,14 @@ logger = logging.getLogger(__name__)
 class ModelRunner:
     """Stateless but for the KV cache: a batch carries everything else."""
 
-    def __init__(self, model: LoadedModel, block_size: int, forward: Forward) -> None:
+    def __init__(
+        self, model: LoadedModel, block_size: int, forward: Forward, draft_forward: Forward | None = None
+    ) -> None:
+        """`draft_forward` runs the weights that guess, if there are any."""
         self._model = model
         self._block_size = block_size
         self._run_model = forward
+        self._run_draft_model = draft_forward
         self._scorer = Scorer(model.has_kernels)
         self._sampler = Sampler(model.device, model.has_kernels, model.eos_token_ids)
 
@@ -60,6 +64,18 @@ class ModelRunner:
         ends = accumulate(len(request.token_ids) for request in batch.requests)
         rows = [range(end - len(each.token_ids), end) for each, end in zip(batch.requests, ends, strict=True)]
         return StepOutput(tuple(self._say(batch.requests, rows, logits, chosen)))
+
+    @torch.inference_mode()
+    def draft(self, batch: Batch) -> Batch:
+        """The batch with the guesses that its requests want. Each is chosen as if those before it had been said."""
+        assert self._run_draft_model is not None, "guesses are wanted of weights that were not loaded"
+        requests = list(batch.requests)
+        while wanting := [index for index, each in enumerate(requests) if each.num_wanted > each.num_drafts]:
+            rows = [last_row(requests[index]) for index in wanting]
+            logits = self._run_draft_model(build_inputs(rows, self._block_size, self._model.device), None)
+            for index, token_id in zip(wanting, self._sampler.sample(logits, rows), strict=True):
+                requests[index] = with_guess(requests[index], token_id)
+        return replace(batch, requests=tuple(requests))
 
     def _forward(self, batch: Batch, kept: Sequence[int] | None) -> Tensor:
         """Logits [num_kept, vocab] at the `kept` flat positions; None keeps all."""

@@ -51,9 +51,12 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
         kv_cache_bytes=cache.num_bytes,
         load_s=time.monotonic() - started_s,
         size=model.size,
+        draft_size=model.draft.size if model.draft else None,
         ceilings=ceilings,
     )
-    return ModelRunner(model, config.block_size, choose_forward(model.module, cache, backend)), info
+    forward = choose_forward(model.module, cache, backend)
+    draft_forward = choose_forward(model.draft.module, cache, backend) if model.draft else None
+    return ModelRunner(model, config.block_size, forward, draft_forward), info
 
 
 def _new_cache(config: EngineConfig, model: LoadedModel, num_blocks: int) -> KVCache:

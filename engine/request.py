@@ -61,6 +61,8 @@ class Request:
     """What `params.grammar` was compiled to; None while any token may come."""
     drafter: Drafter = field(default_factory=NoDrafts)
     """Guesses what it says next."""
+    draft_chance: float | None = None
+    """That a guess of the draft weights is right; None before the first."""
     number: int = 0
     """Of its arrival, given by the scheduler."""
     status: RequestStatus = RequestStatus.WAITING
@@ -81,6 +83,11 @@ class Request:
     def order(self) -> tuple[int, int]:
         """Lower runs first."""
         return self.priority, self.number
+
+    @property
+    def guesses(self) -> bool:
+        """Whether it may guess what it says next."""
+        return not isinstance(self.drafter, NoDrafts)
 
     @property
     def num_tokens(self) -> int:

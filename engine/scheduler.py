@@ -5,7 +5,7 @@ prefill step, as long as `PrefillPace` allows. With nothing decoding, prefill ta
 """
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from operator import attrgetter
 
 from engine.acceptance import accept, why_none
@@ -18,7 +18,7 @@ from engine.prefix_cache import BlockCache
 from engine.prompt_scores import pack_scores
 from engine.request import Constraint, FinishReason, Request, RequestStatus
 from engine.request_state import announce, state_of
-from engine.speculation import Speculation
+from engine.speculation import NO_GUESSES, Guesses, Speculation
 
 
 class Scheduler:
@@ -141,17 +141,17 @@ class Scheduler:
         ready = [request for request in self._running if not request.needs_prefill]
         if self._last_phase is Phase.PREFILL:  # the gap between tokens has to hold both: no time for guesses
             return _batch(Phase.DECODE, [_scheduled(request, 1) for request in ready])
-        drafts = zip(ready, self._speculation.draft(ready), strict=True)
-        return _batch(
-            Phase.DECODE, [_scheduled(request, 1, self._with_room(request, draft)) for request, draft in drafts]
-        )
+        plans = zip(ready, self._speculation.plan(ready), strict=True)
+        return _batch(Phase.DECODE, [_scheduled(request, 1, self._with_room(request, plan)) for request, plan in plans])
 
-    def _with_room(self, request: Request, draft: Sequence[int]) -> Sequence[int]:
-        """As much of its draft as has room without taking another request's."""
-        lacking = -(-(request.num_tokens + len(draft)) // self._block_size) - len(request.block_table)
-        if draft and lacking > 0:
+    def _with_room(self, request: Request, guesses: Guesses) -> Guesses:
+        """As many as have room without taking another request's."""
+        num_guesses = len(guesses.token_ids) + guesses.num_wanted
+        lacking = -(-(request.num_tokens + num_guesses) // self._block_size) - len(request.block_table)
+        if num_guesses and lacking > 0:
             request.block_table += self._pool.try_allocate(lacking, spare=len(self._running)) or []
-        return draft[: len(request.block_table) * self._block_size - request.num_tokens]
+        room = len(request.block_table) * self._block_size - request.num_tokens
+        return Guesses(guesses.token_ids[:room], min(guesses.num_wanted, room))
 
     def _make_room(self, request: Request) -> None:
         """Give the request the block its next token needs, preempting until there is one: of the tenant that has had
@@ -226,7 +226,7 @@ class Scheduler:
         num_accepted = max(len(accepted.token_ids) - 1, 0)
         self._mark_computed(request, scheduled, scheduled.end - scheduled.num_drafts + num_accepted)
         self._release_surplus(request)
-        self._speculation.count(scheduled.num_drafts, num_accepted)
+        self._speculation.learn(request, scheduled, result.token_ids, num_accepted)
         if not result.token_ids and accepted.finish_reason is None:
             return self._fail(request, *why_none(request, result.is_finite))
         self._waiting.charge(request, len(accepted.token_ids))
@@ -276,17 +276,18 @@ def _batch(phase: Phase, requests: list[ScheduledRequest]) -> Batch | None:
     return Batch(phase, tuple(requests)) if requests else None
 
 
-def _scheduled(request: Request, num_tokens: int, draft: Sequence[int] = ()) -> ScheduledRequest:
+def _scheduled(request: Request, num_tokens: int, guesses: Guesses = NO_GUESSES) -> ScheduledRequest:
     start = request.num_computed_tokens
     end = start + num_tokens
     return ScheduledRequest(
         request_id=request.request_id,
-        token_ids=[*request.token_ids(start, end), *draft],
+        token_ids=[*request.token_ids(start, end), *guesses.token_ids],
         start=start,
         block_table=tuple(request.block_table),
         params=request.params,
         prompt_token_ids=request.prompt_token_ids,
         output_token_ids=request.output_token_ids,
         samples=end == request.num_tokens,
-        num_drafts=len(draft),
+        num_drafts=len(guesses.token_ids),
+        num_wanted=guesses.num_wanted,
     )

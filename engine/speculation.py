@@ -7,8 +7,11 @@ tokens do not make it read, a wrong guess costs little.
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from engine.drafter import Draft
+from engine.batch import ScheduledRequest
+from engine.drafter import NO_DRAFT, Draft
+from engine.model_drafts import ModelDrafts
 from engine.request import Request
 from engine.step_cost import StepCosts
 
@@ -18,12 +21,24 @@ _FIRST, _MOST = 8, 64  # guesses of one step: before any were tried, and ever
 _RETRY_STEPS = 100  # without a guess that is worth it: what one costs may be a mistake, or have changed
 
 
+class Guesses(NamedTuple):
+    """One request's, of one step."""
+
+    token_ids: Sequence[int] = ()
+    num_wanted: int = 0
+    """That the draft weights are to make."""
+
+
+NO_GUESSES = Guesses()
+
+
 class Speculation:
     """Which guesses a decode step tries: the likeliest of all its requests, as far as they pay for their time and hold
-    up nobody for long."""
+    up nobody for long; or those of the draft weights, where these bring tokens faster."""
 
-    def __init__(self, costs: StepCosts, max_tokens: int, target_gap_s: float) -> None:
+    def __init__(self, costs: StepCosts, max_tokens: int, target_gap_s: float, has_draft_weights: bool = False) -> None:
         """`max_tokens` per request and step."""
+        self._model_drafts = ModelDrafts(costs, max_tokens if has_draft_weights else 0, target_gap_s)
         self._costs = costs
         self._max_tokens = max_tokens
         self._target_gap_s = target_gap_s
@@ -32,31 +47,47 @@ class Speculation:
         self.num_drafts = 0
         self.num_accepted = 0
 
-    def draft(self, requests: Sequence[Request]) -> list[Sequence[int]]:
-        """The tokens that each of these guesses. The step makes one more, and no request says more than it may."""
+    def plan(self, requests: Sequence[Request]) -> list[Guesses]:
+        """What each of these guesses. The step makes one more token, and no request says more than it may."""
+        drafts = self._drafts(requests)
+        counts = self._model_drafts.counts(requests, self._rate(requests, drafts))
+        if any(counts):
+            return [Guesses(num_wanted=count) for count in counts]
+        return [Guesses(draft.token_ids) for draft in drafts]
+
+    def _rate(self, requests: Sequence[Request], drafts: Sequence[Draft]) -> float:
+        """Tokens a second that a step with these guesses brings, as far as that is known."""
+        step_s, token_s = self._costs.decode_price(requests)
+        seconds = step_s + token_s * sum(len(draft.token_ids) for draft in drafts)
+        return (len(requests) + sum(draft.num_expected for draft in drafts)) / seconds if seconds else 0.0
+
+    def _drafts(self, requests: Sequence[Request]) -> list[Draft]:
+        """Those that are worth their time, of what the requests' texts suggest."""
         step_s, token_s = self._costs.decode_price(requests)
         min_chance = _MARGIN * len(requests) * token_s / step_s if step_s else 0.0
         spare_s = min(_LONGER * step_s, self._target_gap_s - step_s)
         limit = self._trusted if token_s == 0.0 else min(int(max(spare_s, 0.0) / token_s), self._trusted)
         drafts = self._likeliest(requests, min_chance, limit)
-        self._num_without = 0 if any(drafts) else self._num_without + 1
+        self._num_without = 0 if any(draft.token_ids for draft in drafts) else self._num_without + 1
         if self._num_without == _RETRY_STEPS:
             self._num_without = 0
             return self._likeliest(requests, 0.0, 1 if spare_s > 0.0 else 0)
         return drafts
 
-    def count(self, num_drafts: int, num_accepted: int) -> None:
-        """What became of a request's drafts."""
-        self.num_drafts += num_drafts
+    def learn(self, request: Request, scheduled: ScheduledRequest, said: Sequence[int], num_accepted: int) -> None:
+        """What became of a request's guesses: what the step said, and how many of them the request took."""
+        self.num_drafts += scheduled.num_drafts
         self.num_accepted += num_accepted
+        if scheduled.num_wanted:
+            self._model_drafts.learn(request, scheduled.draft, said)
 
     def on_step(self, num_drafts: int) -> None:
         """One that tried so many was timed."""
         self._trusted = min(max(self._trusted, 2 * num_drafts), _MOST)
 
-    def _likeliest(self, requests: Sequence[Request], min_chance: float, limit: int) -> list[Sequence[int]]:
+    def _likeliest(self, requests: Sequence[Request], min_chance: float, limit: int) -> list[Draft]:
         if limit == 0 or min_chance >= 1.0:
-            return [()] * len(requests)
+            return [NO_DRAFT] * len(requests)
         return _likeliest([self._draft_of(request) for request in requests], min_chance, limit)
 
     def _draft_of(self, request: Request) -> Draft:
@@ -65,11 +96,11 @@ class Speculation:
         return request.drafter.draft(request.prompt_token_ids, request.output_token_ids, most)
 
 
-def _likeliest(drafts: Sequence[Draft], min_chance: float, limit: int) -> list[Sequence[int]]:
+def _likeliest(drafts: Sequence[Draft], min_chance: float, limit: int) -> list[Draft]:
     """Of each draft its beginning: together at most `limit` tokens, those with the best chances that all up to them are
     right, and none whose chance is `min_chance` or less."""
     if not any(draft.token_ids for draft in drafts):
-        return [()] * len(drafts)
+        return [NO_DRAFT] * len(drafts)
     chances = (
         (draft.chance ** (index + 1), number)
         for number, draft in enumerate(drafts)
@@ -77,4 +108,4 @@ def _likeliest(drafts: Sequence[Draft], min_chance: float, limit: int) -> list[S
     )
     worthy = sorted((each for each in chances if each[0] > min_chance), reverse=True)
     counts = Counter(number for _, number in worthy[:limit])
-    return [draft.token_ids[: counts[number]] for number, draft in enumerate(drafts)]
+    return [Draft(draft.token_ids[: counts[number]], draft.chance) for number, draft in enumerate(drafts)]

@@ -25,7 +25,8 @@ class StepStats(msgspec.Struct, frozen=True):
     num_tokens: int
     duration_s: float
     model_s: float
-    """The part of duration_s inside the model and the sampler; the rest is scheduling. 0 for a step that raised."""
+    """The part of duration_s inside the model and the sampler, without drafting_s. The rest is scheduling. 0 for a step
+    that raised."""
     num_running: int
     num_waiting: int
     pool: PoolStats
@@ -37,13 +38,16 @@ class StepStats(msgspec.Struct, frozen=True):
     predicted_s: float | None = None
     """What model_s was thought to become, from the steps before. None before the first of a phase."""
     floor_s: float | None = None
-    """What model_s would be at the machine's measured ceilings. None when nothing ran, and for a step that raised."""
+    """What model_s and drafting_s would be at the machine's measured ceilings. None when nothing ran, and for a step
+    that raised."""
     bound: Bound | None = None
     """Which of the ceilings that is."""
     num_drafts: int = 0
     """Tokens that were guessed; a total."""
     num_accepted_drafts: int = 0
     """Of these, tokens that were right; a total."""
+    drafting_s: float = 0.0
+    """The part of duration_s in which the draft weights guessed."""
 
 
 class RoomStats(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._models = {Phase.PREFILL: CostModel(_TRUSTED_PREFILL), Phase.DECODE: CostModel(_TRUSTED_DECODE)}
+        self._drafting = CostModel(_TRUSTED_DECODE)
 
     def predict(self, batch: Batch) -> float | None:
         """Seconds, as likely too few as too many; None before the first step of its phase."""
@@ -37,6 +38,16 @@ class StepCosts:
         """Seconds of a decode step of these and of one more token in it, as predicted; 0 if unknown."""
         model = self._models[Phase.DECODE]
         return model.predict(_decode_work(requests)) or 0.0, model.coefficients[1]
+
+    def observe_drafting(self, batch: Batch, seconds: float) -> None:
+        """The draft weights took so long for all the batch's guesses, one of each request at a time."""
+        contexts = (sum(range(each.end - each.num_drafts, each.end)) for each in batch.requests if each.num_wanted)
+        num_passes = max(each.num_drafts for each in batch.requests if each.num_wanted)
+        self._drafting.observe((num_passes, batch.num_drafts, sum(contexts)), seconds)
+
+    def drafting_price(self, requests: Sequence[Request]) -> float:
+        """Seconds that the draft weights take for one guess of each of these, as predicted; 0 if unknown."""
+        return self._drafting.predict(_decode_work(requests)) or 0.0
 
     def prefill_bound(self, work: Work) -> float:
         """Seconds that a prefill step of so much work rarely exceeds; infinite for far more than was seen lately."""

@@ -6,7 +6,7 @@ Waterman and Patterson 2009). The rest of its time is what could be won. Request
 each had its own: caches may serve them faster.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -54,6 +54,10 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
     """Per token whose logits are needed."""
     attention: tuple[AttentionSize, ...]
 
+    @property
+    def weight_bytes(self) -> int:
+        return self.layer_bytes + self.expert_bytes + self.head_bytes
+
     def bytes_of(self, num_tokens: int) -> float:
         """Weights that so many tokens read: of experts, as many as tokens that choose at random touch."""
         return self.layer_bytes + self.expert_bytes * (1 - (1 - self.expert_share) ** num_tokens)
@@ -78,13 +82,30 @@ Span = tuple[int, int]
 class FloorPlan:
     """Prices the steps of one model on one machine."""
 
-    def __init__(self, size: ModelSize, ceilings: Ceilings) -> None:
+    def __init__(self, size: ModelSize, ceilings: Ceilings, draft_size: ModelSize | None = None) -> None:
+        """`draft_size` is that of the weights that guess, if there are any."""
         self._size = size
         self._ceilings = ceilings
+        self._drafting = None if draft_size is None else FloorPlan(draft_size, ceilings)
 
     def floor_of(self, batch: Batch) -> StepFloor:
+        """With the time for guesses of the draft weights."""
         spans = [(request.start, request.end) for request in batch.requests]
-        return self._floor_of(spans, [span for request in batch.requests if (span := _scored(request))])
+        floor = self._floor_of(spans, [span for request in batch.requests if (span := _scored(request))])
+        if self._drafting is None:
+            return floor
+        passes = self._drafting.floors_of_passes(batch)
+        return StepFloor(floor.seconds + sum(each.seconds for each in passes), floor.bound)
+
+    def floors_of_passes(self, batch: Batch) -> Iterator[StepFloor]:
+        """Of passes that make the batch's guesses, one of each request at a time."""
+        requests = [request for request in batch.requests if request.num_wanted]
+        for index in range(max((request.num_drafts for request in requests), default=0)):
+            starts = [
+                request.end - request.num_drafts - 1 + index for request in requests if index < request.num_drafts
+            ]
+            spans = [(start, start + 1) for start in starts]
+            yield self._floor_of(spans, spans)
 
     def floor_of_first_token(self) -> StepFloor:
         """Of a step for one token alone, which sees nothing but itself."""

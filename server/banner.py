@@ -28,6 +28,7 @@ def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
         "engine": f"{info.dtype} on {info.device}; attention: {info.attention}; linear: {info.linear}",
         "memory": f"{info.num_blocks:,} KV blocks of {info.block_size} tokens = {info.kv_capacity_tokens:,} tokens "
         f"({kv_mib:,.0f} MiB); context {info.max_model_len:,}",
+        "guesses": _guesses(settings, info),
         "machine": _machine(info),
         "listens": f"{url} (routes: {url}/docs, metrics: {url}/metrics)",
     }
@@ -35,6 +36,12 @@ def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
     return (
         f"Ready. The model was loaded in {info.load_s:.1f} s. Ctrl-C ends it.\n{table}\nTry it:\n{_curl(settings, url)}"
     )
+
+
+def _guesses(settings: Settings, info: EngineInfo) -> str:
+    most, size = settings.num_speculative_tokens, info.draft_size
+    weights = f", {settings.draft_quantization} weights ({size.weight_bytes / 2**20:,.0f} MiB)" if size else ""
+    return f"at most {most} tokens ahead, from texts, grammars{weights}" if most else "none"
 
 
 def _machine(info: EngineInfo) -> str:

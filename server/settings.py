@@ -102,6 +102,9 @@ class Settings(BaseSettings):
         ge=0,
         le=MAX_SPECULATIVE_TOKENS,
     )
+    draft_quantization: Literal["none", "int4"] = setting(
+        "Engine", "none", "Let a second copy of the weights, of 4 bits, guess ahead, on the CPU. Answers stay the same."
+    )
     engine_timeout: PositiveFloat = setting(
         "Engine", 120.0, "Seconds an engine with work may be silent; then it is killed and restarted.", "SECONDS"
     )
@@ -161,6 +164,7 @@ class Settings(BaseSettings):
             max_prefill_tokens_per_gap=self.max_prefill_tokens_per_gap,
             enable_prefix_caching=self.enable_prefix_caching,
             num_speculative_tokens=self.num_speculative_tokens,
+            draft_quantization=self.draft_quantization,
             num_threads=self.num_threads,
             trace=self.trace,
         )

@@ -46,13 +46,13 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LoadedModel]:
-    """tiny_model(architecture, dtype="float32", quantization="none"): a loaded tiny checkpoint, made once."""
+    """tiny_model(architecture, dtype="float32", quantization="none", drafts="none"): a tiny checkpoint, loaded once."""
     directory = tmp_path_factory.mktemp("checkpoints")
 
     @cache
-    def load(architecture: str, dtype: str = "float32", quantization: str = "none") -> LoadedModel:
+    def load(architecture: str, *settings: str) -> LoadedModel:
         path = directory / architecture
-        return load_tiny(path if path.exists() else make_checkpoint(architecture, directory), dtype, quantization)
+        return load_tiny(path if path.exists() else make_checkpoint(architecture, directory), *settings)
 
     return load
 

@@ -6,11 +6,12 @@ What is stored for a token names the token and everything before it, as real key
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
 from engine.config import EngineConfig, EngineInfo
-from engine.draft_rows import rows_of
+from engine.draft_rows import rows_of, with_guess
 from engine.drafter import Drafter, PromptLookup
 from engine.engine import Engine
 from engine.messages import AddRequest, RequestUpdate
@@ -28,8 +29,10 @@ def next_token(context: Sequence[int], seed: int = 0) -> int:
 
 
 class FakeRunner:
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, errs: Callable[[], bool] = lambda: False) -> None:
+        """`errs` says which guesses of the draft weights are wrong."""
         self.block_size = block_size
+        self.errs = errs
         self.kv: dict[tuple[int, int], tuple[int, ...]] = {}
         self.batches: list[Batch] = []
 
@@ -39,6 +42,17 @@ class FakeRunner:
     def decode(self, batch: Batch) -> StepOutput:
         assert all(len(request.token_ids) == 1 + request.num_drafts and request.samples for request in batch.requests)
         return self._run(batch)
+
+    def draft(self, batch: Batch) -> Batch:
+        """Leaves KV that is not the model's, as draft weights do."""
+        return replace(batch, requests=tuple(self._drafted(request) for request in batch.requests))
+
+    def _drafted(self, request: ScheduledRequest) -> ScheduledRequest:
+        while request.num_drafts < request.num_wanted:
+            self.kv[self._slot(request, request.end - 1)] = (-1,)
+            token_id = next_token(own_tokens(request), request.params.seed)
+            request = with_guess(request, (token_id + 1) % VOCAB_SIZE if self.errs() else token_id)
+        return request
 
     def _run(self, batch: Batch) -> StepOutput:
         self.batches.append(batch)
@@ -81,7 +95,10 @@ def own_tokens(request: ScheduledRequest) -> tuple[int, ...]:
     return (*request.prompt_token_ids, *request.output_token_ids, *request.draft)[: request.end]
 
 
-def fake_info(num_blocks: int, block_size: int, max_model_len: int = 10_000) -> EngineInfo:
+def fake_info(
+    num_blocks: int, block_size: int, max_model_len: int = 10_000, has_draft_weights: bool = False
+) -> EngineInfo:
+    size = ModelSize(layer_bytes=1000, layer_flops=100, head_bytes=0, head_flops=0, attention=())
     return EngineInfo(
         model="fake",
         architecture="Fake",
@@ -97,7 +114,8 @@ def fake_info(num_blocks: int, block_size: int, max_model_len: int = 10_000) -> 
         weight_bytes=0,
         kv_cache_bytes=0,
         load_s=0.0,
-        size=ModelSize(layer_bytes=1000, layer_flops=100, head_bytes=0, head_flops=0, attention=()),
+        size=size,
+        draft_size=size if has_draft_weights else None,
         ceilings=Ceilings(read_bytes_per_s=1e6, flops_per_s=1e6),
     )
 

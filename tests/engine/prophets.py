@@ -28,9 +28,7 @@ def prophets(errs: Callable[[], bool] = lambda: False) -> Callable[[], Prophet]:
     return lambda: Prophet(lambda prompt, said: next_token([*prompt, *said]), errs)
 
 
-def scheduled(drafts: list[int], **params: Any) -> ScheduledRequest:
+def scheduled(drafts: list[int], num_wanted: int = 0, **params: Any) -> ScheduledRequest:
     """In a decode step with these guesses."""
-    tokens = [7, *drafts]
-    return ScheduledRequest(
-        "a", tokens, 4, (0, 1), SamplingParams(**params), [1, 2, 3, 4], [7], True, num_drafts=len(drafts)
-    )
+    tokens, numbers = [7, *drafts], {"num_drafts": len(drafts), "num_wanted": num_wanted}
+    return ScheduledRequest("a", tokens, 4, (0, 1), SamplingParams(**params), [1, 2, 3, 4], [7], True, **numbers)

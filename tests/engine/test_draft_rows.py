@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.draft_rows import num_right, rows_of, shortened
+from engine.draft_rows import last_row, num_right, rows_of, shortened, with_guess
 from tests.engine.prophets import scheduled
 
 
@@ -35,3 +35,19 @@ def test_the_first_guesses_may_be_kept_alone(count: int) -> None:
         [8, 9][:count],
         5 + count,
     )
+
+
+@pytest.mark.parametrize("drafts", [[], [8], [8, 9]])
+def test_the_next_guess_follows_the_last_row(drafts: list[int]) -> None:
+    request = scheduled(drafts, num_wanted=3)
+    row, expected = last_row(request), [*rows_of(request)][-1]
+    assert (row.start, [*row.token_ids], [*row.output_token_ids]) == (
+        expected.start,
+        [*expected.token_ids],
+        [*expected.output_token_ids],
+    )
+    assert (row.num_drafts, row.num_wanted, row.samples) == (0, 0, True)
+    longer = with_guess(request, 5)
+    assert (list(longer.draft), longer.num_wanted, longer.end) == ([*drafts, 5], 3, request.end + 1)
+    ended = with_guess(request, None)
+    assert (list(ended.draft), ended.num_wanted, ended.end) == (drafts, len(drafts), request.end)

@@ -120,12 +120,13 @@ def test_embeddings_stay_exact(tiny_model: Callable[..., LoadedModel]) -> None:
     assert torch.equal(plain.weight, quantized.weight)
 
 
-def test_cuda_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["quantization", "draft_quantization"])
+def test_cuda_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     path = make_checkpoint("llama", tmp_path)
     for device in ("cuda", "auto"):
-        with pytest.raises(ConfigError, match="quantization int4 runs on the CPU only"):
-            load_model(EngineConfig(model=str(path), device=device, quantization="int4"))
+        with pytest.raises(ConfigError, match=f"^{name} int4 runs on the CPU only"):
+            load_model(EngineConfig(model=str(path), device=device, **{name: "int4"}))
 
 
 def test_other_quantizations_are_refused_by_name() -> None:

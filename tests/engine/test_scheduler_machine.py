@@ -8,8 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.messages import RequestUpdate
 from engine.request import FinishReason
-from tests.engine.fakes import add, expected_tokens, fake_engine, run_to_end
+from tests.engine.fakes import add, expected_tokens, run_to_end
 from tests.engine.prophets import prophets
+from tests.engine.timed import Silent, Timed, drafting_engine
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -17,15 +18,16 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = fake_engine(
+        errs = cycle([False, True, False, False, False]).__next__
+        drafters = cycle([prophets(errs), Silent])
+        self.engine = drafting_engine(
+            Timed(2, errs),
             num_blocks=9,
-            block_size=2,
-            clock=lambda: 0.0,
+            new_drafter=lambda: next(drafters)(),
             max_num_seqs=4,
             max_num_batched_tokens=7,
             max_prefill_tokens_per_gap=3,
             num_speculative_tokens=3,
-            new_drafter=prophets(cycle([False, True, False, False, False]).__next__),
         )
         self.scheduler = self.engine._scheduler
         self.prompts: dict[str, tuple[list[int], int]] = {}

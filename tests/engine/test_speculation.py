@@ -191,7 +191,7 @@ def taught(step_s: float, token_s: float) -> StepCosts:
 
 
 def counts_of(speculation: Speculation, *chances: float) -> list[int]:
-    return [len(draft) for draft in speculation.draft(those_with(*chances))]
+    return [len(guesses.token_ids) for guesses in speculation.plan(those_with(*chances))]
 
 
 def test_what_a_token_costs_is_learnt() -> None:

@@ -44,3 +44,34 @@ def test_the_phases_know_nothing_of_each_other() -> None:
 def test_a_token_attends_to_itself_and_all_before_it() -> None:
     work = with_chunk(with_chunk(NO_PREFILL, 0, 3, False), 10, 2, True)
     assert work == (1, 5, 2, (1 + 2 + 3) + (11 + 12), 2)
+
+
+def drafted(num_rows: int, context: int, *counts: int) -> Batch:
+    """Requests of so many tokens that guess one each, and then some that guess `counts`."""
+    rows = [
+        ScheduledRequest("", (1,) * (1 + num), context - 1, (), SamplingParams(), (), (1,), True, (), num, num)
+        for num in [*[1] * num_rows, *counts]
+    ]
+    return Batch(Phase.DECODE, tuple(rows))
+
+
+def test_passes_of_the_draft_weights_take_time_as_steps_do() -> None:
+    costs = StepCosts()
+    assert costs.drafting_price(decoding(1, 10)) == 0.0
+    for rows, context in CASES * 40:
+        costs.observe_drafting(drafted(rows, context), duration(rows, context))
+    for rows, context in CASES:
+        assert costs.drafting_price(decoding(rows, context)) == pytest.approx(duration(rows, context), rel=0.02)
+    assert costs.decode_price(decoding(1, 10)) == (0.0, 0.0)
+
+
+def test_each_pass_has_the_requests_that_still_want_a_guess() -> None:
+    costs = StepCosts()
+    for rows, context in CASES * 40:
+        costs.observe_drafting(drafted(rows, context), duration(rows, context))
+    passes = duration(3, 10) + duration(1, 11) + duration(1, 12)
+    for _ in range(200):
+        costs.observe_drafting(drafted(0, 10, 1, 3, 1), passes)
+        costs.observe_drafting(drafted(3, 10), duration(3, 10))
+    assert costs.drafting_price(decoding(3, 10)) == pytest.approx(duration(3, 10), rel=0.02)
+    assert costs.drafting_price(decoding(1, 10)) == pytest.approx(duration(1, 10), rel=0.05)

@@ -139,8 +139,9 @@ def load_reference(path: Path) -> ReferenceModel:
     return ReferenceModel(transformers.AutoModelForCausalLM.from_pretrained(path, **settings).eval())
 
 
-def load_tiny(path: Path, dtype: str = "float32", quantization: str = "none") -> LoadedModel:
-    return load_model(EngineConfig(model=str(path), device="cpu", dtype=dtype, quantization=quantization))
+def load_tiny(path: Path, dtype: str = "float32", quantization: str = "none", drafts: str = "none") -> LoadedModel:
+    settings = {"dtype": dtype, "quantization": quantization, "draft_quantization": drafts}
+    return load_model(EngineConfig(model=str(path), device="cpu", **settings))
 
 
 class RecordingRunner:
@@ -157,6 +158,9 @@ class RecordingRunner:
     def decode(self, batch: Batch) -> StepOutput:
         self.batches.append(batch)
         return self._runner.decode(batch)
+
+    def draft(self, batch: Batch) -> Batch:
+        return self._runner.draft(batch)
 
 
 def tiny_engine(
@@ -179,7 +183,8 @@ def tiny_engine(
     info = type(info)(
         **{**fields, "vocab_size": model.vocab_size, "eos_token_ids": eos_token_ids or model.eos_token_ids}
     )
-    runner = RecordingRunner(ModelRunner(model, block_size, choose_forward(model.module, cache, backend)))
+    forwards = [choose_forward(each.module, cache, backend) for each in (model, model.draft) if each]
+    runner = RecordingRunner(ModelRunner(model, block_size, *forwards))
     grammars = GrammarQueue(_grammar_compiler()) if grammars is None else grammars
     return Engine(config, info, runner, clock=clock, grammars=grammars, new_drafter=new_drafter)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from server.api_keys import new_key
@@ -244,10 +245,18 @@ class TestBanner:
         banner = ready_banner(settings, INFO, "http://127.0.0.1:1")
         assert "64 KV blocks of 16 tokens = 1,024 tokens" in banner and "secret" not in banner
         assert "reads 30.0 GB/s, multiplies 2,000 GFLOP/s (float32); one stream: at most 14,298 steps/s" in banner
+        assert "guesses at most 8 tokens ahead, from texts, grammars\n" in banner
         line = next(line for line in banner.splitlines() if "curl" in line)
         script = line.strip().replace("curl", "printf '%s|'", 1)
         told = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split("|")
         assert told[1] == "http://127.0.0.1:1/v1/completions" and '"model": "org/it\'s"' in told[-2]
+
+    def test_it_tells_of_draft_weights(self) -> None:
+        info = msgspec.structs.replace(INFO, draft_size=msgspec.structs.replace(INFO.size, head_bytes=5 << 20))
+        assert "from texts, grammars, int4 weights (6 MiB)\n" in ready_banner(
+            Settings(draft_quantization="int4"), info, "http://x"
+        )
+        assert "guesses none\n" in ready_banner(Settings(num_speculative_tokens=0), INFO, "http://x")
 
     @pytest.mark.parametrize(
         ("host", "url"),

@@ -49,6 +49,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "num_gpu_blocks_override": ("44", 44),
     "enable_prefix_caching": ("false", False),
     "num_speculative_tokens": ("3", 3),
+    "draft_quantization": ("int4", "int4"),
     "max_header_bytes": ("4KiB", 4096),
     "max_connections": ("3", 3),
     "header_timeout": ("2.5", 2.5),

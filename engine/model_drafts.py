@@ -1,0 +1,89 @@
+"""How many tokens the draft weights guess before a decode step; torch-free.
+
+Each pass of theirs is a guess more for every request, and takes its time whether the guess is right or not. As many are
+made as bring most tokens a second, of those numbers that make no request slower than it would be without. How often
+guesses are right is learnt for each request, and what the passes take is measured.
+"""
+
+from collections.abc import Sequence
+
+from engine.drafter import learnt
+from engine.request import Request
+from engine.step_cost import StepCosts
+
+_FIRST_CHANCE, _MOST_CHANCE = 0.8, 0.99
+_LEARNING = 0.05  # how much a guess says about the next ones: too much, and some errors in a row end them all
+_FIRST_STEPS = 4  # with a pass each, whatever it seems to take: the first may be an accident
+_MARGIN = 1.05  # times the tokens a second that there are without: predictions err
+_RETRY_STEPS = 100  # without a pass: what one takes may be a mistake, and chances change
+
+
+class ModelDrafts:
+    def __init__(self, costs: StepCosts, max_tokens: int, target_gap_s: float) -> None:
+        """`max_tokens` per request and step; 0 without draft weights."""
+        self._costs = costs
+        self._max_tokens = max_tokens
+        self._target_gap_s = target_gap_s
+        self._chance = _FIRST_CHANCE  # of requests that have tried none
+        self._num_tried = 0
+        self._num_without = 0  # steps in a row
+
+    def counts(self, requests: Sequence[Request], rate: float) -> list[int]:
+        """For each of these; zeros where that brings no more than `rate` tokens a second."""
+        if not self._max_tokens:
+            return [0] * len(requests)
+        is_due = self._num_tried < _FIRST_STEPS or self._num_without == _RETRY_STEPS
+        counts = self._one_each(requests) if is_due else self._best(requests, rate * _MARGIN)
+        self._num_tried += any(counts)
+        self._num_without = 0 if any(counts) or is_due else self._num_without + 1
+        return counts
+
+    def learn(self, request: Request, guess: Sequence[int], said: Sequence[int]) -> None:
+        """What became of a guess of the draft weights."""
+        request.draft_chance = learnt(request.draft_chance or self._chance, guess, said, _LEARNING)
+        self._chance = learnt(self._chance, guess, said, _LEARNING)
+
+    def _chances(self, requests: Sequence[Request]) -> list[float]:
+        """That a guess is right, if those before it are; 0 for who does not guess."""
+        chances = (request.draft_chance or self._chance if request.guesses else 0.0 for request in requests)
+        return [min(chance, _MOST_CHANCE) for chance in chances]
+
+    def _one_each(self, requests: Sequence[Request]) -> list[int]:
+        """To learn what a pass takes; none before it is known what the step takes, or if that alone is too long."""
+        step_s, _ = self._costs.decode_price(requests)
+        return _counts(1 if 0.0 < step_s < self._target_gap_s else 0, requests, self._chances(requests))
+
+    def _best(self, requests: Sequence[Request], rate: float) -> list[int]:
+        """More passes bring more tokens a second at first and fewer then, so the first best is the best."""
+        step_s, token_s = self._costs.decode_price(requests)
+        pass_s = self._costs.drafting_price(requests)
+        chances = self._chances(requests)
+        best, best_rate = [0] * len(requests), 0.0
+        for num_passes in range(1, self._max_tokens + 1):
+            counts = _counts(num_passes, requests, chances)
+            seconds = step_s + num_passes * pass_s + sum(counts) * token_s
+            said = [_num_expected(chance, count) for chance, count in zip(chances, counts, strict=True)]
+            slowed = any(
+                num < seconds / step_s and _num_left(request) >= num_passes
+                for num, request in zip(said, requests, strict=True)
+            )
+            if slowed or seconds > self._target_gap_s or sum(said) / seconds <= best_rate:
+                break
+            best, best_rate = counts, sum(said) / seconds
+        return best if best_rate > rate else [0] * len(requests)
+
+
+def _counts(num_passes: int, requests: Sequence[Request], chances: Sequence[float]) -> list[int]:
+    return [
+        min(num_passes, _num_left(request)) if chance else 0 for request, chance in zip(requests, chances, strict=True)
+    ]
+
+
+def _num_left(request: Request) -> int:
+    """Tokens it may say beside the one that each step brings."""
+    return request.params.max_tokens - len(request.output_token_ids) - 1
+
+
+def _num_expected(chance: float, count: int) -> float:
+    """Tokens of a step with so many guesses."""
+    return (1.0 - chance ** (count + 1)) / (1.0 - chance)

@@ -1,0 +1,182 @@
+"""Rounded weights that guess: what they share with the model, what they guess, and that no answer changes."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+import engine
+from engine.attention import select_backend
+from engine.batch import Batch, Phase, ScheduledRequest
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import ConfigError
+from engine.forward import TransformersForward
+from engine.kernel_forward import KernelForward
+from engine.kernels import load_kernels
+from engine.kv_cache import KVCache
+from engine.linear import PackedLinear
+from engine.model_loader import LoadedModel
+from engine.model_runner import ModelRunner
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from tests.engine.fakes import add, run_to_end, tokens_of
+from tests.engine.tiny_models import ARCHITECTURES, VOCAB_SIZE, RecordingRunner, tiny_engine
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+GREEDY = SamplingParams(max_tokens=20, temperature=0.0)
+SAMPLED = SamplingParams(max_tokens=20, temperature=0.9, seed=5, repetition_penalty=1.2)
+
+
+class Always:
+    """In place of the policy: so many guesses in every step, right or wrong."""
+
+    def __init__(self, num_guesses: int) -> None:
+        self._num_guesses = num_guesses
+
+    def counts(self, requests: Sequence[Request], rate: float) -> list[int]:
+        left = (each.params.max_tokens - len(each.output_token_ids) - 1 for each in requests)
+        return [min(self._num_guesses, num) for num in left]
+
+    def learn(self, request: Request, guess: Sequence[int], said: Sequence[int]) -> None:
+        pass
+
+
+def always_drafting(model: LoadedModel) -> Engine:
+    drafting = tiny_engine(model, num_speculative_tokens=8)
+    drafting._speculation._model_drafts = Always(3)  # type: ignore[assignment]
+    return drafting
+
+
+def answers(runs: Engine) -> dict[str, list[tuple[int, float]]]:
+    for index, length in enumerate((5, 1, 23)):
+        prompt = [(7 * at + index) % VOCAB_SIZE for at in range(length)]
+        add(runs, f"greedy {index}", prompt, max_tokens=14, temperature=0.0, logprobs=0)
+        add(runs, f"sampled {index}", prompt, max_tokens=14, temperature=1.1, seed=index, top_p=0.95, logprobs=0)
+    updates = run_to_end(runs)
+    return {
+        name: [(score.token_id, score.logprob) for each in news for score in each.logprobs]
+        for name, news in updates.items()
+    }
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_answers_of_every_architecture_stay_the_same_bit_for_bit(
+    architecture: str, tiny_model: Callable[..., LoadedModel]
+) -> None:
+    model = tiny_model(architecture, "bfloat16", "none", "int4")
+    drafting = always_drafting(model)
+    mine = answers(drafting)
+    assert mine == answers(tiny_engine(tiny_model(architecture, "bfloat16"), num_speculative_tokens=0))
+    assert isinstance(drafting._runner, RecordingRunner)
+    assert sum(batch.num_drafts for batch in drafting._runner.batches) > 60
+
+
+def test_int8_answers_stay_the_same_too(tiny_model: Callable[..., LoadedModel]) -> None:
+    plain = answers(tiny_engine(tiny_model("llama", "bfloat16", "int8"), num_speculative_tokens=0))
+    assert answers(always_drafting(tiny_model("llama", "bfloat16", "int8", "int4"))) == plain
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2", "mixtral"])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_guesses_are_what_the_rounded_model_says_after_the_models_own_keys_and_values(
+    architecture: str, params: SamplingParams, tiny_model: Callable[..., LoadedModel]
+) -> None:
+    """The reference is a model that was loaded with rounded weights, and asked for one token at a time."""
+    model, rounded = tiny_model(architecture, "bfloat16", "none", "int4"), tiny_model(architecture, "bfloat16", "int4")
+    cache = KVCache(model.layers, 2, 16, model.dtype, model.device)
+    backend = select_backend(model.device, load_kernels())
+    assert model.draft is not None
+    forwards = [TransformersForward(each.module, cache, backend) for each in (model, model.draft, rounded)]
+    runner, reference = ModelRunner(model, 16, *forwards[:2]), ModelRunner(rounded, 16, forwards[2])
+
+    def scheduled(said: list[int], num_wanted: int = 0) -> ScheduledRequest:
+        tokens = [*PROMPT, *said]
+        new, start = (PROMPT, 0) if not said else (tokens[-1:], len(tokens) - 1)
+        return ScheduledRequest("", new, start, (0, 1), params, PROMPT, said, True, num_wanted=num_wanted)
+
+    def wanting(num_wanted: int, said: list[int]) -> Batch:
+        return Batch(Phase.DECODE, (scheduled(said, num_wanted),))
+
+    [first] = runner.prefill(Batch(Phase.PREFILL, (scheduled([]),))).requests
+    said, guesses = [*first.token_ids], list(runner.draft(wanting(4, [*first.token_ids])).requests[0].draft)
+    for _ in range(4):
+        [answer] = reference.decode(wanting(0, list(said))).requests
+        said += answer.token_ids
+    assert guesses == said[1:]
+    assert len(guesses) == 4
+
+
+def test_each_request_gets_as_many_guesses_as_it_wants(tiny_model: Callable[..., LoadedModel]) -> None:
+    model = tiny_model("llama", "bfloat16", "none", "int4")
+    assert model.draft is not None
+    cache = KVCache(model.layers, 8, 16, model.dtype, model.device)
+    backend = select_backend(model.device, load_kernels())
+    forwards = [TransformersForward(each.module, cache, backend) for each in (model, model.draft)]
+    runner, wanted = ModelRunner(model, 16, *forwards), [2, 0, 5, 1]
+
+    def batch_of(*indices: int) -> Batch:
+        return Batch(
+            Phase.DECODE,
+            tuple(
+                ScheduledRequest(str(i), [7 + i], 0, (i,), GREEDY, [7 + i], [], True, num_wanted=wanted[i])
+                for i in indices
+            ),
+        )
+
+    together = runner.draft(batch_of(0, 1, 2, 3)).requests
+    assert [request.num_drafts for request in together] == wanted
+    alone = [runner.draft(batch_of(index)).requests[0] for index in range(4)]
+    assert [request.token_ids for request in together] == [request.token_ids for request in alone]
+
+
+def test_all_but_the_rounded_weights_is_shared(tiny_model: Callable[..., LoadedModel]) -> None:
+    model = tiny_model("llama", "bfloat16", "none", "int4")
+    assert model.draft is not None
+    own, shared = (dict(each.module.named_parameters()) for each in (model, model.draft))
+    assert own.keys() == shared.keys()
+    assert all(own[name] is shared[name] for name in own)
+    linears = [each for each in model.draft.module.modules() if isinstance(each, PackedLinear)]
+    assert model.draft.size.weight_bytes == sum(linear.packed.nbytes for linear in linears)
+    assert model.draft.size.weight_bytes < 0.8 * model.size.weight_bytes  # the head has 8 bits
+
+
+def test_both_run_in_one_call_where_one_does(tiny_model: Callable[..., LoadedModel]) -> None:
+    if load_kernels() is None:
+        pytest.skip("no kernels here")
+    model = tiny_model("llama", "bfloat16", "none", "int4")
+    recording = tiny_engine(model)._runner
+    assert isinstance(recording, RecordingRunner)
+    runner = recording._runner
+    assert isinstance(runner._run_model, KernelForward) and isinstance(runner._run_draft_model, KernelForward)
+
+
+def test_without_them_nothing_is_loaded(tiny_model: Callable[..., LoadedModel]) -> None:
+    assert tiny_model("llama").draft is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"draft_quantization": "int3"}, "must be one of none, int4"),
+        ({"draft_quantization": "int4", "quantization": "int4"}, "leave one of the two out"),
+        ({"draft_quantization": "int4", "num_speculative_tokens": 0}, "num_speculative_tokens"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(settings: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        EngineConfig(model="m", **settings)
+
+
+def test_those_of_the_embedded_model_are_mostly_right() -> None:
+    """From settings to guesses."""
+    directory = str(Path(engine.__file__).parent / "embedded_model")
+    config = EngineConfig(model=directory, draft_quantization="int4", num_blocks=64, max_model_len=512)
+    model = Engine.from_config(config)
+    assert model.info.draft_size is not None
+    model._speculation._model_drafts = Always(4)  # type: ignore[assignment]
+    add(model, "a", list(range(40, 70)), max_tokens=60, temperature=0.0)
+    assert len(tokens_of(run_to_end(model)["a"])) == 60
+    assert model._speculation.num_accepted > 0.6 * model._speculation.num_drafts

@@ -1,0 +1,46 @@
+"""An engine with draft weights whose steps and passes turn its clock."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engine.batch import Batch, StepOutput
+from engine.config import EngineConfig
+from engine.drafter import Draft, Drafter
+from engine.engine import Engine
+from tests.engine.fakes import FakeRunner, fake_info
+
+STEP_S, TOKEN_S, PASS_S = 0.010, 0.0002, 0.004
+"""Seconds of a step, of each guess in it, and of a pass of the draft weights."""
+
+
+class Timed(FakeRunner):
+    """Turns the clock as steps and passes do."""
+
+    now_s = 0.0
+
+    def prefill(self, batch: Batch) -> StepOutput:
+        self.now_s += STEP_S
+        return super().prefill(batch)
+
+    def decode(self, batch: Batch) -> StepOutput:
+        self.now_s += STEP_S + TOKEN_S * batch.num_drafts
+        return super().decode(batch)
+
+    def draft(self, batch: Batch) -> Batch:
+        self.now_s += PASS_S * max(request.num_wanted for request in batch.requests)
+        return super().draft(batch)
+
+
+def drafting_engine(
+    runner: Timed, num_blocks: int = 64, new_drafter: Callable[[], Drafter] = lambda: Silent(), **settings: Any
+) -> Engine:
+    config = EngineConfig(model="fake", block_size=runner.block_size, **{"num_speculative_tokens": 3, **settings})
+    info = fake_info(num_blocks, runner.block_size, has_draft_weights=True)
+    return Engine(config, info, runner, clock=lambda: runner.now_s, new_drafter=new_drafter)
+
+
+class Silent:
+    """May guess, but finds nothing in the text."""
+
+    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
+        return Draft((), 0.0)
