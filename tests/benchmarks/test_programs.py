@@ -1,17 +1,24 @@
 """Each benchmark runs, on as little as it can be asked for; what it measures is nobody's concern here."""
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+import engine
 from benchmarks import grammar, linear
 from benchmarks.__main__ import programs
+from benchmarks.padded_model import save_padded_model
 from engine.kernels import load_kernels
 
+EMBEDDED = Path(engine.__file__).parent / "embedded_model"
 LEAST = {
     "attention": ("--seconds", "0.001"),
     "chat": ("--tokens", "50"),
+    "drafts": ("--model", str(EMBEDDED), "--streams", "1", "--max-tokens", "8", "--rounds", "1"),
     "grammar": ("--rows", "2", "--steps", "3"),
     "linear": ("--seconds", "0.001"),
     "quantization": ("--windows", "1"),
@@ -31,3 +38,13 @@ def test_each_program_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: p
     code = program.main(LEAST[name])
     assert code == 0 or name == "quantization"  # which tells by its code what errs more, of so little text by chance
     assert capsys.readouterr().out
+
+
+def test_a_padded_model_says_what_the_small_one_says(tmp_path: Path) -> None:
+    save_padded_model(EMBEDDED, tmp_path, num_layers=6)
+    small, large = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (EMBEDDED, tmp_path))
+    token_ids = torch.arange(300, 364)[None]
+    with torch.inference_mode():
+        expected, logits = (model(token_ids).logits for model in (small, large))
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-2)
+    assert large.num_parameters() > 10 * small.num_parameters()

@@ -1,0 +1,139 @@
+"""How much sooner answers end where rounded weights guess, too (--draft-quantization int4).
+
+The same model runs with and without them in turn, on the same prompts, and must say the same. Without --model it is the
+embedded model padded to 0.36 B parameters (benchmarks/padded_model.py): the time of a large model, and the agreement of
+one that was trained.
+"""
+
+import argparse
+import inspect
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+import engine
+from benchmarks.padded_model import save_padded_model
+from engine.config import EngineConfig
+from engine.drafter import NO_DRAFT, Draft, Drafter, PromptLookup
+from engine.engine import Engine
+from engine.messages import AddRequest
+from engine.model_setup import load_model_runner
+from engine.sampling_params import SamplingParams
+from engine.tokenizer import Tokenizer
+
+EMBEDDED = Path(engine.__file__).parent / "embedded_model"
+PROMPT_TOKENS = 128
+TEMPERATURES = (0.0, 0.7)
+
+
+class Run(NamedTuple):
+    answers: dict[str, list[int]]
+    tokens_per_s: float
+    """While all prompts are read."""
+    num_steps: int
+    num_drafts: int
+    num_right: int
+
+
+class Silent:
+    """May guess, but finds nothing in the text."""
+
+    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
+        return NO_DRAFT
+
+
+def load(model: str, drafts: str, max_model_len: int, new_drafter: Callable[[], Drafter]) -> Engine:
+    config = EngineConfig(
+        model=model, draft_quantization=drafts, max_model_len=max_model_len, enable_prefix_caching=False
+    )
+    runner, info = load_model_runner(config)
+    return Engine(config, info, runner, new_drafter=new_drafter)
+
+
+def prompts_of(token_ids: Sequence[int], count: int) -> list[list[int]]:
+    """Pieces from random places, the same for each count."""
+    starts = random.Random(count).choices(range(max(1, len(token_ids) - PROMPT_TOKENS)), k=count)
+    return [[*token_ids[start : start + PROMPT_TOKENS]] for start in starts]
+
+
+def run(model: Engine, prompts: Sequence[list[int]], temperature: float, max_tokens: int) -> Run:
+    """All prompts at once, to the end."""
+    answers: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
+    for index, (name, prompt) in enumerate(zip(answers, prompts, strict=True)):
+        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=index, ignore_eos=True)
+        model.add_request(AddRequest(request_id=name, prompt_token_ids=prompt, params=params, arrival_s=0.0))
+    steps = []
+    started_s = 0.0
+    while model.has_work:
+        step = model.step()
+        for update in step.updates:
+            answers[update.request_id] += update.token_ids
+        if step.stats.phase == "decode":
+            steps.append(step.stats)
+        else:
+            started_s, num_first = time.perf_counter(), sum(map(len, answers.values()))
+    speed = (len(prompts) * max_tokens - num_first) / (time.perf_counter() - started_s)
+    return Run(answers, speed, len(steps), steps[-1].num_drafts, steps[-1].num_accepted_drafts)
+
+
+def compare(models: Sequence[Engine], prompts: Sequence[list[int]], options: argparse.Namespace) -> Table:
+    """One after the other, the first round for what is learnt while they run."""
+    table = Table("temperature", "tok/s without", "with", "ratio", "(range)", "tokens per step", "guesses right")
+    for temperature in TEMPERATURES:
+        rounds = []
+        for _ in range(1 + options.rounds):
+            rounds.append([run(model, prompts, temperature, options.max_tokens) for model in models])
+            assert rounds[-1][0].answers == rounds[-1][1].answers, "guesses changed an answer"
+        ratios = sorted(with_them.tokens_per_s / without.tokens_per_s for without, with_them in rounds[1:])
+        speeds = [statistics.median(each[index].tokens_per_s for each in rounds[1:]) for index in (0, 1)]
+        first, last = rounds[0][1], rounds[-1][1]
+        num_steps = sum(each[1].num_steps for each in rounds[1:])
+        num_tokens = options.rounds * options.max_tokens
+        right = (last.num_right - first.num_right) / max(1, last.num_drafts - first.num_drafts)
+        table.add_row(
+            f"{temperature:g}",
+            *(f"{speed:.0f}" for speed in speeds),
+            f"{statistics.median(ratios):.2f}",
+            f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
+            f"{num_tokens / num_steps:.1f}",
+            f"{right:.0%}",
+        )
+    return table
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints a table for each number of streams."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.drafts", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", type=Path, help="checkpoint directory (default: the embedded model, padded)")
+    parser.add_argument("--text", type=Path, help="file that prompts are taken from (default: a module of Python's)")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8], help="at once (default: 1 2 4 8)")
+    parser.add_argument("--max-tokens", type=int, default=256, help="of each answer (default: 256)")
+    parser.add_argument("--weights-only", action="store_true", help="guess nothing from the text, in either")
+    parser.add_argument("--rounds", type=int, default=5, help="measured, after one that is not (default: 5)")
+    options = parser.parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    with tempfile.TemporaryDirectory() as directory:
+        if options.model is None:
+            save_padded_model(EMBEDDED, Path(directory))
+        source = str(options.model or directory)
+        new_drafter = Silent if options.weights_only else PromptLookup
+        length = PROMPT_TOKENS + options.max_tokens
+        models = [load(source, drafts, length, new_drafter) for drafts in ("none", "int4")]
+        text = (options.text or Path(inspect.getfile(argparse))).read_text(encoding="utf-8")
+        token_ids = Tokenizer.from_pretrained(source).encode(text)
+        for count in options.streams:
+            console.print(f"{count} at once")
+            console.print(compare(models, prompts_of(token_ids, count), options))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""A checkpoint that says what the embedded model says and takes the time of a large one.
+
+Trained weights agree with their rounded copy as random ones do not, and the trained ones at hand are small. So they
+stand in a corner of larger matrices, and everything else that is computed is multiplied by zero before it counts.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+_WIDER = 4  # a whole square, so that norms over zeros differ by a factor that is exact
+_STD = 0.03  # of what does not count, about that of what does
+
+
+def save_padded_model(source: Path, directory: Path, num_layers: int = 14) -> None:
+    """`source` is a small Llama, such as the embedded model: with 14 layers it comes to 0.36 B parameters."""
+    small: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+    torch.manual_seed(0)
+    large: Any = LlamaForCausalLM(_padded_config(small.config, num_layers)).to(torch.bfloat16)
+    with torch.no_grad():
+        _put(large.model.embed_tokens.weight.zero_(), small.model.embed_tokens.weight)
+        _put_norm(large.model.norm, small.model.norm)
+        for index, layer in enumerate(large.model.layers):
+            _fill(layer, small.model.layers[index] if index < len(small.model.layers) else None)
+    large.save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        shutil.copy(source / name, directory)
+
+
+def _padded_config(config: Any, num_layers: int) -> LlamaConfig:
+    wider = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    values = {**config.to_dict(), "num_hidden_layers": num_layers, "rms_norm_eps": config.rms_norm_eps / _WIDER}
+    return LlamaConfig(**values | {name: _WIDER * getattr(config, name) for name in wider})
+
+
+def _fill(layer: Any, small: Any | None) -> None:
+    """What the layer adds is what `small` adds, or nothing."""
+    for linear in _linears(layer):
+        linear.weight.normal_(std=_STD)
+    for module in (layer.self_attn.o_proj, layer.mlp.down_proj):
+        module.weight.zero_()
+    if small is None:
+        return
+    for linear, own in zip(_linears(layer), _linears(small), strict=True):
+        _put(linear.weight, own.weight)
+    _put_norm(layer.input_layernorm, small.input_layernorm)
+    _put_norm(layer.post_attention_layernorm, small.post_attention_layernorm)
+
+
+def _linears(layer: nn.Module) -> Iterator[nn.Linear]:
+    return (module for module in layer.modules() if isinstance(module, nn.Linear))
+
+
+def _put(large: Tensor, small: Tensor) -> None:
+    """In the first rows and columns."""
+    large[: small.shape[0], : small.shape[1]] = small
+
+
+def _put_norm(large: Any, small: Any) -> None:
+    """The mean square of a row with three zeros to each number is a quarter."""
+    large.weight[: len(small.weight)] = small.weight / _WIDER**0.5
