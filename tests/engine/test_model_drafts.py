@@ -20,12 +20,12 @@ from tests.engine.prophets import scheduled
 from tests.engine.timed import PASS_S, STEP_S, TOKEN_S, Timed, drafting_engine
 
 
-def taught(pass_s: float = PASS_S) -> StepCosts:
+def taught(pass_s: float = PASS_S, token_s: float = TOKEN_S) -> StepCosts:
     """Of steps of one request and passes of the draft weights for it."""
     costs = StepCosts()
     for num_drafts in [0, 4, 1, 7, 2] * 40:
         batch = Batch(Phase.DECODE, (scheduled([0] * num_drafts, num_wanted=num_drafts),))
-        costs.observe(batch, STEP_S + TOKEN_S * num_drafts)
+        costs.observe(batch, STEP_S + token_s * num_drafts)
         if num_drafts:
             costs.observe_drafting(batch, pass_s * num_drafts)
     return costs
@@ -116,6 +116,22 @@ def test_what_does_not_pay_is_tried_again_from_time_to_time() -> None:
     assert all(slow.counts(those_with(0.9), 0.0) == [0] for _ in range(300))
 
 
+def test_a_try_that_does_not_fit_into_a_gap_is_made_up_for() -> None:
+    class Changing(StepCosts):
+        step_s = STEP_S
+
+        def decode_price(self, requests: Sequence[Request]) -> tuple[float, float]:
+            return self.step_s, TOKEN_S
+
+    costs = Changing()
+    drafts = experienced(costs, target_gap_s=1.0)
+    costs.observe_drafting(Batch(Phase.DECODE, (scheduled([0], num_wanted=1),)), PASS_S)
+    costs.step_s = 2.0
+    assert [drafts.counts(those_with(0.1), 1 / STEP_S) for _ in range(150)] == [[0]] * 150
+    costs.step_s = STEP_S
+    assert [1] in [drafts.counts(those_with(0.1), 1 / STEP_S) for _ in range(101)]
+
+
 def test_each_request_learns_and_those_to_come_learn_from_it() -> None:
     drafts = experienced(taught())
     steady, erring, new = (those_with(0.8)[0] for _ in range(3))
@@ -128,6 +144,27 @@ def test_each_request_learns_and_those_to_come_learn_from_it() -> None:
     assert drafts.counts([erring], 1 / STEP_S) == [0] != drafts.counts([steady], 1 / STEP_S)
     [count] = drafts.counts([new], 1 / STEP_S)
     assert 0 < count < drafts.counts([steady], 1 / STEP_S)[0]
+    for _ in range(30):
+        drafts.learn(erring, [3, 4], [7])
+    assert drafts.counts([new], 1 / STEP_S) == [0]
+
+
+def test_some_errors_in_a_row_end_no_guesses() -> None:
+    drafts = experienced(taught())
+    [request] = those_with(0.9)
+    for _ in range(4):
+        drafts.learn(request, [3, 4], [7])
+    assert drafts.counts([request], 1 / STEP_S)[0] > 1
+
+
+def test_only_guesses_of_the_draft_weights_tell_of_them() -> None:
+    speculation = Speculation(taught(), 8, 1.0, has_draft_weights=True)
+    [request] = those_with(0.9)
+    speculation.learn(request, scheduled([8, 9]), [7], num_accepted=0)
+    assert (request.draft_chance, speculation.num_drafts) == (0.9, 2)
+    speculation.learn(request, scheduled([8, 9], num_wanted=2), [8, 7], num_accepted=1)
+    assert request.draft_chance != 0.9
+    assert (speculation.num_drafts, speculation.num_accepted) == (4, 1)
 
 
 class Sure:
@@ -140,11 +177,19 @@ class Sure:
         return Draft([1, 2][:max_tokens], self._chance)
 
 
-@pytest.mark.parametrize(("chance", "expected"), [(0.95, Guesses([1, 2])), (0.2, Guesses(num_wanted=2))])
-def test_guesses_of_the_text_come_first_where_they_bring_more(chance: float, expected: Guesses) -> None:
+@pytest.mark.parametrize(
+    ("chance", "token_s", "expected"),
+    [
+        (0.95, TOKEN_S, Guesses([1, 2])),
+        (0.2, TOKEN_S, Guesses(num_wanted=2)),
+        (0.35, TOKEN_S, Guesses([1, 2])),  # 1.47 in 10.4 ms, against 2.44 in 18.4
+        (0.25, 0.0012, Guesses(num_wanted=2)),  # 1.25 in 11.2 ms, against 2.44 in 20.4
+    ],
+)
+def test_guesses_of_the_text_come_first_where_they_bring_more(chance: float, token_s: float, expected: Guesses) -> None:
     [request] = those_with(0.8)
     request.drafter = Sure(chance)
-    speculation = Speculation(taught(), 8, 1.0, has_draft_weights=True)
+    speculation = Speculation(taught(token_s=token_s), 8, 1.0, has_draft_weights=True)
     for _ in range(4):
         speculation.plan([request])
     assert speculation.plan([request]) == [expected]
@@ -180,6 +225,28 @@ def test_right_guesses_save_steps_and_all_are_counted_and_timed() -> None:
     for stats, request in zip(steps, ran, strict=True):
         assert (stats.drafting_s > 0) == (request.num_wanted > 0)
         assert stats.floor_s == pytest.approx(0.001 * (1 + request.num_drafts))
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+def test_blocks_are_taken_for_what_will_be_guessed(block_size: int) -> None:
+    engine = drafting_engine(Timed(block_size))
+    add(engine, "a", max_tokens=40)
+    run_to_end(engine)
+    counts = [batch.num_drafts for batch in batches(engine)]
+    assert counts[-6:-1] == [3] * 5
+    assert engine._pool.stats.held == 0
+
+
+def test_what_passes_take_is_measured() -> None:
+    class Slow(Timed):
+        def draft(self, batch: Batch) -> Batch:
+            self.now_s += STEP_S
+            return super().draft(batch)
+
+    engine = drafting_engine(Slow(4))
+    add(engine, "a", max_tokens=90)
+    run_to_end(engine)
+    assert sum(batch.num_drafts for batch in batches(engine)) == 4  # to learn that they do not pay
 
 
 def test_the_step_after_a_prompt_wants_no_guesses() -> None:

@@ -65,6 +65,14 @@ def test_passes_of_the_draft_weights_take_time_as_steps_do() -> None:
     assert costs.decode_price(decoding(1, 10)) == (0.0, 0.0)
 
 
+def test_the_contexts_of_passes_grow_with_the_guesses() -> None:
+    costs = StepCosts()
+    for context, num_drafts in [(5, 1), (9, 2), (30, 1)] * 40:
+        positions = range(context, context + num_drafts)
+        costs.observe_drafting(drafted(0, context, num_drafts), 0.001 * sum(positions))
+    assert costs.drafting_price(decoding(1, 7)) == pytest.approx(0.007, rel=0.01)
+
+
 def test_each_pass_has_the_requests_that_still_want_a_guess() -> None:
     costs = StepCosts()
     for rows, context in CASES * 40:
