@@ -110,6 +110,7 @@ class Metrics:
             return
         self._step_duration[stats.phase].observe(stats.duration_s)
         self._step_tokens[stats.phase].observe(stats.num_tokens)
+        self._drafting.inc(stats.drafting_s)
         if stats.floor_s and stats.bound:
             self._step_floor[stats.phase, stats.bound].inc(stats.floor_s)
         if stats.predicted_s and stats.model_s:
@@ -145,6 +146,7 @@ class Metrics:
             self._requests.labels(reason.value)
 
     def _make_step_metrics(self) -> None:
+        self._drafting = self._counter("drafting_seconds", "The part of decode steps in which rounded weights guess.")
         duration = self._histogram("step_duration", "Duration of an engine step.", _GAP_S, "phase")
         tokens = self._step_histogram("tokens", "Tokens of an engine step.", _TOKENS)
         ratio = self._step_histogram("prediction_ratio", "Time of an engine step over what was predicted.", _RATIO)

@@ -2,6 +2,7 @@
 
 import re
 
+import msgspec
 import pytest
 
 from engine.batch import Phase
@@ -45,6 +46,7 @@ TABLE: dict[str, tuple[str, set[str], list[str]]] = {
     "preemptions": ("counter", set(), ["vllm:num_preemptions"]),
     "draft_tokens": ("counter", set(), ["vllm:spec_decode_num_draft_tokens"]),
     "accepted_draft_tokens": ("counter", set(), ["vllm:spec_decode_num_accepted_tokens"]),
+    "drafting_seconds": ("counter", set(), []),
     "rejections": ("counter", {"reason"}, []),
     "refusal_answers": ("counter", {"how"}, []),
     "key_requests": ("counter", {"key"}, []),
@@ -95,7 +97,8 @@ def busy_metrics(with_vllm_names: bool = True) -> Metrics:
     metrics = Metrics("a model", with_vllm_names)
     metrics.on_engine_info(INFO)
     pool = PoolStats(10, 20, 34)
-    metrics.on_step(StepStats(Phase.DECODE, 1, 3, 0.01, 0.01, 5, 7, pool, 2, 100, 50, 0.008, 0.004, Bound.MEMORY))
+    decode = StepStats(Phase.DECODE, 1, 3, 0.01, 0.01, 5, 7, pool, 2, 100, 50, 0.008, 0.004, Bound.MEMORY)
+    metrics.on_step(msgspec.structs.replace(decode, drafting_s=0.006))
     metrics.on_step(StepStats(Phase.PREFILL, 1, 100, 0.1, 0.1, 5, 7, pool, 2, 100, 50))
     timings = RequestTimings(queue_s=0.001, prefill_s=0.002, inter_token_s=(0.004, 0.006))
     metrics.on_first_token(timings, 11, 4)
@@ -181,6 +184,7 @@ class TestValues:
         assert self.value("vllm:iteration_tokens_total_sum") == 103
         assert self.value("twostep_step_prediction_ratio_sum", phase="decode") == 1.25
         assert self.value("twostep_step_prediction_ratio_count", phase="prefill") == 0  # nothing was predicted
+        assert self.value("twostep_drafting_seconds_total") == 0.006
         assert self.value("twostep_step_floor_seconds_total", phase="decode", bound="memory") == 0.004
         assert self.value("twostep_step_floor_seconds_total", phase="decode", bound="compute") == 0
         assert self.value("twostep_ceiling_read_bytes_per_second") == INFO.ceilings.read_bytes_per_s
