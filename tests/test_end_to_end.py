@@ -4,11 +4,9 @@ import asyncio
 import contextlib
 import json
 import random
-import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,18 +15,17 @@ import pytest
 import torch
 from openai import OpenAI
 
-from tests.real_server import MINE, ROOT, complete, engine_pids, metrics, settles, start, stop
+from tests.soak.server import ROOT, ServerProcess, eventually, resident_bytes, running_server
 
+MINE: dict[str, Any] = {"prompt": "Return the absolute", "max_tokens": 24, "logprobs": 3, "ignore_eos": True}
 WEIGHT_BYTES = (ROOT / "engine" / "embedded_model" / "model.safetensors").stat().st_size
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    process, url = start("--max-num-seqs", "16")
-    yield url
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode == 0
+def server() -> Iterator[ServerProcess]:
+    with running_server("--max-num-seqs", "16") as process:
+        yield process
+        assert process.stop(signal.SIGINT) == 0
 
 
 def what_was_said(answer: dict[str, Any]) -> Any:
@@ -36,19 +33,19 @@ def what_was_said(answer: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 1.1, "top_p": 0.95, "seed": 5}])
-def test_the_same_request_gets_the_same_answer_under_load(server: str, how: dict[str, Any]) -> None:
-    alone = what_was_said(complete(server, **MINE, **how))
+def test_the_same_request_gets_the_same_answer_under_load(server: ServerProcess, how: dict[str, Any]) -> None:
+    alone = what_was_said(server.complete(**MINE, **how))
     others = [{"prompt": f"{index} is" * (index + 1), "max_tokens": 20, "seed": index} for index in range(24)]
     with ThreadPoolExecutor(26) as pool:
-        busy = [pool.submit(complete, server, **other) for other in others]
-        mine = [pool.submit(complete, server, **MINE, **how) for _ in range(2)]
+        busy = [pool.submit(server.complete, **other) for other in others]
+        mine = [pool.submit(server.complete, **MINE, **how) for _ in range(2)]
         assert [what_was_said(answer.result()) for answer in mine] == [alone, alone]
         assert all(answer.result()["usage"]["completion_tokens"] for answer in busy)
 
 
-def test_sixty_four_streams_complete_and_counters_advance_by_exactly_their_tokens(server: str) -> None:
-    before = metrics(server)
-    client = OpenAI(base_url=f"{server}/v1", api_key="none", timeout=300)
+def test_sixty_four_streams_complete_and_counters_advance_by_exactly_their_tokens(server: ServerProcess) -> None:
+    before = server.metrics()
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=300)
 
     def stream(index: int) -> tuple[int, int]:
         chunks = client.completions.create(
@@ -64,17 +61,17 @@ def test_sixty_four_streams_complete_and_counters_advance_by_exactly_their_token
 
     with ThreadPoolExecutor(64) as pool:
         assert list(pool.map(stream, range(10, 74))) == [(3, 8)] * 64
-    assert settles(server)
-    after = metrics(server)
+    assert eventually(server.is_idle)
+    after = server.metrics()
     for name, tokens in (("prompt", 3 * 64), ("generation", 8 * 64)):
         counter = f"twostep_{name}_tokens_total"
         assert after[counter] - before[counter] == tokens
 
 
-def test_clients_that_hang_up_leave_nothing_behind(server: str) -> None:
-    asyncio.run(hang_up_everywhere(server))
-    assert settles(server)
-    assert complete(server, prompt="def", max_tokens=2)["usage"]["completion_tokens"] > 0
+def test_clients_that_hang_up_leave_nothing_behind(server: ServerProcess) -> None:
+    asyncio.run(hang_up_everywhere(server.url))
+    assert eventually(server.is_idle)
+    assert server.complete(prompt="def", max_tokens=2)["usage"]["completion_tokens"] > 0
 
 
 async def hang_up_everywhere(url: str) -> None:
@@ -98,31 +95,31 @@ async def hang_up_everywhere(url: str) -> None:
         await asyncio.gather(*leavers, *(leave_after_some(index % 5) for index in range(16)))
 
 
-def test_phases_add_up_over_the_wire(server: str) -> None:
-    answer = httpx.post(f"{server}/v1/completions", json=MINE, timeout=300)
+def test_phases_add_up_over_the_wire(server: ServerProcess) -> None:
+    answer = httpx.post(f"{server.url}/v1/completions", json=MINE, timeout=300)
     timings = answer.json()["timings"]
     parts = timings["queue_ms"] + timings["prefill_ms"] + timings["decode_ms"]
     assert parts == pytest.approx(timings["e2e_ms"], abs=0.01)
     assert float(answer.headers["x-ttft-ms"]) == pytest.approx(timings["ttft_ms"], abs=0.01)
 
 
-def test_a_text_far_too_long_is_refused_before_all_of_it_is_read(server: str) -> None:
-    answer = httpx.post(f"{server}/v1/completions", json={"prompt": "a lot of " * 500_000}, timeout=300)
+def test_a_text_far_too_long_is_refused_before_all_of_it_is_read(server: ServerProcess) -> None:
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a lot of " * 500_000}, timeout=300)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert "far beyond" in answer.text
 
 
-def test_the_prompt_can_be_scored(server: str) -> None:
-    answer = complete(server, prompt=[50, 60, 70, 80], max_tokens=1, echo=True, logprobs=2, temperature=0)
+def test_the_prompt_can_be_scored(server: ServerProcess) -> None:
+    answer = server.complete(prompt=[50, 60, 70, 80], max_tokens=1, echo=True, logprobs=2, temperature=0)
     scores = answer["choices"][0]["logprobs"]["token_logprobs"]
     assert len(scores) == 5 and scores[0] is None and all(score < 0 for score in scores[1:])
 
 
-def test_a_chat_is_the_completion_of_its_rendered_prompt(server: str) -> None:
+def test_a_chat_is_the_completion_of_its_rendered_prompt(server: ServerProcess) -> None:
     chat = {"messages": [{"role": "user", "content": "What is os.path?"}], "max_tokens": 24, "seed": 3}
-    rendered = httpx.post(f"{server}/v1/chat/completions/render", json=chat, timeout=300).json()
-    completed = complete(server, prompt=rendered["prompt_token_ids"], max_tokens=24, seed=3)
-    with OpenAI(base_url=f"{server}/v1", api_key="none") as client:
+    rendered = httpx.post(f"{server.url}/v1/chat/completions/render", json=chat, timeout=300).json()
+    completed = server.complete(prompt=rendered["prompt_token_ids"], max_tokens=24, seed=3)
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         answer = client.chat.completions.create(model="embedded", **chat)
         stream = client.chat.completions.create(model="embedded", stream=True, **chat)
         streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
@@ -151,13 +148,13 @@ def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_required_calls_are_valid_whatever_the_model(server: str, seed: int) -> None:
+def test_required_calls_are_valid_whatever_the_model(server: ServerProcess, seed: int) -> None:
     rng = random.Random(seed)
     schemas = {name: random_schema(rng) for name in ("find", "get-it")}
     tools: Any = [{"type": "function", "function": {"name": n, "parameters": s}} for n, s in schemas.items()]
     fields: dict[str, Any] = {"tools": tools, "parallel_tool_calls": False, "seed": seed, "temperature": 1.5}
     messages: Any = [{"role": "user", "content": "Go."}]
-    with OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as client:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         choose: Any = rng.choice(["required", {"type": "function", "function": {"name": "find"}}])
         asked = {"model": "embedded", "messages": messages, "tool_choice": choose, **fields}
         (whole,) = client.chat.completions.create(**asked).choices
@@ -173,18 +170,11 @@ def test_required_calls_are_valid_whatever_the_model(server: str, seed: int) -> 
     assert told[0] == told[1]
 
 
-def resident_bytes(pid: int) -> int:
-    (kilobytes,) = re.findall(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return int(kilobytes) * 1024
-
-
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch with CUDA is several times as large")
 def test_the_engine_takes_little_more_than_weights_and_cache() -> None:
-    process, url = start("--dtype", "bfloat16", "--kv-cache-memory-bytes", "16MiB")
-    try:
+    with running_server("--dtype", "bfloat16", "--kv-cache-memory-bytes", "16MiB") as server:
         for how in ({"temperature": 0}, {"structured_outputs": {"regex": "[a-z ]*"}}):
-            complete(url, prompt="Return the " * 500, max_tokens=20, **how)
-        (engine_pid,) = engine_pids(process)
-        assert resident_bytes(engine_pid) <= WEIGHT_BYTES + (16 << 20) + 400e6
-    finally:
-        assert stop(process) == 0
+            server.complete(prompt="Return the " * 500, max_tokens=20, **how)
+        assert server.engine_pid is not None
+        assert resident_bytes(server.engine_pid) <= WEIGHT_BYTES + (16 << 20) + 400e6
+        assert server.stop() == 0

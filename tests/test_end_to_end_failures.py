@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.real_server import MINE, ROOT, SETTLE_S, complete, engine_pids, metrics, settles, start, stop
-from tests.soak.server import eventually
+from tests.soak.server import ROOT, ServerProcess, eventually, running_server
 
 
-def kill_engine(process: subprocess.Popen[str]) -> None:
-    for pid in engine_pids(process):
+def kill_engine(server: ServerProcess) -> None:
+    if (pid := server.engine_pid) is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -33,56 +32,45 @@ MANY: list[dict[str, Any]] = [
 
 
 def test_answers_do_not_depend_on_the_engines_deaths(tmp_path: Path) -> None:
-    process, url = start("--trace", str(tmp_path / "trace"))
     common = {"prompt": "The list of", "max_tokens": 1200, "ignore_eos": True, "return_token_ids": True}
     bodies = [{**common, **how} for how in MANY]
-    try:
-        with ThreadPoolExecutor(len(bodies)) as pool:
-            undisturbed = list(pool.map(lambda body: complete(url, **body), bodies))
-            disturbed = [pool.submit(complete, url, **body) for body in bodies]
-            for num_restarts in range(1, 3):
-                tokens = metrics(url)["twostep_generation_tokens_total"]
-                assert becomes(url, "twostep_generation_tokens_total", lambda now, then=tokens: now > then + 60)
-                kill_engine(process)
-                assert becomes(url, "twostep_engine_restarts_total", lambda now, n=num_restarts: now == n)
-            answers = [answer.result() for answer in disturbed]
+    with running_server("--trace", str(tmp_path / "trace")) as server, ThreadPoolExecutor(len(bodies)) as pool:
+        undisturbed = list(pool.map(lambda body: server.complete(**body), bodies))
+        disturbed = [pool.submit(server.complete, **body) for body in bodies]
+        for num_restarts in range(1, 3):
+            tokens = server.metrics()["twostep_generation_tokens_total"]
+            assert becomes(server, "twostep_generation_tokens_total", lambda now, then=tokens: now > then + 60)
+            kill_engine(server)
+            assert becomes(server, "twostep_engine_restarts_total", lambda now, n=num_restarts: now == n)
+        answers = [answer.result() for answer in disturbed]
         assert [answer["choices"] for answer in answers] == [answer["choices"] for answer in undisturbed]
-        assert [answer["usage"]["completion_tokens"] for answer in answers] == [
-            answer["usage"]["completion_tokens"] for answer in undisturbed
-        ]
-        assert settles(url)
-        assert metrics(url)["twostep_generation_tokens_total"] == 2 * sum(
-            answer["usage"]["completion_tokens"] for answer in answers
-        )
-        assert eventually(lambda: httpx.get(f"{url}/ready").json() == {"status": "ok"})  # after the second restart
-    finally:
-        assert stop(process) == 0
+        counts = [answer["usage"]["completion_tokens"] for answer in answers]
+        assert counts == [answer["usage"]["completion_tokens"] for answer in undisturbed]
+        assert eventually(server.is_idle)
+        assert server.metrics()["twostep_generation_tokens_total"] == 2 * sum(counts)
+        ready = f"{server.url}/ready"
+        assert eventually(lambda: httpx.get(ready).json() == {"status": "ok"})  # after the second restart
+        assert server.stop() == 0
     assert (tmp_path / "trace").read_text().startswith('{"end_s":')
 
 
-def becomes(url: str, name: str, condition: Any) -> bool:
-    deadline_s = time.monotonic() + SETTLE_S
-    while time.monotonic() < deadline_s:
-        if condition(metrics(url)[name]):
-            return True
-        time.sleep(0.02)
-    return False
+def becomes(server: ServerProcess, name: str, condition: Callable[[float], bool]) -> bool:
+    return eventually(lambda: condition(server.metrics()[name]), every_s=0.02)
 
 
 def test_an_engine_that_is_given_up_is_said_and_not_hidden() -> None:
-    process, url = start("--max-engine-restarts", "0")
-    try:
-        with httpx.stream("POST", f"{url}/v1/completions", json={**MINE, "max_tokens": 1500, "stream": True}) as answer:
+    body = {"prompt": "Return the absolute", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with running_server("--max-engine-restarts", "0") as server:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
             next(lines)
-            kill_engine(process)
+            kill_engine(server)
             *_, error, _, done, _ = lines
             assert '"error"' in error and done == "data: [DONE]"
         for path in ("/health", "/ready"):
-            assert httpx.get(f"{url}{path}").status_code == 503
-        assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 503
-    finally:
-        assert stop(process) == 1
+            assert httpx.get(f"{server.url}{path}").status_code == 503
+        assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}).status_code == 503
+        assert server.stop() == 1
 
 
 @pytest.mark.parametrize(

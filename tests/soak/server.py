@@ -1,7 +1,6 @@
 """A real server process for tests and soak runs: started, signalled and looked into from outside."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -9,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGTERM
+from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -44,10 +45,21 @@ class ServerProcess:
             if pid is not None:
                 os.kill(pid, number)
 
+    def stop(self, number: int = SIGTERM) -> int:
+        """The exit code."""
+        self.signal(number)
+        return self.wait()
+
     def wait(self) -> int:
         """The exit code."""
         self.process.communicate(timeout=SETTLE_S)
         return self.process.returncode
+
+    def complete(self, **fields: Any) -> dict[str, Any]:
+        """The answer of /v1/completions, which must be one."""
+        answer = httpx.post(f"{self.url}/v1/completions", json=fields, timeout=300)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
 
     def metrics(self) -> dict[str, float]:
         """Every sample; labels are part of the name, as in `kv_blocks{state=held}`."""
@@ -104,7 +116,7 @@ def running_server(*flags: str) -> Iterator[ServerProcess]:
     try:
         yield ServerProcess(process, _url_of(process))
         if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(SIGTERM)
             process.communicate(timeout=SETTLE_S)
     finally:
         process.kill()
@@ -121,11 +133,11 @@ def _url_of(process: "subprocess.Popen[str]") -> str:
     raise AssertionError("the server never got ready")
 
 
-def eventually(condition: Callable[[], bool]) -> bool:
+def eventually(condition: Callable[[], bool], every_s: float = 0.05) -> bool:
     """Whether it holds within a minute."""
     deadline_s = time.monotonic() + SETTLE_S
     while not condition():
         if time.monotonic() > deadline_s:
             return False
-        time.sleep(0.05)
+        time.sleep(every_s)
     return True
