@@ -128,7 +128,8 @@ def measure(model: list[str], concurrency: int) -> list[tuple[str, str, str]]:
         server_cpu_s = server.process.cpu_s - cpu_before_s
         steps = [step for step in steps_since(server.trace, offset) if step["num_requests"] == concurrency]
         decode = [step for step in steps if step["phase"] == "decode"]
-        overhead = 1 - sum(step["model_s"] for step in decode) / sum(step["duration_s"] for step in decode)
+        model_s = sum(step["model_s"] + step["drafting_s"] for step in decode)
+        overhead = 1 - model_s / sum(step["duration_s"] for step in decode)
         info = server.get("/server_info")["engine"]
         total = server.process.pss_bytes + server.engine.pss_bytes
         fixed = info["weight_bytes"] + info["kv_cache_bytes"]

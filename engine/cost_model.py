@@ -32,7 +32,8 @@ class CostModel:
         self._coefficients = [0.0] * size
         self._products = [[0.0] * size for _ in range(size)]  # of relative amounts, summed over durations
         self._sums = [0.0] * size  # of relative amounts
-        self._num_seen = 0
+        self.num_seen = 0
+        """Durations so far."""
         self._margin = _FIRST_MARGIN
 
     @property
@@ -42,7 +43,7 @@ class CostModel:
 
     def predict(self, work: Work) -> float | None:
         """Seconds, as likely too few as too many; None before anything was seen."""
-        return self._expected(work) if self._num_seen else None
+        return self._expected(work) if self.num_seen else None
 
     def bound(self, work: Work) -> float:
         """Seconds that are rarely exceeded; infinite for far more than was seen lately. Never falls as work grows."""
@@ -55,7 +56,7 @@ class CostModel:
         seconds = max(seconds, _NOTHING)
         ratio = seconds / (self._expected(work) or seconds)
         self._learn_margin(ratio)
-        self._num_seen += 1
+        self.num_seen += 1
         doubled = (2 * amount for amount in work)
         faded = (_KEPT * trusted for trusted in self._trusted)
         self._trusted = tuple(map(max, self._always_trusted, doubled, faded))

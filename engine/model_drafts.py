@@ -25,16 +25,14 @@ class ModelDrafts:
         self._max_tokens = max_tokens
         self._target_gap_s = target_gap_s
         self._chance = _FIRST_CHANCE  # of requests that have tried none
-        self._num_tried = 0
         self._num_without = 0  # steps in a row
 
     def counts(self, requests: Sequence[Request], rate: float) -> list[int]:
         """For each of these; zeros where that brings no more than `rate` tokens a second."""
         if not self._max_tokens:
             return [0] * len(requests)
-        is_due = self._num_tried < _FIRST_STEPS or self._num_without == _RETRY_STEPS
+        is_due = self._costs.num_drafting_steps < _FIRST_STEPS or self._num_without == _RETRY_STEPS
         counts = self._one_each(requests) if is_due else self._best(requests, rate * _MARGIN)
-        self._num_tried += any(counts)
         self._num_without = 0 if any(counts) or is_due else self._num_without + 1
         return counts
 

@@ -18,6 +18,7 @@ from engine.step_cost import StepCosts
 _MARGIN = 2.0  # guesses of one request lengthen the step of all: they must be worth it twice
 _LONGER = 0.5  # of a step's time without guesses, at most
 _FIRST, _MOST = 8, 64  # guesses of one step: before any were tried, and ever
+_NO_TOKEN = -1  # a guess that is never said
 _RETRY_STEPS = 100  # without a guess that is worth it: what one costs may be a mistake, or have changed
 
 
@@ -79,7 +80,8 @@ class Speculation:
         self.num_drafts += scheduled.num_drafts
         self.num_accepted += num_accepted
         if scheduled.num_wanted:
-            self._model_drafts.learn(request, scheduled.draft, said)
+            forbidden = [_NO_TOKEN] if scheduled.num_wanted > scheduled.num_drafts else []  # by a grammar
+            self._model_drafts.learn(request, [*scheduled.draft, *forbidden], said)
 
     def on_step(self, num_drafts: int) -> None:
         """One that tried so many was timed."""

@@ -41,9 +41,16 @@ class StepCosts:
 
     def observe_drafting(self, batch: Batch, seconds: float) -> None:
         """The draft weights took so long for all the batch's guesses, one of each request at a time."""
-        contexts = (sum(range(each.end - each.num_drafts, each.end)) for each in batch.requests if each.num_wanted)
-        num_passes = max(each.num_drafts for each in batch.requests if each.num_wanted)
-        self._drafting.observe((num_passes, batch.num_drafts, sum(contexts)), seconds)
+        spans = [(each.end - each.num_drafts, each.end) for each in batch.requests if each.num_wanted]
+        num_passes = max((end - start for start, end in spans), default=0)
+        if num_passes:
+            contexts = sum(sum(range(start, end)) for start, end in spans)
+            self._drafting.observe((num_passes, batch.num_drafts, contexts), seconds)
+
+    @property
+    def num_drafting_steps(self) -> int:
+        """That were observed."""
+        return self._drafting.num_seen
 
     def drafting_price(self, requests: Sequence[Request]) -> float:
         """Seconds that the draft weights take for one guess of each of these, as predicted; 0 if unknown."""

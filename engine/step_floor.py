@@ -99,12 +99,9 @@ class FloorPlan:
 
     def floors_of_passes(self, batch: Batch) -> Iterator[StepFloor]:
         """Of passes that make the batch's guesses, one of each request at a time."""
-        requests = [request for request in batch.requests if request.num_wanted]
-        for index in range(max((request.num_drafts for request in requests), default=0)):
-            starts = [
-                request.end - request.num_drafts - 1 + index for request in requests if index < request.num_drafts
-            ]
-            spans = [(start, start + 1) for start in starts]
+        wanting = [(each.end - each.num_drafts - 1, each.num_wanted) for each in batch.requests if each.num_wanted]
+        for index in range(max((num_wanted for _, num_wanted in wanting), default=0)):
+            spans = [(start + index, start + index + 1) for start, num_wanted in wanting if index < num_wanted]
             yield self._floor_of(spans, spans)
 
     def floor_of_first_token(self) -> StepFloor:

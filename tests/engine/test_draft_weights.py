@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.forward import TransformersForward
+from engine.grammar_source import Regex, to_lark
 from engine.kernel_forward import KernelForward
 from engine.kernels import load_kernels
 from engine.kv_cache import KVCache
@@ -20,6 +21,7 @@ from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+from engine.thinking import Thinking
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import ARCHITECTURES, VOCAB_SIZE, RecordingRunner, tiny_engine
 
@@ -28,6 +30,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0)
 SAMPLED = SamplingParams(max_tokens=20, temperature=0.9, seed=5, repetition_penalty=1.2)
+
+WORDS = to_lark(Regex("((a|bc|dab){2}(b|c)d{1,9}){12,}"))
 
 
 class Always:
@@ -55,6 +59,17 @@ def answers(runs: Engine) -> dict[str, list[tuple[int, float]]]:
         prompt = [(7 * at + index) % VOCAB_SIZE for at in range(length)]
         add(runs, f"greedy {index}", prompt, max_tokens=14, temperature=0.0, logprobs=0)
         add(runs, f"sampled {index}", prompt, max_tokens=14, temperature=1.1, seed=index, top_p=0.95, logprobs=0)
+    add(runs, "grammar", [5], max_tokens=14, temperature=1.1, seed=9, ignore_eos=False, grammar=WORDS, logprobs=0)
+    add(
+        runs,
+        "thinking",
+        [6],
+        max_tokens=14,
+        temperature=1.1,
+        seed=8,
+        thinking=Thinking(max_tokens=5, end_id=VOCAB_SIZE - 1),
+        logprobs=0,
+    )
     updates = run_to_end(runs)
     return {
         name: [(score.token_id, score.logprob) for each in news for score in each.logprobs]
@@ -135,9 +150,13 @@ def test_each_request_gets_as_many_guesses_as_it_wants(tiny_model: Callable[...,
 def test_all_but_the_rounded_weights_is_shared(tiny_model: Callable[..., LoadedModel]) -> None:
     model = tiny_model("llama", "bfloat16", "none", "int4")
     assert model.draft is not None
-    own, shared = (dict(each.module.named_parameters()) for each in (model, model.draft))
-    assert own.keys() == shared.keys()
-    assert all(own[name] is shared[name] for name in own)
+    modules = (model.module, model.draft.module)
+    for own, shared in (
+        [dict(each.named_parameters()) for each in modules],
+        [dict(each.named_buffers()) for each in modules],
+    ):
+        assert own and own.keys() == shared.keys()
+        assert all(own[name] is shared[name] for name in own)
     linears = [each for each in model.draft.module.modules() if isinstance(each, PackedLinear)]
     assert model.draft.size.weight_bytes == sum(linear.packed.nbytes for linear in linears)
     assert model.draft.size.weight_bytes < 0.8 * model.size.weight_bytes  # the head has 8 bits

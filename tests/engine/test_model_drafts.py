@@ -1,12 +1,9 @@
 """How many passes of the draft weights a step has: policy, on prices that are known."""
 
 from collections.abc import Sequence
-from itertools import count, pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from engine.batch import Batch, Phase
 from engine.drafter import Draft, NoDrafts, PromptLookup
@@ -15,9 +12,8 @@ from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.speculation import Guesses, Speculation
 from engine.step_cost import StepCosts
-from tests.engine.fakes import add, batches, expected_tokens, run_to_end, tokens_of
 from tests.engine.prophets import scheduled
-from tests.engine.timed import PASS_S, STEP_S, TOKEN_S, Timed, drafting_engine
+from tests.engine.timed import PASS_S, STEP_S, TOKEN_S
 
 
 def taught(pass_s: float = PASS_S, token_s: float = TOKEN_S) -> StepCosts:
@@ -39,12 +35,8 @@ def those_with(*chances: float, **fields: Any) -> list[Request]:
     ]
 
 
-def experienced(costs: StepCosts, max_tokens: int = 8, target_gap_s: float = 1.0) -> ModelDrafts:
-    """It has tried its first ones."""
-    drafts = ModelDrafts(costs, max_tokens, target_gap_s)
-    for _ in range(4):
-        assert drafts.counts(those_with(0.9), 0.0) == [1]
-    return drafts
+def drafts_of(costs: StepCosts, max_tokens: int = 8, target_gap_s: float = 1.0) -> ModelDrafts:
+    return ModelDrafts(costs, max_tokens, target_gap_s)
 
 
 def rate_of(chance: float, num_passes: int) -> float:
@@ -55,35 +47,61 @@ def rate_of(chance: float, num_passes: int) -> float:
 @pytest.mark.parametrize("chance", [0.35, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95])
 def test_as_many_passes_as_bring_most_tokens_a_second(chance: float) -> None:
     best = max(range(9), key=lambda num_passes: rate_of(chance, num_passes))
-    assert experienced(taught()).counts(those_with(chance), rate_of(chance, 0)) == [best]
+    assert drafts_of(taught()).counts(those_with(chance), rate_of(chance, 0)) == [best]
 
 
 def test_none_where_they_hardly_bring_more_than_there_is_without() -> None:
-    drafts = experienced(taught())
+    drafts = drafts_of(taught())
     assert drafts.counts(those_with(0.3), 1 / STEP_S) == [0]
     assert drafts.counts(those_with(0.8), rate_of(0.8, 2) / 1.02) == [0]
     assert drafts.counts(those_with(0.8), rate_of(0.8, 2) / 1.08) == [2]
-    assert experienced(taught(pass_s=0.011)).counts(those_with(0.95), 1 / STEP_S) == [0]
+    assert drafts_of(taught(pass_s=0.011)).counts(those_with(0.95), 1 / STEP_S) == [0]
 
 
 def test_no_more_than_are_allowed_fit_into_a_gap_or_could_be_said() -> None:
-    assert experienced(taught(), max_tokens=2).counts(those_with(0.95), 0.0) == [2]
-    assert experienced(taught(), target_gap_s=0.0195).counts(those_with(0.95), 0.0) == [2]
-    assert experienced(taught()).counts([*those_with(0.95, max_tokens=4)], 0.0) == [2]
-    assert experienced(taught()).counts([*those_with(0.95, max_tokens=2)], 0.0) == [0]
+    assert drafts_of(taught(), max_tokens=2).counts(those_with(0.95), 0.0) == [2]
+    assert drafts_of(taught(), target_gap_s=0.0195).counts(those_with(0.95), 0.0) == [2]
+    assert drafts_of(taught()).counts([*those_with(0.95, max_tokens=4)], 0.0) == [2]
+    assert drafts_of(taught()).counts([*those_with(0.95, max_tokens=2)], 0.0) == [0]
 
 
 def test_no_request_is_slowed_down_but_at_its_end() -> None:
-    drafts = experienced(taught())
+    drafts = drafts_of(taught())
     assert drafts.counts(those_with(0.9, 0.9), 0.0) == [4, 4]
     assert drafts.counts(those_with(0.9, 0.2), 0.0) == [0, 0]
     assert drafts.counts([*those_with(0.9), *those_with(0.9, max_tokens=2)], 0.0) == [1, 0]
 
 
+def test_passes_are_priced_by_the_tokens_that_they_add() -> None:
+    """One of four that is at its end adds none."""
+    costs = taught(token_s=0.002)
+    requests = [*those_with(0.9, 0.9, 0.9), *those_with(0.9, max_tokens=2)]
+    step_s, token_s = costs.decode_price(requests)
+    rates = [
+        (3 * sum(0.9**index for index in range(count + 1)) + 1) / (step_s + count * (PASS_S + 3 * token_s))
+        for count in range(4)
+    ]
+    best = max(range(4), key=rates.__getitem__)
+    assert best > 0
+    counts = [best] * 3 + [0]
+    assert drafts_of(costs).counts(requests, rates[best] / 1.06) == counts
+    assert drafts_of(costs).counts(requests, rates[best] / 1.04) == [0] * 4
+
+
+@pytest.mark.parametrize(("num_left", "count"), [(0, 1), (1, 0)])
+def test_who_could_say_what_is_guessed_is_not_held_up(num_left: int, count: int) -> None:
+    requests = [*those_with(0.99), *those_with(0.01, max_tokens=2 + num_left)]
+    assert drafts_of(taught(), max_tokens=1).counts(requests, 0.0) == [count, 0]
+
+
+def test_certainty_is_no_division_by_zero() -> None:
+    assert drafts_of(taught()).counts(those_with(1.0), 0.0) == [8]
+
+
 def test_requests_begun_by_another_engine_guess_nothing_and_are_not_slowed_down() -> None:
     [begun] = those_with(0.95)
     begun.drafter = NoDrafts()
-    drafts = experienced(taught())
+    drafts = drafts_of(taught())
     assert drafts.counts([begun], 0.0) == [0]
     assert drafts.counts([begun, *those_with(0.95)], 0.0) == [0, 0]
 
@@ -109,7 +127,7 @@ def test_what_a_pass_takes_is_learnt_from_some() -> None:
 
 
 def test_what_does_not_pay_is_tried_again_from_time_to_time() -> None:
-    drafts = experienced(taught())
+    drafts = drafts_of(taught())
     counts = [drafts.counts(those_with(0.1), 1 / STEP_S) for _ in range(303)]
     assert [index for index, count in enumerate(counts) if count != [0]] == [100, 201, 302]
     slow = ModelDrafts(taught(), 8, target_gap_s=STEP_S / 2)
@@ -124,7 +142,7 @@ def test_a_try_that_does_not_fit_into_a_gap_is_made_up_for() -> None:
             return self.step_s, TOKEN_S
 
     costs = Changing()
-    drafts = experienced(costs, target_gap_s=1.0)
+    drafts = drafts_of(costs, target_gap_s=1.0)
     costs.observe_drafting(Batch(Phase.DECODE, (scheduled([0], num_wanted=1),)), PASS_S)
     costs.step_s = 2.0
     assert [drafts.counts(those_with(0.1), 1 / STEP_S) for _ in range(150)] == [[0]] * 150
@@ -133,7 +151,7 @@ def test_a_try_that_does_not_fit_into_a_gap_is_made_up_for() -> None:
 
 
 def test_each_request_learns_and_those_to_come_learn_from_it() -> None:
-    drafts = experienced(taught())
+    drafts = drafts_of(taught())
     steady, erring, new = (those_with(0.8)[0] for _ in range(3))
     new.draft_chance = None
     for _ in range(60):
@@ -150,7 +168,7 @@ def test_each_request_learns_and_those_to_come_learn_from_it() -> None:
 
 
 def test_some_errors_in_a_row_end_no_guesses() -> None:
-    drafts = experienced(taught())
+    drafts = drafts_of(taught())
     [request] = those_with(0.9)
     for _ in range(4):
         drafts.learn(request, [3, 4], [7])
@@ -165,6 +183,18 @@ def test_only_guesses_of_the_draft_weights_tell_of_them() -> None:
     speculation.learn(request, scheduled([8, 9], num_wanted=2), [8, 7], num_accepted=1)
     assert request.draft_chance != 0.9
     assert (speculation.num_drafts, speculation.num_accepted) == (4, 1)
+
+
+def test_a_guess_that_a_grammar_forbids_was_wrong() -> None:
+    """It is cut off before the step."""
+    speculation = Speculation(taught(), 8, 1.0, has_draft_weights=True)
+    [right, cut, none] = those_with(0.5, 0.5, 0.5)
+    speculation.learn(right, scheduled([8], num_wanted=1), [8, 7], num_accepted=1)
+    speculation.learn(cut, scheduled([8], num_wanted=3), [8, 7], num_accepted=1)
+    speculation.learn(none, scheduled([], num_wanted=3), [7], num_accepted=0)
+    assert right.draft_chance is not None and cut.draft_chance is not None and none.draft_chance is not None
+    assert right.draft_chance > cut.draft_chance > none.draft_chance
+    assert none.draft_chance < 0.5
 
 
 class Sure:
@@ -193,82 +223,3 @@ def test_guesses_of_the_text_come_first_where_they_bring_more(chance: float, tok
     for _ in range(4):
         speculation.plan([request])
     assert speculation.plan([request]) == [expected]
-
-
-@given(pattern=st.lists(st.booleans(), min_size=1, max_size=7), block_size=st.integers(1, 5), seed=st.integers(0, 99))
-def test_requests_get_their_tokens_whatever_the_draft_weights_guess(
-    pattern: list[bool], block_size: int, seed: int
-) -> None:
-    """The runner checks every read: what the draft weights wrote is never read as the model's."""
-    turns = count()
-    runner = Timed(block_size, errs=lambda: pattern[next(turns) % len(pattern)])
-    engine = drafting_engine(runner, num_blocks=-(-40 // block_size), max_prefill_tokens_per_gap=4)
-    prompts = {str(index): [1 + (seed + index) % 3] * (1 + index) for index in range(4)}
-    for name, prompt in prompts.items():
-        add(engine, name, prompt, max_tokens=12)
-    updates = run_to_end(engine)
-    for name, prompt in prompts.items():
-        assert tokens_of(updates[name]) == expected_tokens(prompt, 12)
-    assert engine._pool.stats.held == 0
-
-
-def test_right_guesses_save_steps_and_all_are_counted_and_timed() -> None:
-    engine = drafting_engine(Timed(4))
-    add(engine, "a", max_tokens=60)
-    steps = []
-    while engine.has_work:
-        steps.append(engine.step().stats)
-    ran = [request for batch in batches(engine) for request in batch.requests]
-    assert len(steps) < 30
-    assert steps[-1].num_drafts == sum(request.num_drafts for request in ran)
-    assert steps[-1].num_accepted_drafts == 60 - len(steps)
-    for stats, request in zip(steps, ran, strict=True):
-        assert (stats.drafting_s > 0) == (request.num_wanted > 0)
-        assert stats.floor_s == pytest.approx(0.001 * (1 + request.num_drafts))
-
-
-@pytest.mark.parametrize("block_size", [1, 2, 4])
-def test_blocks_are_taken_for_what_will_be_guessed(block_size: int) -> None:
-    engine = drafting_engine(Timed(block_size))
-    add(engine, "a", max_tokens=40)
-    run_to_end(engine)
-    counts = [batch.num_drafts for batch in batches(engine)]
-    assert counts[-6:-1] == [3] * 5
-    assert engine._pool.stats.held == 0
-
-
-def test_what_passes_take_is_measured() -> None:
-    class Slow(Timed):
-        def draft(self, batch: Batch) -> Batch:
-            self.now_s += STEP_S
-            return super().draft(batch)
-
-    engine = drafting_engine(Slow(4))
-    add(engine, "a", max_tokens=90)
-    run_to_end(engine)
-    assert sum(batch.num_drafts for batch in batches(engine)) == 4  # to learn that they do not pay
-
-
-def test_the_step_after_a_prompt_wants_no_guesses() -> None:
-    engine = drafting_engine(Timed(4), max_prefill_tokens_per_gap=4)
-    add(engine, "a", max_tokens=60)
-    while sum(batch.num_drafts for batch in batches(engine)) < 9:
-        engine.step()
-    add(engine, "b", range(1, 30), max_tokens=2)
-    run_to_end(engine)
-    after = [step for before, step in pairwise(batches(engine)) if before.phase is Phase.PREFILL]
-    assert len(after) > 3
-    assert all(step.num_drafts == 0 for step in after)
-
-
-def test_draft_weights_that_raise_end_the_requests_of_their_step_only() -> None:
-    class Broken(Timed):
-        def draft(self, batch: Batch) -> Batch:
-            raise RuntimeError("broken")
-
-    engine = drafting_engine(Broken(4))
-    add(engine, "a", max_tokens=20)
-    [*_, last] = run_to_end(engine)["a"]
-    assert last.error is not None and "broken" in last.error
-    add(engine, "b", max_tokens=2)
-    assert tokens_of(run_to_end(engine)["b"]) == expected_tokens([1, 2, 3], 2)

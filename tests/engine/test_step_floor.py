@@ -44,6 +44,8 @@ def test_each_pass_of_the_draft_weights_reads_them_for_who_still_wants_a_guess()
     assert memory.seconds == 110 + 2 * 45 + 1000 * (10 + 10 + 11)
     assert compute.seconds == 8 * 10 + 3 * 3 + 100 * (10 + 10 + 11)
     assert FloorPlan(size, BYTES, drafting).floor_of(Batch(Phase.DECODE, (others,))).seconds == 110
+    cut = replace(part(9, 2, num_drafts=1), num_wanted=3)  # by a grammar, when all had been made
+    assert FloorPlan(size, BYTES, drafting).floor_of(Batch(Phase.DECODE, (cut,))).seconds == 110 + 3 * 45 + 1000 * 33
 
 
 def test_the_head_takes_part_where_logits_are_needed() -> None:
