@@ -94,6 +94,16 @@ def test_who_could_say_what_is_guessed_is_not_held_up(num_left: int, count: int)
     assert drafts_of(taught(), max_tokens=1).counts(requests, 0.0) == [count, 0]
 
 
+def test_who_cannot_say_all_that_is_guessed_limits_nobody() -> None:
+    requests = [*those_with(0.99), *those_with(0.5, max_tokens=3)]
+    assert drafts_of(taught(pass_s=0.002)).counts(requests, 0.0) == [8, 1]
+
+
+def test_what_pays_is_always_done() -> None:
+    drafts = drafts_of(taught())
+    assert [drafts.counts(those_with(0.9), 1 / STEP_S) for _ in range(300)] == [[4]] * 300
+
+
 def test_certainty_is_no_division_by_zero() -> None:
     assert drafts_of(taught()).counts(those_with(1.0), 0.0) == [8]
 

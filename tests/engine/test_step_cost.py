@@ -65,6 +65,12 @@ def test_passes_of_the_draft_weights_take_time_as_steps_do() -> None:
     assert costs.decode_price(decoding(1, 10)) == (0.0, 0.0)
 
 
+def test_passes_that_made_no_guess_tell_nothing() -> None:
+    costs = StepCosts()
+    costs.observe_drafting(decode(2, 10), 0.01)
+    assert (costs.num_drafting_steps, costs.drafting_price(decoding(1, 10))) == (0, 0.0)
+
+
 def test_the_contexts_of_passes_grow_with_the_guesses() -> None:
     costs = StepCosts()
     for context, num_drafts in [(5, 1), (9, 2), (30, 1)] * 40:
