@@ -112,7 +112,7 @@ class _PackedStack:
             stack = stack.transpose(1, 2)
         self._weights = [pack(weight) for weight in stack]
         biases = experts._parameters.pop(f"{name}_bias", None)
-        self._biases = None if biases is None else biases.detach()  # [E, N]
+        self._biases = None if biases is None else biases.detach().clone()  # [E, N], not a part of the file
 
     def __len__(self) -> int:
         return len(self._weights)
@@ -166,7 +166,7 @@ def is_router(module: nn.Module) -> bool:
 
 def pack_router(router: nn.Module, pack: Pack) -> int:
     """Puts a packed weight in the place of the router's own; returns the bytes it holds."""
-    weight = cast(Tensor, router._parameters.pop("weight")).detach()
+    weight = cast(Tensor, router._parameters.pop("weight")).detach().clone()  # not a part of the file
     handle = RouterWeight(weight, pack)
     cast(Any, router).weight = handle
     return weight.nbytes + handle.packed.nbytes

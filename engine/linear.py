@@ -105,7 +105,7 @@ def _pack_module(module: nn.Module, pack: Pack) -> Packed:
         return pack_experts(module, pack)
     weight, bias = cast(Tensor, module._parameters.pop("weight")).detach(), cast("Tensor | None", module.bias)
     packed = pack(weight.t() if isinstance(module, Conv1D) else weight)
-    return PackedLinear(packed, None if bias is None else bias.detach())
+    return PackedLinear(packed, None if bias is None else bias.detach().clone())  # not a part of the file
 
 
 def _unconverted(model: nn.Module) -> Iterator[str]:

@@ -206,18 +206,20 @@ def _load_weights(
     if mismatched := list(info["mismatched_keys"]):
         raise ModelError(f"The checkpoint {config.model} does not fit its config.json: see tensor {mismatched[0]}.")
     module.requires_grad_(False)
+    for owner in module.modules():
+        owner._buffers.update({name: buffer.clone() for name, buffer in owner._buffers.items() if buffer is not None})
     return module.eval().to(device)
 
 
 def _leave_files(module: PreTrainedModel) -> None:
-    """Give what is not packed memory of its own.
+    """Give parameters that are not packed memory of their own.
 
     A tensor that lies in a mapped checkpoint keeps the whole file mapped: counted as this process's memory, and deadly
-    if somebody cuts it short.
+    if somebody cuts it short. Buffers and what packing leaves alone were copied before.
     """
-    for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.device.type == "cpu":
-            tensor.data = tensor.data.clone()
+    for parameter in module.parameters():
+        if parameter.device.type == "cpu":
+            parameter.data = parameter.data.clone()
 
 
 def _context_limit(text_config: PreTrainedConfig) -> int:

@@ -17,7 +17,7 @@ from engine.model_loader import LoadedModel, load_model
 from engine.model_setup import load_model_runner
 from engine.prompt_scores import unpack_scores
 from tests.engine.fakes import add, run_to_end, tokens_of
-from tests.engine.tiny_models import make_checkpoint
+from tests.engine.tiny_models import ARCHITECTURES, make_checkpoint
 
 SMALL: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -238,6 +238,14 @@ def test_a_loaded_model_does_not_hold_on_to_its_files(llama: Path, dtype: str) -
     model = load(llama, dtype=dtype)
     assert str(llama) not in Path("/proc/self/maps").read_text()
     assert model.module.get_input_embeddings().weight.numel() > 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nor_does_one_with_biases_experts_or_routers(architecture: str, tmp_path: Path) -> None:
+    path = make_checkpoint(architecture, tmp_path)
+    model = load(path, dtype="float32", draft_quantization="int4")
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    assert model.weight_bytes > 0
 
 
 def test_every_model_is_compared_with_itself_once_fused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
