@@ -1,8 +1,9 @@
 """How many tokens the draft weights guess before a decode step; torch-free.
 
 Each pass of theirs is a guess more for every request, and takes its time whether the guess is right or not. As many are
-made as bring most tokens a second, of those numbers that make no request slower than it would be without. How often
-guesses are right is learnt for each request, and what the passes take is measured.
+made as bring most tokens a second, of those numbers that make no request slower than it would be without. The gap that
+they make is bounded as by prompts of others: see `engine.prefill_budget`. How often guesses are right is learnt for
+each request, and what the passes take is measured.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from engine.step_cost import StepCosts
 _FIRST_CHANCE, _MOST_CHANCE = 0.8, 0.99
 _LEARNING = 0.05  # how much a guess says about the next ones: too much, and some errors in a row end them all
 _FIRST_STEPS = 4  # with a pass each, whatever it seems to take: the first may be an accident
+_LONGEST = 3.0  # steps without a pass that one with them may last, if that is longer than a gap should be
 _MARGIN = 1.05  # times the tokens a second that there are without: predictions err
 _RETRY_STEPS = 100  # without a pass: what one takes may be a mistake, and chances change
 
@@ -31,9 +33,9 @@ class ModelDrafts:
         """For each of these; zeros where that brings no more than `rate` tokens a second."""
         if not self._max_tokens:
             return [0] * len(requests)
-        is_due = self._costs.num_drafting_steps < _FIRST_STEPS or self._num_without == _RETRY_STEPS
+        is_due = self._costs.num_drafting_steps < _FIRST_STEPS or self._num_without >= _RETRY_STEPS
         counts = self._one_each(requests) if is_due else self._best(requests, rate * _MARGIN)
-        self._num_without = 0 if any(counts) or is_due else self._num_without + 1
+        self._num_without = 0 if any(counts) else self._num_without + 1
         return counts
 
     def learn(self, request: Request, guess: Sequence[int], said: Sequence[int]) -> None:
@@ -47,15 +49,15 @@ class ModelDrafts:
         return [min(chance, _MOST_CHANCE) for chance in chances]
 
     def _one_each(self, requests: Sequence[Request]) -> list[int]:
-        """To learn what a pass takes; none before it is known what the step takes, or if that alone is too long."""
+        """To learn what a pass takes; none before it is known what the step takes."""
         step_s, _ = self._costs.decode_price(requests)
-        return _counts(1 if 0.0 < step_s < self._target_gap_s else 0, requests, self._chances(requests))
+        return _counts(1 if step_s else 0, requests, self._chances(requests))
 
     def _best(self, requests: Sequence[Request], rate: float) -> list[int]:
         """More passes bring more tokens a second at first and fewer then, so the first best is the best."""
         step_s, token_s = self._costs.decode_price(requests)
         pass_s = self._costs.drafting_price(requests)
-        chances = self._chances(requests)
+        chances, longest_s = self._chances(requests), max(self._target_gap_s, _LONGEST * step_s)
         best, best_rate = [0] * len(requests), 0.0
         for num_passes in range(1, self._max_tokens + 1):
             counts = _counts(num_passes, requests, chances)
@@ -65,7 +67,7 @@ class ModelDrafts:
                 num < seconds / step_s and _num_left(request) >= num_passes
                 for num, request in zip(said, requests, strict=True)
             )
-            if slowed or seconds > self._target_gap_s or sum(said) / seconds <= best_rate:
+            if slowed or seconds > longest_s or sum(said) / seconds <= best_rate:
                 break
             best, best_rate = counts, sum(said) / seconds
         return best if best_rate > rate else [0] * len(requests)

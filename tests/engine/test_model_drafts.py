@@ -60,7 +60,9 @@ def test_none_where_they_hardly_bring_more_than_there_is_without() -> None:
 
 def test_no_more_than_are_allowed_fit_into_a_gap_or_could_be_said() -> None:
     assert drafts_of(taught(), max_tokens=2).counts(those_with(0.95), 0.0) == [2]
-    assert drafts_of(taught(), target_gap_s=0.0195).counts(those_with(0.95), 0.0) == [2]
+    assert drafts_of(taught()).counts(those_with(0.99), 0.0) == [8]
+    assert drafts_of(taught(), target_gap_s=0.0375).counts(those_with(0.99), 0.0) == [6]  # 35.2 ms
+    assert drafts_of(taught(), target_gap_s=0.001).counts(those_with(0.99), 0.0) == [4]  # 26.8 ms, of three steps
     assert drafts_of(taught()).counts([*those_with(0.95, max_tokens=4)], 0.0) == [2]
     assert drafts_of(taught()).counts([*those_with(0.95, max_tokens=2)], 0.0) == [0]
 
@@ -140,24 +142,13 @@ def test_what_does_not_pay_is_tried_again_from_time_to_time() -> None:
     drafts = drafts_of(taught())
     counts = [drafts.counts(those_with(0.1), 1 / STEP_S) for _ in range(303)]
     assert [index for index, count in enumerate(counts) if count != [0]] == [100, 201, 302]
-    slow = ModelDrafts(taught(), 8, target_gap_s=STEP_S / 2)
-    assert all(slow.counts(those_with(0.9), 0.0) == [0] for _ in range(300))
 
 
-def test_a_try_that_does_not_fit_into_a_gap_is_made_up_for() -> None:
-    class Changing(StepCosts):
-        step_s = STEP_S
-
-        def decode_price(self, requests: Sequence[Request]) -> tuple[float, float]:
-            return self.step_s, TOKEN_S
-
-    costs = Changing()
-    drafts = drafts_of(costs, target_gap_s=1.0)
-    costs.observe_drafting(Batch(Phase.DECODE, (scheduled([0], num_wanted=1),)), PASS_S)
-    costs.step_s = 2.0
-    assert [drafts.counts(those_with(0.1), 1 / STEP_S) for _ in range(150)] == [[0]] * 150
-    costs.step_s = STEP_S
-    assert [1] in [drafts.counts(those_with(0.1), 1 / STEP_S) for _ in range(101)]
+def test_a_try_that_was_due_when_nobody_could_guess_is_made_up_for() -> None:
+    drafts = drafts_of(taught())
+    ending = those_with(0.1, max_tokens=2)
+    assert [drafts.counts(ending, 1 / STEP_S) for _ in range(150)] == [[0]] * 150
+    assert [drafts.counts(those_with(0.1), 1 / STEP_S) for _ in range(3)] == [[1], [0], [0]]
 
 
 def test_each_request_learns_and_those_to_come_learn_from_it() -> None:
