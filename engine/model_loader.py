@@ -206,7 +206,7 @@ def _load_weights(
     if mismatched := list(info["mismatched_keys"]):
         raise ModelError(f"The checkpoint {config.model} does not fit its config.json: see tensor {mismatched[0]}.")
     module.requires_grad_(False)
-    for owner in module.modules():
+    for owner in module.modules():  # buffers may be views: see _leave_files
         owner._buffers.update({name: buffer.clone() for name, buffer in owner._buffers.items() if buffer is not None})
     return module.eval().to(device)
 
@@ -215,7 +215,7 @@ def _leave_files(module: PreTrainedModel) -> None:
     """Give parameters that are not packed memory of their own.
 
     A tensor that lies in a mapped checkpoint keeps the whole file mapped: counted as this process's memory, and deadly
-    if somebody cuts it short. Buffers and what packing leaves alone were copied before.
+    if somebody cuts it short. Buffers, whose own base would keep it, and what packing leaves alone were copied before.
     """
     for parameter in module.parameters():
         if parameter.device.type == "cpu":
