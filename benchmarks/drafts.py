@@ -37,7 +37,7 @@ TEMPERATURES = (0.0, 0.7)
 class Run(NamedTuple):
     answers: dict[str, list[int]]
     tokens_per_s: float
-    """While all prompts are read."""
+    """From the last step that read a prompt on."""
     num_steps: int
     num_drafts: int
     num_right: int
@@ -85,7 +85,7 @@ def run(model: Engine, prompts: Sequence[list[int]], temperature: float, max_tok
 
 
 def compare(models: Sequence[Engine], prompts: Sequence[list[int]], options: argparse.Namespace) -> Table:
-    """One after the other, the first round for what is learnt while they run."""
+    """A row for each temperature. The first round does not count: what steps and guesses are like is learnt in it."""
     table = Table("temperature", "tok/s without", "with", "ratio", "(range)", "tokens per step", "guesses right")
     for temperature in TEMPERATURES:
         rounds = []
