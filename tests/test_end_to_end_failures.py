@@ -17,7 +17,7 @@ from tests.soak.server import ROOT, ServerProcess, eventually, running_server
 
 
 def kill_engine(server: ServerProcess) -> None:
-    if (pid := server.engine_pid) is not None:
+    for pid in server.engine_pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -46,7 +46,7 @@ def test_answers_do_not_depend_on_the_engines_deaths(tmp_path: Path) -> None:
         assert [answer["choices"] for answer in answers] == [answer["choices"] for answer in undisturbed]
         counts = [answer["usage"]["completion_tokens"] for answer in answers]
         assert counts == [answer["usage"]["completion_tokens"] for answer in undisturbed]
-        assert eventually(server.is_idle)
+        assert eventually(server.is_idle, within_s=30)
         assert server.metrics()["twostep_generation_tokens_total"] == 2 * sum(counts)
         ready = f"{server.url}/ready"
         assert eventually(lambda: httpx.get(ready).json() == {"status": "ok"})  # after the second restart
@@ -55,11 +55,11 @@ def test_answers_do_not_depend_on_the_engines_deaths(tmp_path: Path) -> None:
 
 
 def becomes(server: ServerProcess, name: str, condition: Callable[[float], bool]) -> bool:
-    return eventually(lambda: condition(server.metrics()[name]), every_s=0.02)
+    return eventually(lambda: condition(server.metrics()[name]), within_s=30)
 
 
 def test_an_engine_that_is_given_up_is_said_and_not_hidden() -> None:
-    body = {"prompt": "Return the absolute", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    body = {"prompt": "Return the absolute", "max_tokens": 1500, "logprobs": 3, "ignore_eos": True, "stream": True}
     with running_server("--max-engine-restarts", "0") as server:
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
