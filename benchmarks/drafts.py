@@ -19,7 +19,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-import engine
+from benchmarks.grammar import EMBEDDED
 from benchmarks.padded_model import save_padded_model
 from engine.config import EngineConfig
 from engine.drafter import NO_DRAFT, Draft, Drafter, PromptLookup
@@ -29,7 +29,6 @@ from engine.model_setup import load_model_runner
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 
-EMBEDDED = Path(engine.__file__).parent / "embedded_model"
 PROMPT_TOKENS = 128
 TEMPERATURES = (0.0, 0.7)
 

@@ -21,6 +21,8 @@ _RETRY_STEPS = 100  # without a pass: what one takes may be a mistake, and chanc
 
 
 class ModelDrafts:
+    """Says how many guesses of the draft weights each request of a step gets, and learns from what became of them."""
+
     def __init__(self, costs: StepCosts, max_tokens: int, target_gap_s: float) -> None:
         """`max_tokens` per request and step; 0 without draft weights."""
         self._costs = costs

@@ -8,13 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import engine
 from benchmarks import grammar, linear
 from benchmarks.__main__ import programs
+from benchmarks.grammar import EMBEDDED
 from benchmarks.padded_model import save_padded_model
 from engine.kernels import load_kernels
 
-EMBEDDED = Path(engine.__file__).parent / "embedded_model"
 LEAST = {
     "attention": ("--seconds", "0.001"),
     "chat": ("--tokens", "50"),

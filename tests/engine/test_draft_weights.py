@@ -48,10 +48,13 @@ class Always:
         pass
 
 
+def let_always_draft(runs: Engine, num_guesses: int) -> Engine:
+    runs._speculation._model_drafts = Always(num_guesses)  # type: ignore[assignment]
+    return runs
+
+
 def always_drafting(model: LoadedModel) -> Engine:
-    drafting = tiny_engine(model, num_speculative_tokens=8)
-    drafting._speculation._model_drafts = Always(3)  # type: ignore[assignment]
-    return drafting
+    return let_always_draft(tiny_engine(model, num_speculative_tokens=8), 3)
 
 
 def answers(runs: Engine) -> dict[str, list[tuple[int, float]]]:
@@ -193,9 +196,8 @@ def test_those_of_the_embedded_model_are_mostly_right() -> None:
     """From settings to guesses."""
     directory = str(Path(engine.__file__).parent / "embedded_model")
     config = EngineConfig(model=directory, draft_quantization="int4", num_blocks=64, max_model_len=512)
-    model = Engine.from_config(config)
+    model = let_always_draft(Engine.from_config(config), 4)
     assert model.info.draft_size is not None
-    model._speculation._model_drafts = Always(4)  # type: ignore[assignment]
     add(model, "a", list(range(40, 70)), max_tokens=60, temperature=0.0)
     assert len(tokens_of(run_to_end(model)["a"])) == 60
     assert model._speculation.num_accepted > 0.6 * model._speculation.num_drafts

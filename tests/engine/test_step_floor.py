@@ -10,8 +10,8 @@ from engine.batch import Batch, Phase, ScheduledRequest
 from engine.sampling_params import SamplingParams
 from engine.step_floor import AttentionSize, Bound, Ceilings, FloorPlan, ModelSize, StepFloor
 
-BYTES = Ceilings(read_bytes_per_s=1.0, flops_per_s=1e30)
-FLOPS = Ceilings(read_bytes_per_s=1e30, flops_per_s=1.0)
+ONE_BYTE_PER_SECOND = Ceilings(read_bytes_per_s=1.0, flops_per_s=1e30)
+ONE_FLOP_PER_SECOND = Ceilings(read_bytes_per_s=1e30, flops_per_s=1.0)
 
 
 def part(
@@ -29,8 +29,8 @@ def floor_of(size: ModelSize, ceilings: Ceilings, *parts: ScheduledRequest) -> S
 def test_weights_are_read_once_and_multiplied_for_each_token() -> None:
     size = ModelSize(layer_bytes=100, layer_flops=7, head_bytes=10, head_flops=3, attention=())
     parts = part(0, 5), part(9, 1)
-    assert floor_of(size, BYTES, *parts) == (110, Bound.MEMORY)
-    assert floor_of(size, FLOPS, *parts) == (6 * 7 + 2 * 3, Bound.COMPUTE)
+    assert floor_of(size, ONE_BYTE_PER_SECOND, *parts) == (110, Bound.MEMORY)
+    assert floor_of(size, ONE_FLOP_PER_SECOND, *parts) == (6 * 7 + 2 * 3, Bound.COMPUTE)
 
 
 def test_each_pass_of_the_draft_weights_reads_them_for_who_still_wants_a_guess() -> None:
@@ -40,19 +40,20 @@ def test_each_pass_of_the_draft_weights_reads_them_for_who_still_wants_a_guess()
     parts = [replace(part(9, 1 + num, num_drafts=num), num_wanted=num) for num in (2, 0, 1)]
     others = part(3, 2, num_drafts=1)  # of its text
     batch = Batch(Phase.DECODE, (*parts, others))
-    memory, compute = (FloorPlan(size, each, drafting).floor_of(batch) for each in (BYTES, FLOPS))
-    assert memory.seconds == 110 + 2 * 45 + 1000 * (10 + 10 + 11)
-    assert compute.seconds == 8 * 10 + 3 * 3 + 100 * (10 + 10 + 11)
-    assert FloorPlan(size, BYTES, drafting).floor_of(Batch(Phase.DECODE, (others,))).seconds == 110
+    plans = [FloorPlan(size, each, drafting) for each in (ONE_BYTE_PER_SECOND, ONE_FLOP_PER_SECOND)]
+    memory, compute = (plan.floor_of(batch).seconds for plan in plans)
+    assert memory == 110 + 2 * 45 + 1000 * (10 + 10 + 11)
+    assert compute == 8 * 10 + 3 * 3 + 100 * (10 + 10 + 11)
+    assert plans[0].floor_of(Batch(Phase.DECODE, (others,))).seconds == 110
     cut = replace(part(9, 2, num_drafts=1), num_wanted=3)  # by a grammar, when all had been made
-    assert FloorPlan(size, BYTES, drafting).floor_of(Batch(Phase.DECODE, (cut,))).seconds == 110 + 3 * 45 + 1000 * 33
+    assert plans[0].floor_of(Batch(Phase.DECODE, (cut,))).seconds == 110 + 3 * 45 + 1000 * 33
 
 
 def test_the_head_takes_part_where_logits_are_needed() -> None:
     size = ModelSize(layer_bytes=0, layer_flops=0, head_bytes=10, head_flops=3, attention=())
-    assert floor_of(size, BYTES, part(0, 5, samples=False)).seconds == 0
-    assert floor_of(size, FLOPS, part(0, 5, samples=False)).seconds == 0
-    assert floor_of(size, FLOPS, part(0, 5, prompt_logprobs=0)).seconds == 15
+    assert floor_of(size, ONE_BYTE_PER_SECOND, part(0, 5, samples=False)).seconds == 0
+    assert floor_of(size, ONE_FLOP_PER_SECOND, part(0, 5, samples=False)).seconds == 0
+    assert floor_of(size, ONE_FLOP_PER_SECOND, part(0, 5, prompt_logprobs=0)).seconds == 15
 
 
 def test_the_last_layer_is_multiplied_where_logits_are_needed() -> None:
@@ -65,16 +66,16 @@ def test_the_last_layer_is_multiplied_where_logits_are_needed() -> None:
         (part(2, 3, num_drafts=1), 2, 4 + 5),
     ]:
         expected = 3 * 5 + num_scored * 2 + 100 * (3 + 4 + 5) + 1000 * scored_pairs
-        assert floor_of(size, FLOPS, request).seconds == expected
+        assert floor_of(size, ONE_FLOP_PER_SECOND, request).seconds == expected
 
 
 def test_tokens_read_the_experts_that_they_choose() -> None:
     size = ModelSize(
         layer_bytes=5, layer_flops=0, expert_bytes=800, expert_share=0.25, head_bytes=0, head_flops=0, attention=()
     )
-    assert floor_of(size, BYTES, part(3, 1)).seconds == 5 + 200
-    assert floor_of(size, BYTES, part(3, 1), part(4, 1)).seconds == 5 + 200 + 150
-    assert floor_of(size, BYTES, part(0, 1000)).seconds == pytest.approx(805)
+    assert floor_of(size, ONE_BYTE_PER_SECOND, part(3, 1)).seconds == 5 + 200
+    assert floor_of(size, ONE_BYTE_PER_SECOND, part(3, 1), part(4, 1)).seconds == 5 + 200 + 150
+    assert floor_of(size, ONE_BYTE_PER_SECOND, part(0, 1000)).seconds == pytest.approx(805)
 
 
 @given(
@@ -91,16 +92,16 @@ def test_attention_reads_each_position_once_and_multiplies_every_pair(
     ]
     parts = [part(*chunk) for chunk in chunks]
     num_positions = sum(len(set().union(*ranges)) for ranges in seen)
-    assert floor_of(size, BYTES, *parts).seconds == 2 * num_positions
-    assert floor_of(size, FLOPS, *parts).seconds == 3 * sum(len(x) for ranges in seen for x in ranges)
+    assert floor_of(size, ONE_BYTE_PER_SECOND, *parts).seconds == 2 * num_positions
+    assert floor_of(size, ONE_FLOP_PER_SECOND, *parts).seconds == 3 * sum(len(x) for ranges in seen for x in ranges)
 
 
 def test_a_stream_begins_at_its_first_token() -> None:
     size = ModelSize(
         layer_bytes=100, layer_flops=7, head_bytes=10, head_flops=3, attention=(AttentionSize(None, 2, 5),)
     )
-    assert FloorPlan(size, BYTES).floor_of_first_token().seconds == 112
-    assert FloorPlan(size, FLOPS).floor_of_first_token().seconds == 15
+    assert FloorPlan(size, ONE_BYTE_PER_SECOND).floor_of_first_token().seconds == 112
+    assert FloorPlan(size, ONE_FLOP_PER_SECOND).floor_of_first_token().seconds == 15
 
 
 def test_what_takes_longer_is_the_bound() -> None:
