@@ -4,50 +4,7 @@ With few rows a linear layer should read its weights at the speed of memory, wit
 of the cores. Both ceilings are measured in the same run, and contenders take turns, so the ratios hold on a busy
 machine, too. Every call takes another layer's weights, as in a model, so that few rows read memory and no cache.
 
-Many rows are bound by the L2 cache: four tiles of operands take 17 ns to multiply and 40 ns to load from there, so
-pieces along K are short enough for the L1 cache. Pieces of 320 to 448 instead of 256, and blocks of 16 panels, were
-slower; prefetches gained little in pages of 4 KiB, and nothing where they asked for every second line only. A function
-pointer in the place of an `if` cost a fifth. For few rows each thread reads a run of panels of its own: handing them
-out in turn made steps of one row 2 % slower in bfloat16, 6 % with 8 bits and 12 % with 4.
-
-With AVX512, numbers of bfloat16 lie in 12 bits, exactly (`kernels/coded_numbers.h`), and are expanded on the way. With
-AMX a step of 32 columns and 32 of K takes 17 ns to expand, 53 to read, and its products for 32 rows 28, most of it at
-the same time. One row takes 0.75 to 0.8 times as long as without, 32 rows 0.83, more than 64 rows 1.03 to 1.08: they
-are bound by arithmetic. Expanding whole pieces before they are multiplied made one row 15 % slower; into a buffer of
-all pieces of a block, which does not fit into the L1 cache, expanding took 43 ns. With vectors 1 to 12 rows take 0.76
-times as long, 32 rows 1.03, 256 rows 1.02.
-
-Vectors: where rows do not fit into one tile, what matters is that memory never rests. Reading a panel in the first pass
-over it and multiplying in the others took 12 rows a third longer than one; now each pass asks for a share of the next
-piece. A share must be spread over the whole pass: two lines a step, and none at its end, cost a fifth. Tiles of 8 rows
-and 48 columns were as fast as 6 and 64, but a panel of 48 has gates without their partners and no whole unit of coded
-numbers. Pieces of 64 to 256 pairs along K, and tasks of 96 to 512 rows, differed by less than the noise, 64 pairs aside
-(5 % slower). Without a dot product of bfloat16, pairs along K widen with one instruction where a column of K took two:
-many rows took a fifth less time with AVX512, a third with AVX2.
-
-Quantized layers multiply integers. For a few rows, memory is slower than that: codes of 8 bits are multiplied where
-they lie, which reads at the speed of memory, where expanding them to bfloat16 took 1.3 times as long. For many rows AMX
-tiles multiply, and what their sums cost decides: of 115 ns for 16 rows, 32 columns and 128 along K at 8 bits, products
-take 75, storing their sums 13 and scaling them 27, and none of it overlaps, for after an instruction of tiles a core's
-vector units run at half their rate for a while. So scales are shared by 256 along K: sums per 128 took 30 % longer, per
-64 (at 4 bits) twice as long. Narrower vectors, smaller shares between products, one more group between products and
-their sums, and tiles that are not cleared made no difference.
-
-Without AMX, vectors multiply integers of many rows, too, and loads decided: for each column tile by itself 12 products
-took 13 loads, and both tiles of a panel at once take 14 for 24. That and, at 4 bits, expanding a panel once for 128
-rows and not in every pass took 128 rows from 814 to 587 us at 8 bits and from 523 to 374 at 4 (2,048 columns and 896
-along K, in the L2 cache).
-
-Panels of integers that come from memory are read as they lie there: both tiles at once, a kilobyte apart, one row read
-them at 0.77 of the rate of torch's sum, not 0.87, and 8 rows at 0.68, not 0.80.
-
-How bytes are asked for counts as much. Few rows ask for every line, 1 KiB ahead into the L1 and 3 KiB into the L2
-cache. Tiles take a step's bytes at once and pause: they ask for the next piece, a share with each step, into the L2
-cache, which read up to a fifth faster than asking 1 to 14 KiB ahead in either cache. Coded panels of one tile of rows
-are read as evenly as by vectors, and ask like those. Asking past the L2 cache (`prefetchnta`), to leave it to rows and
-sums, made a step of one row take 1.8 times as long. Threads that wait while another one attends can ask for the first
-512 KiB of what they multiply next: 1 %, not worth its code. Many rows that another core has just written cost the layer
-after a gated one 15 %; asking for those of the next piece saved that, and cost as much where they were at hand.
+`docs/kernels.md` says what was learnt with it: what bounds the kernels, and what did not help.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""README.md says what is true: its commands run against a real server, its tables are those of the code."""
+"""The documentation is true: examples run against a real server, tables are those of the code, links lead somewhere."""
 
 import os
 import re
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -20,13 +21,18 @@ from server.metrics import Metrics
 from server.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("loadtest/*.md")]
+}
+API = PAGES["docs/api.md"]
+EXAMPLES = PAGES["README.md"] + API  # in the order in which they are read
 START_TIMEOUT_S = 240  # the first start of all compiles the kernels
 
 
 def blocks(language: str) -> list[str]:
-    """The contents of the fenced blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    """The contents of the examples in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", EXAMPLES, re.MULTILINE | re.DOTALL)
 
 
 def names_in(text: str) -> set[str]:
@@ -114,24 +120,47 @@ def test_the_order_is_an_order(url: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(START_TIMEOUT_S)
 def test_endpoints_are_those_that_exist(url: str) -> None:
-    table = README.partition("## Endpoints")[2].partition("\n\nParameters")[0]
+    table = API.partition("\n## Endpoints")[2].partition("\n## ")[0]
     listed = set(re.findall(r"[` ](/[\w/{}]+)", table))
     assert listed == httpx.get(f"{url}/openapi.json").json()["paths"].keys() | {"/docs"}
 
 
 def test_settings_are_those_that_exist() -> None:
-    table = README.partition("## Settings")[2].partition("## Models")[0]
-    assert [line for line in table.splitlines() if line.startswith("|")] == flag_table()
+    assert [line for line in PAGES["docs/settings.md"].splitlines() if line.startswith("|")] == flag_table()
 
 
 def test_metrics_are_those_that_exist() -> None:
     families = text_string_to_metric_families(Metrics("model", with_vllm_names=False).render().decode())
     exposed = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
-    assert set(re.findall(r"`(twostep_\w+)`", README)) - exposed == set()
+    named = {name for text in PAGES.values() for name in re.findall(r"`(twostep_\w+)`", text)}
+    assert len(named) > 30
+    assert named - exposed == set()
 
 
 def test_make_targets_are_those_that_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    texts = [README, (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")]
-    named = {name for text in texts for name in re.findall(r"(?:^ *|`)make (\w+)", text, re.MULTILINE)}
+    named = {name for text in PAGES.values() for name in re.findall(r"(?:^ *|`)make (\w+)", text, re.MULTILINE)}
     assert named - targets == set()
+
+
+def test_programs_are_those_that_exist() -> None:
+    program = re.compile(r"(?:python -m |`)((?:tests|benchmarks)\.[\w.]*\w)")
+    named = {name for text in PAGES.values() for name in program.findall(text)}
+    assert len(named) > 10
+    assert {name for name in named if find_spec(name) is None} == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", PAGES[page], flags=re.MULTILINE | re.DOTALL)
+    for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", text):
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), path
+        if anchor:
+            assert anchor in anchors(PAGES[str(target.resolve().relative_to(ROOT))]), f"{path}#{anchor}"
+
+
+def anchors(text: str) -> set[str]:
+    """What GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
