@@ -1,6 +1,6 @@
 """A weight in the form its multiplication wants, and the product whose every row is the same whatever the others are.
 
-Two implementations of one interface: the C++ kernel, and torch with a fixed number of rows.
+Two implementations of one interface: the C++ kernel, and torch with a fixed number of rows (`engine.fixed_tiles`).
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,9 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from engine.fixed_tiles import FixedTileWeight
+
 __all__ = [
-    "FixedTileWeight",
     "KernelWeight",
     "PackedWeight",
     "WeightHandle",
@@ -18,8 +19,6 @@ __all__ = [
     "multiply_rows",
     "pack_weight",
 ]
-
-TILE_ROWS = 16  # rows of every matrix product of FixedTileWeight
 
 
 class PackedWeight(Protocol):
@@ -79,50 +78,6 @@ class KernelWeight:
     @property
     def nbytes(self) -> int:
         return self.packed.nbytes
-
-
-class FixedTileWeight:
-    """Multiplies through torch, any device and dtype, always exactly TILE_ROWS rows at a time.
-
-    Torch's libraries choose their sum order by the number of rows and of threads. With both fixed (the last tile is
-    filled up with zeros, a process keeps its number of threads), the order is fixed, too.
-    """
-
-    def __init__(self, weight: Tensor) -> None:  # [N, K]
-        self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
-        self._is_prepacked = _can_prepack(weight)
-        dense = weight.detach().contiguous()
-        self._weight: Tensor = (
-            torch.ops.mkldnn._reorder_linear_weight(dense, TILE_ROWS) if self._is_prepacked else dense
-        )
-
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        num_rows = x.shape[0]
-        padded = nn.functional.pad(x, (0, 0, 0, -num_rows % TILE_ROWS)).contiguous()
-        bias = None if bias is None else bias.contiguous()  # oneDNN takes no notice of a bias's stride
-        out = x.new_empty(padded.shape[0], self.shape[0])
-        for start in range(0, num_rows, TILE_ROWS):
-            # rows [start, start + TILE_ROWS) of padded and out
-            out[start : start + TILE_ROWS] = self._multiply_tile(padded[start : start + TILE_ROWS], bias)
-        return out[:num_rows]
-
-    def _multiply_tile(self, tile: Tensor, bias: Tensor | None) -> Tensor:
-        if self._is_prepacked:
-            return cast(Tensor, torch.ops.mkldnn._linear_pointwise(tile, self._weight, bias, "none", [], ""))
-        return nn.functional.linear(tile, self._weight, bias)
-
-    @property
-    def nbytes(self) -> int:
-        return self.shape.numel() * self.dtype.itemsize
-
-
-def _can_prepack(weight: Tensor) -> bool:
-    """Whether oneDNN has a layout of its own for this weight: faster, and in float32 free of the thread count."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    if weight.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight.dtype == torch.float32
 
 
 class WeightHandle:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from engine.errors import ModelError
+from engine.fixed_tiles import FixedTileWeight
 from engine.integer_levels import LeveledMatrix, to_levels
-from engine.packed_weight import FixedTileWeight, check_rows
+from engine.packed_weight import check_rows
 from engine.quantization import NUM_REFITS, QuantizedMatrix, dequantize, map_rows, quantize
 
 __all__ = ["KernelQuantizedWeight", "TorchQuantizedWeight"]

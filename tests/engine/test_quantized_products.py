@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from engine import hadamard
+from engine.fixed_tiles import FixedTileWeight
 from engine.integer_levels import LeveledMatrix, to_levels
 from engine.kernels import load_kernels
-from engine.packed_weight import FixedTileWeight
 from engine.quantization import BITS, QuantizedMatrix, quantize
 from engine.quantized_weight import KernelQuantizedWeight, TorchQuantizedWeight
 from engine.rounded_rows import LARGEST, ROW_GROUP_SIZE, round_rows
