@@ -103,7 +103,7 @@ def test_curl_prints_what_is_shown(url: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(START_TIMEOUT_S)
 def test_the_python_example_prints_the_same_text_twice(url: str) -> None:
-    example, _ = blocks("python")
+    example, *_ = blocks("python")
     output = run([sys.executable, "-c"], example, url)
     half = len(output) // 2
     assert output[:half] == output[half + 1 :] != ""  # between the two: the first one's end of line
@@ -112,9 +112,24 @@ def test_the_python_example_prints_the_same_text_twice(url: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(START_TIMEOUT_S)
 def test_the_order_is_an_order(url: str) -> None:
-    client, order = blocks("python")
+    client, order, *_ = blocks("python")
     output = run([sys.executable, "-c"], client + order, url)  # the order comes after a text that may end anywhere
     assert re.search(r"item='(tea|coffee)' cups=[1-9]\n\Z", output)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(START_TIMEOUT_S)
+def test_a_tool_is_called_and_its_result_is_told(url: str) -> None:
+    client, _, tools, _ = blocks("python")
+    output = run([sys.executable, "-c"], client + tools, url)
+    assert re.search(r"weather {'city': '(Oslo|Rome)', 'degrees': 21} .", output)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(START_TIMEOUT_S)
+def test_the_other_client_is_answered(url: str) -> None:
+    *_, anthropic = blocks("python")
+    assert "toy" in run([sys.executable, "-c"], anthropic, url)
 
 
 @pytest.mark.slow
