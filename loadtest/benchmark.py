@@ -85,8 +85,11 @@ class Benchmark:
                 await _all_sent(load(), sink)
             finally:
                 cpu_s, wall_s = time.process_time() - began_cpu_s, time.perf_counter() - began_s
-                after = await settled_snapshot(lambda: read_snapshot(client))
-                result.end_run(RunResult(sink.groups, cpu_s, wall_s, sink.num_in_flight), before, after)
+                run, after = RunResult(sink.groups, cpu_s, wall_s, sink.num_in_flight), None
+                try:
+                    after = await settled_snapshot(lambda: read_snapshot(client))
+                finally:  # what is measured counts, also where nobody waits for the counters
+                    result.end_run(run, before, after)
 
     async def _warm_up(
         self, result: TargetResult, send: Sender, main: Iterator[RequestSpec], longs: Iterator[RequestSpec]

@@ -1,50 +1,9 @@
 import json
-import os
-import signal
-import threading
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from loadtest.cli import main
 from tests.loadtest.fake_server import FakeServer, running
-
-QUICK = ("--max-tokens", "4", "--prompt-len", "3", "--requests", "6", "--concurrency", "2", "--quiet")
-
-
-class Run:
-    """One run of the program: its exit code, what it printed, and the document in its last line."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> None:
-        self.code = main(list(arguments))
-        self.out, self.err = capsys.readouterr()
-
-    @property
-    def document(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out.splitlines()[-1])
-        return found
-
-    @property
-    def group(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.document["urls"][0]["groups"]["all"]
-        return found
-
-
-def after_requests(fake: FakeServer, num: int, act: Callable[[], object]) -> None:
-    """Acts from a thread once the server has seen so many requests."""
-
-    def watch() -> None:
-        while len(fake.bodies) < num:
-            time.sleep(0.01)
-        act()
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-Capture = pytest.CaptureFixture[str]
+from tests.loadtest.program import QUICK, Capture, Run
 
 
 def test_a_run_ends_with_one_document_that_counts_every_request_and_token(capsys: Capture) -> None:
@@ -218,49 +177,6 @@ def test_decoders_that_no_long_prompt_disturbed_are_warned_of(capsys: Capture) -
     with running(FakeServer()) as fake:
         run = Run(capsys, fake.url, "--scenario", "S5", "--max-tokens", "2", "--quiet")
     assert any("before a long prompt arrived" in warning for warning in run.document["warnings"])
-
-
-def test_nobody_at_the_url_is_one_sentence_and_exit_code_2(capsys: Capture) -> None:
-    with running(FakeServer()) as fake:
-        pass
-    run = Run(capsys, fake.url, *QUICK)
-    assert run.code == 2
-    assert run.out == ""
-    assert run.err.startswith(f"loadtest: cannot connect to {fake.url}: connection refused")
-    assert run.err.count("\n") == 1
-
-
-def test_flags_that_do_not_go_together_are_exit_code_2(capsys: Capture) -> None:
-    assert Run(capsys, "http://a", "--prefix-len", "5").code == 2
-    assert Run(capsys, "nonsense").code == 2
-
-
-def test_an_interrupt_keeps_what_was_measured(capsys: Capture) -> None:
-    with running(FakeServer(gap_s=0.01)) as fake:
-        after_requests(fake, 8, lambda: os.kill(os.getpid(), signal.SIGINT))
-        run = Run(capsys, fake.url, *QUICK[:4], "--duration", "60", "--concurrency", "2", "--quiet")
-    assert run.code == 130
-    assert run.document["is_interrupted"]
-    assert run.group["requests"]["ok"] >= 1
-    assert "Interrupted" in run.out
-    assert run.document["urls"][0]["num_interrupted"] == 2
-
-
-def test_a_server_that_goes_away_ends_the_run_with_what_was_measured(capsys: Capture) -> None:
-    with running(FakeServer(gap_s=0.01)) as fake:
-        after_requests(fake, 8, fake.stop)
-        run = Run(capsys, fake.url, *QUICK[:4], "--duration", "60", "--concurrency", "2", "--quiet")
-    assert run.code == 2
-    assert "went away: connection refused" in run.err
-    assert run.document["error"] in run.err
-    assert run.group["requests"]["ok"] >= 1
-
-
-def test_the_document_also_goes_to_a_file(capsys: Capture, tmp_path: Path) -> None:
-    with running(FakeServer()) as fake:
-        run = Run(capsys, fake.url, *QUICK, "--json", str(tmp_path / "x.json"))
-        assert Run(capsys, fake.url, *QUICK, "--json", str(tmp_path / "no" / "x.json")).code == 2
-    assert json.loads((tmp_path / "x.json").read_text()) == run.document
 
 
 def test_secrets_are_not_in_the_report(capsys: Capture) -> None:
