@@ -56,14 +56,16 @@ class CompletionsClient:
         self._head = self._request_head()
 
     async def __call__(self, spec: RequestSpec, due_s: float | None = None) -> Record:
-        """Sends the request, again after each 429 when that is asked for, and never longer than the time limit."""
+        """Sends the request, again after each 429 when that is asked for. All attempts together keep to the time limit;
+        only a handshake has one of its own."""
         began_s = time.perf_counter()
+        deadline_s = began_s + self._options.timeout_s
         message = self._message(spec)
         num_retries, retry_wait_s = 0, 0.0
         while True:
-            reply = await self._attempt(message)
+            reply = await self._attempt(message, deadline_s)
             wait_s = reply.retry_after_s if reply.retry_after_s is not None else _DEFAULT_RETRY_AFTER_S
-            is_late = reply.ended_s + wait_s - began_s > self._options.timeout_s
+            is_late = reply.ended_s + wait_s > deadline_s
             if reply.outcome is not Outcome.REJECTED or not self._options.retry_429 or is_late:
                 break
             await asyncio.sleep(wait_s)
@@ -79,7 +81,7 @@ class CompletionsClient:
             num_prompt_tokens=None if isinstance(spec.prompt, str) else len(spec.prompt),
         )
 
-    async def _attempt(self, message: bytes) -> Reply:
+    async def _attempt(self, message: bytes, deadline_s: float) -> Reply:
         began_s = time.perf_counter()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -90,7 +92,7 @@ class CompletionsClient:
         outcome, why = None, ""
         try:
             transport.write(message)
-            async with asyncio.timeout(self._options.timeout_s):
+            async with asyncio.timeout(deadline_s - sent_s):
                 await reader.ended
         except TimeoutError:
             outcome, why = Outcome.TIMEOUT, f"no end within {self._options.timeout_s:g} s"

@@ -158,6 +158,13 @@ def test_retries_end_with_the_time_limit() -> None:
     assert record.num_retries <= 2
 
 
+def test_the_time_limit_is_of_all_attempts_together() -> None:
+    fake = FakeServer(num_rejections=1, retry_after_s=0.6, gap_s=60)
+    record = sent(fake, WireOptions(retry_429=True, timeout_s=1.0))
+    assert record.reply.outcome is Outcome.TIMEOUT
+    assert record.reply.ended_s - record.reply.sent_s < 0.5
+
+
 def test_the_latencies_of_a_retried_request_are_those_of_its_last_attempt() -> None:
     record = sent(FakeServer(num_rejections=1, retry_after_s=0.2), WireOptions(retry_429=True))
     assert record.reply.sent_s - record.began_s >= 0.2
