@@ -1,5 +1,6 @@
 """How much memory is left for the KV cache, and which errors say that there was too little."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -16,7 +17,9 @@ def available_bytes(device: torch.device) -> int:
 
 
 def is_memory_shortage(error: Exception) -> bool:
-    """On the CPU torch raises a plain RuntimeError."""
+    """On the CPU torch raises a plain RuntimeError, and `mmap` an OSError."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
@@ -28,15 +31,16 @@ def _system_available_bytes() -> int:
 def _cgroup_available_bytes() -> int:
     """What the cgroup (v2) of this container still allows; unlimited where there is none.
 
-    Files that were read, like the checkpoint, count as its memory until something else needs the room. What of them
-    nobody uses is left out, as in the working set of Kubernetes.
+    Files that were read, like the checkpoint, count as its memory until something else needs the room: they are left
+    out, as they are in MemAvailable.
     """
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         current = int((_CGROUP / "memory.current").read_text())
     except (OSError, ValueError):
         return 1 << 62
-    used = max(0, current - _figure(_CGROUP / "memory.stat", "inactive_file"))
+    stat = _CGROUP / "memory.stat"
+    used = max(0, current - _figure(stat, "inactive_file") - _figure(stat, "active_file"))
     return 1 << 62 if limit == "max" else max(0, int(limit) - used)
 
 

@@ -60,15 +60,22 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
 
 
 def _new_cache(config: EngineConfig, model: LoadedModel, num_blocks: int) -> KVCache:
+    """On the CPU, memory that is not there would be given all the same, and end the process once it is used."""
+    num_bytes = num_blocks * bytes_per_block(model.layers, config.block_size, model.dtype)
+    available = available_bytes(model.device)
+    shortage = ModelMemoryError(
+        f"There is not enough memory for a KV cache of {num_blocks:,} blocks of {config.block_size} tokens: it takes "
+        f"{num_bytes / 2**20:,.0f} MiB, and {available / 2**20:,.0f} MiB are available. "
+        "Free some, or give it less with --kv-cache-memory-bytes or --num-gpu-blocks-override."
+    )
+    if model.device.type == "cpu" and num_bytes > available:
+        raise shortage
     try:
         return KVCache(model.layers, num_blocks, config.block_size, model.dtype, model.device)
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, OSError) as error:
         if not is_memory_shortage(error):
             raise
-        raise ModelMemoryError(
-            f"There is not enough memory for a KV cache of {num_blocks} blocks of {config.block_size} tokens. "
-            "Free some, or give it less with --kv-cache-memory-bytes."
-        ) from error
+        raise shortage from error
 
 
 def _max_model_len(config: EngineConfig, model: LoadedModel) -> int:

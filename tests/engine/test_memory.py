@@ -19,7 +19,7 @@ FILES = {
     ("changed", "available"),
     [
         ({}, 100_000),
-        ({"memory.stat": "anon 1\nfile 800000\ninactive_file 700000\nactive_file 100000\n"}, 800_000),
+        ({"memory.stat": "anon 1\nfile 800000\ninactive_file 700000\nactive_file 100000\n"}, 900_000),
         ({"memory.stat": "inactive_file 900001\n"}, 1_000_000),
         ({"memory.stat": ""}, 100_000),
         ({"memory.current": "1000001\n"}, 0),

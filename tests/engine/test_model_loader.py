@@ -11,6 +11,7 @@ import transformers
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError, ModelError, ModelMemoryError, UnsupportedModelError
+from engine.huge_pages import empty_in_huge_pages
 from engine.kernel_layer import KernelDecoderLayer
 from engine.kernels import load_kernels
 from engine.model_loader import LoadedModel, load_model
@@ -106,7 +107,13 @@ def allocate_in_python(*_: Any) -> None:
     raise MemoryError
 
 
-@pytest.mark.parametrize("allocate", [allocate_on_the_cpu, allocate_on_a_gpu, allocate_in_python])
+def allocate_in_huge_pages(*_: Any) -> None:
+    empty_in_huge_pages((1 << 60,), torch.int8, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "allocate", [allocate_on_the_cpu, allocate_on_a_gpu, allocate_in_python, allocate_in_huge_pages]
+)
 @pytest.mark.parametrize("where", ["model_loader._load_weights", "model_setup.KVCache"])
 def test_a_lack_of_memory_is_no_damage(
     where: str, allocate: Callable[..., None], llama: Path, monkeypatch: pytest.MonkeyPatch
@@ -200,6 +207,15 @@ def test_a_context_the_user_asked_for_must_fit_the_kv_cache(llama: Path) -> None
 
 def test_the_models_own_context_is_lowered_to_what_fits(llama: Path) -> None:
     assert engine_over(llama, num_blocks=4).info.max_model_len == 64
+
+
+@pytest.mark.parametrize("size", [{"kv_cache_bytes": 10 << 20}, {"num_blocks": 1000}])
+def test_a_kv_cache_must_fit_into_what_is_available(
+    size: dict[str, int], llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.model_setup.available_bytes", lambda _: 5 << 20)
+    with pytest.raises(ModelMemoryError, match=r"and 5 MiB are available.*--kv-cache-memory-bytes or --num-gpu-blocks"):
+        engine_over(llama, **size)
 
 
 def test_no_room_for_a_single_block_is_refused(llama: Path) -> None:
