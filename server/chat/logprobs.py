@@ -15,7 +15,8 @@ class ChatLogprobsFormatter:
         self._names_as_ids = names_as_ids
 
     def format(self, scores: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        return {"content": [self._entry(score) for score in scores]}
+        """An iterator: entries are made when they are told."""
+        return {"content": (self._entry(score) for score in scores)}
 
     def _entry(self, score: TokenLogprobs) -> dict[str, Any]:
         top = [self._scored(token_id, logprob) for token_id, logprob in score.top[: self._num_top]]

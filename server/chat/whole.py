@@ -25,12 +25,17 @@ async def whole_response(
 ) -> Response:
     """`outputs` are those of each choice."""
     body: dict[str, Any] = dict(plan.head)
-    body["choices"] = [await json_of(choice.whole(own)) for choice, own in zip(choices, outputs, strict=True)]
+    body["choices"] = [await _json_of(choice.whole(own)) for choice, own in zip(choices, outputs, strict=True)]
     timings = tally.timings()  # after the choices, which count reasoning for the usage
     first = next((own[0] for own in outputs if own[0].prompt_logprobs is not None), outputs[0][0])
     body |= prompt_fields(plan, first, tokenizer) | {"usage": tally.usage(), "timings": timings}
     await encode_iterators(body)
     return Response(msgspec.json.encode(body), media_type="application/json", headers=complete_headers(timings))
+
+
+async def _json_of(choice: dict[str, Any]) -> msgspec.Raw:
+    await encode_iterators(choice["logprobs"] or {})
+    return await json_of(choice)
 
 
 def prompt_fields(plan: ChatPlan, first: RequestOutput, tokenizer: Tokenizer) -> dict[str, Any]:

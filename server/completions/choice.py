@@ -33,7 +33,7 @@ class ChoiceFormatter:
         return [self.format(output)]
 
     def format(self, output: RequestOutput) -> dict[str, Any]:
-        """The prompt's scores are iterators: they are made when they are told."""
+        """Scores are iterators: they are made when they are told."""
         request = self._request
         choice: dict[str, Any] = {"index": self._index, "text": output.text, "logprobs": None, "finish_reason": None}
         if self._logprobs is not None:

@@ -38,7 +38,7 @@ class LogprobsFormatter:
         return {
             "tokens": [self._name(score.token_id) for score in scores],
             "token_logprobs": [finite(score.logprob) for score in scores],
-            "top_logprobs": [self._top(score) for score in scores],
+            "top_logprobs": (self._top(score) for score in scores),
             "text_offset": [self._advance(score.token_id) for score in scores],
         }
 

@@ -1,6 +1,6 @@
 """The items of a response's output: each as events while it is written, and whole."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ class Scores:
     def __init__(self) -> None:
         self._waiting: list[dict[str, Any]] = []
 
-    def add(self, entries: Sequence[dict[str, Any]]) -> None:
+    def add(self, entries: Iterable[dict[str, Any]]) -> None:
         self._waiting += entries
 
     def take(self) -> list[dict[str, Any]]:
@@ -109,13 +109,13 @@ class TextItem:
             "type": self._kind.part_type,
             "text": self._text,
             **self._kind.part,
-            **self._scored(list(self._told)),
+            **self._scored(iter(self._told[:])),  # a list that is made when it is told
         }
 
     def _event(self, name: str, **fields: Any) -> Event:
         return self._place.event(f"{self._kind.part_type}.{name}", content_index=0, **fields)
 
-    def _scored(self, scores: list[dict[str, Any]]) -> dict[str, Any]:
+    def _scored(self, scores: Iterable[dict[str, Any]]) -> dict[str, Any]:
         return {"logprobs": scores} if self._kind.is_scored else {}
 
 

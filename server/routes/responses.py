@@ -4,7 +4,7 @@ import asyncio
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.plan import plan_chat
@@ -20,10 +20,10 @@ from server.protocol.responses import ResponsesRequest
 from server.record import record_of
 from server.responses.head import response_head
 from server.responses.translate import RENAMING, to_chat
+from server.responses.whole import whole_response
 from server.responses.writer import ResponseWriter
 from server.routes.documented import error_responses
 from server.routes.generation_route import GenerationRoute
-from server.timings import complete_headers
 
 router = APIRouter(route_class=GenerationRoute, tags=["OpenAI"])
 
@@ -55,5 +55,4 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
         writer.add(output)
         await asyncio.sleep(0)
     writer.end()
-    answer_body = writer.whole()
-    return JSONResponse(answer_body, headers=complete_headers(answer_body["timings"]))
+    return await whole_response(writer.whole())

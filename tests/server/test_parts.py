@@ -73,7 +73,7 @@ class TestLogprobs:
     def test_only_as_many_are_told_as_asked_for(self) -> None:
         """The engine may have been asked for more, by `prompt_logprobs` beside `logprobs`."""
         score = TokenLogprobs(65, -1.0, 1, ((65, -1.0), (66, -2.0), (67, -3.0)))
-        assert self.formatter(2).generated([score])["top_logprobs"] == [{"A": -1.0, "B": -2.0}]
+        assert [*self.formatter(2).generated([score])["top_logprobs"]] == [{"A": -1.0, "B": -2.0}]
 
     def test_an_echo_that_lost_its_leading_space_moves_all_offsets(self) -> None:
         pieces = self.formatter().prompt([32, 65, 32, 66], [None] * 4, "A B")

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from engine.outputs import RequestOutput
 from server.chat.blocks import Event
+from server.chat.logprobs import ChatLogprobsFormatter
 from server.completions.logprobs import LogprobsFormatter
 from server.generation import logprobs
+from server.protocol.responses import LOGPROBS
 from server.responses.writer import ResponseWriter
 from server.sliced_json import json_list
 from server.sse import typed_event
@@ -114,12 +116,14 @@ def test_so_are_those_of_an_echo(server: LiveServer) -> None:
 ASKED: list[tuple[str, dict[str, Any], type | ModuleType, str]] = [
     *((path, {"prompt_logprobs": 2}, logprobs, "_by_id") for path in PROMPTS),
     ("/v1/completions", {"echo": True, "logprobs": 2}, LogprobsFormatter, "_top"),
+    ("/v1/completions", {"logprobs": 2, "max_tokens": 45}, LogprobsFormatter, "_top"),
+    ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2, "max_tokens": 45}, ChatLogprobsFormatter, "_entry"),
 ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("path", "asked", "place", "name"), ASKED)
-def test_the_scores_of_a_prompt_hold_up_nobody(
+def test_scores_hold_up_nobody(
     server: LiveServer,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
@@ -141,9 +145,34 @@ def test_the_scores_of_a_prompt_hold_up_nobody(
 
     monkeypatch.setattr(place, name, counted)
     watching = asyncio.run_coroutine_threadsafe(watch(), server.loop)
-    assert server.post_json(path, PROMPTS[path] | asked | {"max_tokens": 1, "stream": stream}).status_code == 200
+    assert server.post_json(path, PROMPTS[path] | {"max_tokens": 1, "stream": stream} | asked).status_code == 200
     watching.cancel()
     assert made[0] > 10 and {each // 10 for each in seen} >= {*range(made[0] // 10)}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "Hi", "logprobs": 2, "max_tokens": 45}),
+        ("/v1/chat/completions", PROMPTS["/v1/chat/completions"] | {"logprobs": True, "max_tokens": 45}),
+        ("/v1/responses", {"input": "Hi", "include": [LOGPROBS], "top_logprobs": 2, "max_output_tokens": 45}),
+    ],
+)
+def test_the_scores_of_an_answer_are_encoded_a_few_at_a_time(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    sizes, plain = list[int](), msgspec.json.encode
+
+    def encode(part: Any) -> bytes:
+        sizes.extend([len(part)] if isinstance(part, list) else [])
+        return plain(part)
+
+    monkeypatch.setattr(
+        "server.sliced_json.msgspec", SimpleNamespace(Raw=msgspec.Raw, json=SimpleNamespace(encode=encode))
+    )
+    answer = server.post_json(path, body).content
+    assert sizes == [10, 10, 10, 10, 5]
+    assert answer == plain(json.loads(answer))
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
