@@ -26,7 +26,7 @@ from engine.errors import (
 from engine.expiry import Expiry
 from engine.inspector import Inspector
 from engine.live_request import LiveRequest, news_of
-from engine.messages import AbortRequests, FromEngine, RequestRefused, RequestStates, StepUpdate
+from engine.messages import AbortRequests, FromEngine, RequestRefused, RequestsScheduled, RequestStates, StepUpdate
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from engine.request_view import RequestView
@@ -224,6 +224,8 @@ class AsyncEngine:
         self._watchdog.heard()
         if isinstance(message, StepUpdate):
             self._on_step(message)
+        elif isinstance(message, RequestsScheduled):
+            self._roster.on_scheduled(message.request_ids)
         elif isinstance(message, RequestRefused):
             self._roster.put(message.request_id, RequestError(message.message, message.param))
         elif isinstance(message, RequestStates):
@@ -264,8 +266,6 @@ class AsyncEngine:
         if self._supervisor.is_up:  # a dead engine's last words are no news of the present
             self._last_stats = step.stats
             self._observer.on_step(step.stats)
-        for engine_id in step.scheduled:
-            self._roster.on_scheduled(engine_id)
         for update in step.updates:
             self._roster.put(update.request_id, news_of(update, step.time_s))
 

@@ -158,19 +158,22 @@ class Engine:
         """Of those that are queued or running: one whose grammar is being compiled is neither."""
         return self._scheduler.inspect(request_ids)
 
-    def step(self) -> StepUpdate:
-        """Schedule, run, update. A step that raises ends its own requests with an error, and no others."""
+    def step(self, on_scheduled: Callable[[list[str]], None] = lambda _: None) -> StepUpdate:
+        """Schedule, run, update. A step that raises ends its own requests with an error, and no others. Before it runs,
+        `on_scheduled` is told of those that run for the first time, if there are any."""
         started_s = self._clock()
         self._admit_compiled()
         if running_ids := self._scheduler.running_ids:
             self._mark(running_ids)  # their grammars are asked for guesses
         batch = self._scheduler.schedule(started_s)
+        if newly_scheduled := self._scheduler.newly_scheduled:
+            on_scheduled(newly_scheduled)
         ran = self._run(batch) if batch else _Ran(None, [])
         ended_s = self._clock()
         self._has_unreported_aborts = False
         stats = self._stats(ran, ended_s - started_s)
         self._tracer.record(ended_s, ran.batch, stats)
-        return StepUpdate(ended_s, ran.updates, stats, self._scheduler.newly_scheduled)
+        return StepUpdate(ended_s, ran.updates, stats)
 
     def close(self) -> None:
         self._tracer.close()

@@ -1,8 +1,8 @@
 """The typed messages between the server process and the engine process, as msgpack over a local socket.
 
 To the engine:    Start (once, first), AddRequest, AbortRequests, InspectRequests, Shutdown
-From the engine:  EngineReady, StepUpdate (one per step), Heartbeat (once a second when idle), RequestRefused,
-                  RequestStates (one per InspectRequests), EngineFailure (last)
+From the engine:  EngineReady, RequestsScheduled (before a step), StepUpdate (one per step), Heartbeat (once a second
+                  when idle), RequestRefused, RequestStates (one per InspectRequests), EngineFailure (last)
 """
 
 import msgspec
@@ -73,14 +73,18 @@ class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the error is the request's own fault."""
 
 
+class RequestsScheduled(msgspec.Struct, frozen=True, tag=True):
+    """These run for the first time, in the step that begins now: it may take long."""
+
+    request_ids: list[str]
+
+
 class StepUpdate(msgspec.Struct, frozen=True, tag=True):
     """Everything one step made, for all requests; `time_s` is when its tokens came to exist."""
 
     time_s: float
     updates: list[RequestUpdate]
     stats: StepStats
-    scheduled: list[str] = []
-    """Requests that ran for the first time."""
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
@@ -128,4 +132,4 @@ class EngineFailure(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Start | AddRequest | AbortRequests | InspectRequests | Shutdown
-FromEngine = EngineReady | StepUpdate | Heartbeat | RequestRefused | RequestStates | EngineFailure
+FromEngine = EngineReady | RequestsScheduled | StepUpdate | Heartbeat | RequestRefused | RequestStates | EngineFailure

@@ -28,6 +28,7 @@ from engine.messages import (
     Heartbeat,
     InspectRequests,
     RequestRefused,
+    RequestsScheduled,
     RequestState,
     RequestStates,
     Shutdown,
@@ -68,7 +69,7 @@ class SteppingEngine(Protocol):
 
     def inspect(self, request_ids: Iterable[str]) -> list[RequestState]: ...
 
-    def step(self) -> StepUpdate: ...
+    def step(self, on_scheduled: Callable[[list[str]], None]) -> StepUpdate: ...
 
     def close(self) -> None: ...
 
@@ -147,12 +148,16 @@ def _wait_for_start(link: Link) -> Start | None:
 
 def _serve(engine: SteppingEngine, link: Link, marker: Marker) -> None:
     """Messages are handled between steps only. Waiting for one takes no CPU time but for the heart-beat."""
+
+    def tell_scheduled(request_ids: list[str]) -> None:
+        link.send(RequestsScheduled(request_ids))
+
     while True:
         for message in link.receive(0.0 if engine.has_work else HEARTBEAT_S):
             if isinstance(message, Shutdown):
                 return
             _handle(message, engine, link, marker)
-        link.send(engine.step() if engine.has_work else Heartbeat(time.monotonic()))
+        link.send(engine.step(tell_scheduled) if engine.has_work else Heartbeat(time.monotonic()))
 
 
 def _handle(message: ToEngine, engine: SteppingEngine, link: Link, marker: Marker) -> None:

@@ -1,6 +1,6 @@
 """All live requests, and which of them the engine process knows: it is told of each once, and its successor again."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from engine.errors import EngineFailedError, TwostepError
 from engine.live_request import LiveRequest, News
@@ -53,10 +53,10 @@ class Roster:
         self.go_on()
         return True
 
-    def on_scheduled(self, engine_id: str) -> None:
-        live = self._live.get(engine_id)
-        if live is not None:
-            live.expiry.on_scheduled()
+    def on_scheduled(self, engine_ids: Iterable[str]) -> None:
+        for engine_id in engine_ids:
+            if engine_id in self._live:
+                self._live[engine_id].expiry.on_scheduled()
 
     def put(self, engine_id: str, news: News | TwostepError) -> None:
         live = self._live.get(engine_id)

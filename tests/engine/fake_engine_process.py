@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -25,10 +25,10 @@ from engine.stats import PoolStats, StepStats
 from engine.step_floor import Ceilings, ModelSize
 from engine.step_marker import Marker, NullMarker
 
-PLAIN, SLOW, WAIT, RAISE, DIE, HANG, REFUSE, FAIL, BURST, PREFILL, EXIT, CRASH, STUMBLE, CHOKE = range(14)
+PLAIN, SLOW, WAIT, RAISE, DIE, HANG, REFUSE, FAIL, BURST, PREFILL, EXIT, CRASH, STUMBLE, CHOKE, LONG = range(15)
 """Tokens at once; every 20 ms; never; a step raises; the process is killed; hangs; the request is refused; fails in its
 second step; comes three tokens a step; is scheduled and gets no token; the process exits; crashes; is killed by the
-second token that it makes of the request; exits when told of the request."""
+second token that it makes of the request; exits when told of the request; tokens whose first takes half a second."""
 
 
 def info_of(config: EngineConfig) -> EngineInfo:
@@ -60,6 +60,7 @@ class FakeEngine:
         self.info = info_of(config)
         self._requests: dict[str, AddRequest] = {}
         self._num_done: dict[str, int] = {}
+        self._scheduled: set[str] = set()
         self._num_aborts = self._num_abort_messages = 0
         self._has_news = False
 
@@ -90,9 +91,10 @@ class FakeEngine:
         known = [name for name in ids if name in self._requests]
         return [RequestState(name, num_computed_tokens=self._num_done[name], num_blocks=len(ids)) for name in known]
 
-    def step(self) -> StepUpdate:
+    def step(self, on_scheduled: Callable[[list[str]], None]) -> StepUpdate:
         self._has_news = False
         self._marker.mark(list(self._requests))
+        self._schedule(on_scheduled)
         commands = {request.prompt_token_ids[-1] for request in self._requests.values()}
         if SLOW in commands:
             time.sleep(0.02)
@@ -110,8 +112,17 @@ class FakeEngine:
         if any(self._stumbles(request) for request in self._requests.values()):
             os.kill(os.getpid(), signal.SIGKILL)
         updates = [update for request in list(self._requests.values()) for update in self._updates_of(request)]
-        scheduled = [name for name, request in self._requests.items() if request.prompt_token_ids[-1] != WAIT]
-        return StepUpdate(time.monotonic(), updates, self._stats(), scheduled)
+        return StepUpdate(time.monotonic(), updates, self._stats())
+
+    def _schedule(self, on_scheduled: Callable[[list[str]], None]) -> None:
+        """New requests, and compute the prompts of those that are long."""
+        new = [name for name, each in self._requests.items() if each.prompt_token_ids[-1] != WAIT]
+        new = [name for name in new if name not in self._scheduled]
+        if new:
+            self._scheduled.update(new)
+            on_scheduled(new)
+        if any(self._requests[name].prompt_token_ids[-1] == LONG for name in new):
+            time.sleep(0.5)
 
     def close(self) -> None:
         pass

@@ -55,6 +55,14 @@ def test_without_a_token_it_ends_with_an_error(wanted: GenerationRequest, limits
     asyncio.run(check())
 
 
+def test_the_time_of_the_first_step_is_not_time_in_the_queue() -> None:
+    async def check() -> None:
+        async with running() as engine:
+            assert len(await collect(engine, limited(fake.LONG, max_queue_s=0.25, max_tokens=3))) == 3
+
+    asyncio.run(check())
+
+
 @pytest.mark.parametrize(("max_queue_s", "deadline_s"), [(0.01, None), (None, 0.01)])
 def test_who_would_wait_in_vain_is_refused(max_queue_s: float | None, deadline_s: float | None) -> None:
     async def check() -> None:

@@ -16,6 +16,7 @@ from engine.messages import (
     Heartbeat,
     InspectRequests,
     RequestRefused,
+    RequestsScheduled,
     RequestStates,
     Shutdown,
     Start,
@@ -88,8 +89,8 @@ def raising(error: Exception) -> Load:
 def test_one_message_per_step_carries_all_requests() -> None:
     link = ScriptedLink([START], [add("a"), add("b")], [], [Shutdown()])
     assert run(link, fake.load) == 0
-    ready, *steps = link.sent
-    assert isinstance(ready, EngineReady) and len(steps) == 2
+    ready, scheduled, *steps = link.sent
+    assert isinstance(ready, EngineReady) and scheduled == RequestsScheduled(["a", "b"]) and len(steps) == 2
     assert link.tokens() == [("a", [10]), ("b", [10]), ("a", [11]), ("b", [11])]
 
 
@@ -102,7 +103,9 @@ def test_all_waiting_messages_are_handled_before_the_next_step() -> None:
 def test_the_loop_waits_only_when_idle_and_then_sends_heartbeats() -> None:
     link = ScriptedLink([START], [], [add("a")], [], [], [Shutdown()])
     run(link, fake.load)
-    assert [type(message).__name__ for message in link.sent[1:]] == "Heartbeat StepUpdate StepUpdate Heartbeat".split()
+    assert [type(message).__name__ for message in link.sent[1:]] == [
+        *("Heartbeat", "RequestsScheduled", "StepUpdate", "StepUpdate", "Heartbeat")
+    ]
     assert [wait > 0 for wait in link.waits] == [True, True, True, False, True, True]
     assert isinstance(link.sent[1], Heartbeat) and link.sent[1].time_s > 0
 
@@ -110,8 +113,8 @@ def test_the_loop_waits_only_when_idle_and_then_sends_heartbeats() -> None:
 def test_a_question_is_answered_before_the_next_step() -> None:
     link = ScriptedLink([START], [add("a", max_tokens=9)], [InspectRequests(["a"])], [Shutdown()])
     run(link, fake.load)
-    assert [type(message).__name__ for message in link.sent[1:]] == ["StepUpdate", "RequestStates", "StepUpdate"]
-    assert isinstance(answer := link.sent[2], RequestStates) and answer.states[0].num_computed_tokens == 1
+    assert [type(message).__name__ for message in link.sent[2:]] == ["StepUpdate", "RequestStates", "StepUpdate"]
+    assert isinstance(answer := link.sent[3], RequestStates) and answer.states[0].num_computed_tokens == 1
 
 
 def test_an_abort_is_reported_in_the_next_step_even_if_nothing_is_left_to_do() -> None:

@@ -108,13 +108,23 @@ def test_preemptions_are_counted_and_the_queue_time_ends_at_the_first_schedule()
     assert last.stats.num_preemptions == requests["b"].num_preemptions > 0
 
 
-def test_a_step_names_the_requests_that_ran_for_the_first_time() -> None:
+def test_requests_that_run_for_the_first_time_are_named_once() -> None:
     engine = fake_engine(num_blocks=6, block_size=2, enable_prefix_caching=False)
     for name in "ab":
         add(engine, name, [ord(name) % 50] * 3, max_tokens=8)
-    named = [engine.step().scheduled for _ in range(40) if engine.has_work]
+    named: list[list[str]] = []
+    while engine.has_work:
+        engine.step(named.append)
     assert engine._scheduler.num_preemptions > 0
-    assert named == [["a", "b"]] + [[]] * (len(named) - 1)
+    assert named == [["a", "b"]]
+
+
+def test_who_is_scheduled_is_told_before_the_step_runs() -> None:
+    engine = fake_engine()
+    add(engine, "a")
+    num_run: list[int] = []
+    engine.step(lambda _: num_run.append(len(batches(engine))))
+    assert num_run == [0]
 
 
 def test_prefix_lookups_and_hits_are_counted_in_tokens() -> None:

@@ -21,6 +21,7 @@ from engine.messages import (
     Heartbeat,
     InspectRequests,
     RequestRefused,
+    RequestsScheduled,
     RequestState,
     RequestStates,
     RequestUpdate,
@@ -86,6 +87,7 @@ to_engine: dict[type, st.SearchStrategy[ToEngine]] = {
 }
 from_engine: dict[type, st.SearchStrategy[FromEngine]] = {
     EngineReady: st.builds(EngineReady, configs.map(fake.info_of)),
+    RequestsScheduled: st.builds(RequestsScheduled, st.lists(texts, max_size=3)),
     StepUpdate: st.builds(StepUpdate, times, st.lists(updates, max_size=3), stats),
     Heartbeat: st.builds(Heartbeat, times),
     RequestRefused: st.builds(RequestRefused, texts, texts, st.none() | texts),
