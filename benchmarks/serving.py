@@ -105,7 +105,7 @@ def wait_for_first_token(url: str, server: subprocess.Popen[bytes]) -> None:
 def put_load(server: Server, concurrency: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "loadtest", server.url, "--concurrency", str(concurrency), "--quiet"]
     sizes = ["--requests", str(concurrency), "--prompt-len", "64", "--max-tokens", "128", "--warmup", "2"]
-    output = subprocess.run([*command, *sizes], check=True, capture_output=True, text=True).stdout
+    output = subprocess.run([*command, *sizes, "--json", "-"], check=True, capture_output=True, text=True).stdout
     document: dict[str, Any] = json.loads(output.splitlines()[-1])
     return document
 

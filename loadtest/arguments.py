@@ -31,8 +31,8 @@ examples:
     python -m loadtest http://127.0.0.1:8000 --workload shared-prefix --prefix-len 1024 --prompt-len 1100
   what long prompts do to the streams of others
     python -m loadtest http://127.0.0.1:8000 --scenario S5 --vocab-size 32000
-  only the JSON document (the last line of stdout)
-    python -m loadtest http://127.0.0.1:8000 --quiet | tail -n 1
+  only the JSON document
+    python -m loadtest http://127.0.0.1:8000 --quiet --json - | tail -n 1
 
 exit codes: 0 measured, 1 nothing succeeded (or --strict and a warning), 2 usage or no server, 130 interrupted
 """
@@ -246,7 +246,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         metavar="MS",
         help="goodput: the 99th percentile of a good request's gaps is at most this",
     )
-    add("--json", metavar="FILE", help="write the JSON document also to FILE")
+    add("--json", metavar="FILE", help="write the JSON document to FILE; -: to stdout, as its last line")
     add("--quiet", action="store_true", help="no progress bar")
     add("--strict", action="store_true", help="exit with 1 when anything was warned of")
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from loadtest.arguments import parse_config
 from loadtest.benchmark import Benchmark
 from loadtest.document import document
-from loadtest.errors import LoadTestError
+from loadtest.errors import LoadTestError, UsageError
 from loadtest.event_loop import allow_many_connections, loop_factory
 from loadtest.findings import warnings_of
 from loadtest.progress import NoProgress, ProgressBar
@@ -24,12 +24,14 @@ from loadtest.report import print_report
 
 _WIDTH_WITHOUT_TERMINAL = 120
 _INTERRUPTED = 130
+_STDOUT = "-"  # as the name of a file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the program; returns its exit code."""
     try:
         config = parse_config(arguments)
+        _check_writable(config.json_file)
     except LoadTestError as error:
         return _fail(error)
     show_progress = sys.stderr.isatty() and not config.is_quiet
@@ -37,6 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         benchmark = Benchmark(config, progress)
         error_sentence = _run(benchmark)
     return _finish(benchmark, error_sentence)
+
+
+def _check_writable(path: str | None) -> None:
+    """UsageError before anything is measured. What a file holds stays there: this run may fail."""
+    if path not in (None, _STDOUT):
+        try:
+            open(path, "a").close()
+        except OSError as error:
+            raise UsageError(f"--json: cannot write {path}: {error.strerror}") from None
 
 
 def _run(benchmark: Benchmark) -> str | None:
@@ -75,22 +86,31 @@ def _finish(benchmark: Benchmark, error_sentence: str | None) -> int:
     warnings = warnings_of(benchmark)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
     print_report(console, benchmark, warnings)
-    text = json.dumps(document(benchmark, warnings, error_sentence), allow_nan=False)
-    if not sys.stdout.isatty():  # for people the tables say it all
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
     if config.json_file is not None:
-        try:
-            with open(config.json_file, "w", encoding="utf-8") as file:
-                file.write(f"{text}\n")
-        except OSError as error:
-            return _fail(f"cannot write {config.json_file}: {error.strerror}")
+        text = json.dumps(document(benchmark, warnings, error_sentence), allow_nan=False)
+        if problem := _write(config.json_file, text):
+            return _fail(problem)
     if benchmark.is_interrupted:
         return _INTERRUPTED
     if error_sentence is not None:
         return _fail(error_sentence)
     has_succeeded = all(any(summary.num_ok for summary in result.groups.values()) for result in benchmark.results)
     return 0 if has_succeeded and not (config.is_strict and warnings) else 1
+
+
+def _write(path: str, text: str) -> str:
+    """Empty, or why the text went to stdout instead of the file."""
+    problem = ""
+    if path != _STDOUT:
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(f"{text}\n")
+            return ""
+        except OSError as error:
+            problem = f"--json: cannot write {path}, so the document is on stdout: {error.strerror}"
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+    return problem
 
 
 def _fail(error: LoadTestError | str) -> int:

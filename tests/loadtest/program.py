@@ -20,7 +20,7 @@ class Run:
     """One run of the program: its exit code, what it printed, and the document in its last line."""
 
     def __init__(self, capsys: Capture, *arguments: str) -> None:
-        self.code = main(list(arguments))
+        self.code = main(["--json", "-", *arguments])
         self.out, self.err = capsys.readouterr()
 
     @property

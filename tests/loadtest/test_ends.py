@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadtest import benchmark
+from loadtest.cli import main
 from tests.loadtest.fake_server import FakeServer, running
 from tests.loadtest.program import QUICK, Capture, Run, after_requests
 
@@ -68,8 +69,41 @@ def test_a_server_that_goes_away_ends_the_run_with_what_was_measured(capsys: Cap
     assert run.group["requests"]["ok"] >= 1
 
 
-def test_the_document_also_goes_to_a_file(capsys: Capture, tmp_path: Path) -> None:
+def test_the_document_goes_where_it_is_asked_for_and_nowhere_else(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
     with running(FakeServer()) as fake:
-        run = Run(capsys, fake.url, *QUICK, "--json", str(tmp_path / "x.json"))
-        assert Run(capsys, fake.url, *QUICK, "--json", str(tmp_path / "no" / "x.json")).code == 2
-    assert json.loads((tmp_path / "x.json").read_text()) == run.document
+        assert main([fake.url, *QUICK]) == 0
+        assert "{" not in capsys.readouterr().out
+        run = Run(capsys, fake.url, *QUICK, "--json", str(path))
+    assert "{" not in run.out
+    assert json.loads(path.read_text())["urls"][0]["url"] == fake.url
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "no" / "x.json"
+    with running(FakeServer()) as fake:
+        run = Run(capsys, fake.url, *QUICK, "--json", str(path))
+    assert (run.code, run.out, fake.bodies) == (2, "", [])
+    assert run.err == f"loadtest: --json: cannot write {path}: No such file or directory\n"
+
+
+def test_a_run_that_fails_leaves_the_file_of_an_earlier_one(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("earlier")
+    assert Run(capsys, "nonsense", "--json", str(path)).code == 2
+    assert path.read_text() == "earlier"
+
+
+def test_a_document_whose_file_went_away_is_on_stdout(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+
+    def replace_by_a_directory() -> None:
+        path.unlink()
+        path.mkdir()
+
+    with running(FakeServer(gap_s=0.05)) as fake:
+        after_requests(fake, 1, replace_by_a_directory)
+        run = Run(capsys, fake.url, *QUICK, "--json", str(path))
+    assert run.code == 2
+    assert run.group["requests"]["ok"] == 6
+    assert "cannot write" in run.err
