@@ -30,16 +30,16 @@ class FixedTileWeight:
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """As `PackedWeight.multiply`."""
-        num_rows = x.shape[0]
-        padded = nn.functional.pad(x, (0, 0, 0, -num_rows % self._tile_rows)).contiguous()
+        num_rows, tile_rows, wide_rows = x.shape[0], self._tile_rows, self._wide_rows
+        num_padded = max(1, -(-num_rows // tile_rows)) * tile_rows
+        padded = nn.functional.pad(x, (0, 0, 0, num_padded - num_rows)).contiguous()
         bias = None if bias is None else bias.contiguous()  # oneDNN takes no notice of a bias's stride
-        out = x.new_empty(padded.shape[0], self.shape[0])
-        start = 0
-        while start < num_rows:
-            end = start + (self._wide_rows if start + self._wide_rows <= num_rows else self._tile_rows)
-            out[start:end] = self._product(padded[start:end], bias)
+        products, start = [], 0
+        while start < num_padded:
+            end = start + (wide_rows if start + wide_rows <= num_padded else tile_rows)
+            products.append(self._product(padded[start:end], bias))
             start = end
-        return out[:num_rows]
+        return (products[0] if len(products) == 1 else torch.cat(products))[:num_rows]
 
     @property
     def nbytes(self) -> int:
