@@ -9,12 +9,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from loadtest.client import WireOptions
-from loadtest.config import DECODER_DEFAULTS, DEFAULT_NUM_REQUESTS, DEFAULTS, SCENARIOS, Config, Schedule
+from loadtest.config import (
+    API_KEY_VARIABLES,
+    DECODER_DEFAULTS,
+    DEFAULT_NUM_REQUESTS,
+    DEFAULTS,
+    SCENARIOS,
+    Config,
+    Schedule,
+)
 from loadtest.errors import UsageError
 from loadtest.stats import Targets
 from loadtest.workload import Shape, WorkloadKind
 
-_API_KEY_VARIABLES = ("TWOSTEP_API_KEY", "OPENAI_API_KEY")
 _EPILOG = """\
 scenarios (prompt/output tokens, requests); any flag given beside --scenario wins over it:
   S1  1 stream,   128/128,  8       S2  8 streams, 256/128, 32       S3  32 streams, 256/128, 96
@@ -101,7 +108,7 @@ def _with_defaults(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def _wire(flags: argparse.Namespace) -> WireOptions:
-    key = flags.api_key or next((os.environ[name] for name in _API_KEY_VARIABLES if os.environ.get(name)), "")
+    key = flags.api_key or next((os.environ[name] for name in API_KEY_VARIABLES if os.environ.get(name)), "")
     if not (key.isascii() and key.isprintable()):
         raise UsageError("the API key is not printable ASCII")
     return WireOptions(
@@ -216,7 +223,7 @@ def _add_shape(group: argparse._ArgumentGroup) -> None:
 def _add_wire(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--model", help="default: the first of GET /v1/models")
-    add("--api-key", metavar="KEY", help=f"default: {' or '.join(_API_KEY_VARIABLES)} of the environment")
+    add("--api-key", metavar="KEY", help=f"default: {' or '.join(API_KEY_VARIABLES)} of the environment")
     add("--header", type=_header, action="append", default=[], metavar="'NAME: VALUE'", help="may be repeated")
     add("--temperature", type=_number, default=0.0, metavar="T", help="default 0")
     add("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="send ignore_eos: true")

@@ -9,6 +9,8 @@ from loadtest.errors import UsageError
 from loadtest.stats import Targets
 from loadtest.workload import Shape, WorkloadKind
 
+API_KEY_VARIABLES = ("TWOSTEP_API_KEY", "OPENAI_API_KEY")  # of the environment; the first that is set counts
+
 
 @dataclass(frozen=True)
 class Schedule:

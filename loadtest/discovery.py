@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import httpx
 
 from loadtest.collector import error_message
+from loadtest.config import API_KEY_VARIABLES
 from loadtest.errors import Unreachable
 from loadtest.target import Target, resolve
 
 _POLL_S = 0.25
+_KEY_HINT = f"--api-key KEY, or {' or '.join(API_KEY_VARIABLES)} in the environment"
 _PROBES = ("/ready", "/health", "/v1/models")  # the first that the server knows decides
 
 
@@ -65,7 +67,8 @@ async def first_model(client: httpx.AsyncClient) -> str:
     except ValueError:
         body = response.text
     if not response.is_success:
-        raise Unreachable(f"GET {where} answers {response.status_code}: {error_message(body)} (--model skips this)")
+        hint = _KEY_HINT if response.status_code == 401 else "--model skips this"
+        raise Unreachable(f"GET {where} answers {response.status_code}: {error_message(body)} ({hint})")
     try:
         return str(body["data"][0]["id"])
     except (LookupError, TypeError):

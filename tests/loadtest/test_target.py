@@ -1,6 +1,7 @@
 import asyncio
 import socket
 
+import httpx
 import pytest
 
 from loadtest.discovery import find, first_model, http_client
@@ -93,3 +94,13 @@ def test_a_server_that_lists_no_model_says_so() -> None:
         pytest.raises(Unreachable, match=r"GET http://.*/nowhere/v1/models answers 404"),
     ):
         model_of(parse_target("A", f"{fake.url}/nowhere"))
+
+
+def test_a_server_that_wants_a_key_is_told_with_the_flag_and_the_variables_that_give_it() -> None:
+    async def ask() -> None:
+        refusal = httpx.MockTransport(lambda _: httpx.Response(401, json={"error": {"message": "no key"}}))
+        async with httpx.AsyncClient(transport=refusal, base_url="http://a") as client:
+            await first_model(client)
+
+    with pytest.raises(Unreachable, match=r"401: no key \(--api-key KEY, or TWOSTEP_API_KEY or OPENAI_API_KEY in the"):
+        asyncio.run(ask())
