@@ -1,11 +1,9 @@
-"""The flags, what they mean together, and the Config that they make."""
+"""What the flags mean together, and the Config that they make."""
 
 import argparse
-import json
-import math
 import os
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from loadtest.client import WireOptions
@@ -19,35 +17,14 @@ from loadtest.config import (
     Schedule,
 )
 from loadtest.errors import UsageError
+from loadtest.flags import flag_parser
 from loadtest.stats import Targets
 from loadtest.workload import Shape, WorkloadKind
-
-_EPILOG = """\
-scenarios (prompt/output tokens, requests); any flag given beside --scenario wins over it:
-  S1  1 stream,   128/128,  8       S2  8 streams, 256/128, 32       S3  32 streams, 256/128, 96
-  S4  4 streams, 2048/64,   8       S5  8 streams, 32/256, while a 2048/16 request arrives every 2 s
-
-examples:
-  a server that is still starting, eight streams
-    python -m loadtest http://127.0.0.1:8000 --wait 120 --concurrency 8 --requests 32
-  Poisson arrivals for a minute, and how many requests keep to the targets
-    python -m loadtest http://127.0.0.1:8000 --rate 4 --duration 60 --target-ttft-ms 500 --target-itl-ms 50
-  two servers side by side, A B A B A B, with ratios and their spread
-    python -m loadtest http://127.0.0.1:8000 http://127.0.0.1:8001 --scenario S2 --rounds 3
-  what a prefix cache brings
-    python -m loadtest http://127.0.0.1:8000 --workload shared-prefix --prefix-len 1024 --prompt-len 1100
-  what long prompts do to the streams of others
-    python -m loadtest http://127.0.0.1:8000 --scenario S5 --vocab-size 32000
-  only the JSON document
-    python -m loadtest http://127.0.0.1:8000 --quiet --json - | tail -n 1
-
-exit codes: 0 measured, 1 nothing succeeded (or --strict and a warning), 2 usage or no server, 130 interrupted
-"""
 
 
 def parse_config(arguments: Sequence[str] | None) -> Config:
     """UsageError for flags that do not go together; argparse itself ends the program for the rest."""
-    flags = _parser().parse_args(arguments)
+    flags = flag_parser().parse_args(arguments)
     chosen = _with_defaults(flags)
     shape = Shape(
         kind=WorkloadKind(chosen["workload"]),
@@ -86,23 +63,23 @@ def parse_config(arguments: Sequence[str] | None) -> Config:
 def given(arguments: Sequence[str], names: Iterable[str]) -> list[str]:
     """Those of these flags that are among the arguments, whichever way they are written and whatever their value."""
     unset = dict.fromkeys(names, object())
-    flags = vars(_parser().parse_args(arguments, argparse.Namespace(**unset)))
+    flags = vars(flag_parser().parse_args(arguments, argparse.Namespace(**unset)))
     return [name for name in unset if flags[name] is not unset[name]]
 
 
 def _with_defaults(flags: argparse.Namespace) -> dict[str, Any]:
     """What is given, over the scenario, over the defaults of the workload."""
-    given = {name: value for name, value in vars(flags).items() if value is not None}
+    told = {name: value for name, value in vars(flags).items() if value is not None}
     scenario = dict(SCENARIOS.get(flags.scenario, {}))
-    if "duration" in given:
+    if "duration" in told:
         scenario.pop("requests", None)
-    if "rate" in given:
+    if "rate" in told:
         scenario.pop("concurrency", None)  # its streams are not meant as a bound on an open loop
-    is_long = {**scenario, **given}.get("workload") == WorkloadKind.LONG_AMONG_DECODERS
-    chosen = {**(DECODER_DEFAULTS if is_long else DEFAULTS), **scenario, **given}
-    if "rate" not in given:
+    is_long = {**scenario, **told}.get("workload") == WorkloadKind.LONG_AMONG_DECODERS
+    chosen = {**(DECODER_DEFAULTS if is_long else DEFAULTS), **scenario, **told}
+    if "rate" not in told:
         chosen.setdefault("concurrency", 1)
-    if "duration" not in given:
+    if "duration" not in told:
         chosen.setdefault("requests", chosen["concurrency"] if is_long else DEFAULT_NUM_REQUESTS)
     return chosen
 
@@ -123,170 +100,3 @@ def _wire(flags: argparse.Namespace) -> WireOptions:
         timeout_s=flags.timeout,
         retry_429=flags.retry_429,
     )
-
-
-def _whole_number(minimum: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = minimum - 1
-        if value < minimum:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {minimum} up")
-        return value
-
-    return parse
-
-
-DEFAULT_URL = "http://127.0.0.1:8000"
-
-_count, _positive = _whole_number(0), _whole_number(1)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest",
-        description="Measures OpenAI-compatible /v1/completions servers with streaming requests.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "urls",
-        nargs="*",
-        default=[DEFAULT_URL],
-        metavar="URL",
-        help=f"http(s)://host:port of a server; several are compared (default: {DEFAULT_URL})",
-    )
-    parser.add_argument(
-        "--rounds", type=_positive, help="runs per URL, alternating A B A B (default: 1; several URLs: 2)"
-    )
-    parser.add_argument("--wait", type=_number, default=0.0, metavar="S", help="wait so long for readiness")
-    parser.add_argument(
-        "--seed",
-        type=int,
-        help="of prompts and arrivals (default: a new one each time, so that no "
-        "prefix cache knows the prompts of an earlier run; it is printed)",
-    )
-    _add_load(parser.add_argument_group("load"))
-    _add_shape(parser.add_argument_group("what is sent"))
-    _add_wire(parser.add_argument_group("requests"))
-    _add_output(parser.add_argument_group("results"))
-    return parser
-
-
-def _add_load(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--scenario", choices=tuple(SCENARIOS), help="a named load, see below")
-    add(
-        "--concurrency",
-        type=_positive,
-        metavar="N",
-        help="closed loop: N streams (default 1); with --rate: at most N requests under way",
-    )
-    add("--rate", type=_positive_number, metavar="R", help="open loop: R requests per second, Poisson arrivals")
-    add("--requests", type=_positive, metavar="N", help=f"end after N requests (default {DEFAULT_NUM_REQUESTS})")
-    add("--duration", type=_positive_number, metavar="S", help="begin no request after S seconds")
-    add("--warmup", type=_count, default=2, metavar="N", help="requests sent before, in no number (default 2)")
-
-
-def _add_shape(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--workload", choices=tuple(kind.value for kind in WorkloadKind), help="default: random")
-    add("--prompt-len", type=_positive, metavar="N", help="tokens of a prompt (default 128; of decoders: 32)")
-    add(
-        "--max-tokens",
-        "--output-len",
-        dest="output_len",
-        type=_positive,
-        metavar="N",
-        help="tokens of an answer (default 128; of decoders: 256)",
-    )
-    add(
-        "--prefix-len",
-        type=_positive,
-        metavar="N",
-        help="shared-prefix: the part of --prompt-len that is shared",
-    )
-    add("--long-prompt-len", type=_positive, metavar="N", help="long-among-decoders: default 2048")
-    add("--long-output-len", type=_positive, metavar="N", help="long-among-decoders: default 16")
-    add("--long-every", type=_positive_number, metavar="S", help="long-among-decoders: default 2")
-    add(
-        "--vocab-size",
-        type=_positive,
-        default=1000,
-        metavar="N",
-        help="prompts are drawn from token ids below N (default 1000: few models know fewer)",
-    )
-    add("--text", action="store_true", help="prompts are English words, about one token each, instead of token ids")
-
-
-def _add_wire(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--model", help="default: the first of GET /v1/models")
-    add("--api-key", metavar="KEY", help=f"default: {' or '.join(API_KEY_VARIABLES)} of the environment")
-    add("--header", type=_header, action="append", default=[], metavar="'NAME: VALUE'", help="may be repeated")
-    add("--temperature", type=_number, default=0.0, metavar="T", help="default 0")
-    add("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="send ignore_eos: true")
-    add(
-        "--include-usage",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="ask for usage; token counts are unknown without it",
-    )
-    add(
-        "--done",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="a stream must end with [DONE]; --no-done for a server that ends without",
-    )
-    add("--extra-body", type=_json_object, default={}, metavar="JSON", help="more fields, e.g. '{\"top_k\": 5}'")
-    add("--timeout", type=_positive_number, default=600.0, metavar="S", help="limit of one request (default 600)")
-    add("--retry-429", action="store_true", help="after a 429 wait as Retry-After says, then send it again")
-
-
-def _add_output(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--target-ttft-ms", type=_positive_number, metavar="MS", help="goodput: a good request's TTFT is at most this")
-    add(
-        "--target-itl-ms",
-        type=_positive_number,
-        metavar="MS",
-        help="goodput: the 99th percentile of a good request's gaps is at most this",
-    )
-    add("--json", metavar="FILE", help="write the JSON document to FILE; -: to stdout, as its last line")
-    add("--quiet", action="store_true", help="no progress bar")
-    add("--strict", action="store_true", help="exit with 1 when anything was warned of")
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
-    return value
-
-
-def _positive_number(text: str) -> float:
-    value = _number(text)
-    if not value:
-        raise argparse.ArgumentTypeError("0 is too little")
-    return value
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, colon, value = (part.strip() for part in text.partition(":"))
-    if not (colon and name and text.isascii() and text.isprintable()) or " " in name:
-        raise argparse.ArgumentTypeError(f"{text!r} does not look like 'Name: value'")
-    return name.lower(), value
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("not a JSON object")
-    return value

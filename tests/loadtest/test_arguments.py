@@ -114,7 +114,16 @@ def test_a_value_that_makes_no_sense_is_refused(flags: tuple[str, ...], capsys: 
     with pytest.raises(SystemExit) as ended:
         config(*flags)
     assert ended.value.code == 2
-    assert "_whole" not in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "_whole" not in told
+
+
+def test_a_mistyped_flag_is_told_with_the_one_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in (("--concurrncy", "8"), ("--concurrncy=8",)):
+        with pytest.raises(SystemExit):
+            config(*flags)
+        assert "did you mean --concurrency?" in capsys.readouterr().err
 
 
 def test_the_load_generator_imports_neither_the_server_nor_the_engine() -> None:
