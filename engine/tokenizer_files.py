@@ -16,9 +16,10 @@ import tokenizers
 from engine.errors import ModelError
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_VOCABULARY_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 _HUB_FILES = (
     *("tokenizer*", "special_tokens_map.json", "chat_template*", "additional_chat_templates/*", "config.json"),
-    *("vocab*", "merges.txt", "added_tokens.json", "*.model", "*.tiktoken", "tokenization_*.py"),  # for AutoTokenizer
+    *("merges.txt", "added_tokens.json", "tokenization_*.py", *_VOCABULARY_FILES),  # for AutoTokenizer
 )
 
 
@@ -38,6 +39,10 @@ def load_tokenizer_files(model: str, *, revision: str | None, trust_remote_code:
     folder = _folder_of(model, revision)
     config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
     has_own_class = "AutoTokenizer" in (config.get("auto_map") or {})
+    if not has_own_class and not any(path.is_file() for name in _VOCABULARY_FILES for path in folder.glob(name)):
+        raise ModelError(
+            f"There is no tokenizer in {model}: copy tokenizer.json (and tokenizer_config.json) beside the weights."
+        )
     if not (folder / "tokenizer.json").is_file() or (has_own_class and trust_remote_code):
         return _from_transformers(folder, trust_remote_code)
     try:
@@ -88,6 +93,8 @@ def _from_transformers(folder: Path, trust_remote_code: bool) -> TokenizerFiles:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ModelError(f"The tokenizer in {folder} is pure Python code; only those with a fast form can be served.")
+    if backend.get_vocab_size() == len(backend.get_added_tokens_decoder()):
+        raise ModelError(f"The tokenizer in {folder} has no vocabulary: its files were not understood.")
     named = {name: str(token) for name in _NAMED_TOKENS if (token := getattr(tokenizer, name, None))}
     template = getattr(tokenizer, "chat_template", None) or {}
     return TokenizerFiles(_plain(backend), named, template if isinstance(template, dict) else {"default": template})

@@ -228,7 +228,16 @@ def test_a_missing_directory_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_tokenizer_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ModelError, match=r"no tokenizer in .*: copy tokenizer\.json"):
+        Tokenizer.from_pretrained(str(tmp_path))
+
+
+def test_a_vocabulary_that_nobody_read_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "vocab").write_text("")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ModelError, match="no vocabulary"):
         Tokenizer.from_pretrained(str(tmp_path))
 
 
