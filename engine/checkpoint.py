@@ -1,8 +1,11 @@
-"""Where a model comes from: a directory on this machine or a hub id; torch-free."""
+"""Where a model comes from: a directory on this machine or a hub id, and what its config.json may say; torch-free."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from engine.errors import ModelError
+from engine.errors import ModelError, UnsupportedModelError
 
 
 def is_local(model: str) -> bool:
@@ -11,11 +14,70 @@ def is_local(model: str) -> bool:
 
 
 def check_checkpoint(model: str) -> None:
-    """Raise ModelError for a directory that holds no checkpoint. Hub ids pass: only asking the hub can tell."""
+    """Raise ModelError for a directory that holds no checkpoint that can be served, as far as can be told without
+    transformers. Hub ids pass: only asking the hub can tell."""
     if not is_local(model):
         return
-    path = Path(model).expanduser()
+    path = Path(model)
+    if path.suffix == ".gguf":
+        raise UnsupportedModelError(f"{model} is a GGUF file; {_SAFETENSORS}")
     if not path.is_dir():
         raise ModelError(f"{model} is not a checkpoint directory: there is no such directory.")
     if not (path / "config.json").is_file():
-        raise ModelError(f"{model} is not a checkpoint directory: it has no config.json.")
+        raise _without_config(path)
+    check_unquantized(read_config(path), model)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What config.json says. Raises ModelError."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} is damaged: it holds no JSON object.")
+    return config
+
+
+def check_model_type(config: Mapping[str, Any], model: str, trust_remote_code: bool) -> None:
+    """Raise UnsupportedModelError for a model type that transformers does not know, which is imported here."""
+    from transformers import __version__
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    kind = config.get("model_type", "")  # without it transformers looks at the model's name
+    if kind == "" or str(kind) in CONFIG_MAPPING_NAMES or (trust_remote_code and "auto_map" in config):
+        return
+    cure = "a newer transformers may know it"
+    if "auto_map" in config:
+        cure = "--trust-remote-code runs the code that the checkpoint brings for it"
+    raise UnsupportedModelError(
+        f"config.json of {model}: model_type {str(kind)[:64]!r} is not known to transformers {__version__}; {cure}."
+    )
+
+
+def check_unquantized(config: Mapping[str, Any], model: str) -> None:
+    """Raise UnsupportedModelError for weights that are quantized in the files."""
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, Mapping) or quantization.get("dequantize"):
+        return
+    method = str(quantization.get("quant_method", "bitsandbytes"))[:64]
+    raise UnsupportedModelError(
+        f"The weights of {model} are quantized ({method}), which cannot be served: take the checkpoint that is not, "
+        "with --quantization int4 or int8 if its weights shall be small."
+    )
+
+
+_SAFETENSORS = "serve the checkpoint that it was made from, with config.json and safetensors files."
+
+
+def _without_config(path: Path) -> ModelError:
+    if (path / "adapter_config.json").is_file():
+        return UnsupportedModelError(
+            f"{path} is an adapter (LoRA), not a model: merge it into the model that it was made for, and serve that."
+        )
+    if any(path.glob("*.gguf")):
+        return UnsupportedModelError(f"{path} has GGUF files only; {_SAFETENSORS}")
+    return ModelError(f"{path} is not a checkpoint directory: it has no config.json.")

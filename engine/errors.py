@@ -102,3 +102,9 @@ class EngineFailedError(EngineUnavailableError):
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
         self.detail = detail
+
+
+def reason_of(error: BaseException) -> str:
+    """What a library says in many lines, in one that is not too long."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 500 else f"{text[:500]} ..."

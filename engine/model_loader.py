@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +14,18 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from engine import attention_hook
 from engine.activations import replace_activations
 from engine.attention_hook import AttentionCall
-from engine.checkpoint import check_checkpoint, is_local
+from engine.checkpoint import check_checkpoint, check_model_type, check_unquantized, is_local, read_config
 from engine.config import EngineConfig
 from engine.draft_weights import DraftModel, draft_model_of
 from engine.embedding import HeadInputs
-from engine.errors import ConfigError, ModelError, ModelMemoryError, TwostepError, UnsupportedModelError
+from engine.errors import (
+    ConfigError,
+    ModelError,
+    ModelMemoryError,
+    TwostepError,
+    UnsupportedModelError,
+    reason_of,
+)
 from engine.fusion import fuse_modules
 from engine.kernel_layer import move_layers_to_kernels
 from engine.kernels import KernelInfo, load_kernels
@@ -68,23 +76,25 @@ def load_model(config: EngineConfig) -> LoadedModel:
         logger.debug("loading the checkpoint failed", exc_info=True)
         if is_memory_shortage(error):
             raise ModelMemoryError(
-                f"There is not enough memory to load {config.model}: {_first_line(error)} "
+                f"There is not enough memory to load {config.model}: {_told(error)} "
                 "Free some, or serve a smaller model."
             ) from error
         if isinstance(error, (SafetensorError, EOFError, RuntimeError)):
-            raise ModelError(f"The checkpoint {config.model} is damaged: {_first_line(error)}") from error
+            raise ModelError(f"The checkpoint {config.model} is damaged: {_told(error)}") from error
         if attention_hook.ATTENTION_NAME in str(error):  # the model looked for it in a list of its own
             raise UnsupportedModelError(
                 f"The model {config.model} does not use transformers' attention registry, "
                 "so it cannot run over a paged cache."
             ) from error
         hint = "" if is_local(config.model) else " Give a checkpoint directory, or a hub id this machine can reach."
-        raise ModelError(f"The checkpoint {config.model} cannot be loaded: {_first_line(error)}{hint}") from error
+        raise ModelError(f"The checkpoint {config.model} cannot be loaded: {_told(error)}{hint}") from error
 
 
 def _load(config: EngineConfig) -> LoadedModel:
     settle_vector_functions()
     source = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    if is_local(config.model):
+        check_model_type(read_config(Path(config.model)), config.model, config.trust_remote_code)
     hf_config = AutoConfig.from_pretrained(config.model, **source)
     _check_architecture(hf_config, config)
     device = _device(config.device)
@@ -149,9 +159,8 @@ def _linear_name(kernels: KernelInfo | None, quantization: str) -> str:
     return backend if quantization == "none" else f"{backend}, {quantization} weights"
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:500] if text else 'no details'}"
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {reason_of(error) or 'no details'}"
 
 
 def _check_architecture(hf_config: PreTrainedConfig, config: EngineConfig) -> None:
@@ -161,6 +170,7 @@ def _check_architecture(hf_config: PreTrainedConfig, config: EngineConfig) -> No
     remote = config.trust_remote_code and hasattr(hf_config, "auto_map")
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
         raise UnsupportedModelError(f"{kind} is not a causal language model known to transformers.")
+    check_unquantized(hf_config.to_dict(), config.model)
 
 
 def _check_quantization(config: EngineConfig, device: torch.device) -> None:
@@ -197,6 +207,7 @@ def _load_weights(
         dtype=dtype,
         attn_implementation=attention_hook.ATTENTION_NAME,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # told below, by name
         **source,
     )
     if missing := sorted(info["missing_keys"]):
@@ -204,7 +215,11 @@ def _load_weights(
             f"The checkpoint {config.model} is incomplete: {len(missing)} tensors such as {missing[0]} lack."
         )
     if mismatched := list(info["mismatched_keys"]):
-        raise ModelError(f"The checkpoint {config.model} does not fit its config.json: see tensor {mismatched[0]}.")
+        name, shape, expected = mismatched[0]
+        raise ModelError(
+            f"The weights of {config.model} do not fit its config.json: {name} has the shape {list(shape)}, "
+            f"not {list(expected)}."
+        )
     module.requires_grad_(False)
     for owner in module.modules():  # buffers may be views: see _leave_files
         owner._buffers.update({name: buffer.clone() for name, buffer in owner._buffers.items() if buffer is not None})

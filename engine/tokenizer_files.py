@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import tokenizers
 
-from engine.errors import ModelError
+from engine.checkpoint import check_model_type, read_config
+from engine.errors import ModelError, reason_of
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _VOCABULARY_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")
@@ -51,7 +52,7 @@ def load_tokenizer_files(model: str, *, revision: str | None, trust_remote_code:
         _add_missing_tokens(backend, config, named)
         return TokenizerFiles(_plain(backend), named, _chat_templates(folder, config))
     except Exception as error:  # the library raises plain Exception; and any field may be of any type
-        raise ModelError(f"The tokenizer of {model} is damaged: {error}.") from error
+        raise ModelError(f"The tokenizer of {model} is damaged: {reason_of(error)}.") from error
 
 
 def _folder_of(model: str, revision: str | None) -> Path:
@@ -70,7 +71,7 @@ def _folder_of(model: str, revision: str | None) -> Path:
             "give a directory, or go online."
         ) from error
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = reason_of(error) or type(error).__name__
         raise ModelError(f"{model} is neither a directory nor a model that the hub can give: {reason}") from error
 
 
@@ -84,12 +85,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _from_transformers(folder: Path, trust_remote_code: bool) -> TokenizerFiles:
+    if (folder / "config.json").is_file():
+        check_model_type(read_config(folder), str(folder), trust_remote_code)
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     except Exception as error:  # many kinds: missing files, damaged files, remote code not trusted
-        raise ModelError(f"The tokenizer in {folder} cannot be loaded: {error}") from error
+        raise ModelError(f"The tokenizer in {folder} cannot be loaded: {reason_of(error)}") from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ModelError(f"The tokenizer in {folder} is pure Python code; only those with a fast form can be served.")

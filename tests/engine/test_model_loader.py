@@ -140,7 +140,15 @@ def test_missing_weights_are_not_made_up(llama: Path) -> None:
 
 def test_weights_of_another_shape_are_refused(llama: Path) -> None:
     edit_config(llama, intermediate_size=64)
-    with pytest.raises(ModelError):
+    with pytest.raises(
+        ModelError, match=r"do not fit its config\.json: .*mlp\..* has the shape .*48.*, not .*64"
+    ):
+        load(llama)
+
+
+def test_a_reason_of_many_lines_is_told_in_one(llama: Path) -> None:
+    edit_config(llama, layer_types=["x"] * 3)
+    with pytest.raises(ModelError, match=r"validate_layer_type.*got \['x', 'x', 'x'\]"):
         load(llama)
 
 

@@ -1,0 +1,89 @@
+"""What is no checkpoint that can be served is refused by name, most of it before transformers is imported."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from engine.checkpoint import check_checkpoint
+from engine.config import EngineConfig
+from engine.errors import ModelError, UnsupportedModelError
+from engine.model_loader import load_model
+from engine.tokenizer import Tokenizer
+
+METHODS = {
+    "gptq": {"quant_method": "gptq", "bits": 4},
+    "awq": {"quant_method": "awq"},
+    "fp8": {"quant_method": "fp8"},
+    "bitsandbytes": {"load_in_4bit": True},
+}
+
+
+def write_config(folder: Path, **fields: Any) -> str:
+    (folder / "config.json").write_text(json.dumps(fields))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [("{", "is not JSON: .*line 1"), ("[]", "no JSON object"), ("[" * 10**5, "is not JSON")]
+)
+def test_a_config_that_is_no_json_is_told_as_that(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=rf"config\.json .*{reason}"):
+        check_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("adapter_config.json", "an adapter"), ("model.Q4_0.gguf", "GGUF files only"), ("x.txt", r"no config\.json")],
+)
+def test_what_else_a_directory_may_hold_is_named(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ModelError, match=reason):
+        check_checkpoint(str(tmp_path))
+
+
+def test_a_gguf_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_text("GGUF")
+    with pytest.raises(UnsupportedModelError, match="is a GGUF file"):
+        check_checkpoint(str(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_that_are_quantized_already_are_refused_by_name(tmp_path: Path, method: str) -> None:
+    model = write_config(tmp_path, quantization_config=METHODS[method])
+    with pytest.raises(UnsupportedModelError, match=rf"quantized \({method}\).*--quantization int4"):
+        check_checkpoint(model)
+
+
+def test_so_are_those_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose config.json is seen only once it is there."""
+    monkeypatch.setattr("engine.model_loader.check_checkpoint", lambda _: None)
+    model = write_config(tmp_path, model_type="llama", quantization_config=METHODS["gptq"])
+    with pytest.raises(UnsupportedModelError, match="gptq"):
+        load_model(EngineConfig(model=model, device="cpu"))
+
+
+@pytest.mark.parametrize(("kind", "shown"), [("foobar", "'foobar'"), (None, "'None'"), (["llama"], "llama")])
+def test_a_model_type_that_transformers_does_not_know_is_named(tmp_path: Path, kind: Any, shown: str) -> None:
+    model = write_config(tmp_path, model_type=kind)
+    told = f"model_type .*{shown}.* is not known to transformers {transformers.__version__}; a newer"
+    with pytest.raises(UnsupportedModelError, match=told):
+        load_model(EngineConfig(model=model, device="cpu"))
+
+
+def test_it_is_not_blamed_on_the_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_text("x")
+    with pytest.raises(UnsupportedModelError, match="'foobar' is not known"):
+        Tokenizer.from_pretrained(write_config(tmp_path, model_type="foobar"))
+
+
+def test_code_that_would_know_it_is_told_of(tmp_path: Path) -> None:
+    model = write_config(tmp_path, model_type="custom", auto_map={"AutoConfig": "custom.Custom"})
+    with pytest.raises(UnsupportedModelError, match="--trust-remote-code"):
+        load_model(EngineConfig(model=model, device="cpu"))
+    (tmp_path / "custom.py").write_text("raise ZeroDivisionError")
+    with pytest.raises(ModelError, match="ZeroDivisionError"):
+        load_model(EngineConfig(model=model, device="cpu", trust_remote_code=True))
