@@ -31,6 +31,7 @@ from server.errors import (
 )
 from server.http10 import unchunked
 from server.raw_answer import raw_error
+from server.record import peer_of
 from server.refusal_pace import RefusalPace, Verdict, is_paced, paced, slow_down
 
 logger = logging.getLogger("twostep.server")
@@ -180,10 +181,9 @@ class BoundedProtocol(EarlyProtocol):
 
     async def _hold(self, key_name: str = "") -> Verdict:
         """Wait for the turn of a refusal."""
-        peer = self.client[0] if self.client else ""
         self._limits.held[self] = None
         try:
-            return await self._limits.pace.turn(key_name or f"peer {peer}", self._released)
+            return await self._limits.pace.turn(key_name or peer_of(self.client), self._released)
         finally:
             self._limits.held.pop(self, None)
 

@@ -7,7 +7,8 @@ are parsed at a bounded rate, so that a flood of them costs other clients one la
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from weakref import WeakValueDictionary
 
 from starlette.datastructures import Headers
 
@@ -16,8 +17,10 @@ from engine.errors import OverloadedError
 LARGE_BYTES = 64 * 1024
 MAX_HELD = 16
 """Large bodies in memory at once."""
+MAX_HELD_BY_ONE = 4
+"""Of them, by one API key or address: who sends his slowly leaves places for others."""
 MAX_WAIT_S = 30.0
-"""For one of these places."""
+"""For a place."""
 BYTES_PER_S = 4 * 2**20
 """What is parsed of them per second, on average."""
 
@@ -37,21 +40,22 @@ class LargeBodies:
         self._clock = clock
         self._sleep = sleep
         self._places = asyncio.Semaphore(MAX_HELD)
+        self._own_places = WeakValueDictionary[str, asyncio.Semaphore]()  # of those who have some, or wait
         self._turn = asyncio.Lock()
         self._next_turn_s = 0.0
 
     @asynccontextmanager
-    async def place(self) -> AsyncGenerator[None, None]:
+    async def place(self, caller: str) -> AsyncGenerator[None, None]:
         """For a body of which LARGE_BYTES have come, until it is parsed. Raises OverloadedError after a while."""
-        try:
-            async with asyncio.timeout(MAX_WAIT_S):
-                await self._places.acquire()
-        except TimeoutError:
-            raise OverloadedError("Too many large bodies arrive at once; try again later.", MAX_WAIT_S) from None
-        try:
+        own_places = self._own_places.setdefault(caller, asyncio.Semaphore(MAX_HELD_BY_ONE))
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(MAX_WAIT_S):
+                    await held.enter_async_context(own_places)
+                    await held.enter_async_context(self._places)
+            except TimeoutError:
+                raise OverloadedError("Too many large bodies arrive at once; try again later.", MAX_WAIT_S) from None
             yield
-        finally:
-            self._places.release()
 
     async def turn(self, num_bytes: int) -> None:
         """Returns when so many bytes may be parsed, then and there."""

@@ -35,3 +35,13 @@ def attach_record(scope: Scope, record: RequestRecord) -> None:
 def record_of(scope: Scope) -> RequestRecord:
     """Only inside `RecordMiddleware`, which wraps the whole app."""
     return cast(RequestRecord, scope["state"]["record"])
+
+
+def caller_of(scope: Scope) -> str:
+    """Who calls, for what is bounded by caller: the API key, and without one the address."""
+    return record_of(scope).key.name or peer_of(scope["client"])
+
+
+def peer_of(client: tuple[str, int] | None) -> str:
+    """No API key has such a name."""
+    return f"peer {client[0] if client else ''}"

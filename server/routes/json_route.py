@@ -18,6 +18,7 @@ from server.disconnect import unless_client_leaves
 from server.errors import BadRequestError, MediaTypeError
 from server.large_bodies import LARGE_BYTES, LargeBodies, is_large
 from server.protocol.wire import MAX_FIELDS
+from server.record import caller_of
 
 MAX_CONTAINERS = 100_000
 """Lists and objects of a large body; brackets within strings count, so more are allowed where they are sparse as in
@@ -42,7 +43,7 @@ class JsonRequest(Request):
             messages, num_bytes = await _beginning(self._receive)
             self._receive = _again(messages, self._receive)
             if num_bytes >= LARGE_BYTES:
-                await self._place.enter_async_context(self._large_bodies.place())
+                await self._place.enter_async_context(self._large_bodies.place(caller_of(self.scope)))
         return await super().body()
 
     async def json(self) -> Any:

@@ -105,8 +105,8 @@ class LiveServer:
         )
         return head.encode() + data
 
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S)
+    def connect(self, source: str = "127.0.0.1") -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S, source_address=(source, 0))
 
     def call(self, function: Callable[[], Any]) -> None:
         """Run on the server's event loop."""

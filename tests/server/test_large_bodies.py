@@ -9,12 +9,13 @@ from starlette.datastructures import Headers
 
 from engine.errors import OverloadedError
 from server import large_bodies
-from server.large_bodies import BYTES_PER_S, LARGE_BYTES, MAX_HELD, LargeBodies, is_large
+from server.large_bodies import BYTES_PER_S, LARGE_BYTES, MAX_HELD, MAX_HELD_BY_ONE, LargeBodies, is_large
 from tests.server.events import error_of
 from tests.server.live_server import LiveServer
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
 LARGE = json.dumps({"prompt": "Hi", "max_tokens": 1, "user": "x" * LARGE_BYTES}).encode()
+NUM_CALLERS = MAX_HELD // MAX_HELD_BY_ONE
 
 
 class Time:
@@ -68,11 +69,28 @@ def test_who_waits_too_long_for_a_place_is_told_so(monkeypatch: pytest.MonkeyPat
     async def check() -> None:
         bodies = LargeBodies()
         async with AsyncExitStack() as stack:
-            for _ in range(MAX_HELD):
-                await stack.enter_async_context(bodies.place())
+            for number in range(MAX_HELD):
+                await stack.enter_async_context(bodies.place(f"caller {number % NUM_CALLERS}"))
             with pytest.raises(OverloadedError):
-                await stack.enter_async_context(bodies.place())
-        async with bodies.place():
+                await stack.enter_async_context(bodies.place("late"))
+        async with bodies.place("late"):
+            pass
+
+    asyncio.run(check())
+
+
+def test_one_caller_leaves_places_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_bodies, "MAX_WAIT_S", 0.01)
+
+    async def check() -> None:
+        bodies = LargeBodies()
+        async with AsyncExitStack() as stack:
+            for _ in range(MAX_HELD_BY_ONE):
+                await stack.enter_async_context(bodies.place("greedy"))
+            with pytest.raises(OverloadedError):
+                await stack.enter_async_context(bodies.place("greedy"))
+            await stack.enter_async_context(bodies.place("other"))
+        async with bodies.place("greedy"):
             pass
 
     asyncio.run(check())
@@ -81,13 +99,16 @@ def test_who_waits_too_long_for_a_place_is_told_so(monkeypatch: pytest.MonkeyPat
 def test_beyond_the_limit_large_bodies_wait_and_small_ones_do_not(server: LiveServer) -> None:
     head = HEAD + b"Content-Length: %d\r\n\r\n" % len(LARGE)
     with ExitStack() as stack:
-        held = [stack.enter_context(server.connect()) for _ in range(MAX_HELD)]
+        held = [stack.enter_context(server.connect()) for _ in range(MAX_HELD_BY_ONE)]
         for each in held:
             each.sendall(head + LARGE[:-1])
-        server.wait_until(lambda: server.context.lifecycle.num_under_way == MAX_HELD)
+        server.wait_until(lambda: server.context.lifecycle.num_under_way == MAX_HELD_BY_ONE)
         late = stack.enter_context(server.connect())
         late.sendall(head + LARGE)
         assert server.complete("Hi", max_tokens=1).status_code == 200
+        other = stack.enter_context(server.connect("127.0.0.2"))
+        other.sendall(head + LARGE)
+        assert other.recv(12) == b"HTTP/1.1 200"
         late.settimeout(0.2)
         with pytest.raises(TimeoutError):
             late.recv(1)
@@ -101,9 +122,9 @@ def test_who_found_no_place_is_told_to_come_again(server: LiveServer, monkeypatc
     monkeypatch.setattr(large_bodies, "MAX_WAIT_S", 0.01)
     head = HEAD + b"Content-Length: %d\r\n\r\n" % len(LARGE)
     with ExitStack() as stack:
-        for _ in range(MAX_HELD):
+        for _ in range(MAX_HELD_BY_ONE):
             stack.enter_context(server.connect()).sendall(head + LARGE[:-1])
-        server.wait_until(lambda: server.context.lifecycle.num_under_way == MAX_HELD)
+        server.wait_until(lambda: server.context.lifecycle.num_under_way == MAX_HELD_BY_ONE)
         refused = server.post("/v1/completions", LARGE)
         assert (refused.status_code, error_of(refused)["code"]) == (429, "slow_down")
 
@@ -129,7 +150,7 @@ def test_a_stream_does_not_keep_its_bodys_place(server: LiveServer) -> None:
     head = HEAD + b"Content-Length: %d\r\n\r\n"
     body = json.dumps({"prompt": "Hi", "stream": True, "user": "x" * LARGE_BYTES}).encode()
     with ExitStack() as stack:
-        for _ in range(MAX_HELD + 1):
+        for _ in range(MAX_HELD_BY_ONE + 1):
             client = stack.enter_context(server.connect())
             client.sendall(head % len(body) + body)
             assert client.recv(12) == b"HTTP/1.1 200"
@@ -138,5 +159,5 @@ def test_a_stream_does_not_keep_its_bodys_place(server: LiveServer) -> None:
 @pytest.mark.parametrize("end", [b"", b"}"])
 def test_bodies_that_fail_give_their_place_back(server: LiveServer, end: bytes) -> None:
     body = b"[" + LARGE + end
-    for _ in range(MAX_HELD + 1):
+    for _ in range(MAX_HELD_BY_ONE + 1):
         assert server.post("/v1/completions", body).status_code == 400
