@@ -44,6 +44,9 @@ logger = logging.getLogger("twostep.server")
 
 RETRY_AFTER_UNAVAILABLE_S = 2.0
 
+_NO_RETRY = {"X-Should-Retry": "false"}
+"""The clients of OpenAI and Anthropic obey it; else they would send again, twice, what nobody waits for any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
@@ -160,8 +163,12 @@ def describe(error: Exception, request_id: str) -> tuple[ErrorKind, dict[str, An
 
 def error_response(scope: Scope, error: Exception) -> JSONResponse:
     """The HTTP answer to an error that was raised before the response started."""
-    kind, body = describe(error, record_of(scope).request_id)
-    return _response(scope, kind, body, error_headers(kind, error))
+    record = record_of(scope)
+    kind, body = describe(error, record.request_id)
+    headers = error_headers(kind, error)
+    if isinstance(error, RequestTimeoutError) and record.has_own_limit:
+        headers = _NO_RETRY
+    return _response(scope, kind, body, headers)
 
 
 def status_response(scope: Scope, error: HTTPException) -> JSONResponse:

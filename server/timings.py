@@ -114,6 +114,7 @@ EXPOSED_HEADERS = (
     "X-Generated-Tokens",
     "X-Request-Id",
     "Retry-After",
+    "X-Should-Retry",
     "Server-Timing",
 )
 """What scripts of another origin may read."""

@@ -77,6 +77,7 @@ def let_in(body: RequestFields, refusals: Mapping[str, str], request: Request) -
     context, record = context_of(request), record_of(request.scope)
     model = context.check_model(body.model)
     _check_extra_fields(body, refusals)
+    record.has_own_limit = body.max_queue_ms is not None or body.deadline_ms is not None
     if body.request_id is not None:
         _take_request_id(body.request_id, request, record)
     cache_salt = body.cache_salt if context.settings.share_prefix_cache else record.key.salt(body.cache_salt)

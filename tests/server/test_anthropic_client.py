@@ -7,6 +7,7 @@ import anthropic
 import pytest
 from anthropic import Anthropic
 
+from engine.errors import RequestTimeoutError
 from tests.server.live_server import LiveServer, live_server
 from tests.server.model_talk import ANTHROPIC_TOOLS as TOOLS
 from tests.server.model_talk import THOUGHT, saying_tokens
@@ -55,6 +56,13 @@ def test_it_understands_errors(client: Anthropic, agent: LiveServer) -> None:
     agent.engine.fail_at = 1
     with pytest.raises(anthropic.APIStatusError, match="Internal error"), client.messages.stream(**ask()) as stream:
         stream.get_final_message()
+
+
+def test_it_does_not_repeat_what_its_own_deadline_ended(client: Anthropic, agent: LiveServer) -> None:
+    agent.engine.refusal = RequestTimeoutError("Late.")
+    with pytest.raises(anthropic.APIStatusError) as late:
+        client.with_options(max_retries=2).messages.create(**ask(extra_body={"max_queue_ms": 1000}))
+    assert late.value.status_code == 504 and late.value.request.headers["x-stainless-retry-count"] == "0"
 
 
 def test_it_sends_its_key() -> None:

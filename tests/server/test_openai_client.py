@@ -6,6 +6,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from engine.errors import RequestTimeoutError
 from tests.server.fake_engine import saying
 from tests.server.live_server import LiveServer, live_server
 
@@ -47,6 +48,15 @@ def test_it_understands_errors(server: LiveServer, client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         client.completions.create(model="other", prompt="Hi")
     assert unknown.value.code == "model_not_found"
+
+
+def test_it_does_not_repeat_what_its_own_deadline_ended(server: LiveServer, client: OpenAI) -> None:
+    server.engine.refusal = RequestTimeoutError("Late.")
+    with pytest.raises(openai.APIStatusError) as late:
+        client.with_options(max_retries=2).completions.create(
+            model="fake", prompt="Hi", extra_body={"deadline_ms": 1000}
+        )
+    assert late.value.status_code == 408 and late.value.request.headers["x-stainless-retry-count"] == "0"
 
 
 def test_it_understands_errors_in_streams(server: LiveServer, client: OpenAI) -> None:

@@ -77,6 +77,7 @@ def test_a_deadline_passes_while_the_request_is_read(
     monkeypatch.setattr(ByteTokenizer, "encode", encode_slowly)
     late = server.post(path, json.dumps({**body, "deadline_ms": 100}).encode())
     assert late.status_code == (504 if path == "/v1/messages" else 408) and "deadline" in late.text
+    assert late.headers["x-should-retry"] == "false"
     assert server.engine.requests == []
     assert server.post(path, json.dumps({**body, "deadline_ms": 60_000}).encode()).status_code == 200
 
@@ -123,7 +124,8 @@ def late() -> Generator[LiveServer, None, None]:
 
 
 def test_the_limit_of_the_queue_is_told_as_a_timeout(late: LiveServer) -> None:
-    assert late.complete("Hi", n=2).status_code == 408
+    refused = late.complete("Hi", n=2)
+    assert refused.status_code == 408 and "x-should-retry" not in refused.headers
     late.engine.hold_at, late.engine.num_holding = 1, 0
     assert chunks_of(late.complete("Hi", n=2, stream=True))[-1]["error"]["code"] == "request_timeout"
 
