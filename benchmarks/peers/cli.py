@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.only, options.scenario, options.subject, options.rounds, options.limit, options.seed, load
         )
         plan = read_plan(options.file, wishes, random.SystemRandom().randrange(2**31))
-        if options.json is not None and not options.json.parent.is_dir():
-            raise UsageError(f"{options.json}: there is no such directory")
+        if options.json is not None:
+            _check_writable(options.json)
     except LoadTestError as error:
         return _fail(str(error))
     _say_plan(plan)
@@ -149,9 +149,25 @@ async def _until_signalled(comparison: Comparison) -> bool:
     return True
 
 
+def _check_writable(path: Path) -> None:
+    """UsageError, before hours are spent. An earlier document stays as it is."""
+    if path.is_dir():
+        raise UsageError(f"--json: {path} is a directory")
+    beside = _beside(path)
+    try:
+        beside.touch()
+        beside.unlink()
+    except OSError as error:
+        raise UsageError(f"--json: cannot write {path}: {error.strerror}") from None
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.new")
+
+
 def _write(path: Path, text: str) -> None:
     """Whole or not at all: a comparison takes hours, and may end in any minute of them."""
-    beside = path.with_name(f"{path.name}.new")
+    beside = _beside(path)
     beside.write_text(f"{text}\n", encoding="utf-8")
     os.replace(beside, path)
 

@@ -192,3 +192,15 @@ def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: Capture) -> None:
     assert bench.run("--dry-run") == 0
     assert bench.notes("a") == ""
     assert "tests.benchmarks.peer" in bench.err
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("", "is a directory"), ("no/x.json", "No such file or directory"), ("x" * 252, "too long")]
+)
+def test_a_document_that_cannot_be_written_is_told_before_anything_is_started(
+    name: str, words: str, tmp_path: Path, capsys: Capture
+) -> None:
+    bench = Bench(tmp_path, capsys, a="")
+    assert bench.run("--json", str(tmp_path / name)) == 2
+    assert bench.err.startswith("peers: --json: ") and words in bench.err
+    assert not bench.notes("a")
