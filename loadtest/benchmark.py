@@ -94,7 +94,7 @@ class Benchmark:
     async def _warm_up(
         self, result: TargetResult, send: Sender, main: Iterator[RequestSpec], longs: Iterator[RequestSpec]
     ) -> None:
-        """The first requests of the same streams, cut short and in no number; with long-among-decoders one is long."""
+        """The first requests of the same streams, cut short and in no result; with long-among-decoders one is long."""
         num = self.config.schedule.num_warmup
         num_longs = min(num, 1) if self.config.shape.kind is WorkloadKind.LONG_AMONG_DECODERS else 0
         drawn = [*islice(main, num - num_longs), *islice(longs, num_longs)]

@@ -1,7 +1,7 @@
 """The command line: flags to a Config, signals, exit codes, and what goes to stdout, stderr and files.
 
-Exit codes: 0 measured; 1 nothing succeeded, or --strict and a warning; 2 a command line that makes no sense, or a
-server that cannot be reached; 130 interrupted.
+Exit codes: 0 measured; 1 nothing succeeded, or --strict and a warning; 2 a command line that makes no sense, a server
+that cannot be reached or goes away, or a file that cannot be written; 130 interrupted.
 """
 
 import asyncio
@@ -71,9 +71,8 @@ async def _run_until_interrupted(benchmark: Benchmark) -> None:
         loop.remove_signal_handler(signal.SIGINT)
         benchmark.stop()
 
-    with contextlib.suppress(
-        NotImplementedError, ValueError, RuntimeError
-    ):  # not on Windows, not outside the main thread
+    # Not on Windows, and not outside the main thread.
+    with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
         loop.add_signal_handler(signal.SIGINT, on_interrupt)
     await benchmark.run()
 

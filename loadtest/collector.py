@@ -53,7 +53,7 @@ class StreamCollector:
             try:
                 self._on_chunk(chunk, now_s)
             except (AttributeError, TypeError, ValueError, LookupError):
-                self._failure = (Outcome.BROKEN, f"an event has a shape of its own: {data[:200]!r}")
+                self._failure = (Outcome.BROKEN, f"an event has an unexpected shape: {data[:200]!r}")
 
     def _on_chunk(self, chunk: dict[str, Any], now_s: float) -> None:
         if choices := chunk.get("choices"):

@@ -160,9 +160,21 @@ def _add_wire(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--model", help="default: the first of GET /v1/models")
     add("--api-key", metavar="KEY", help=f"default: {' or '.join(API_KEY_VARIABLES)} of the environment")
-    add("--header", type=_header, action="append", default=[], metavar="'NAME: VALUE'", help="may be repeated")
+    add(
+        "--header",
+        type=_header,
+        action="append",
+        default=[],
+        metavar="'NAME: VALUE'",
+        help="of every request; may be repeated",
+    )
     add("--temperature", type=_number, default=0.0, metavar="T", help="default 0")
-    add("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="send ignore_eos: true")
+    add(
+        "--ignore-eos",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="send ignore_eos: true, so that answers have --max-tokens tokens",
+    )
     add(
         "--include-usage",
         action=argparse.BooleanOptionalAction,
@@ -197,7 +209,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     )
     add("--json", metavar="FILE", help="write the JSON document to FILE; -: to stdout, as its last line")
     add("--quiet", action="store_true", help="no progress bar")
-    add("--strict", action="store_true", help="exit with 1 when anything was warned of")
+    add("--strict", action="store_true", help="exit with 1 where there was any warning")
 
 
 def _number(text: str) -> float:
@@ -213,7 +225,7 @@ def _number(text: str) -> float:
 def _positive_number(text: str) -> float:
     value = _number(text)
     if not value:
-        raise argparse.ArgumentTypeError("0 is too little")
+        raise argparse.ArgumentTypeError(f"{text!r} is not more than 0")
     return value
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.benchmark import Benchmark
-from loadtest.compare import METRICS, SAMPLES, Ratio, ratio
+from loadtest.compare import METRICS, SAMPLES, THROUGHPUT, Ratio, ratio
 from loadtest.config import Config
 from loadtest.histogram import histogram_lines
 from loadtest.record import Outcome
@@ -79,7 +79,7 @@ def _print_latencies(console: Console, group: str, summary: Summary) -> None:
         _add_row(table, name, sample_of(summary))
     if table.row_count:
         console.print(table)
-    rates = (f"{_number(METRICS[name](summary))} {name}" for name in ("requests/s", "output tok/s", "prompt tok/s"))
+    rates = (f"{_number(metric(summary))} {name}" for name, metric in THROUGHPUT.items())
     _line(console, f"throughput  {', '.join(rates)} over {summary.busy_s:.1f} s")
     _line(console, f"requests    {_counts(summary)}")
     if summary.cached_prompt_tokens:

@@ -104,9 +104,7 @@ class Summary:
         self.connect_ms, self.send_lag_ms = Sample(), Sample()
         self.prompt_tokens = self.completion_tokens = self.cached_prompt_tokens = 0
         self.num_without_usage = 0  # OK requests of which the server told no usage
-        self.num_other_prompt = (
-            0  # OK requests of which the server counts another number of prompt tokens than was sent
-        )
+        self.num_other_prompt = 0  # OK requests whose prompt has another length in the server's count than was sent
         self.num_other_length = 0  # OK requests with more or fewer tokens than asked for
         self.num_coalesced = 0  # chunks that came in the same read as the one before, so with a gap of zero
         self.num_good = 0

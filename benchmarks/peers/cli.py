@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.dry_run:
         return 0
     if all(server.skipped for server in plan.servers):
-        return _fail("no server is left")
+        return _fail("no server can be started: all are left out")
     with tempfile.TemporaryDirectory(prefix="peers-") as directory:
         logs = options.logs or Path(directory)
         logs.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def _redraw(options: argparse.Namespace, load: Sequence[str]) -> int:
         words = ", ".join((*(f"--{name.replace('_', '-')}" for name in asked), *load[:1]))
         raise UsageError(f"{options.file}: a document is drawn as it is, so this has no effect: {words}")
     if options.plot is None:
-        return _fail("of a document only --plot can be made")
+        return _fail("a document can only be drawn: --plot FILE says where to")
     try:
         draw(json.loads(options.file.read_text(encoding="utf-8")), options.plot)
     except (OSError, ValueError, LookupError, TypeError) as error:

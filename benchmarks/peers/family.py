@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def _status(pid: int) -> _Status | None:
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()  # from the third on: a name may hold spaces and parentheses
-    cpu_s = sum(map(int, fields[11:15])) / _TICKS_PER_S
+    cpu_s = sum(map(int, fields[11:15])) / TICKS_PER_S
     return _Status(Member(pid, int(fields[19])), int(fields[1]), int(fields[3]), fields[0], cpu_s)
 
 

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.family import Member, cpu_s_of
+from benchmarks.peers.family import TICKS_PER_S, Member, cpu_s_of
 
 NUM_CPUS = os.cpu_count() or 1
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _IDLE = (3, 4)  # idle and iowait, in the line of /proc/stat
 
 
@@ -35,7 +34,7 @@ def description() -> dict[str, Any]:
 def _busy_s() -> float:
     """CPU time of the whole machine since boot that was not idle; what a hypervisor gave to others counts, too."""
     times = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-    return (sum(times) - sum(times[i] for i in _IDLE)) / _TICKS_PER_S
+    return (sum(times) - sum(times[i] for i in _IDLE)) / TICKS_PER_S
 
 
 class ForeignCpu:

@@ -136,12 +136,12 @@ def _server(entry: Mapping[str, Any], scenarios: Sequence[str], where: str) -> S
     _known(entry, {"name", "command", "version", "environment", "load", "scenarios", "start_timeout_s"}, where)
     for key in ("name", "command"):
         if not isinstance(entry.get(key), str) or not entry[key].strip():
-            raise UsageError(f"{where}: {key} is missing or no text")
+            raise UsageError(f"{where}: {key} is missing or not a string")
     if not isinstance(entry.get("version", ""), str):
-        raise UsageError(f"{where}: version is a text")
+        raise UsageError(f"{where}: version is a string")
     environment = entry.get("environment", {})
     if not (isinstance(environment, dict) and all(isinstance(value, str) for value in environment.values())):
-        raise UsageError(f"{where}: environment is a table of texts")
+        raise UsageError(f"{where}: environment is a table of strings")
     chosen = _strings(entry, "scenarios", where)
     server = ServerPlan(
         name=entry["name"],
@@ -188,7 +188,7 @@ def _known(table: Mapping[str, Any], keys: set[str], where: str) -> None:
 def _strings(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     value = table.get(key, [])
     if not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
-        raise UsageError(f"{where}: {key} is a list of texts")
+        raise UsageError(f"{where}: {key} is a list of strings")
     if key == "scenarios" and (unknown := [name for name in value if name not in SCENARIOS]):
         raise UsageError(f"{where}: no scenario is called {unknown[0]}; there are: {', '.join(SCENARIOS)}")
     return tuple(value)
