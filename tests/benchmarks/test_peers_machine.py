@@ -86,7 +86,7 @@ def test_a_share_is_between_nothing_and_all(clock: SimpleNamespace) -> None:
 def test_time_that_is_stolen_is_busy_and_time_that_waits_for_disks_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     line = "cpu  100 10 20 9000 800 3 2 65 7 0\ncpu0 1 1\n"
     monkeypatch.setattr(machine, "Path", lambda _: SimpleNamespace(read_text=lambda: line))
-    monkeypatch.setattr(machine, "_TICKS_PER_S", 100)
+    monkeypatch.setattr(machine, "TICKS_PER_S", 100)
     assert machine._busy_s() == 2.0
 
 
