@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from sse_starlette.sse import AppStatus
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -65,12 +66,21 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
         lifespan=lifespan,
         middleware=_middlewares(context),
         redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.context = context
     add_exception_handlers(app)
     for router in _ROUTERS:
         app.include_router(router)
+    _answer_head(app)
     return app
+
+
+def _answer_head(app: FastAPI) -> None:
+    """Where GET is answered: probes ask so. The bodies are left out by uvicorn."""
+    for route in (route for router in _ROUTERS for route in router.routes):
+        if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
+            app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 def generation_routes() -> dict[str, GenerationRoute]:

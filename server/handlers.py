@@ -1,14 +1,18 @@
 """FastAPI's exception handlers: all errors before the first byte leave in one shape."""
 
+from http import HTTPStatus
+
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from engine.errors import TwostepError
 from server.disconnect import ClientLeftError
 from server.errors import INTERNAL, ApiError, error_response, kind_of, log_failure, status_response
+from server.middleware.access import METHODS
 from server.record import record_of
 from server.validation import problem_of
 
@@ -34,7 +38,18 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 async def _on_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        error.headers = {"Allow": ", ".join(_methods_of(request))}  # starlette tells those of one route
     return status_response(request.scope, error)
+
+
+def _methods_of(request: Request) -> list[str]:
+    """That its path answers to."""
+    return [
+        method
+        for method in sorted(METHODS)
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
+    ]
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:

@@ -53,7 +53,8 @@ def report_request(scope: Scope, metrics: Metrics) -> None:
 
 
 def _handler(scope: Scope) -> str:
-    """The route's template, so that the label has as many values as there are routes; "none" where no route matched."""
+    """The route's template, so that the label has as many values as there are routes; "none" where no route matched, or
+    the request was refused before one was looked for."""
     return str(getattr(scope.get("route"), "path", "none"))
 
 

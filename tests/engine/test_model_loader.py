@@ -140,9 +140,7 @@ def test_missing_weights_are_not_made_up(llama: Path) -> None:
 
 def test_weights_of_another_shape_are_refused(llama: Path) -> None:
     edit_config(llama, intermediate_size=64)
-    with pytest.raises(
-        ModelError, match=r"do not fit its config\.json: .*mlp\..* has the shape .*48.*, not .*64"
-    ):
+    with pytest.raises(ModelError, match=r"do not fit its config\.json: .*mlp\..* has the shape .*48.*, not .*64"):
         load(llama)
 
 

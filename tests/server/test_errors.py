@@ -161,6 +161,8 @@ def test_our_bug_in_a_stream_is_an_event(server: LiveServer) -> None:
     [
         ("GET", "/nothing", 404, "not_found"),
         ("POST", "/v1/nothing", 404, "not_found"),
+        ("POST", "/v1/completions/", 404, "not_found"),
+        ("GET", "/health/", 404, "not_found"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("DELETE", "/health", 405, "method_not_allowed"),
         ("GET", "/v1/models/other", 404, "model_not_found"),
@@ -170,6 +172,13 @@ def test_unknown_routes_and_methods(server: LiveServer, method: str, path: str, 
     response = server.client.request(method, path)
     assert (response.status_code, error_of(response)["code"]) == (status, code)
     assert (response.status_code == 405) == ("allow" in response.headers)
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"), [("/v1/requests/x", "DELETE, GET, HEAD"), ("/v1/completions", "POST"), ("/docs", "GET, HEAD")]
+)
+def test_a_405_tells_all_methods_of_its_path(server: LiveServer, path: str, methods: str) -> None:
+    assert server.client.put(path).headers["allow"] == methods
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/detokenize"])

@@ -35,6 +35,15 @@ def test_version(server: LiveServer) -> None:
     assert server.client.get("/version").json() == {"version": VERSION}
 
 
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/v1/models", "/v1/models/fake", "/metrics", "/version", "/docs"]
+)
+def test_where_get_is_answered_head_is(server: LiveServer, path: str) -> None:
+    got, head = server.client.get(path), server.client.head(path)
+    assert (head.status_code, head.headers["content-type"]) == (200, got.headers["content-type"]) and not head.content
+    assert server.client.head("/v1/completions").status_code == 405
+
+
 def test_server_info_tells_settings_and_engine(server: LiveServer) -> None:
     info = server.client.get("/server_info").json()
     assert info["settings"]["max_num_seqs"] == 64 and info["engine"]["num_blocks"] == 64
