@@ -38,6 +38,8 @@ class ScheduledRequest:
     """The last of `token_ids` that are guesses: each is output if it is what is sampled at its position."""
     num_wanted: int = 0
     """Guesses that the draft weights are to make before the step. `block_table` holds their positions, too."""
+    scores_prompt: bool = False
+    """Whether every prompt token after the first needs its log-probability."""
 
     @property
     def end(self) -> int:
@@ -48,11 +50,6 @@ class ScheduledRequest:
     @property
     def draft(self) -> Sequence[int]:
         return self.token_ids[len(self.token_ids) - self.num_drafts :]
-
-    @property
-    def scores_prompt(self) -> bool:
-        """Whether every prompt token after the first needs its log-probability."""
-        return self.params.prompt_logprobs is not None and not self.output_token_ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,4 +290,5 @@ def _scheduled(request: Request, num_tokens: int, guesses: Guesses = NO_GUESSES)
         samples=end == request.num_tokens,
         num_drafts=len(guesses.token_ids),
         num_wanted=guesses.num_wanted,
+        scores_prompt=request.scores_prompt,
     )

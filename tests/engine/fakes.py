@@ -84,7 +84,7 @@ class FakeRunner:
 
 
 def _scores(request: ScheduledRequest) -> tuple[TokenLogprobs, ...]:
-    if request.params.prompt_logprobs is None or request.output_token_ids:
+    if not request.scores_prompt:
         return ()
     scored = request.prompt_token_ids[request.start + 1 : request.end + 1]
     return tuple(TokenLogprobs(token_id, -1.0, 1, ()) for token_id in scored)

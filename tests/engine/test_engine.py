@@ -87,6 +87,16 @@ def test_a_step_scores_no_more_than_there_is_memory_for() -> None:
     assert [count for name, count in chunks if name == "plain"] == [10]
 
 
+def test_the_floor_of_a_prompts_last_chunk_holds_its_scores() -> None:
+    info, floors = fake_info(64, 4), []
+    info = msgspec.structs.replace(info, size=msgspec.structs.replace(info.size, head_flops=1 << 20))
+    for prompt_logprobs in (None, 0):
+        engine = Engine(EngineConfig(model="fake", block_size=4), info, FakeRunner(4))
+        add(engine, "a", range(1, 11), max_tokens=2, prompt_logprobs=prompt_logprobs)
+        floors.append(engine.step().stats.floor_s)
+    assert floors[1] - floors[0] == pytest.approx(9 * (1 << 20) / 1e6)  # see fake_info
+
+
 def test_a_step_that_ran_nothing_is_not_traced(tmp_path: Path) -> None:
     engine = engine_with(FakeRunner(4), tracer=FileTracer(str(tmp_path / "trace")))
     add(engine, "a")

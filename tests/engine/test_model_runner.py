@@ -24,8 +24,9 @@ class Reads(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def chunk(samples: bool, params: SamplingParams | None = None) -> ScheduledRequest:
-    return ScheduledRequest("", range(5), 0, (0,), params or SamplingParams(), range(9), (), samples)
+def chunk(samples: bool, scores_prompt: bool = False) -> ScheduledRequest:
+    params = SamplingParams(prompt_logprobs=0) if scores_prompt else SamplingParams()
+    return ScheduledRequest("", range(5), 0, (0,), params, range(9), (), samples, scores_prompt=scores_prompt)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def chunk(samples: bool, params: SamplingParams | None = None) -> ScheduledReque
         [chunk(False)],
         [chunk(False)] * 3,
         [chunk(False), chunk(True)],
-        [chunk(False, SamplingParams(prompt_logprobs=0))],
+        [chunk(False, scores_prompt=True)],
     ],
 )
 def test_a_prefill_step_ends_when_the_device_has_done_it(

@@ -13,16 +13,17 @@ MIN_CHUNK = 16
 SCORED = SamplingParams(prompt_logprobs=0)
 
 
-def chunk(start: int, count: int, params: SamplingParams | None = None) -> ScheduledRequest:
+def chunk(start: int, count: int, scores_prompt: bool = False) -> ScheduledRequest:
     return ScheduledRequest(
         request_id="",
         token_ids=range(count),
         start=start,
         block_table=(),
-        params=params or SamplingParams(),
+        params=SamplingParams(),
         prompt_token_ids=(),
         output_token_ids=(),
         samples=False,
+        scores_prompt=scores_prompt,
     )
 
 
@@ -47,8 +48,8 @@ def trained() -> StepCosts:
     costs = StepCosts()
     for repeat in range(60):
         for start in (0, 512, 4096):
-            params = SCORED if repeat % 3 == 0 else SamplingParams()
-            chunks = tuple(chunk(start, 16 + 40 * ((repeat + i) % 7), params) for i in range(1 + repeat % 3))
+            is_scored = repeat % 3 == 0
+            chunks = tuple(chunk(start, 16 + 40 * ((repeat + i) % 7), is_scored) for i in range(1 + repeat % 3))
             batch = Batch(Phase.PREFILL, chunks)
             costs.observe(batch, duration(batch))
         batch = Batch(Phase.DECODE, tuple(chunk(100, 1) for _ in range(1 + repeat % 20)))

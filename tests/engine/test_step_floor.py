@@ -15,11 +15,14 @@ ONE_FLOP_PER_SECOND = Ceilings(read_bytes_per_s=1e30, flops_per_s=1.0)
 
 
 def part(
-    start: int, count: int, samples: bool = True, prompt_logprobs: int | None = None, num_drafts: int = 0
+    start: int, count: int, samples: bool = True, scores_prompt: bool = False, num_drafts: int = 0
 ) -> ScheduledRequest:
-    params = SamplingParams(prompt_logprobs=prompt_logprobs)
     prompt = [1] * (start + count)
-    return ScheduledRequest("", [1] * count, start, (), params, prompt, [], samples, num_drafts=num_drafts)
+    return ScheduledRequest(
+        *("", [1] * count, start, (), SamplingParams(), prompt, [], samples),
+        num_drafts=num_drafts,
+        scores_prompt=scores_prompt,
+    )
 
 
 def floor_of(size: ModelSize, ceilings: Ceilings, *parts: ScheduledRequest) -> StepFloor:
@@ -53,7 +56,7 @@ def test_the_head_takes_part_where_logits_are_needed() -> None:
     size = ModelSize(layer_bytes=0, layer_flops=0, head_bytes=10, head_flops=3, attention=())
     assert floor_of(size, ONE_BYTE_PER_SECOND, part(0, 5, samples=False)).seconds == 0
     assert floor_of(size, ONE_FLOP_PER_SECOND, part(0, 5, samples=False)).seconds == 0
-    assert floor_of(size, ONE_FLOP_PER_SECOND, part(0, 5, prompt_logprobs=0)).seconds == 15
+    assert floor_of(size, ONE_FLOP_PER_SECOND, part(0, 5, scores_prompt=True)).seconds == 15
 
 
 def test_the_last_layer_is_multiplied_where_logits_are_needed() -> None:
@@ -62,7 +65,7 @@ def test_the_last_layer_is_multiplied_where_logits_are_needed() -> None:
     for request, num_scored, scored_pairs in [
         (part(2, 3), 1, 5),
         (part(2, 3, samples=False), 0, 0),
-        (part(2, 3, samples=False, prompt_logprobs=0), 3, 3 + 4 + 5),
+        (part(2, 3, samples=False, scores_prompt=True), 3, 3 + 4 + 5),
         (part(2, 3, num_drafts=1), 2, 4 + 5),
     ]:
         expected = 3 * 5 + num_scored * 2 + 100 * (3 + 4 + 5) + 1000 * scored_pairs
