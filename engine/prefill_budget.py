@@ -28,8 +28,14 @@ class PrefillBudget:
         next_work = with_chunk(self._work, 0, _MIN_CHUNK, False)
         return self._num_left == 0 or self._costs.prefill_bound(next_work) > self._max_s
 
+    def can_go_on(self, request: Request) -> bool:
+        """Whether one whose prompt is computed in part should take more: not for a single token that it scores."""
+        may_score = self._num_scored_left > 0 or self._work == NO_PREFILL
+        return not self.is_spent and (may_score or not request.scores_prompt)
+
     def take(self, request: Request) -> int:
-        """How many of its tokens the request computes next, at least one. Call only while the budget is not spent."""
+        """How many of its tokens the request computes next, at least one: a new one whose scores find no room must
+        not hold up those behind it. Call only while the budget is not spent."""
         wanted = min(request.num_uncomputed_tokens, self._num_left)
         if request.scores_prompt:
             wanted = min(wanted, max(self._num_scored_left, 1))

@@ -171,7 +171,7 @@ class Scheduler:
     def _schedule_prefill(self, budget: PrefillBudget, now_s: float) -> Batch | None:
         chunks: list[tuple[Request, int]] = []
         for request in self._running:
-            if request.needs_prefill and not budget.is_spent:
+            if request.needs_prefill and budget.can_go_on(request):
                 chunks.append((request, budget.take(request)))
         while len(self._running) < self._max_num_seqs and not budget.is_spent:
             new = self._waiting.next

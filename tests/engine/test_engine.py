@@ -80,10 +80,12 @@ def test_a_step_scores_no_more_than_there_is_memory_for() -> None:
     runner = FakeRunner(4)
     engine = Engine(EngineConfig(model="fake", block_size=4), info, runner)
     add(engine, "scored", range(1, 11), max_tokens=1, prompt_logprobs=0)
+    add(engine, "another", range(1, 11), max_tokens=1, prompt_logprobs=0)
     add(engine, "plain", range(1, 11), max_tokens=1)
     run_to_end(engine)
     chunks = [(request.request_id, len(request.token_ids)) for batch in runner.batches for request in batch.requests]
     assert [count for name, count in chunks if name == "scored"] == [4, 4, 2]
+    assert [count for name, count in chunks if name == "another"] == [1, 2, 4, 3]
     assert [count for name, count in chunks if name == "plain"] == [10]
 
 
