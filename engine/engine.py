@@ -12,11 +12,12 @@ from engine.batch import Batch, Phase, ScheduledRequest, StepOutput
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig, EngineInfo
 from engine.draft_rows import shortened
-from engine.drafter import Drafter, NoDrafts, PromptLookup
+from engine.drafter import Drafter, PromptLookup
 from engine.errors import InvalidParameterError
 from engine.forced_text import ForcedText
 from engine.grammar import Grammars, NoGrammars, load_grammars
 from engine.messages import AddRequest, RequestState, RequestUpdate, StepUpdate
+from engine.model_drafts import ModelDrafts
 from engine.prefill_budget import PrefillPace
 from engine.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
 from engine.request import Request
@@ -138,16 +139,12 @@ class Engine:
             self._grammars.add(request)
 
     def _admit(self, request: Request) -> None:
-        request.drafter = self._drafter_for(request)
+        """One that another engine process began guesses nothing: if a guess ended that, it does not happen again."""
+        if self._new_drafter is not None and not request.output_token_ids:
+            request.may_guess, request.drafter = True, self._new_drafter()
+            if request.constraint is not None:
+                request.drafter = ForcedText(request.constraint.forced_tokens, request.drafter)
         self._scheduler.add(request)
-
-    def _drafter_for(self, request: Request) -> Drafter:
-        """None that guesses for a request that another engine process began: if a guess brought that down, it does not
-        happen again."""
-        if self._new_drafter is None or request.output_token_ids:
-            return NoDrafts()
-        drafter = self._new_drafter()
-        return ForcedText(request.constraint.forced_tokens, drafter) if request.constraint is not None else drafter
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests without further news; unknown ids are ignored."""
@@ -250,5 +247,5 @@ class Engine:
 
 
 def _new_speculation(costs: StepCosts, config: EngineConfig, info: EngineInfo) -> Speculation:
-    has_draft_weights = info.draft_size is not None
-    return Speculation(costs, config.num_speculative_tokens, config.target_itl_ms / 1000, has_draft_weights)
+    limits = config.num_speculative_tokens, config.target_itl_ms / 1000
+    return Speculation(costs, *limits, None if info.draft_size is None else ModelDrafts(costs, *limits))

@@ -7,10 +7,11 @@ each request, and what the passes take is measured.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from engine.drafter import learnt
+from engine.drafter import Draft, learnt
 from engine.request import Request
-from engine.step_cost import StepCosts
+from engine.step_cost import StepCosts, TokenPrice
 
 _FIRST_CHANCE, _MOST_CHANCE = 0.8, 0.99
 _LEARNING = 0.05  # how much a guess says about the next ones: too much, and some errors in a row end them all
@@ -20,44 +21,63 @@ _MARGIN = 1.05  # times the tokens a second that there are without: predictions 
 _RETRY_STEPS = 100  # without a pass: what one takes may be a mistake, and chances change
 
 
-class ModelDrafts:
+class ModelDrafter(Protocol):
     """Says how many guesses of the draft weights each request of a step gets, and learns from what became of them."""
 
+    def plan(self, requests: Sequence[Request], drafts: Sequence[Draft], price: TokenPrice) -> Sequence[int]:
+        """For each of these; zeros where that brings no more tokens a second than `drafts`, which need no weights."""
+
+    def learn(self, request: Request, guess: Sequence[int], said: Sequence[int]) -> None:
+        """What became of a guess of the draft weights."""
+
+
+class NoModelDrafts:
+    """Guesses nothing: there are no draft weights."""
+
+    def plan(self, requests: Sequence[Request], drafts: Sequence[Draft], price: TokenPrice) -> Sequence[int]:
+        return ()
+
+    def learn(self, request: Request, guess: Sequence[int], said: Sequence[int]) -> None:
+        pass
+
+
+class ModelDrafts:
+    """Guesses as many as pay."""
+
     def __init__(self, costs: StepCosts, max_tokens: int, target_gap_s: float) -> None:
-        """`max_tokens` per request and step; 0 without draft weights."""
+        """`max_tokens` per request and step."""
         self._costs = costs
         self._max_tokens = max_tokens
         self._target_gap_s = target_gap_s
         self._chance = _FIRST_CHANCE  # of requests that have tried none
         self._num_without = 0  # steps in a row
 
-    def counts(self, requests: Sequence[Request], rate: float) -> list[int]:
+    def plan(self, requests: Sequence[Request], drafts: Sequence[Draft], price: TokenPrice) -> list[int]:
+        return self.counts(requests, _rate(drafts, price), price)
+
+    def counts(self, requests: Sequence[Request], rate: float, price: TokenPrice) -> list[int]:
         """For each of these; zeros where that brings no more than `rate` tokens a second."""
-        if not self._max_tokens:
-            return [0] * len(requests)
         is_due = self._costs.num_drafting_steps < _FIRST_STEPS or self._num_without >= _RETRY_STEPS
-        counts = self._one_each(requests) if is_due else self._best(requests, rate * _MARGIN)
+        counts = self._one_each(requests, price) if is_due else self._best(requests, rate * _MARGIN, price)
         self._num_without = 0 if any(counts) else self._num_without + 1
         return counts
 
     def learn(self, request: Request, guess: Sequence[int], said: Sequence[int]) -> None:
-        """What became of a guess of the draft weights."""
         request.draft_chance = learnt(request.draft_chance or self._chance, guess, said, _LEARNING)
         self._chance = learnt(self._chance, guess, said, _LEARNING)
 
     def _chances(self, requests: Sequence[Request]) -> list[float]:
         """That a guess is right, if those before it are; 0 for who does not guess."""
-        chances = (request.draft_chance or self._chance if request.guesses else 0.0 for request in requests)
+        chances = (request.draft_chance or self._chance if request.may_guess else 0.0 for request in requests)
         return [min(chance, _MOST_CHANCE) for chance in chances]
 
-    def _one_each(self, requests: Sequence[Request]) -> list[int]:
+    def _one_each(self, requests: Sequence[Request], price: TokenPrice) -> list[int]:
         """To learn what a pass takes; none before it is known what the step takes."""
-        step_s, _ = self._costs.decode_price(requests)
-        return _counts(1 if step_s else 0, requests, self._chances(requests))
+        return _counts(1 if price.step_s else 0, requests, self._chances(requests))
 
-    def _best(self, requests: Sequence[Request], rate: float) -> list[int]:
+    def _best(self, requests: Sequence[Request], rate: float, price: TokenPrice) -> list[int]:
         """More passes bring more tokens a second at first and fewer then, so the first best is the best."""
-        step_s, token_s = self._costs.decode_price(requests)
+        step_s, token_s = price
         pass_s = self._costs.drafting_price(requests)
         chances, longest_s = self._chances(requests), max(self._target_gap_s, _LONGEST * step_s)
         best, best_rate = [0] * len(requests), 0.0
@@ -73,6 +93,12 @@ class ModelDrafts:
                 break
             best, best_rate = counts, sum(said) / seconds
         return best if best_rate > rate else [0] * len(requests)
+
+
+def _rate(drafts: Sequence[Draft], price: TokenPrice) -> float:
+    """Tokens a second that a step with these guesses brings, one of each request, as far as that is known."""
+    seconds = price.step_s + price.token_s * sum(len(draft.token_ids) for draft in drafts)
+    return (len(drafts) + sum(draft.num_expected for draft in drafts)) / seconds if seconds else 0.0
 
 
 def _counts(num_passes: int, requests: Sequence[Request], chances: Sequence[float]) -> list[int]:

@@ -59,8 +59,10 @@ class Request:
 
     constraint: Constraint | None = None
     """What `params.grammar` was compiled to; None while any token may come."""
+    may_guess: bool = False
+    """What it says next, by itself or with the draft weights."""
     drafter: Drafter = field(default_factory=NoDrafts)
-    """Guesses what it says next."""
+    """Guesses that of its text."""
     draft_chance: float | None = None
     """That a guess of the draft weights is right; None before the first."""
     number: int = 0
@@ -83,11 +85,6 @@ class Request:
     def order(self) -> tuple[int, int]:
         """Lower runs first."""
         return self.priority, self.number
-
-    @property
-    def guesses(self) -> bool:
-        """Whether it may guess what it says next."""
-        return not isinstance(self.drafter, NoDrafts)
 
     @property
     def num_tokens(self) -> int:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from engine.batch import ScheduledRequest
 from engine.drafter import NO_DRAFT, Draft
-from engine.model_drafts import ModelDrafts
+from engine.model_drafts import ModelDrafter, NoModelDrafts
 from engine.request import Request
-from engine.step_cost import StepCosts
+from engine.step_cost import StepCosts, TokenPrice
 
 _MARGIN = 2.0  # guesses of one request lengthen the step of all: they must be worth it twice
 _LONGER = 0.5  # of a step's time without guesses, at most
@@ -37,9 +37,11 @@ class Speculation:
     """Which guesses a decode step tries: the likeliest of all its requests, as far as they pay for their time and hold
     up nobody for long; or those of the draft weights, where these bring tokens faster."""
 
-    def __init__(self, costs: StepCosts, max_tokens: int, target_gap_s: float, has_draft_weights: bool = False) -> None:
+    def __init__(
+        self, costs: StepCosts, max_tokens: int, target_gap_s: float, model_drafts: ModelDrafter | None = None
+    ) -> None:
         """`max_tokens` per request and step."""
-        self._model_drafts = ModelDrafts(costs, max_tokens if has_draft_weights else 0, target_gap_s)
+        self._model_drafts = model_drafts or NoModelDrafts()
         self._costs = costs
         self._max_tokens = max_tokens
         self._target_gap_s = target_gap_s
@@ -50,21 +52,16 @@ class Speculation:
 
     def plan(self, requests: Sequence[Request]) -> list[Guesses]:
         """What each of these guesses. The step makes one more token, and no request says more than it may."""
-        drafts = self._drafts(requests)
-        counts = self._model_drafts.counts(requests, self._rate(requests, drafts))
+        price = self._costs.decode_price(requests)
+        drafts = self._drafts(requests, price)
+        counts = self._model_drafts.plan(requests, drafts, price)
         if any(counts):
             return [Guesses(num_wanted=count) for count in counts]
         return [Guesses(draft.token_ids) for draft in drafts]
 
-    def _rate(self, requests: Sequence[Request], drafts: Sequence[Draft]) -> float:
-        """Tokens a second that a step with these guesses brings, as far as that is known."""
-        step_s, token_s = self._costs.decode_price(requests)
-        seconds = step_s + token_s * sum(len(draft.token_ids) for draft in drafts)
-        return (len(requests) + sum(draft.num_expected for draft in drafts)) / seconds if seconds else 0.0
-
-    def _drafts(self, requests: Sequence[Request]) -> list[Draft]:
+    def _drafts(self, requests: Sequence[Request], price: TokenPrice) -> list[Draft]:
         """Those that are worth their time, of what the requests' texts suggest."""
-        step_s, token_s = self._costs.decode_price(requests)
+        step_s, token_s = price
         min_chance = _MARGIN * len(requests) * token_s / step_s if step_s else 0.0
         spare_s = min(_LONGER * step_s, self._target_gap_s - step_s)
         limit = self._trusted if token_s == 0.0 else min(int(max(spare_s, 0.0) / token_s), self._trusted)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from operator import add
+from typing import NamedTuple
 
 from engine.batch import Batch, Phase
 from engine.cost_model import CostModel, Work
@@ -13,6 +14,15 @@ and tokens that are scored, each against the whole vocabulary."""
 
 _TRUSTED_PREFILL: Work = (1, 32, 1 << 30, 1 << 15, 8)
 _TRUSTED_DECODE: Work = (1, 1 << 30, 1 << 40)  # it is not ours to choose, so mistrust would gain nothing
+
+
+class TokenPrice(NamedTuple):
+    """As predicted; 0 if unknown."""
+
+    step_s: float
+    """Of a decode step with a token of each request."""
+    token_s: float
+    """Of one more token in it."""
 
 
 class StepCosts:
@@ -34,10 +44,9 @@ class StepCosts:
         """Seconds that a decode step of these rarely exceeds; 0 before the first."""
         return self._models[Phase.DECODE].bound(_decode_work(requests))
 
-    def decode_price(self, requests: Sequence[Request]) -> tuple[float, float]:
-        """Seconds of a decode step of these and of one more token in it, as predicted; 0 if unknown."""
+    def decode_price(self, requests: Sequence[Request]) -> TokenPrice:
         model = self._models[Phase.DECODE]
-        return model.predict(_decode_work(requests)) or 0.0, model.coefficients[1]
+        return TokenPrice(model.predict(_decode_work(requests)) or 0.0, model.coefficients[1])
 
     def observe_drafting(self, batch: Batch, seconds: float) -> None:
         """The draft weights took so long for all the batch's guesses, one of each request at a time."""

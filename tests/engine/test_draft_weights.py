@@ -9,6 +9,7 @@ import engine
 from engine.attention import select_backend
 from engine.batch import Batch, Phase, ScheduledRequest
 from engine.config import EngineConfig
+from engine.drafter import Draft
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.forward import TransformersForward
@@ -21,6 +22,7 @@ from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+from engine.step_cost import TokenPrice
 from engine.thinking import Thinking
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import ARCHITECTURES, VOCAB_SIZE, RecordingRunner, tiny_engine
@@ -40,7 +42,7 @@ class Always:
     def __init__(self, num_guesses: int) -> None:
         self._num_guesses = num_guesses
 
-    def counts(self, requests: Sequence[Request], rate: float) -> list[int]:
+    def plan(self, requests: Sequence[Request], drafts: Sequence[Draft], price: TokenPrice) -> list[int]:
         left = (each.params.max_tokens - len(each.output_token_ids) - 1 for each in requests)
         return [min(self._num_guesses, num) for num in left]
 
@@ -49,7 +51,7 @@ class Always:
 
 
 def let_always_draft(runs: Engine, num_guesses: int) -> Engine:
-    runs._speculation._model_drafts = Always(num_guesses)  # type: ignore[assignment]
+    runs._speculation._model_drafts = Always(num_guesses)
     return runs
 
 

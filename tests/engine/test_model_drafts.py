@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from engine.batch import Batch, Phase
-from engine.drafter import Draft, NoDrafts, PromptLookup
+from engine.drafter import Draft
 from engine.model_drafts import ModelDrafts
 from engine.request import Request
 from engine.sampling_params import SamplingParams
-from engine.speculation import Guesses, Speculation
+from engine.speculation import NO_GUESSES, Guesses, Speculation
 from engine.step_cost import StepCosts
 from tests.engine.prophets import scheduled
 from tests.engine.timed import PASS_S, STEP_S, TOKEN_S
@@ -30,13 +30,21 @@ def taught(pass_s: float = PASS_S, token_s: float = TOKEN_S) -> StepCosts:
 def those_with(*chances: float, **fields: Any) -> list[Request]:
     params = SamplingParams(**{"max_tokens": 100, **fields})
     return [
-        Request("a", [1, 2, 3, 4], params, 0.0, output_token_ids=[7], drafter=PromptLookup(), draft_chance=chance)
+        Request("a", [1, 2, 3, 4], params, 0.0, output_token_ids=[7], may_guess=True, draft_chance=chance)
         for chance in chances
     ]
 
 
 def drafts_of(costs: StepCosts, max_tokens: int = 8, target_gap_s: float = 1.0) -> ModelDrafts:
     return ModelDrafts(costs, max_tokens, target_gap_s)
+
+
+def speculation_on(costs: StepCosts) -> Speculation:
+    return Speculation(costs, 8, 1.0, drafts_of(costs))
+
+
+def counts_of(drafts: ModelDrafts, requests: Sequence[Request], rate: float) -> list[int]:
+    return drafts.counts(requests, rate, drafts._costs.decode_price(requests))
 
 
 def rate_of(chance: float, num_passes: int) -> float:
@@ -47,31 +55,31 @@ def rate_of(chance: float, num_passes: int) -> float:
 @pytest.mark.parametrize("chance", [0.35, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95])
 def test_as_many_passes_as_bring_most_tokens_a_second(chance: float) -> None:
     best = max(range(9), key=lambda num_passes: rate_of(chance, num_passes))
-    assert drafts_of(taught()).counts(those_with(chance), rate_of(chance, 0)) == [best]
+    assert counts_of(drafts_of(taught()), those_with(chance), rate_of(chance, 0)) == [best]
 
 
 def test_none_where_they_hardly_bring_more_than_there_is_without() -> None:
     drafts = drafts_of(taught())
-    assert drafts.counts(those_with(0.3), 1 / STEP_S) == [0]
-    assert drafts.counts(those_with(0.8), rate_of(0.8, 2) / 1.02) == [0]
-    assert drafts.counts(those_with(0.8), rate_of(0.8, 2) / 1.08) == [2]
-    assert drafts_of(taught(pass_s=0.011)).counts(those_with(0.95), 1 / STEP_S) == [0]
+    assert counts_of(drafts, those_with(0.3), 1 / STEP_S) == [0]
+    assert counts_of(drafts, those_with(0.8), rate_of(0.8, 2) / 1.02) == [0]
+    assert counts_of(drafts, those_with(0.8), rate_of(0.8, 2) / 1.08) == [2]
+    assert counts_of(drafts_of(taught(pass_s=0.011)), those_with(0.95), 1 / STEP_S) == [0]
 
 
 def test_no_more_than_are_allowed_fit_into_a_gap_or_could_be_said() -> None:
-    assert drafts_of(taught(), max_tokens=2).counts(those_with(0.95), 0.0) == [2]
-    assert drafts_of(taught()).counts(those_with(0.99), 0.0) == [8]
-    assert drafts_of(taught(), target_gap_s=0.0375).counts(those_with(0.99), 0.0) == [6]  # 35.2 ms
-    assert drafts_of(taught(), target_gap_s=0.001).counts(those_with(0.99), 0.0) == [4]  # 26.8 ms, of three steps
-    assert drafts_of(taught()).counts([*those_with(0.95, max_tokens=4)], 0.0) == [2]
-    assert drafts_of(taught()).counts([*those_with(0.95, max_tokens=2)], 0.0) == [0]
+    assert counts_of(drafts_of(taught(), max_tokens=2), those_with(0.95), 0.0) == [2]
+    assert counts_of(drafts_of(taught()), those_with(0.99), 0.0) == [8]
+    assert counts_of(drafts_of(taught(), target_gap_s=0.0375), those_with(0.99), 0.0) == [6]  # 35.2 ms
+    assert counts_of(drafts_of(taught(), target_gap_s=0.001), those_with(0.99), 0.0) == [4]  # 26.8 ms, of three steps
+    assert counts_of(drafts_of(taught()), [*those_with(0.95, max_tokens=4)], 0.0) == [2]
+    assert counts_of(drafts_of(taught()), [*those_with(0.95, max_tokens=2)], 0.0) == [0]
 
 
 def test_no_request_is_slowed_down_but_at_its_end() -> None:
     drafts = drafts_of(taught())
-    assert drafts.counts(those_with(0.9, 0.9), 0.0) == [4, 4]
-    assert drafts.counts(those_with(0.9, 0.2), 0.0) == [0, 0]
-    assert drafts.counts([*those_with(0.9), *those_with(0.9, max_tokens=2)], 0.0) == [1, 0]
+    assert counts_of(drafts, those_with(0.9, 0.9), 0.0) == [4, 4]
+    assert counts_of(drafts, those_with(0.9, 0.2), 0.0) == [0, 0]
+    assert counts_of(drafts, [*those_with(0.9), *those_with(0.9, max_tokens=2)], 0.0) == [1, 0]
 
 
 def test_passes_are_priced_by_the_tokens_that_they_add() -> None:
@@ -86,69 +94,69 @@ def test_passes_are_priced_by_the_tokens_that_they_add() -> None:
     best = max(range(4), key=rates.__getitem__)
     assert best > 0
     counts = [best] * 3 + [0]
-    assert drafts_of(costs).counts(requests, rates[best] / 1.06) == counts
-    assert drafts_of(costs).counts(requests, rates[best] / 1.04) == [0] * 4
+    assert counts_of(drafts_of(costs), requests, rates[best] / 1.06) == counts
+    assert counts_of(drafts_of(costs), requests, rates[best] / 1.04) == [0] * 4
 
 
 @pytest.mark.parametrize(("num_left", "count"), [(0, 1), (1, 0)])
 def test_who_could_say_what_is_guessed_is_not_held_up(num_left: int, count: int) -> None:
     requests = [*those_with(0.99), *those_with(0.01, max_tokens=2 + num_left)]
-    assert drafts_of(taught(), max_tokens=1).counts(requests, 0.0) == [count, 0]
+    assert counts_of(drafts_of(taught(), max_tokens=1), requests, 0.0) == [count, 0]
 
 
 def test_who_cannot_say_all_that_is_guessed_limits_nobody() -> None:
     requests = [*those_with(0.99), *those_with(0.5, max_tokens=3)]
-    assert drafts_of(taught(pass_s=0.002)).counts(requests, 0.0) == [8, 1]
+    assert counts_of(drafts_of(taught(pass_s=0.002)), requests, 0.0) == [8, 1]
 
 
 def test_what_pays_is_always_done() -> None:
     drafts = drafts_of(taught())
-    assert [drafts.counts(those_with(0.9), 1 / STEP_S) for _ in range(300)] == [[4]] * 300
+    assert [counts_of(drafts, those_with(0.9), 1 / STEP_S) for _ in range(300)] == [[4]] * 300
 
 
 def test_certainty_is_no_division_by_zero() -> None:
-    assert drafts_of(taught()).counts(those_with(1.0), 0.0) == [8]
+    assert counts_of(drafts_of(taught()), those_with(1.0), 0.0) == [8]
 
 
 def test_requests_begun_by_another_engine_guess_nothing_and_are_not_slowed_down() -> None:
     [begun] = those_with(0.95)
-    begun.drafter = NoDrafts()
+    begun.may_guess = False
     drafts = drafts_of(taught())
-    assert drafts.counts([begun], 0.0) == [0]
-    assert drafts.counts([begun, *those_with(0.95)], 0.0) == [0, 0]
+    assert counts_of(drafts, [begun], 0.0) == [0]
+    assert counts_of(drafts, [begun, *those_with(0.95)], 0.0) == [0, 0]
 
 
 def test_without_draft_weights_there_are_none() -> None:
-    drafts = ModelDrafts(taught(), 0, 1.0)
-    assert [drafts.counts(those_with(0.9), 0.0) for _ in range(300)] == [[0]] * 300
+    speculation = Speculation(taught(), 8, 1.0)
+    assert [speculation.plan(those_with(0.9)) for _ in range(300)] == [[NO_GUESSES]] * 300
 
 
 def test_what_a_pass_takes_is_learnt_from_some() -> None:
     costs = StepCosts()
     drafts = ModelDrafts(costs, 8, 1.0)
-    assert drafts.counts(those_with(0.9), 0.0) == [0]  # before it is known what a step takes
+    assert counts_of(drafts, those_with(0.9), 0.0) == [0]  # before it is known what a step takes
     tried = []
     for _ in range(8):
         batch = Batch(Phase.DECODE, (scheduled([0] * sum(tried[-1:]), num_wanted=sum(tried[-1:])),))
         costs.observe(batch, STEP_S)
         if tried:
             costs.observe_drafting(batch, PASS_S * tried[-1] * (20 if len(tried) == 1 else 1))  # the first by accident
-        tried += drafts.counts(those_with(0.9), 1 / STEP_S)
+        tried += counts_of(drafts, those_with(0.9), 1 / STEP_S)
     assert tried[:4] == [1, 1, 1, 1]
     assert min(tried[4:]) > 1
 
 
 def test_what_does_not_pay_is_tried_again_from_time_to_time() -> None:
     drafts = drafts_of(taught())
-    counts = [drafts.counts(those_with(0.1), 1 / STEP_S) for _ in range(303)]
+    counts = [counts_of(drafts, those_with(0.1), 1 / STEP_S) for _ in range(303)]
     assert [index for index, count in enumerate(counts) if count != [0]] == [100, 201, 302]
 
 
 def test_a_try_that_was_due_when_nobody_could_guess_is_made_up_for() -> None:
     drafts = drafts_of(taught())
     ending = those_with(0.1, max_tokens=2)
-    assert [drafts.counts(ending, 1 / STEP_S) for _ in range(150)] == [[0]] * 150
-    assert [drafts.counts(those_with(0.1), 1 / STEP_S) for _ in range(3)] == [[1], [0], [0]]
+    assert [counts_of(drafts, ending, 1 / STEP_S) for _ in range(150)] == [[0]] * 150
+    assert [counts_of(drafts, those_with(0.1), 1 / STEP_S) for _ in range(3)] == [[1], [0], [0]]
 
 
 def test_each_request_learns_and_those_to_come_learn_from_it() -> None:
@@ -160,12 +168,12 @@ def test_each_request_learns_and_those_to_come_learn_from_it() -> None:
         drafts.learn(erring, [3, 4], [7])
     assert steady.draft_chance is not None and steady.draft_chance > 0.95
     assert erring.draft_chance is not None and erring.draft_chance < 0.05
-    assert drafts.counts([erring], 1 / STEP_S) == [0] != drafts.counts([steady], 1 / STEP_S)
-    [count] = drafts.counts([new], 1 / STEP_S)
-    assert 0 < count < drafts.counts([steady], 1 / STEP_S)[0]
+    assert counts_of(drafts, [erring], 1 / STEP_S) == [0] != counts_of(drafts, [steady], 1 / STEP_S)
+    [count] = counts_of(drafts, [new], 1 / STEP_S)
+    assert 0 < count < counts_of(drafts, [steady], 1 / STEP_S)[0]
     for _ in range(30):
         drafts.learn(erring, [3, 4], [7])
-    assert drafts.counts([new], 1 / STEP_S) == [0]
+    assert counts_of(drafts, [new], 1 / STEP_S) == [0]
 
 
 def test_some_errors_in_a_row_end_no_guesses() -> None:
@@ -173,11 +181,11 @@ def test_some_errors_in_a_row_end_no_guesses() -> None:
     [request] = those_with(0.9)
     for _ in range(4):
         drafts.learn(request, [3, 4], [7])
-    assert drafts.counts([request], 1 / STEP_S)[0] > 1
+    assert counts_of(drafts, [request], 1 / STEP_S)[0] > 1
 
 
 def test_only_guesses_of_the_draft_weights_tell_of_them() -> None:
-    speculation = Speculation(taught(), 8, 1.0, has_draft_weights=True)
+    speculation = speculation_on(taught())
     [request] = those_with(0.9)
     speculation.learn(request, scheduled([8, 9]), [7], num_accepted=0)
     assert (request.draft_chance, speculation.num_drafts) == (0.9, 2)
@@ -188,7 +196,7 @@ def test_only_guesses_of_the_draft_weights_tell_of_them() -> None:
 
 def test_a_guess_that_a_grammar_forbids_was_wrong() -> None:
     """It is cut off before the step."""
-    speculation = Speculation(taught(), 8, 1.0, has_draft_weights=True)
+    speculation = speculation_on(taught())
     [right, cut, none] = those_with(0.5, 0.5, 0.5)
     speculation.learn(right, scheduled([8], num_wanted=1), [8, 7], num_accepted=1)
     speculation.learn(cut, scheduled([8], num_wanted=3), [8, 7], num_accepted=1)
@@ -220,5 +228,5 @@ class Sure:
 def test_guesses_of_the_text_come_first_where_they_bring_more(chance: float, token_s: float, expected: Guesses) -> None:
     [request] = those_with(0.8)
     request.drafter = Sure(chance)
-    speculation = Speculation(taught(token_s=token_s), 8, 1.0, has_draft_weights=True)
+    speculation = speculation_on(taught(token_s=token_s))
     assert speculation.plan([request]) == [expected]

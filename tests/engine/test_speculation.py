@@ -162,10 +162,11 @@ def test_guesses_are_counted() -> None:
     ids=["others", "with a grammar", "begun by another engine"],
 )
 def test_who_guesses(fields: dict[str, Any], expected: type) -> None:
-    request = Request("a", [1], SamplingParams(), 0.0, **fields)
     for max_tokens in (0, 3):
-        drafter = fake_engine(num_speculative_tokens=max_tokens)._drafter_for(request)
-        assert isinstance(drafter, expected if max_tokens else NoDrafts)
+        request = Request("a", [1], SamplingParams(), 0.0, **fields)
+        fake_engine(num_speculative_tokens=max_tokens)._admit(request)
+        assert isinstance(request.drafter, expected if max_tokens else NoDrafts)
+        assert request.may_guess == (not isinstance(request.drafter, NoDrafts))
 
 
 class Sure:
