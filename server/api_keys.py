@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from engine.errors import ConfigError
-from server.unique_yaml import RepeatedKeyError, load_yaml
+from server.unique_yaml import RepeatedKeyError, load_yaml, problem_of
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
@@ -68,7 +68,7 @@ def read_keys(path: Path) -> list[ApiKey]:
     except RepeatedKeyError as error:
         raise ConfigError(f"--api-keys-file: {path}: {error}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-keys-file: {path} is not YAML.") from error
+        raise ConfigError(f"--api-keys-file: {path} is not YAML: {problem_of(error)}.") from None
     except ValidationError as error:
         problem = error.errors(include_input=False)[0]
         place = ".".join(str(part)[:64] for part in problem["loc"])

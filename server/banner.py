@@ -2,6 +2,7 @@
 
 import json
 import os
+from ipaddress import ip_address
 
 from engine.config import EngineInfo
 from engine.step_floor import FloorPlan
@@ -14,10 +15,13 @@ _TOY = (
 )
 
 
-def loading_banner(settings: Settings, url: str) -> str:
+def loading_banner(settings: Settings, url: str, address: str) -> str:
+    """`address` is the one that it listens on."""
     lines = [f"twostep {VERSION}: loading {settings.model}; {url} answers 503 until it is loaded."]
     if settings.is_embedded_model:
         lines.insert(0, _TOY)
+    if not (settings.api_key or settings.api_keys_file or ip_address(address).is_loopback):
+        lines.append(f"{address} without a key: anyone who can reach it may use this server; --api-key asks for one.")
     return "\n".join(lines)
 
 

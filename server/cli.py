@@ -96,14 +96,24 @@ def read_settings(flags: Mapping[str, Any]) -> Settings:
     """Flags over environment over YAML file over defaults. Raises ConfigError that names the setting at fault."""
     _check_environment()
     try:
-        return Settings(**flags)
+        settings = Settings(**flags)
     except ValidationError as error:
         problem = error.errors()[0]
         name = str(problem["loc"][0])
         message = problem["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{_source_of(name, flags)}: {message}, got {problem['input']!r}.") from None
+        got = "" if name == "api_key" else f", got {problem['input']!r}"
+        raise ConfigError(f"{_source_of(name, flags)}: {message}{got}.") from None
     except SettingsError as error:
         raise ConfigError(f"{error}.") from None
+    _check_no_empty_key(settings, flags)
+    return settings
+
+
+def _check_no_empty_key(settings: Settings, flags: Mapping[str, Any]) -> None:
+    """A key that was to be set and is empty, as of a secret that was not found, must not open the server."""
+    is_given = "api_key" in settings.model_fields_set or any(name.upper() == "TWOSTEP_API_KEY" for name in os.environ)
+    if is_given and not settings.api_key:
+        raise ConfigError(f"{_source_of('api_key', flags)} is empty: leave it out for a server without keys.")
 
 
 def _check_environment() -> None:

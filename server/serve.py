@@ -39,8 +39,9 @@ def serve(settings: Settings, open_backend: OpenBackend) -> int:
     app = create_app(settings, open_backend)
     context: AppContext = app.state.context
     listener = listen(settings.host, settings.port, settings.stall_timeout)
-    url = url_of(settings.host, listener.getsockname()[1])
-    print(loading_banner(settings, url), flush=True)
+    address, port = listener.getsockname()[:2]
+    url = url_of(settings.host, port)
+    print(loading_banner(settings, url, address), flush=True)
     # Else who asks for it first holds up all streams. No daemon: one that still runs at the process's end aborts it.
     threading.Thread(target=app.openapi).start()
     DrainingServer(server_config(app, context), context, url).run(sockets=[listener])

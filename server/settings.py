@@ -21,7 +21,11 @@ EMBEDDED_MODEL_DIR = files("engine") / "embedded_model"
 
 def _split(value: Any) -> Any:
     """In the environment a list is written with commas."""
-    return [item for item in value.split(",") if item] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return [item.strip() for item in value.split(",") if item.strip()]
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("must be text or a list of texts: write numbers in quotes")
+    return value
 
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]

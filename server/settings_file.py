@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from engine.errors import ConfigError
-from server.unique_yaml import RepeatedKeyError, load_yaml
+from server.unique_yaml import RepeatedKeyError, load_yaml, problem_of
 
 
 class SettingsFile(PydanticBaseSettingsSource):
@@ -33,7 +33,7 @@ class SettingsFile(PydanticBaseSettingsSource):
         except RepeatedKeyError as error:
             raise ConfigError(f"--config: {path}: {error}.") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--config: {path} is not YAML: {' '.join(str(error).split())}.") from error
+            raise ConfigError(f"--config: {path} is not YAML: {problem_of(error)}.") from None
         if not isinstance(content, dict | None):
             raise ConfigError(f"--config: {path} must hold lines such as 'port: 8000'.")
         return dict(self._known(path, key, value) for key, value in (content or {}).items())

@@ -29,3 +29,13 @@ def load_yaml(text: str) -> Any:
         return yaml.load(text, _Loader)
     except ValueError as error:  # of what looks like a date and is none
         raise yaml.YAMLError(str(error)) from error
+
+
+def problem_of(error: Exception) -> str:
+    """What is wrong with the text and where, without a word of it: that may be a secret."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(str(error).split())
+    is_spelling = isinstance(error, yaml.scanner.ScannerError)  # others quote aliases, tags and values
+    mark = (error.context_mark if is_spelling else None) or error.problem_mark
+    where = f"line {mark.line + 1}" if mark else "somewhere"
+    return ", ".join(filter(None, (where, error.context, error.problem))) if is_spelling else f"see {where}"

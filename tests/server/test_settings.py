@@ -7,8 +7,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from server.cli import parse_command, read_settings
 from server.settings import Settings
+from tests.server.given_settings import read, write
 
 # A value unlike the default for each setting, as text, and what it becomes.
 VALUES: dict[str, tuple[str, Any]] = {
@@ -90,10 +90,6 @@ def flags_of(name: str, text: str) -> list[str]:
     return [flag, text]
 
 
-def read(*arguments: str) -> Settings:
-    return read_settings(parse_command(["serve", *arguments])[1])
-
-
 def test_every_setting_is_tested_here() -> None:
     assert set(Settings.model_fields) == VALUES.keys() | {"config"}
 
@@ -121,12 +117,6 @@ class TestEachSetting:
             assert getattr(read(*flags_of(name, text)).engine_config(), ENGINE_NAMES.get(name, name)) == value
 
 
-def write(tmp_path: Path, content: str) -> str:
-    path = tmp_path / "settings.yaml"
-    path.write_text(content)
-    return str(path)
-
-
 def test_flag_over_environment_over_file_over_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, "port: 1\nhost: file\nmax-waiting: 1\nmodel: file\n")
     monkeypatch.setenv("TWOSTEP_CONFIG", path)
@@ -144,8 +134,7 @@ def test_defaults_are_the_engines_own() -> None:
 
 def test_empty_variables_are_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOSTEP_MODEL", "")
-    monkeypatch.setenv("TWOSTEP_API_KEY", "")
-    assert (read().is_embedded_model, read().api_key) == (True, ())
+    assert read().is_embedded_model
 
 
 def test_lists_are_repeated_flags_comma_separated_variables_or_yaml_lists(

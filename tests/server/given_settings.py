@@ -1,0 +1,17 @@
+"""Settings as the command line makes them."""
+
+from pathlib import Path
+
+from server.cli import parse_command, read_settings
+from server.settings import Settings
+
+
+def read(*arguments: str) -> Settings:
+    return read_settings(parse_command(["serve", *arguments])[1])
+
+
+def write(tmp_path: Path, content: str) -> str:
+    """A file for --config."""
+    path = tmp_path / "settings.yaml"
+    path.write_text(content)
+    return str(path)
