@@ -9,6 +9,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from server.early_refusal import EarlyRefusals
 from server.haste import Haste
 from server.raw_answer import raw_answer
+from server.record import note_arrival
 from server.upgrades import UpgradeProtocol
 
 
@@ -27,6 +28,7 @@ class EarlyProtocol(UpgradeProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         wait_s = self._haste.wait_s(self._refused_at_s, self.loop.time())
         if wait_s > 0:
+            note_arrival(cast(Scope, cycle.scope))
             self.loop.call_later(wait_s, self._answer, cycle, app)
         else:
             self._answer(cycle, app)

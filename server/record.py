@@ -1,5 +1,6 @@
 """What the server notes about one HTTP request while it runs: for the access log, the metrics and the response."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -28,6 +29,16 @@ class RequestRecord:
     report: Callable[[], PhaseReport] | None = None
     """Of requests that got a first token: tokens and times so far. A stream that was cut has no times after the first
     token, but its tokens are counted."""
+
+
+def note_arrival(scope: Scope) -> None:
+    """Of a request that is looked at later, and gets its record then."""
+    scope.setdefault("state", {})["arrival_s"] = time.monotonic()
+
+
+def arrival_of(scope: Scope) -> float:
+    noted: float | None = scope.get("state", {}).get("arrival_s")
+    return time.monotonic() if noted is None else noted
 
 
 def attach_record(scope: Scope, record: RequestRecord) -> None:

@@ -1,13 +1,12 @@
 """Gives each request its record, and each response its `X-Request-Id`."""
 
-import time
 import uuid
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.anthropic.errors import is_anthropic
-from server.record import RequestRecord, attach_record, record_of
+from server.record import RequestRecord, arrival_of, attach_record, record_of
 
 MAX_REQUEST_ID_LENGTH = 128
 
@@ -20,7 +19,7 @@ def is_sane_request_id(text: str) -> bool:
 def begin_record(scope: Scope) -> None:
     given = Headers(scope=scope).get("x-request-id", "")
     request_id = given if is_sane_request_id(given) else f"req-{uuid.uuid4().hex}"
-    attach_record(scope, RequestRecord(request_id, time.monotonic()))
+    attach_record(scope, RequestRecord(request_id, arrival_of(scope)))
 
 
 def id_headers(scope: Scope) -> list[tuple[bytes, bytes]]:

@@ -1,5 +1,6 @@
 """Overload told before a request is work: what is told, to whom, and what it leaves behind."""
 
+import time
 from collections.abc import Generator
 from contextlib import closing
 from typing import Any
@@ -199,3 +200,14 @@ def test_who_reads_no_answers_gets_a_task_which_waits(full: LiveServer, tasks: l
             each.flow.write_paused = True
         connection.sendall(ASK[4:])
         full.wait_until(lambda: tasks == ["/v1/completions"])
+
+
+def test_the_wait_of_a_hasty_request_counts_as_its_own(full: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(haste, "MIN_GAP_S", 0.3)
+    with closing(full.connect()) as connection:
+        connection.sendall(ASK)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 429 ")
+        full.engine.is_full = False
+        connection.sendall(full.request_bytes("/v1/completions", {"prompt": "Hi", "max_tokens": 1}))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+    assert time.monotonic() - full.engine.requests[0].arrival_s > 0.25
