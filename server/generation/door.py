@@ -16,8 +16,8 @@ from server.api_keys import ApiKey
 from server.context import context_of
 from server.errors import BadRequestError
 from server.middleware.record import is_sane_request_id
-from server.protocol.elsewhere import find_stray
-from server.protocol.refusals import find_refused, find_typo, find_unknown
+from server.protocol.elsewhere import find_refused
+from server.protocol.refusals import find_typo, find_unknown
 from server.protocol.request import RequestFields
 from server.record import RequestRecord, record_of
 
@@ -91,7 +91,7 @@ def _seconds(milliseconds: int | None) -> float | None:
 
 def _check_extra_fields(body: RequestFields, refusals: Mapping[str, str]) -> None:
     extra = body.model_extra or {}
-    if refused := find_refused(extra, refusals) or find_stray(type(body), extra):
+    if refused := find_refused(type(body), extra, refusals):
         param, message = refused
         raise BadRequestError(message, param)
     if unknown := find_unknown(extra, refusals):

@@ -1,6 +1,7 @@
 """Fields that one endpoint defines and another does not: it refuses them, for they would change its answer there."""
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from server.protocol.anthropic import MessagesRequest
@@ -20,28 +21,42 @@ _BODIES: dict[type[RequestFields], str] = {
 }
 
 
-def _defaults_by_name() -> dict[str, list[Any]]:
-    """Every field of these bodies, with the values that ask for nothing."""
-    values: dict[str, list[Any]] = {
-        name: list(NEUTRAL.get(name, ())) for name in (*COMPLETION_REFUSALS, *CHAT_REFUSALS)
-    }
-    for body in _BODIES:
-        for name, field in body.model_fields.items():
-            values.setdefault(name, list(NEUTRAL.get(name, ()))).append(field.get_default(call_default_factory=True))
-    return {name: neutral for name, neutral in values.items() if name not in WITHOUT_EFFECT}
+_KNOWN = frozenset(chain(*(body.model_fields for body in _BODIES), COMPLETION_REFUSALS, CHAT_REFUSALS)) - WITHOUT_EFFECT
 
 
-_DEFAULTS = _defaults_by_name()
+def _neutral_values() -> dict[str, list[Any]]:
+    """Also what is off, zero or empty where nothing is said, by any of these bodies."""
+    values: dict[str, list[Any]] = {name: list(each) for name, each in NEUTRAL.items()}
+    for name, field in chain.from_iterable(body.model_fields.items() for body in _BODIES):
+        default = field.get_default(call_default_factory=True)
+        if default in (False, "", [], {}):
+            values.setdefault(name, []).append(default)
+    return values
 
 
-def find_stray(body: type[RequestFields], extra: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The first field of another endpoint's that asks for something, with the reason why it is refused. Bodies that
-    are only counted may have any."""
-    if body not in _BODIES:
-        return None
-    for name in extra:
-        if name in _DEFAULTS and extra[name] not in _DEFAULTS[name]:
-            owners = [path for other, path in _BODIES.items() if name in other.model_fields]
-            reason = f"belongs to {', '.join(owners)}" if owners else "is not supported by this server"
+_NEUTRAL_VALUES = _neutral_values()
+
+
+def find_refused(
+    body: type[RequestFields], extra: Mapping[str, Any], refusals: Mapping[str, str]
+) -> tuple[str, str] | None:
+    """The first field that asks for something, and that this endpoint refuses or another one defines, with the reason.
+    Bodies that are only counted may have any of another's."""
+    for name, value in extra.items():
+        reason = refusals.get(name) or _reason_for_a_stray(body, name)
+        if reason is not None and not _asks_for_nothing(name, value):
             return name, f"{name} {reason}."
     return None
+
+
+def _reason_for_a_stray(body: type[RequestFields], name: str) -> str | None:
+    if body not in _BODIES or name not in _KNOWN:
+        return None
+    owners = [path for other, path in _BODIES.items() if name in other.model_fields]
+    return f"belongs to {', '.join(owners)}" if owners else "is not supported by this server"
+
+
+def _asks_for_nothing(name: str, value: Any) -> bool:
+    """0 is not false: completions tell the scores of tokens with logprobs: 0."""
+    neutral = _NEUTRAL_VALUES.get(name, ())
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral)

@@ -89,36 +89,29 @@ ANTHROPIC_REFUSALS: Mapping[str, str] = {
 }
 EMBEDDING_REFUSALS: Mapping[str, str] = {"dimensions": "is not supported: vectors have the model's hidden size"}
 
-# Values that ask for nothing, which some clients send always.
+# Values that ask for nothing, which some clients send always; more are in `elsewhere`.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none",),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
+    "truncation": ("disabled",),
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"],),
     "best_of": (1,),
     "n": (1,),
     "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
+    "length_penalty": (1,),
     "num_beams": (1,),
-    "repeat_penalty": (1, 1.0),
-    "typical_p": (1, 1.0),
-    "tfs_z": (1, 1.0),
-    "top_a": (0, 0.0),
+    "repeat_penalty": (1,),
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "top_a": (0,),
     "mirostat": (0,),
-    "dry_multiplier": (0, 0.0),
-    "xtc_probability": (0, 0.0),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
     "lora": ([],),
 }
-
-
-def find_refused(extra: Mapping[str, Any], refusals: Mapping[str, str]) -> tuple[str, str] | None:
-    """The first field that must be refused, with the reason."""
-    for name in extra:
-        if name in refusals and extra[name] not in NEUTRAL.get(name, ()):
-            return name, f"{name} {refusals[name]}."
-    return None
 
 
 def find_unknown(extra: Collection[str], refusals: Mapping[str, str]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from server.protocol.completions import CompletionRequest
-from server.protocol.elsewhere import find_stray
+from server.protocol.elsewhere import find_refused
 from server.protocol.refusals import COMPLETION_REFUSALS, WITHOUT_EFFECT
 from tests.server.contract import EXTENSIONS, OPENAI, STREAMED, WORKING
 from tests.server.events import error_of, first
@@ -23,7 +23,7 @@ CHAT_ONLY = {
 def test_no_parameter_of_the_contract_is_ignored_in_silence(name: str) -> None:
     ways = [name in WORKING | dict.fromkeys(STREAMED), name in COMPLETION_REFUSALS, name in WITHOUT_EFFECT]
     assert sum(ways) == (0 if name in CHAT_ONLY else 1)
-    assert find_stray(CompletionRequest, {name: "x"}) is not None or name not in CHAT_ONLY
+    assert find_refused(CompletionRequest, {name: "x"}, {}) is not None or name not in CHAT_ONLY
 
 
 def test_every_parameter_that_is_defined_is_in_the_contract() -> None:
