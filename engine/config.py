@@ -18,7 +18,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     """auto (cuda where available), cpu or cuda."""
     dtype: str = "auto"
-    """auto, float32, bfloat16 or float16. auto is bfloat16 where the CPU computes it natively, else float32."""
+    """auto, float32, bfloat16 or float16. auto: on the CPU bfloat16 where it is computed natively, else float32; on
+    CUDA the checkpoint's own 16-bit type, else bfloat16."""
     quantization: str = "none"
     """none, int8 or int4: bits of the weights of linear layers and experts, on the CPU. Their inputs have 8, the
     head's 16."""
@@ -46,7 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int | None = None
     """CPU threads of the model; None leaves torch's default."""
     trace: str | None = None
-    """File that receives one JSON line per step."""
+    """File that receives one JSON line per step that ran something."""
 
     def __post_init__(self) -> None:
         for name in (

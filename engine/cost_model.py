@@ -20,11 +20,13 @@ _FIRST_MARGIN = 1.2
 _MAX_MARGIN = 2.0
 
 Work = tuple[float, ...]
-"""Amounts that take time, each its own. What they cannot be told apart by goes to the first."""
+"""One number per kind of work (the step itself, tokens, ...), each with a cost of its own. Where the observed steps do
+not show which kind took the time, it is ascribed to the first."""
 
 
 class CostModel:
-    """`trusted` are amounts that may be done before they were ever seen. So may twice what was seen lately."""
+    """A bound is given only for work that was seen lately, at most doubled, or that is within `trusted`; beyond that it
+    is infinite."""
 
     def __init__(self, trusted: Work) -> None:
         size = len(trusted)

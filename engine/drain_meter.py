@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 
 class DrainMeter:
-    """Amounts per second of the time in which it was busy, over the newest `num_measured` amounts.
+    """Counts amounts that drained, and the busy time that they took, over the newest `num_measured` of them.
 
-    Time in which nobody waited says nothing about how fast it could go, so the clock runs only between `run` and
-    `pause`, and what was measured before an idle time holds after it.
+    `run` starts and stops its clock: time in which nobody waited says nothing about the speed. What was measured before
+    an idle time still counts after it.
     """
 
     def __init__(self, num_measured: int, clock: Callable[[], float]) -> None:

@@ -103,7 +103,8 @@ class Engine:
     @classmethod
     def from_config(cls, config: EngineConfig, marker: Marker | None = None) -> "Engine":
         """Load the model and size the KV cache. Raises ConfigError or ModelError."""
-        # The kernels have threads of their own. Those of torch stay awake, in their way: for 1 ms now, 13 by default.
+        # The kernels use their own threads. Those of torch spin after each job, for 13 ms by default, and would take
+        # the cores from them: they shall spin for about 1 ms.
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
         from engine.model_setup import load_model_runner  # torch enters the process only here
 

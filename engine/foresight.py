@@ -53,7 +53,8 @@ def _bits(token_ids: Collection[int]) -> int:
 class _Ahead(NamedTuple):
     character: int
     after: int | None
-    """Where there was a choice, the character before: a space may come, or not."""
+    """Where only "a space or not" was open: the character before that place, under which the choice is remembered. None
+    if this character had to come."""
 
 
 class Foresight:

@@ -80,8 +80,9 @@ class Matcher:
     def _masks(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> tuple[bytes, ...]:
         mask = self._mask_after(output_token_ids)
         if self._matcher.is_error() and self._num_renewals_left:
-            # The limits count what all that share the lexer looked at, guesses too. An end must not depend on that, so
-            # the first time is free. After it nothing is shared.
+            # Requests with the same grammar share a lexer, and its limits count the work of all of them, guesses
+            # included. Which request meets the limit is chance, so the first recompilation is not charged to it; after
+            # that it has a lexer of its own.
             is_own_work = self._num_renewals_left < MAX_RENEWALS
             self._num_renewals_left -= 1
             (self._matcher, took_s), self._num_consumed, self._mask = self._renewed(), 0, None

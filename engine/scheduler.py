@@ -108,12 +108,13 @@ class Scheduler:
         return batch
 
     def update(self, batch: Batch, output: StepOutput) -> list[RequestUpdate]:
-        """Account for a finished step and return each request's news."""
+        """Account for a finished step and return each request's news. Nobody aborts during a step, but nothing here
+        depends on that."""
         updates = []
         for scheduled, result in zip(batch.requests, output.requests, strict=True):
             request = self._requests.get(scheduled.request_id)
             if request is None:
-                continue  # aborted meanwhile
+                continue  # aborted since
             request.prompt_logprobs += pack_scores(result.prompt_logprobs)
             if scheduled.samples:
                 updates.append(self._append(request, scheduled, result))

@@ -25,8 +25,8 @@ class StepStats(msgspec.Struct, frozen=True):
     num_tokens: int
     duration_s: float
     model_s: float
-    """The part of duration_s inside the model and the sampler, without drafting_s. The rest is scheduling. 0 for a step
-    that raised."""
+    """The part of duration_s from the scheduled batch to its tokens: grammar masks, model and sampler, without
+    drafting_s. The rest is scheduling, admitting compiled grammars and accounting. 0 for a step that raised."""
     num_running: int
     num_waiting: int
     pool: PoolStats

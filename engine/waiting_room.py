@@ -103,7 +103,9 @@ class WaitingRoom:
 
     def check(self, max_queue_s: float | None = None, tenant: Tenant = SOLE_TENANT) -> None:
         """Raise OverloadedError if even the smallest request found no place that it gets within `max_queue_s`."""
-        if tenant in self._standing:  # where one ends ten may ask, and none gets what was refused to one before
+        # A refusal stands until somebody enters, begins or leaves: to check anew for each of the many who ask would
+        # cost the streams time, and nobody is given a place that was refused to one before.
+        if tenant in self._standing:
             raise self._refusal(tenant, *self._standing[tenant])
         self._check_size(1, tenant)
         limit_s, ahead = self.queue_limit_s(max_queue_s), self._ahead_of(tenant)
