@@ -165,7 +165,8 @@ class AsyncEngine:
             raise self._unavailable()
         check_request(self.info, request.prompt_token_ids, request.params)
         place = self._ask_room(lambda: self._room.enter(len(request.prompt_token_ids), request.patience_s, request.who))
-        live = LiveRequest(request, f"{request.request_id}/{next(self._numbers)}", self._table, place)
+        engine_id = f"{request.group_id or request.request_id}/{next(self._numbers)}"
+        live = LiveRequest(request, engine_id, self._table, place)
         live.expiry = Expiry(
             request,
             self._room.queue_limit_s(request.max_queue_s),

@@ -50,7 +50,7 @@ class LiveRequest:
         params = request.params
         self.request = request
         self.engine_id = engine_id
-        """The id that the engine knows: never used twice, unlike ids that clients choose."""
+        """The id that the engine knows: never used twice, unlike ids that clients choose, with which it begins."""
         self.place = place
         """Left when the request ends."""
         self.first_token_s: float | None = None

@@ -1,6 +1,7 @@
-"""A step trace: one JSON line per step, off by default."""
+"""A step trace: one JSON line per step, off by default. `docs/latency.md` describes the fields."""
 
 import contextlib
+import time
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -34,7 +35,7 @@ class FileTracer:
         if self._file is None or batch is None:
             return
         requests = [(r.request_id, r.start, r.end, r.samples) for r in batch.requests]
-        line = {"end_s": time_s, "requests": requests, **msgspec.structs.asdict(stats)}
+        line = {"end_s": time_s, "end_unix_s": time.time(), "requests": requests, **msgspec.structs.asdict(stats)}
         try:
             self._file.write(self._encoder.encode(line) + b"\n")
         except OSError:

@@ -1,5 +1,6 @@
 """The documentation is true: examples run against a real server, tables are those of the code, links lead somewhere."""
 
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
+from engine.batch import Batch, Phase
+from engine.stats import standstill
+from engine.trace import FileTracer
 from server.metrics import Metrics
 from server.settings import Settings
 
@@ -179,3 +183,13 @@ def anchors(text: str) -> set[str]:
     """What GitHub makes of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_table_of_the_trace_has_every_field(tmp_path: Path) -> None:
+    tracer = FileTracer(str(tmp_path / "trace"))
+    tracer.record(0.0, Batch(Phase.DECODE, ()), standstill(None, 0, 1))
+    tracer.close()
+    _, section = PAGES["docs/latency.md"].split("\n## The trace\n")
+    cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    names = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(names) == sorted(json.loads((tmp_path / "trace").read_text()))

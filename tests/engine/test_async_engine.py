@@ -13,12 +13,7 @@ import uvloop
 from engine.async_engine import AsyncEngine
 from engine.client import Tenant
 from engine.config import EngineConfig
-from engine.errors import (
-    ContextLengthError,
-    EngineUnavailableError,
-    OverloadedError,
-    RequestError,
-)
+from engine.errors import ContextLengthError, EngineUnavailableError, OverloadedError, RequestError
 from engine.request import FinishReason
 from engine.waiting_room import RoomLimits
 from tests.engine import fake_engine_process as fake
@@ -30,6 +25,7 @@ from tests.engine.async_engines import (
     collect,
     error_of,
     eventually,
+    grouped,
     held_by,
     request,
     running,
@@ -60,6 +56,16 @@ def test_every_output_knows_the_prompt_and_how_much_of_it_was_cached() -> None:
         assert {(output.request_id, output.num_prompt_tokens, output.num_cached_tokens) for output in outputs} == {
             ("r", 3, 2)
         }
+
+    asyncio.run(check())
+
+
+def test_the_engine_knows_a_request_by_what_the_client_calls_it() -> None:
+    async def check() -> None:
+        wanted = grouped(fake.SLOW, group_id="mine")
+        async with running() as engine, aclosing(engine.generate(wanted)) as stream:
+            await anext(stream)
+            assert [live.engine_id for live in engine._roster] == ["mine/0"]
 
     asyncio.run(check())
 

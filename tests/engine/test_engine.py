@@ -1,4 +1,5 @@
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def test_aborting_the_unknown_makes_no_work() -> None:
 
 
 def test_a_trace_has_one_line_per_step(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
+    path, started_s = tmp_path / "trace.jsonl", time.time()
     engine = engine_with(FakeRunner(4), tracer=FileTracer(str(path)))
     add(engine, "a", max_tokens=3)
     run_to_end(engine)
@@ -141,6 +142,7 @@ def test_a_trace_has_one_line_per_step(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["phase"] for line in lines] == ["prefill", "decode", "decode"]
     assert lines[0]["requests"] == [["a", 0, 3, True]]
+    assert started_s <= lines[0]["end_unix_s"] <= lines[2]["end_unix_s"] <= time.time()
     assert [line["predicted_s"] is None for line in lines] == [True, True, False]  # nothing is known of a first step
     assert [(line["floor_s"], line["bound"]) for line in lines] == [(0.001, "memory")] * 3  # see fake_info
 
