@@ -70,11 +70,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_choice("draft_quantization", self.draft_quantization, ("none", "int4"))
         if self.draft_quantization == self.quantization != "none":
             raise ConfigError(
-                f"draft_quantization {self.draft_quantization} guesses nothing sooner than weights of as many bits do; "
-                "leave one of the two out."
+                f"--draft-quantization {self.draft_quantization} guesses no sooner than weights of as many bits do: "
+                f"leave it out, or --quantization {self.quantization}."
             )
         if self.draft_quantization != "none" and self.num_speculative_tokens == 0:
-            raise ConfigError("draft_quantization needs num_speculative_tokens to be at least 1.")
+            raise ConfigError("--draft-quantization needs --num-speculative-tokens to be at least 1.")
         _check_choice("device", self.device, ("auto", "cpu", "cuda"))
 
 

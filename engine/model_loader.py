@@ -174,14 +174,17 @@ def _check_architecture(hf_config: PreTrainedConfig, config: EngineConfig) -> No
 
 
 def _check_quantization(config: EngineConfig, device: torch.device) -> None:
-    for name in ("quantization", "draft_quantization"):
-        if (chosen := getattr(config, name)) != "none" and device.type != "cpu":
-            raise ConfigError(f"{name} {chosen} runs on the CPU only; use --device cpu or leave it out.")
+    for flag, chosen in (
+        ("--quantization", config.quantization),
+        ("--draft-quantization", config.draft_quantization),
+    ):
+        if chosen != "none" and device.type != "cpu":
+            raise ConfigError(f"{flag} {chosen} runs on the CPU only; use --device cpu or leave it out.")
 
 
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is cuda, but torch sees no CUDA device; use --device cpu or install a CUDA build.")
+        raise ConfigError("--device cuda: torch sees no CUDA device; use --device cpu or install a CUDA build.")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
 
 
@@ -189,7 +192,7 @@ def _dtype(name: str, device: torch.device, hf_config: PreTrainedConfig) -> torc
     if name != "auto":
         chosen: torch.dtype = getattr(torch, name)
         if chosen is torch.float16 and device.type == "cpu":
-            raise ConfigError("dtype float16 is not supported on the CPU; use bfloat16 or float32.")
+            raise ConfigError("--dtype float16 is not supported on the CPU; use bfloat16 or float32.")
         return chosen
     if device.type == "cpu":
         return torch.bfloat16 if has_native_bf16() else torch.float32

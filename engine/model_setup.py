@@ -1,6 +1,7 @@
 """From settings to a runner that is ready: load the model, size the KV cache, choose the attention backend."""
 
 import logging
+import os
 import time
 
 import torch
@@ -27,7 +28,7 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
     """Raises ConfigError or ModelError."""
     started_s = time.monotonic()
     if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+        _set_threads(config.num_threads)
     model = load_model(config)
     ceilings = measure_ceilings(model.device, model.dtype, model.weight_bytes)
     give_back_freed_memory()
@@ -57,6 +58,12 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
     forward = choose_forward(model.module, cache, backend)
     draft_forward = choose_forward(model.draft.module, cache, backend) if model.draft else None
     return ModelRunner(model, config.block_size, forward, draft_forward), info
+
+
+def _set_threads(num_threads: int) -> None:
+    torch.set_num_threads(num_threads)
+    if num_threads > (num_cpus := len(os.sched_getaffinity(0))):
+        logger.warning("--num-threads %d is more than the %d CPUs there are: steps take longer", num_threads, num_cpus)
 
 
 def _new_cache(config: EngineConfig, model: LoadedModel, num_blocks: int) -> KVCache:

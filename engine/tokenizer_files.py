@@ -56,7 +56,7 @@ def load_tokenizer_files(model: str, *, revision: str | None, trust_remote_code:
 
 
 def _folder_of(model: str, revision: str | None) -> Path:
-    folder = Path(model).expanduser()
+    folder = Path(model)
     if folder.is_dir():
         return folder
     if folder.is_absolute() or model.startswith((".", "~")):

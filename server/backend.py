@@ -12,6 +12,7 @@ from pathlib import Path
 
 from engine.checkpoint import check_checkpoint
 from engine.client import EngineClient, EngineObserver
+from engine.config import EngineConfig
 from engine.grammar_checker import GrammarChecker
 from engine.room_shares import most_places
 from server.chat.render import ChatRenderer
@@ -62,18 +63,21 @@ OpenBackend = Callable[[EngineObserver], AbstractAsyncContextManager[Backend]]
 
 
 def backend_opener(settings: Settings) -> OpenBackend:
-    """The real one: an engine process for the model of the settings."""
-    return partial(_open_backend, settings)
+    """The real one: an engine process for the model of the settings. Raises ConfigError or ModelError for what needs
+    no library to be refused."""
+    config = settings.engine_config()
+    check_checkpoint(config.model)
+    return partial(_open_backend, settings, config)
 
 
 @asynccontextmanager
-async def _open_backend(settings: Settings, observer: EngineObserver) -> AsyncGenerator[Backend, None]:
+async def _open_backend(
+    settings: Settings, config: EngineConfig, observer: EngineObserver
+) -> AsyncGenerator[Backend, None]:
     # Importing these costs seconds: the port is open, and --help has answered, long before.
     from engine.async_engine import AsyncEngine
     from engine.tokenizer import Tokenizer as EngineTokenizer
 
-    config = settings.engine_config()
-    check_checkpoint(config.model)
     defaults = await asyncio.to_thread(
         load_generation_defaults, settings.generation_config, config.model, config.revision
     )

@@ -39,7 +39,7 @@ def _given(directory: str) -> Path:
 
 
 def _find(model: str, revision: str | None) -> Path | None:
-    folder = Path(model).expanduser()
+    folder = Path(model)
     if folder.is_dir():
         path = folder / FILE_NAME
         return path if path.is_file() else None

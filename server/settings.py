@@ -4,6 +4,7 @@ Precedence: flag, then TWOSTEP_* variable, then YAML file, then default.
 """
 
 from importlib.resources import files
+from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -152,7 +153,7 @@ class Settings(BaseSettings):
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(
-            model=str(EMBEDDED_MODEL_DIR) if self.is_embedded_model else self.model,
+            model=str(EMBEDDED_MODEL_DIR) if self.is_embedded_model else expanduser(self.model),
             revision=self.revision,
             trust_remote_code=self.trust_remote_code,
             device=self.device,
@@ -170,5 +171,5 @@ class Settings(BaseSettings):
             num_speculative_tokens=self.num_speculative_tokens,
             draft_quantization=self.draft_quantization,
             num_threads=self.num_threads,
-            trace=self.trace,
+            trace=self.trace and expanduser(self.trace),
         )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.errors import ConfigError
 from engine.kernels.build import KernelBuildError, build_library, cache_dir, find_library, prebuilt_dir
 from engine.kernels.cpu_features import IsaLevel, level_named, supported_levels
 
@@ -32,7 +33,8 @@ def load_kernels() -> KernelInfo | None:
     """Loads the best library, compiling it when needed (once, about 30 s); the first call decides for the process.
 
     None when there are no kernels: `TWOSTEP_KERNELS=off`, or (with one warning) no library and no way to compile one.
-    Callers then use plain torch. `TWOSTEP_ISA` names a lower level than the CPU's best.
+    Callers then use plain torch. `TWOSTEP_ISA` names a lower level than the CPU's best: ConfigError if there is
+    none of that name.
     """
     if os.environ.get("TWOSTEP_KERNELS", "on").lower() in ("off", "0"):
         logger.info("CPU kernels are off (TWOSTEP_KERNELS); plain torch instead, which is much slower")
@@ -53,7 +55,10 @@ def _wanted_levels() -> tuple[IsaLevel, ...]:
     name = os.environ.get("TWOSTEP_ISA")
     if not name:
         return levels
-    wanted = level_named(name)
+    try:
+        wanted = level_named(name)
+    except ValueError as error:
+        raise ConfigError(f"TWOSTEP_ISA: {error}.") from None
     if wanted not in levels:
         raise KernelBuildError(f"TWOSTEP_ISA={name}: this CPU supports {', '.join(level.name for level in levels)}")
     return levels[levels.index(wanted) :]

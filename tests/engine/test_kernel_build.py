@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine import kernels
+from engine.errors import ConfigError
 from engine.kernels import __main__ as prebuild
 from engine.kernels import build, cpu_features
 from engine.kernels.build import KernelBuildError, build_library, find_library, source_key
@@ -174,6 +175,7 @@ def test_importing_kernels_imports_no_torch() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_kernels_bring_no_second_openmp_runtime() -> None:
     code = """
+from engine.errors import ConfigError
 from engine.kernels import load_kernels
 if load_kernels() is None: raise SystemExit(77)
 print(*{line.split()[-1] for line in open("/proc/self/maps") if "omp" in line.split()[-1].rsplit("/", 1)[-1]})
@@ -236,6 +238,12 @@ def test_a_level_the_cpu_lacks_is_refused(
     monkeypatch.setattr(kernels, "supported_levels", lambda: (GENERIC,))
     monkeypatch.setenv("TWOSTEP_ISA", "amx")
     assert kernels.load_kernels() is None and "this CPU supports generic" in caplog.text
+
+
+def test_a_level_that_there_is_not_is_no_fault_of_the_checkpoint(monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
+    monkeypatch.setenv("TWOSTEP_ISA", "avx1024")
+    with pytest.raises(ConfigError, match=r"TWOSTEP_ISA: .*'avx1024': one of amx, avx512_bf16"):
+        kernels.load_kernels()
 
 
 # ---- The command ----

@@ -179,6 +179,16 @@ def test_the_dtype_asked_for_is_used(llama: Path, dtype: str) -> None:
     assert load(llama, dtype=dtype).dtype == getattr(torch, dtype)
 
 
+@pytest.mark.parametrize("settings", [{"device": "cuda"}, {"dtype": "float16"}])
+def test_what_this_machine_cannot_is_told_by_its_flag(
+    settings: dict[str, str], llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    ((name, value),) = settings.items()
+    with pytest.raises(ConfigError, match=f"^--{name} {value}"):
+        load_model(EngineConfig(model=str(llama), **settings))
+
+
 def test_eos_ids_come_from_the_generation_config_first(llama: Path) -> None:
     edit_config(llama, eos_token_id=3)
     (llama / "generation_config.json").unlink(missing_ok=True)
@@ -213,15 +223,6 @@ def test_a_context_the_user_asked_for_must_fit_the_kv_cache(llama: Path) -> None
 
 def test_the_models_own_context_is_lowered_to_what_fits(llama: Path) -> None:
     assert engine_over(llama, num_blocks=4).info.max_model_len == 64
-
-
-@pytest.mark.parametrize("size", [{"kv_cache_bytes": 10 << 20}, {"num_blocks": 1000}])
-def test_a_kv_cache_must_fit_into_what_is_available(
-    size: dict[str, int], llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine.model_setup.available_bytes", lambda _: 5 << 20)
-    with pytest.raises(ModelMemoryError, match=r"and 5 MiB are available.*--kv-cache-memory-bytes or --num-gpu-blocks"):
-        engine_over(llama, **size)
 
 
 def test_no_room_for_a_single_block_is_refused(llama: Path) -> None:

@@ -125,7 +125,7 @@ def test_cuda_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     path = make_checkpoint("llama", tmp_path)
     for device in ("cuda", "auto"):
-        with pytest.raises(ConfigError, match=f"^{name} int4 runs on the CPU only"):
+        with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')} int4 runs on the CPU only"):
             load_model(EngineConfig(model=str(path), device=device, **{name: "int4"}))
 
 

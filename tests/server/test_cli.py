@@ -119,8 +119,12 @@ def test_a_port_in_use_is_one_sentence() -> None:
         assert_refused(run("serve", "--port", str(port)), str(port), "in use")
 
 
-def test_a_missing_directory_is_one_sentence(tmp_path: Path) -> None:
-    assert_refused(run("serve", str(tmp_path / "missing"), "--port", "0"), "missing")
+def test_what_needs_no_library_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    missing = run("serve", str(tmp_path / "missing"), "--port", "0")
+    assert_refused(missing, "missing")
+    senseless = run("serve", "--draft-quantization", "int4", "--quantization", "int4", "--port", "0")
+    assert_refused(senseless, "--draft-quantization int4")
+    assert missing.stdout == senseless.stdout == ""
 
 
 def test_a_damaged_generation_config_is_one_sentence(tmp_path: Path) -> None:

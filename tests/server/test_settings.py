@@ -132,6 +132,14 @@ def test_defaults_are_the_engines_own() -> None:
     assert settings.engine_config() == EngineConfig(model="m")
 
 
+def test_a_home_directory_is_one_wherever_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("TWOSTEP_TRACE", "~/trace")
+    settings = read("--config", write(tmp_path, "model: ~/model\n"))
+    config = settings.engine_config()
+    assert (config.model, config.trace, settings.model_names) == ("/home/me/model", "/home/me/trace", ("~/model",))
+
+
 def test_empty_variables_are_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOSTEP_MODEL", "")
     assert read().is_embedded_model

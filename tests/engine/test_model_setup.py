@@ -1,0 +1,42 @@
+"""What the settings ask of the machine, and what it has."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ModelMemoryError
+from engine.model_setup import load_model_runner
+from tests.engine.tiny_models import make_checkpoint
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return make_checkpoint("llama", tmp_path)
+
+
+def load(path: Path, **settings: Any) -> None:
+    load_model_runner(EngineConfig(model=str(path), device="cpu", dtype="float32", **settings))
+
+
+@pytest.mark.parametrize("size", [{"kv_cache_bytes": 10 << 20}, {"num_blocks": 1000}])
+def test_a_kv_cache_must_fit_into_what_is_available(
+    size: dict[str, int], llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.model_setup.available_bytes", lambda _: 5 << 20)
+    with pytest.raises(ModelMemoryError, match=r"and 5 MiB are available.*--kv-cache-memory-bytes or --num-gpu-blocks"):
+        load(llama, **size)
+
+
+def test_more_threads_than_cpus_are_warned_of(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before, num_cpus = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    try:
+        load(llama, num_threads=num_cpus)
+        assert "--num-threads" not in caplog.text
+        load(llama, num_threads=num_cpus + 1)
+        assert f"--num-threads {num_cpus + 1} is more than the {num_cpus} CPUs" in caplog.text
+    finally:
+        torch.set_num_threads(before)
