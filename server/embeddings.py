@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from engine.client import EngineClient, GenerationRequest
-from engine.errors import EngineFailedError, InvalidParameterError
+from engine.errors import ContextLengthError, EngineFailedError, InvalidParameterError
 from engine.outputs import RequestOutput
 from engine.sampling_params import SamplingParams
 from server.backend import Backend
@@ -30,8 +30,12 @@ _PARAMS = SamplingParams(max_tokens=0, returns_embedding=True)
 
 async def plan_embeddings(request: EmbeddingRequest, backend: Backend, arrival: Arrival) -> list[GenerationRequest]:
     """Raises RequestError or BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
-    limit = prompt_limit(request.truncate_prompt_tokens, backend.engine.info.max_model_len)
+    room = min(backend.engine.info.max_model_len, backend.engine.info.kv_capacity_tokens)
+    limit = prompt_limit(request.truncate_prompt_tokens, room)
     prompts = await encode_prompts(request.input, backend.tokenizer, request.add_special_tokens, limit)
+    if (longest := max(len(prompt.token_ids) for prompt in prompts)) > room:
+        message = f"An input has {longest} tokens; the maximum context length is {room}."
+        raise ContextLengthError(f"{message} Shorten it, or set truncate_prompt_tokens.", "input")
     unique = uuid.uuid4().hex[:12]  # clients may send one request id several times
     return [
         arrival.generation(f"emb-{unique}-{index}", prompt.token_ids, _PARAMS) for index, prompt in enumerate(prompts)

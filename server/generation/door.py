@@ -76,10 +76,10 @@ def let_in(body: RequestFields, refusals: Mapping[str, str], request: Request) -
     """Raises ModelNotFoundError, or BadRequestError for a field that this endpoint refuses."""
     context, record = context_of(request), record_of(request.scope)
     model = context.check_model(body.model)
-    _check_extra_fields(body, refusals)
     record.has_own_limit = body.max_queue_ms is not None or body.deadline_ms is not None
     if body.request_id is not None:
         _take_request_id(body.request_id, request, record)
+    _check_extra_fields(body, refusals, record.request_id)
     cache_salt = body.cache_salt if context.settings.share_prefix_cache else record.key.salt(body.cache_salt)
     share = context.keys.share_of(record.key)
     return Arrival(model, record.request_id, record.arrival_s, record.key, share, cache_salt, body)
@@ -89,7 +89,7 @@ def _seconds(milliseconds: int | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1e3
 
 
-def _check_extra_fields(body: RequestFields, refusals: Mapping[str, str]) -> None:
+def _check_extra_fields(body: RequestFields, refusals: Mapping[str, str], request_id: str) -> None:
     extra = body.model_extra or {}
     if refused := find_refused(type(body), extra, refusals):
         param, message = refused
@@ -98,7 +98,8 @@ def _check_extra_fields(body: RequestFields, refusals: Mapping[str, str]) -> Non
         if typo := find_typo(unknown, type(body).model_fields):
             name, meant = typo
             raise BadRequestError(f"{name} is no parameter; did you mean {meant}?", name)
-        logger.info("ignored fields that nobody defines: %s", ", ".join(ascii(name)[:40] for name in unknown[:10]))
+        names = ", ".join(ascii(name)[:40] for name in unknown[:10])
+        logger.info("request %s: ignored fields that nobody defines: %s", request_id, names)
 
 
 def _take_request_id(request_id: str, request: Request, record: RequestRecord) -> None:

@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from server.protocol.chat import MAX_TOP_LOGPROBS
 from server.protocol.generation import SamplingFields, wrong
@@ -64,6 +65,16 @@ FunctionChoice = Annotated[
 ]
 
 
+def _check_included(name: Any) -> Any:
+    if name == "reasoning.encrypted_content":
+        message = f"'{name}' is not supported: thinking is told in the clear, and nothing is stored"
+        raise PydanticCustomError("included", message)
+    return name
+
+
+Included = Annotated[Literal["message.output_text.logprobs"], BeforeValidator(_check_included)]
+
+
 class PlainFormat(ClosedModel):
     type: Literal["text", "json_object"]
 
@@ -107,9 +118,7 @@ class ResponsesRequest(SamplingFields):
     stop: StopStrings = Field([])
     stream: bool = False
     stream_options: ObfuscationOptions | None = None
-    include: Annotated[
-        list[Literal["message.output_text.logprobs"]], Field(max_length=MAX_INCLUDED, fail_fast=True)
-    ] = Field([])
+    include: Annotated[list[Included], Field(max_length=MAX_INCLUDED, fail_fast=True)] = Field([])
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS, description=f"Needs include: {LOGPROBS}.")
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True), bounded_size] = Field([])
     tool_choice: FunctionChoice = "auto"

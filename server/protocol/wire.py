@@ -145,8 +145,10 @@ def _at_most(limit: int) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+def _as_list(value: Any) -> list[Any]:
+    if isinstance(value, str | list):
+        return [value] if isinstance(value, str) else value
+    raise PydanticCustomError("strings", "Input should be a string or a list of strings")
 
 
 bounded_size = BeforeValidator(check_size)

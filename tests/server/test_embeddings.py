@@ -149,8 +149,11 @@ def test_what_cannot_be_embedded_is_refused_by_name(server: LiveServer, fields: 
 
 
 def test_an_input_longer_than_the_context_is_refused(server: LiveServer) -> None:
-    error = refused(embed(server, input="a" * 600))
-    assert error["code"] == "context_length_exceeded"
+    error = refused(embed(server, input=["a", "a" * 600]))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
+    assert error["message"] == (
+        "An input has 601 tokens; the maximum context length is 512. Shorten it, or set truncate_prompt_tokens."
+    )
 
 
 def test_a_client_that_leaves_ends_all_of_its_inputs(server: LiveServer) -> None:

@@ -151,6 +151,12 @@ def test_wrong_values_are_refused_by_name(server: LiveServer, name: str, value: 
     assert (response.status_code, error_of(response)["param"]) == (400, name), response.text
 
 
+@pytest.mark.parametrize("value", [1, {"a": "b"}])
+def test_stop_is_said_to_be_a_string_or_a_list(server: LiveServer, value: object) -> None:
+    message = error_of(server.complete("Hi", stop=value))["message"]
+    assert message == "stop: Input should be a string or a list of strings."
+
+
 def test_one_prompt_of_several_is_refused_before_the_others_have_tokens(server: LiveServer) -> None:
     for stream in (False, True):
         response = server.complete([[1], [2], []], stream=stream)

@@ -111,3 +111,9 @@ def test_too_much_is_told_under_the_parameters_own_name(server: LiveServer) -> N
 def test_nothing_is_stored(server: LiveServer) -> None:
     body = server.respond(max_output_tokens=1).json()
     assert server.client.get(f"/v1/responses/{body['id']}").status_code == 404
+
+
+def test_encrypted_thinking_is_refused_with_the_reason(server: LiveServer) -> None:
+    message = error_of(server.respond(include=["reasoning.encrypted_content"]))["message"]
+    why = "thinking is told in the clear, and nothing is stored"
+    assert message == f"include.0: 'reasoning.encrypted_content' is not supported: {why}."
