@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, bounded_parts, refuse_part
-from server.protocol.tags import by_type, text_or
+from server.protocol.tags import by_type, field_of, text_or
 from server.protocol.wire import Text, WireModel
 
 
@@ -88,7 +88,7 @@ class _UnknownTurn(WireModel):
 
 
 def _role(turn: Any) -> str:
-    role = turn.get("role") if isinstance(turn, dict) else getattr(turn, "role", None)
+    role = field_of(turn, "role")
     return f"<{role}>" if role in ("user", "assistant", "system") else "<unknown>"
 
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator,
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from server.protocol.tags import by_type, text_or
+from server.protocol.tags import by_type, field_of, text_or
 from server.protocol.wire import MAX_VALUES, Text, WireModel, check_size
 
 MAX_MESSAGES = 2**14
@@ -135,7 +135,7 @@ class _UnknownMessage(_Message):
 
 
 def _role_tag(message: Any) -> str:
-    role = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
+    role = field_of(message, "role")
     known = {"system": "<system>", "developer": "<system>", "user": "<user>", "assistant": "<assistant>"}
     return {**known, "tool": "<tool>"}.get(role, "<unknown>") if isinstance(role, str) else "<unknown>"
 

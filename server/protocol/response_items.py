@@ -7,7 +7,7 @@ from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, FunctionCall, RefusalPart, bounded_parts, refuse_part
-from server.protocol.tags import text_or, type_of
+from server.protocol.tags import field_of, text_or, type_of
 from server.protocol.wire import Text, WireModel
 
 
@@ -93,7 +93,7 @@ _TYPES = ("message", "function_call", "function_call_output", "reasoning")
 
 
 def _item_tag(item: Any) -> str:
-    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+    kind = field_of(item, "type", "message")
     return f"<{kind}>" if kind in _TYPES else "<other>"
 
 

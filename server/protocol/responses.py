@@ -9,7 +9,7 @@ from server.protocol.chat import MAX_TOP_LOGPROBS
 from server.protocol.generation import SamplingFields, wrong
 from server.protocol.response_items import Input
 from server.protocol.structured import JsonSchemaFormat
-from server.protocol.tags import type_of
+from server.protocol.tags import choice_tag, type_of
 from server.protocol.tools import MAX_TOOLS, Function, FunctionName, Kind
 from server.protocol.wire import (
     ClosedModel,
@@ -46,22 +46,11 @@ class AllowedFunctions(WireModel):
     tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
-def _choice_tag(choice: Any) -> str:
-    match choice:
-        case {"type": "allowed_tools"} | AllowedFunctions():
-            return "<allowed>"
-        case dict() | NamedFunction():
-            return "<named>"
-        case _:
-            return "<mode>"
-
-
-# Tags in angle brackets are left out of the path that an error names.
 FunctionChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
     | Annotated[NamedFunction, Tag("<named>")]
     | Annotated[AllowedFunctions, Tag("<allowed>")],
-    Discriminator(_choice_tag),
+    Discriminator(choice_tag),
 ]
 
 

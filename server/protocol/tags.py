@@ -2,12 +2,16 @@
 
 from typing import Any
 
-from pydantic import Discriminator
+from pydantic import BaseModel, Discriminator
+
+
+def field_of(value: Any, name: str, default: Any = None) -> Any:
+    """Of JSON, or of what was made of it."""
+    return value.get(name, default) if isinstance(value, dict) else getattr(value, name, default)
 
 
 def type_of(value: Any) -> Any:
-    """Of JSON, or of what was made of it."""
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return field_of(value, "type")
 
 
 def by_type(*known: str) -> Discriminator:
@@ -18,3 +22,10 @@ def by_type(*known: str) -> Discriminator:
 def text_or(list_tag: str) -> Discriminator:
     """The tag for a list; else <text>."""
     return Discriminator(lambda value: list_tag if isinstance(value, list) else "<text>")
+
+
+def choice_tag(choice: Any) -> str:
+    """Of a tool_choice."""
+    if type_of(choice) == "allowed_tools":
+        return "<allowed>"
+    return "<named>" if isinstance(choice, dict | BaseModel) else "<mode>"

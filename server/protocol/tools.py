@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from server.protocol.generation import wrong
+from server.protocol.tags import choice_tag
 from server.protocol.wire import Text, WireModel, bounded_size, check_told
 
 MAX_TOOLS = 128
@@ -79,22 +80,11 @@ class AllowedToolsChoice(WireModel):
     allowed_tools: AllowedTools
 
 
-def _choice_tag(choice: Any) -> str:
-    match choice:
-        case {"type": "allowed_tools"} | AllowedToolsChoice():
-            return "<allowed>"
-        case dict() | NamedTool():
-            return "<named>"
-        case _:
-            return "<mode>"
-
-
-# Tags in angle brackets are left out of the path that an error names.
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
     | Annotated[NamedTool, Tag("<named>")]
     | Annotated[AllowedToolsChoice, Tag("<allowed>")],
-    Discriminator(_choice_tag),
+    Discriminator(choice_tag),
 ]
 
 
