@@ -128,7 +128,7 @@ class EngineObserver(Protocol):
     def on_restart(self) -> None:
         """The engine process died, and a new one is started. Its steps count from 0 again."""
 
-    def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+    def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int) -> None:
         """Called once per request whose prompt was computed; without tokens to generate, with its end."""
 
     def on_tokens(self, num_tokens: int, gap_s: float | None) -> None:
@@ -142,7 +142,7 @@ def observe_output(observer: EngineObserver, output: RequestOutput, gap_s: float
     """Report what `generate` delivers. `gap_s` is the time since the request's token before."""
     is_first = len(output.token_ids) == output.num_output_tokens
     if is_first and output.timings is not None:
-        observer.on_first_token(output.timings, output.num_prompt_tokens, output.num_cached_tokens)
+        observer.on_first_token(output.timings, output.num_prompt_tokens)
     if output.token_ids:
         observer.on_tokens(len(output.token_ids), gap_s)
 
@@ -156,7 +156,7 @@ class NullObserver:
     def on_restart(self) -> None:
         pass
 
-    def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+    def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int) -> None:
         pass
 
     def on_tokens(self, num_tokens: int, gap_s: float | None) -> None:

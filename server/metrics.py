@@ -66,7 +66,7 @@ class Metrics:
     def on_restart(self) -> None:
         self._engine.on_restart()
 
-    def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+    def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int) -> None:
         self._ttft.observe(timings.ttft_s)
         self._queue_time.observe(timings.queue_s)
         self._prefill_time.observe(timings.prefill_s)

@@ -41,7 +41,7 @@ class Recorder(NullObserver):
         self.gaps: list[float | None] = []
         self.ends: list[tuple[FinishReason, RequestTimings | None]] = []
 
-    def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+    def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int) -> None:
         self.num_first += 1
 
     def on_tokens(self, num_tokens: int, gap_s: float | None) -> None:

@@ -101,7 +101,7 @@ def busy_metrics(with_vllm_names: bool = True) -> Metrics:
     metrics.on_step(msgspec.structs.replace(decode, drafting_s=0.006))
     metrics.on_step(StepStats(Phase.PREFILL, 1, 100, 0.1, 0.1, 5, 7, pool, 2, 100, 50))
     timings = RequestTimings(queue_s=0.001, prefill_s=0.002, inter_token_s=(0.004, 0.006))
-    metrics.on_first_token(timings, 11, 4)
+    metrics.on_first_token(timings, 11)
     metrics.on_tokens(1, None)
     metrics.on_tokens(1, 0.005)
     metrics.on_finish(FinishReason.STOP, timings)
