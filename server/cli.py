@@ -121,7 +121,7 @@ def _check_environment() -> None:
     names = [name.upper() for name in Settings.model_fields]
     for variable in os.environ:
         name = variable.upper().removeprefix("TWOSTEP_")
-        if name != variable.upper() and name not in names and (close := get_close_matches(name, names, 1, 0.85)):
+        if name != variable.upper() and name not in names and (close := get_close_matches(name, names, 1, 0.75)):
             raise ConfigError(f"{variable} is no setting; did you mean TWOSTEP_{close[0]}?")
 
 

@@ -3,6 +3,7 @@
 Precedence: flag, then TWOSTEP_* variable, then YAML file, then default.
 """
 
+import re
 from importlib.resources import files
 from os.path import expanduser
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 from pydantic.config import JsonDict
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from engine.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from engine.waiting_room import RoomLimits
@@ -38,6 +39,15 @@ def setting(group: str, default: Any, description: str, metavar: str | None = No
     return Field(default, description=description, json_schema_extra=extra, **constraints)
 
 
+class _Environment(EnvSettingsSource):
+    def __call__(self) -> dict[str, Any]:
+        """Without the address that Kubernetes puts there for a Service named twostep."""
+        values = super().__call__()
+        if str(values.get("port")).startswith(("tcp://", "udp://")):
+            del values["port"]
+        return values
+
+
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="TWOSTEP_", env_ignore_empty=True, extra="forbid", frozen=True)
 
@@ -49,7 +59,9 @@ class Settings(BaseSettings):
         "Server", None, "YAML file of named API keys; read again on SIGHUP. twostep key NAME makes one.", "FILE"
     )
     share_prefix_cache: bool = setting("Server", False, "Share KV blocks of equal prompts between API keys, too.")
-    allowed_origins: Names = setting("Server", (), "Origin whose scripts may call (CORS); * for all.", "ORIGIN")
+    allowed_origins: Names = setting(
+        "Server", (), "Origin whose scripts may call (CORS); * for all. May be given several times.", "ORIGIN"
+    )
     max_waiting: PositiveInt = setting("Server", 256, "Requests that may wait; more are refused with 429.")
     max_waiting_tokens: PositiveInt = setting("Server", 1_000_000, "Prompt tokens that may wait to be computed.")
     max_queue_time: PositiveFloat = setting(
@@ -125,6 +137,14 @@ class Settings(BaseSettings):
             raise ValueError("must not be empty")
         return value
 
+    @field_validator("allowed_origins")
+    @classmethod
+    def _as_browsers_send_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
+                raise ValueError(f"{origin} is no origin: write https://example.org, with no path and no / at its end")
+        return origins
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -135,7 +155,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         path = init_settings().get("config") or env_settings().get("config")
-        return init_settings, env_settings, SettingsFile(settings_cls, path)
+        return init_settings, _Environment(settings_cls), SettingsFile(settings_cls, path)
 
     @property
     def is_embedded_model(self) -> bool:

@@ -184,11 +184,36 @@ def test_wrong_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_variable_that_is_nearly_a_setting_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    for anybodys in ("TWOSTEP_SERVICE_HOST", "TWOSTEP_PORT_8000_TCP", "TWOSTEP_CACHE_DIR", "MAX_NUM_SEKS"):
+    services = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_80_TCP_PROTO")
+    ours = ("CACHE_DIR", "KERNELS", "KERNEL_PATH", "ISA", "FUZZ", "MODEL_PATH")
+    for anybodys in (*(f"TWOSTEP_{name}" for name in (*services, *ours)), "MAX_NUM_SEKS"):
         monkeypatch.setenv(anybodys, "x")
     read()
-    monkeypatch.setenv("TWOSTEP_MAX_NUM_SEKS", "5")
-    assert_told(["TWOSTEP_MAX_NUM_SEKS", "did you mean TWOSTEP_MAX_NUM_SEQS?"], read)
+    for mistake, meant in {
+        "MAX_NUM_SEKS": "MAX_NUM_SEQS",
+        "PROT": "PORT",
+        "HSOT": "HOST",
+        "THREADS": "NUM_THREADS",
+    }.items():
+        with monkeypatch.context() as patch:
+            patch.setenv(f"TWOSTEP_{mistake}", "5")
+            assert_told([f"TWOSTEP_{mistake}", f"did you mean TWOSTEP_{meant}?"], read)
+
+
+@pytest.mark.parametrize("address", ["tcp://10.0.0.1:8000", "udp://10.0.0.1:8000"])
+def test_the_address_of_a_service_of_this_name_is_no_port(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWOSTEP_PORT", address)
+    assert read().port == 8000
+    assert read("--config", write(tmp_path, "port: 1\n")).port == 1
+
+
+@pytest.mark.parametrize("origin", ["https://a.example/", "https://a.example/x", "a.example", "https://"])
+def test_an_origin_that_no_browser_sends_is_refused(origin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_told(["--allowed-origins", origin, "no origin"], lambda: read("--allowed-origins", origin))
+    monkeypatch.setenv("TWOSTEP_ALLOWED_ORIGINS", "*, null, http://localhost:3000,https://a.example")
+    assert len(read().allowed_origins) == 4
 
 
 @pytest.mark.parametrize(
