@@ -12,6 +12,7 @@ down, and every request would pay for it.
 import hashlib
 import secrets
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -51,6 +52,7 @@ class _Entry(BaseModel):
     max_concurrent: int | None = Field(None, ge=1, alias="max-concurrent")
 
 
+_FIELDS = tuple(field.alias or name for name, field in _Entry.model_fields.items())
 _FILE = TypeAdapter(dict[Name, _Entry])
 
 
@@ -70,12 +72,25 @@ def read_keys(path: Path) -> list[ApiKey]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"--api-keys-file: {path} is not YAML: {problem_of(error)}.") from None
     except ValidationError as error:
-        problem = error.errors(include_input=False)[0]
-        place = ".".join(str(part)[:64] for part in problem["loc"])
-        raise ConfigError(f"--api-keys-file: {path}: {place or 'its content'}: {problem['msg']}.") from None
+        raise ConfigError(f"--api-keys-file: {path}: {_told(error)}") from None
     return [
         ApiKey(name, bytes.fromhex(entry.sha256), entry.weight, entry.max_concurrent) for name, entry in entries.items()
     ]
+
+
+def _told(error: ValidationError) -> str:
+    problem = error.errors(include_input=False)[0]
+    *_, last = place = [str(part)[:64] for part in problem["loc"]] or ["its content"]
+    message = f"{problem['msg']}."
+    if problem["type"] == "extra_forbidden":
+        close = get_close_matches(last, _FIELDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_FIELDS)}."
+        message = f"there is no such field; {hint}"
+    elif problem["type"] == "model_type":
+        message = f"it needs fields, of {', '.join(_FIELDS)}."
+    elif last == "[key]" and problem["type"] == "string_type":
+        message = "to be a name, it must stand in quotes."
+    return f"{'.'.join(place).removesuffix('.[key]')}: {message}"
 
 
 def plain_keys(given: tuple[str, ...]) -> list[ApiKey]:
@@ -89,8 +104,9 @@ def plain_keys(given: tuple[str, ...]) -> list[ApiKey]:
 def new_key(name: str) -> tuple[str, str]:
     """A random key and its entry in the file. Raises ConfigError for a name that cannot be one."""
     secret = f"sk-{secrets.token_urlsafe(32)}"
-    entry = f'{name}:\n  sha256: "{digest_of(secret.encode()).hex()}"\n'
+    quoted = name if name.isidentifier() and load_yaml(name) == name else f'"{name}"'  # 2024 and null are names, too
     try:
+        entry = f'{quoted}:\n  sha256: "{digest_of(secret.encode()).hex()}"\n'
         _FILE.validate_python(load_yaml(entry))
     except (yaml.YAMLError, ValidationError):
         raise ConfigError(f"{name!r} cannot name a key: use letters, digits, '.', '_' and '-', at most 64.") from None

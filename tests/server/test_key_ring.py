@@ -26,7 +26,11 @@ class TestFile:
     @pytest.mark.parametrize(
         ("content", "words"),
         [
-            ("alice: 3\n", ["alice"]),
+            ("alice: 3\n", ["alice: it needs fields, of sha256, weight, max-concurrent"]),
+            (FILE.replace("alice", "2024"), ["2024: to be a name, it must stand in quotes"]),
+            (FILE.replace("alice", "null"), ["None: to be a name"]),
+            (FILE.replace("max-concurrent: 2", "max-concurent: 2"), ["max-concurent: ", "did you mean max-concurrent"]),
+            (FILE.replace("weight: 2", "zz: 2"), ["alice.zz: ", "there are sha256, weight, max-concurrent"]),
             ("alice: {weight: 2}\n", ["alice.sha256"]),
             (f"alice: {{sha256: {HASHES['bob'][:63]}}}\n", ["alice.sha256"]),
             (f"alice: {{sha256: {HASHES['bob']}x}}\n", ["alice.sha256"]),
@@ -75,7 +79,12 @@ class TestNewKeys:
         secrets = {new_key("carol")[0] for _ in range(100)}
         assert len(secrets) == 100 and all(len(secret) >= 43 for secret in secrets)
 
-    @pytest.mark.parametrize("name", ["", "a b", "a: b", "#", "x" * 65, "-", "2024-02-30"])
+    @pytest.mark.parametrize("name", ["2024", "2024-02-30", "null", "yes", "1e3", "carol"])
+    def test_names_that_yaml_reads_otherwise_are_quoted(self, name: str, tmp_path: Path) -> None:
+        (key,) = read_keys(write(tmp_path, new_key(name)[1]))
+        assert key.name == name
+
+    @pytest.mark.parametrize("name", ["", "a b", "a: b", "#", "x" * 65, "-", '"', "a\nb"])
     def test_their_names_are_checked(self, name: str) -> None:
         with pytest.raises(ConfigError, match="cannot name a key"):
             new_key(name)
