@@ -34,7 +34,16 @@ def event(data: Mapping[str, Any]) -> bytes:
 
 def typed_event(data: Mapping[str, Any]) -> bytes:
     """Named by its type, for the APIs whose clients go by names."""
-    return f"event: {data['type']}\n".encode("ascii") + event(data)
+    return _typed(data["type"], _dumps(data))
+
+
+async def sliced_typed_event(data: Mapping[str, Any]) -> bytes:
+    """The same, and others have their turns while the iterators in it are told."""
+    return _typed(data["type"], await _sliced(data))
+
+
+def _typed(kind: str, data: str) -> bytes:
+    return f"event: {kind}\ndata: {data}\n\n".encode("ascii")
 
 
 class EventHead:
@@ -56,9 +65,11 @@ class EventHead:
 
 
 async def _sliced(value: Any) -> str:
-    """Looks for iterators in objects, and not in lists."""
+    """Looks for iterators in objects, and in short lists."""
     if isinstance(value, dict):
         return f"{{{','.join([f'{_dumps(name)}:{await _sliced(each)}' for name, each in value.items()])}}}"
+    if isinstance(value, list) and len(value) <= SLICE:
+        return f"[{','.join([await _sliced(each) for each in value])}]"
     if isinstance(value, Iterator):
         return f"[{','.join(await json_slices(value, SLICE, _dumps))}]"
     return _dumps(value)

@@ -10,7 +10,7 @@ from server.fanout import IndexedOutput
 from server.generation.stream import note_failure
 from server.generation.tally import Tally
 from server.record import RequestRecord
-from server.sse import typed_event
+from server.sse import sliced_typed_event, typed_event
 
 Events = Iterable[Mapping[str, Any]]
 
@@ -49,7 +49,7 @@ class TypedStream:
                     yield data
             for each in self._writer.end():  # each may tell the scores of all tokens once more
                 await asyncio.sleep(0)
-                yield typed_event(each)
+                yield await sliced_typed_event(each)
         except Exception as error:
             kind, body = note_failure(error, self._record)
             yield _encode(self._writer.fail(kind, body["error"]["message"]))

@@ -91,7 +91,7 @@ class TextItem:
     def end(self, is_complete: bool) -> list[Event]:
         self._place.end(is_complete)
         return [
-            self._event("done", text=self._text, **self._scored(self._told)),
+            self._event("done", text=self._text, **self._all_scores()),
             self._place.event("content_part.done", content_index=0, part=self._part()),
             self._place.done(self.whole()),
         ]
@@ -109,11 +109,15 @@ class TextItem:
             "type": self._kind.part_type,
             "text": self._text,
             **self._kind.part,
-            **self._scored(iter(self._told[:])),  # a list that is made when it is told
+            **self._all_scores(),
         }
 
     def _event(self, name: str, **fields: Any) -> Event:
         return self._place.event(f"{self._kind.part_type}.{name}", content_index=0, **fields)
+
+    def _all_scores(self) -> dict[str, Any]:
+        """An iterator is told a slice at a time."""
+        return self._scored(iter(self._told[:]))
 
     def _scored(self, scores: Iterable[dict[str, Any]]) -> dict[str, Any]:
         return {"logprobs": scores} if self._kind.is_scored else {}

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.outputs import RequestOutput
+from server import sse
 from server.chat.blocks import Event
 from server.chat.logprobs import ChatLogprobsFormatter
 from server.completions.logprobs import LogprobsFormatter
@@ -20,7 +21,7 @@ from server.protocol.responses import LOGPROBS
 from server.responses.writer import ResponseWriter
 from server.sliced_json import json_list
 from server.sse import typed_event
-from tests.server.events import chunks_of
+from tests.server.events import chunks_of, typed_events_of
 from tests.server.live_server import LiveServer
 
 VALUES = st.recursive(
@@ -179,15 +180,35 @@ def test_the_scores_of_an_answer_are_encoded_a_few_at_a_time(
 def test_others_run_between_the_last_events(server: LiveServer, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded, turns = list[str](), set[int]()
 
-    def encode(event: Mapping[str, Any]) -> bytes:
+    async def encode(event: Mapping[str, Any]) -> bytes:
         encoded.append(event["type"])
         server.loop.call_soon(lambda: turns.add(len(encoded)))
         return typed_event(event)
 
-    monkeypatch.setattr("server.generation.typed_stream.typed_event", encode)
+    monkeypatch.setattr("server.generation.typed_stream.sliced_typed_event", encode)
     body = {"input": "Hi"} if path == "/v1/responses" else {**PROMPTS["/v1/chat/completions"], "max_tokens": 2}
     assert server.post_json(path, {"model": "fake", **body, "stream": True}).status_code == 200
     assert turns >= {len(encoded) - 2, len(encoded) - 1}, encoded
+
+
+def test_the_scores_of_the_last_events_are_encoded_a_few_at_a_time(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, plain = list[int](), sse._dumps
+
+    def dumps(value: Any) -> str:
+        sizes.extend([len(value)] if isinstance(value, list) and "top_logprobs" in value[0] else [])
+        return plain(value)
+
+    monkeypatch.setattr(sse, "_dumps", dumps)
+    asked = {"input": "Hi", "include": [LOGPROBS], "top_logprobs": 2, "max_output_tokens": 45, "stream": True}
+    events = typed_events_of(server.post_json("/v1/responses", {"model": "fake", **asked}))
+    assert sizes == [10, 10, 10, 10, 5] * 4  # of the text, of its part, of its item, and of the response
+    told = [score for event in events if event["type"].endswith("text.delta") for score in event["logprobs"]]
+    assert len(told) == 45
+    text, part, item, response = events[-4:]
+    assert text["logprobs"] == part["part"]["logprobs"] == item["item"]["content"][0]["logprobs"] == told
+    assert response["response"]["output"] == [item["item"]]
 
 
 def test_others_run_while_a_whole_response_is_put_together(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
