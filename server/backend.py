@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from engine.checkpoint import check_checkpoint
+from engine.checkpoint import check_checkpoint, is_local
 from engine.client import EngineClient, EngineObserver
 from engine.config import EngineConfig
 from engine.grammar_checker import GrammarChecker
+from engine.hub import look_for_hub
 from engine.room_shares import most_places
 from server.chat.render import ChatRenderer
 from server.chat.template_setting import load_chat_renderer
@@ -67,6 +68,8 @@ def backend_opener(settings: Settings) -> OpenBackend:
     no library to be refused."""
     config = settings.engine_config()
     check_checkpoint(config.model)
+    if not is_local(config.model):
+        look_for_hub(config.model)
     return partial(_open_backend, settings, config)
 
 
