@@ -254,7 +254,7 @@ class AsyncEngine:
             self._has_answered = True
             logger.error("request %s is refused: the engine died again and again computing it and nothing else", guilty)
         num_begun, num_suspects = self._roster.num_begun, self._roster.num_suspects
-        text = "the engine is up again after %.1f s: %d streams go on, %d requests wait; %d suspects run alone first"
+        text = "up again after %.1f s; streams that go on: %d; waiting: %d; run alone first, in case they killed it: %d"
         logger.warning(text, self._supervisor.down_s, num_begun, len(self._roster) - num_begun, num_suspects)
         self._watchdog.heard()
         self._watchdog.watch()

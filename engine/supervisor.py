@@ -114,7 +114,7 @@ class Supervisor:
             return  # it was not taken into use yet: who is about to do so looks
         self.is_up = False
         self._down_since_s = time.monotonic()
-        logger.error("the engine process died: %s", reason)
+        logger.error("%s", reason)
         was_fruitful = self._owner.on_engine_down()
         self._restart = asyncio.create_task(self._replace(reason, was_fruitful))
 

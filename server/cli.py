@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from pydantic import ByteSize, ValidationError
+from pydantic import ByteSize, PositiveInt, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import SettingsError
 
@@ -177,7 +177,7 @@ def _add_argument(group: Any, name: str, field: FieldInfo, metavar: object) -> N
     elif field.annotation == get_args(Names)[0]:
         group.add_argument(_flag(name), action="append", metavar=metavar, help=text)
     else:
-        is_number = int in (field.annotation, *get_args(field.annotation))
+        is_number = not {int, PositiveInt}.isdisjoint((field.annotation, *get_args(field.annotation)))
         shown = metavar or ("{" + ",".join(choices) + "}" if choices else "N" if is_number else name.upper())
         group.add_argument(_flag(name), metavar=shown, help=text)
 

@@ -1,6 +1,8 @@
 """Log lines go to stderr: this program's own from the chosen level up, its libraries' from warning up."""
 
 import logging
+import os
+import sys
 
 _LIBRARIES = ("asyncio", "filelock", "httpcore", "httpx", "huggingface_hub", "sse_starlette", "urllib3", "uvicorn")
 
@@ -14,3 +16,5 @@ def configure_logging(level: str) -> None:
     for name in _LIBRARIES:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
     logging.getLogger("huggingface_hub").propagate = False  # it has a handler of its own: all would be told twice
+    if not sys.stderr.isatty():  # read when that library is imported, here and in the engine process
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

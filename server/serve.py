@@ -45,6 +45,7 @@ def serve(settings: Settings, open_backend: OpenBackend) -> int:
     # Else who asks for it first holds up all streams. No daemon: one that still runs at the process's end aborts it.
     threading.Thread(target=app.openapi).start()
     DrainingServer(server_config(app, context), context, url).run(sockets=[listener])
+    logger.info("stopped")
     return _exit_code(context)
 
 

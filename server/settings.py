@@ -109,7 +109,13 @@ class Settings(BaseSettings):
         "Engine", 2048, "Prefill tokens between two decode steps, even if more are within the target."
     )
     block_size: PositiveInt = setting("Engine", 16, "Tokens per KV block.")
-    kv_cache_memory_bytes: ByteSize | None = setting("Engine", None, "Memory for KV, such as 2GiB.", "BYTES", gt=0)
+    kv_cache_memory_bytes: ByteSize | None = setting(
+        "Engine",
+        None,
+        "Memory for KV, such as 2GiB; default: half of what is free, 4GiB at most; on a GPU nine tenths.",
+        "BYTES",
+        gt=0,
+    )
     num_gpu_blocks_override: PositiveInt | None = setting("Engine", None, "Exact number of KV blocks, on any device.")
     enable_prefix_caching: bool = setting("Engine", True, "Share KV blocks of equal prompt beginnings.")
     num_speculative_tokens: int = setting(

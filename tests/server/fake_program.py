@@ -6,6 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from server.logs import configure_logging
 from server.serve import serve
 from server.settings import Settings
 from tests.server.fake_engine import FakeEngine
@@ -20,5 +21,6 @@ KINDS: dict[str, Callable[[], FakeBackend]] = {
 }
 
 if __name__ == "__main__":
+    configure_logging("info")
     settings = Settings(port=0, shutdown_timeout=1000, api_keys_file=sys.argv[2] if len(sys.argv) > 2 else None)
     sys.exit(serve(settings, KINDS[sys.argv[1]]().opener(settings)))

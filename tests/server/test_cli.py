@@ -74,6 +74,23 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"--{name.replace('_', '-')}" in text
 
 
+def test_numbers_are_called_n(capsys: pytest.CaptureFixture[str]) -> None:
+    values = dict(re.findall(r"^  (--[\w-]+) (\S+)", help_of("serve", capsys=capsys), re.MULTILINE))
+    assert {values[f"--{name}"] for name in ("port", "num-threads", "max-model-len", "num-gpu-blocks-override")} == {
+        "N"
+    }
+
+
+def test_a_log_that_nobody_watches_has_no_progress_bars() -> None:
+    script = (
+        "from server.logs import configure_logging; configure_logging('info')\n"
+        "from transformers.utils.logging import is_progress_bar_enabled; print(is_progress_bar_enabled())"
+    )
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert result.stdout == "False\n", result.stderr
+
+
 def test_without_a_command_it_says_how(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main([])
@@ -156,6 +173,7 @@ def url_in(process: subprocess.Popen[str], words: str) -> str:
 def assert_ended_well(process: subprocess.Popen[str]) -> None:
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, "Traceback" in errors) == (0, False), errors
+    assert errors.endswith("INFO twostep.server: stopped\n")
 
 
 class TestSignals:
