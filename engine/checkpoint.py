@@ -7,6 +7,8 @@ from typing import Any
 
 from engine.errors import ModelError, UnsupportedModelError
 
+_SAFETENSORS = "serve the checkpoint that it was made from, with config.json and safetensors files."
+
 
 def is_local(model: str) -> bool:
     """Whether `model` means a directory: it exists, or is written as a path is."""
@@ -68,9 +70,6 @@ def check_unquantized(config: Mapping[str, Any], model: str) -> None:
         f"The weights of {model} are quantized ({method}), which cannot be served: take the checkpoint that is not, "
         "with --quantization int4 or int8 if its weights shall be small."
     )
-
-
-_SAFETENSORS = "serve the checkpoint that it was made from, with config.json and safetensors files."
 
 
 def _without_config(path: Path) -> ModelError:

@@ -30,7 +30,7 @@ examples:
   only the JSON document
     python -m loadtest http://127.0.0.1:8000 --quiet --json - | tail -n 1
 
-exit codes: 0 measured, 1 nothing succeeded (or --strict and a warning), 2 usage or no server, 130 interrupted
+exit codes: 0 measured, 1 nothing succeeded (or --strict and a warning), 2 usage, no server or no file, 130 interrupted
 """
 
 
