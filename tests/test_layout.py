@@ -1,6 +1,7 @@
 """The laws of the source tree: imports go one way, policy has no tensors, and nothing grows past one screen."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -160,6 +161,15 @@ def test_no_duration_depends_on_the_wall_clock() -> None:
     words = ("time.time(", "time_ns(", "datetime.now(", "utcnow(")
     found = {name_of(path) for path in source_files("engine", "server") for word in words if word in path.read_text()}
     assert found <= dates
+
+
+def test_no_test_moves_the_clock_of_servers_in_other_threads() -> None:
+    """An event loop that looks at it then sleeps for what is between that time and its next timer's. Tests replace the
+    name `time` in the module under test."""
+    moves = re.compile(r'setattr\((time,|"[\w.]*\btime\.\w+")')
+    assert moves.search('setattr("server.sse.time.monotonic", ') and moves.search('setattr(time, "monotonic", ')
+    tests = {name_of(path) for path in source_files("tests") if moves.search(path.read_text())}
+    assert tests == {"tests/test_layout.py"}  # this one
 
 
 def test_files_fit_a_reader() -> None:
