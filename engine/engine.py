@@ -106,8 +106,12 @@ class Engine:
         # The kernels use their own threads. Those of torch spin after each job, for 13 ms by default, and would take
         # the cores from them: they shall spin for about 1 ms.
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+        cpus = os.sched_getaffinity(0)
         from engine.model_setup import load_model_runner  # torch enters the process only here
 
+        # With OMP_PROC_BIND its library has bound this thread to one CPU, where the kernels' threads would follow it.
+        if os.sched_getaffinity(0) != cpus:  # some sandboxes forbid the call
+            os.sched_setaffinity(0, cpus)
         tracer = FileTracer(config.trace) if config.trace else NullTracer()
         runner, info = load_model_runner(config)
         return cls(config, info, runner, tracer, marker, grammars=load_grammars(config, info))

@@ -15,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "cpus.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -72,6 +74,7 @@ class Threads {
    public:
     Round(Threads& threads, const Job& job) : threads_(threads) {
       threads.start_workers(job.count - 1);
+      threads.other_cpus_.leave_mine(job.count);
       threads.job_ = job;
       threads.state_.store(kIsOpen, std::memory_order_release);
       threads.rounds_.fetch_add(1, std::memory_order_release);
@@ -100,16 +103,19 @@ class Threads {
 
   void start_workers(int64_t count) {
     for (; num_workers_ < count; ++num_workers_) {
-      std::thread([this, i = num_workers_ + 1] { serve(i); }).detach();
+      std::thread worker([this, i = num_workers_ + 1] { serve(i); });
+      other_cpus_.add(worker);
+      worker.detach();
     }
   }
 
   [[noreturn]] void serve(int64_t i) noexcept {
     is_inside() = true;
-    for (uint32_t seen = 0;;) {
+    for (uint32_t seen = 0, moves_seen = 0;;) {
       const auto has_begun = [&] { return rounds_.load(std::memory_order_acquire) != seen; };
       wait_until(has_begun, [&] { rounds_.wait(seen, std::memory_order_acquire); });
       seen = rounds_.load(std::memory_order_acquire);
+      other_cpus_.come_back(moves_seen);
       if (!enter()) continue;
       if (i < job_.count) job_.call(job_.work, i);
       if (state_.fetch_sub(1, std::memory_order_release) == 1) state_.notify_one();
@@ -127,6 +133,7 @@ class Threads {
 
   std::mutex mutex_;  // of the members that follow it
   int64_t num_workers_ = 0;
+  OtherCpus other_cpus_;
   Job job_{};
   alignas(64) std::atomic<uint32_t> rounds_{0};
   alignas(64) std::atomic<uint32_t> state_{0};  // how many are inside, and whether others may come

@@ -1,7 +1,14 @@
 """The kernels' threads: whoever is there does the work, and a loop waits for nobody who is not."""
 
 import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +16,8 @@ from torch import Tensor
 
 from engine.kernels import load_kernels
 from engine.packed_weight import KernelWeight
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -46,3 +55,45 @@ def test_a_forked_process_has_none_of_the_threads_and_works_alone(product: tuple
     if child == 0:
         os._exit(0 if torch.equal(packed.multiply(x, None), expected) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no way to say where a thread runs")
+def test_after_a_pause_they_are_moved_to_other_cpus_and_then_may_run_on_any(
+    product: tuple[KernelWeight, Tensor, Tensor],
+) -> None:
+    packed, x, _ = product
+    packed.multiply(x, None)
+    allowed, mine = os.sched_getaffinity(0), threading.get_native_id()
+    if len(allowed) == 1:
+        pytest.skip("one CPU")
+    others = [thread for thread in map(int, os.listdir("/proc/self/task")) if thread != mine]
+    for thread in others:
+        os.sched_setaffinity(thread, {min(allowed)})
+    try:
+        time.sleep(0.01)
+        packed.multiply(x, None)
+        assert eventually(lambda: any(os.sched_getaffinity(thread) == allowed for thread in others))
+    finally:
+        for thread in others:
+            os.sched_setaffinity(thread, allowed)
+
+
+def test_openmps_wish_to_bind_threads_leaves_them_all_cpus() -> None:
+    """Its library, which comes with torch, binds the thread that loads it; the kernels' threads start with its CPUs."""
+    script = """
+        import os
+        cpus = os.sched_getaffinity(0)
+
+        from engine.config import EngineConfig
+        from engine.engine import Engine
+        Engine.from_config(EngineConfig(model="engine/embedded_model", device="cpu"))
+        assert os.sched_getaffinity(0) == cpus
+    """
+    environment = os.environ | {"OMP_PROC_BIND": "true"}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    assert subprocess.run(command, env=environment, cwd=ROOT, timeout=120).returncode == 0
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Whether it comes to hold within seconds."""
+    return any(condition() or time.sleep(0.01) for _ in range(1000))
