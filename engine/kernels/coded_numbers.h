@@ -58,6 +58,20 @@ struct Panels {
   }
 };
 
+// The numbers of a unit, in vectors of as many bytes as a line has.
+struct Unit {
+  __m512i lines[4];
+
+  TWOSTEP_INLINE void store(uint8_t* to) const {
+    unroll<4>([&](auto i) TWOSTEP_INLINE { _mm512_store_si512(to + i * kLineBytes, lines[i]); });
+  }
+  TWOSTEP_INLINE static Unit load(const uint8_t* from) {
+    Unit unit;
+    unroll<4>([&](auto i) TWOSTEP_INLINE { unit.lines[i] = _mm512_load_si512(from + i * kLineBytes); });
+    return unit;
+  }
+};
+
 // Expands a panel's numbers, in order, from a unit on.
 class Expander {
  public:
@@ -71,22 +85,42 @@ class Expander {
 
   // The next unit, without its exceptions; asks for those to come, if wanted.
   template <bool kAsks>
-  TWOSTEP_INLINE void expand_unit(uint8_t* to) {
+  TWOSTEP_INLINE Unit expand_unit() {
     const __m512i nibbles = _mm512_set1_epi8(15), codes = load<kAsks>(0);
-    write_half(load<kAsks>(1), _mm512_and_si512(codes, nibbles), to);
-    write_half(load<kAsks>(2), _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibbles), to + kUnit);
+    Unit unit;
+    expand_half(load<kAsks>(1), _mm512_and_si512(codes, nibbles), unit.lines);
+    expand_half(load<kAsks>(2), _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibbles), unit.lines + 2);
     from_ += kUnitBytes;
+    return unit;
   }
 
   // Puts the exceptions among the next `count` numbers, which have been expanded to there.
   TWOSTEP_INLINE void put_exceptions(uint8_t* to, int64_t count) {
-    for (; *exception_ >> 8 < index_ + count; ++exception_) {
+    for (; has_exception(count); ++exception_) {
       to[((*exception_ >> 8) - index_) * sizeof(BFloat16) + 1] = static_cast<uint8_t>(*exception_);
     }
     index_ += count;
   }
 
+  // The next unit with its exceptions. Only where there are some do its vectors pass through memory, for which a core
+  // would wait: so all of this is inlined.
+  template <bool kAsks>
+  TWOSTEP_INLINE Unit expand_whole_unit() {
+    Unit unit = expand_unit<kAsks>();
+    if (has_exception(kUnit)) [[unlikely]] {
+      alignas(kLineBytes) uint8_t numbers[kUnit * sizeof(BFloat16)];
+      unit.store(numbers);
+      put_exceptions(numbers, kUnit);
+      unit = Unit::load(numbers);
+    } else {
+      index_ += kUnit;
+    }
+    return unit;
+  }
+
  private:
+  TWOSTEP_INLINE bool has_exception(int64_t count) const { return *exception_ >> 8 < index_ + count; }
+
   template <bool kAsks>
   TWOSTEP_INLINE __m512i load(int64_t line) const {
     if constexpr (kAsks) ask_ahead(from_ + line * kLineBytes);
@@ -94,10 +128,10 @@ class Expander {
   }
 
   // Words of a low and a high byte, which unpacking leaves in another order than it found them: see PanelCoder.
-  TWOSTEP_INLINE void write_half(__m512i low, __m512i codes, uint8_t* to) const {
+  TWOSTEP_INLINE void expand_half(__m512i low, __m512i codes, __m512i* lines) const {
     const __m512i high = _mm512_shuffle_epi8(table_, codes);
-    _mm512_store_si512(to, _mm512_unpacklo_epi8(low, high));
-    _mm512_store_si512(to + kLineBytes, _mm512_unpackhi_epi8(low, high));
+    lines[0] = _mm512_unpacklo_epi8(low, high);
+    lines[1] = _mm512_unpackhi_epi8(low, high);
   }
 
   __m512i table_;

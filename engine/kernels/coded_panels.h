@@ -60,7 +60,7 @@ class CodedPanels::Steps {
     if (left_ == 0) return;
     uint8_t* to = place_of(next_);
     for (int64_t i = 0; i < kUnits; ++i) {
-      expander_.expand_unit<kAsks>(to + (share * kUnits + i) * coding::kUnit * sizeof(BFloat16));
+      expander_.expand_unit<kAsks>().store(to + (share * kUnits + i) * coding::kUnit * sizeof(BFloat16));
     }
     if (share == kShares - 1) expander_.put_exceptions(to, kStepElements), ++next_, --left_;
   }

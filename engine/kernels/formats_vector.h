@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "vec.h"
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -51,6 +53,18 @@ inline VecU32 rounded_bits(Vec values) {
   return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
 }
 
+// A step of a panel where it lies: its vectors, as every step has them.
+struct StepInMemory {
+  const char* at;
+
+  template <int kIndex>
+  TWOSTEP_INLINE Vec vector() const {
+    Vec v;
+    std::memcpy(&v, at + kIndex * kVectorBytes, sizeof(v));
+    return v;
+  }
+};
+
 // What a format tells the micro-kernel. A step of a panel is kStep along K times kPanel columns, of which kAtOnce along
 // K are multiplied at once: the part i of a step has kVectors vectors of weights. `broadcast` gives a row's numbers for
 // that part, x + i * kAtOnce being the first; `broadcast_last` its last number, where K ends with the first of a step.
@@ -66,9 +80,9 @@ struct Float32 {
     std::memcpy(&v, p, sizeof(v));
     return v;
   }
-  template <int kPart>
-  static Weights weights(const Element* step, int v) {
-    return load(step + kPart * kPanel + v * kLanes);
+  template <int kPart, int kVector>
+  TWOSTEP_INLINE static Weights weights(const auto& step) {
+    return step.template vector<kPart * kVectors + kVector>();
   }
   template <int kPart>
   static Input broadcast(const Element* x) {
@@ -86,9 +100,9 @@ struct BFloat16 {
   static constexpr int kPack = 2;
   static constexpr int kAtOnce = 2;  // vdpbf16ps sums pairs along K
 
-  template <int>
-  static Weights weights(const Element* step, int v) {
-    return (__m512bh)_mm512_loadu_si512(step + v * 2 * kLanes);
+  template <int, int kVector>
+  TWOSTEP_INLINE static Weights weights(const auto& step) {
+    return (__m512bh)step.template vector<kVector>();
   }
   template <int>
   static Input broadcast(const Element* x) {
@@ -108,11 +122,9 @@ struct BFloat16 {
   static constexpr int kPack = 2;
   static constexpr int kAtOnce = 1;
 
-  template <int kPart>
-  static Weights weights(const Element* step, int v) {
-    VecU32 pairs;
-    std::memcpy(&pairs, step + v * 2 * kLanes, sizeof(pairs));
-    return widened<kPart>(pairs);
+  template <int kPart, int kVector>
+  TWOSTEP_INLINE static Weights weights(const auto& step) {
+    return widened<kPart>((VecU32)step.template vector<kVector>());
   }
   template <int kPart>
   static Input broadcast(const Element* x) {

@@ -57,10 +57,9 @@ class SumsWriter {
 
 // sums += kRows rows of x, `stride` apart, times the next k of a panel. Takes a turn with each step, and returns what
 // is left to be asked for.
-template <class Format, int kRows, bool kAsks, class Steps>
+template <class Format, int kRows, class Steps>
 Ahead multiply_tile(const typename Format::Element* x, int64_t stride, int64_t k, Steps steps, bool is_first,
                     float* sums, Ahead ahead) {
-  using Element = typename Format::Element;
   Vec tile[kRows][kVectors];
   const auto for_each_sum = [&](auto f) TWOSTEP_INLINE {
     unroll<kRows>([&](auto r) TWOSTEP_INLINE {
@@ -68,9 +67,9 @@ Ahead multiply_tile(const typename Format::Element* x, int64_t stride, int64_t k
     });
   };
   for_each_sum([&](Vec& sum, int at) TWOSTEP_INLINE { sum = is_first ? Vec{} : Float32::load(sums + at); });
-  const auto add = [&](auto part, const Element* step, const auto& broadcast) TWOSTEP_INLINE {
+  const auto add = [&](auto part, const auto& step, const auto& broadcast) TWOSTEP_INLINE {
     typename Format::Weights weights[kVectors];
-    unroll<kVectors>([&](auto v) TWOSTEP_INLINE { weights[v] = Format::template weights<part()>(step, v); });
+    unroll<kVectors>([&](auto v) TWOSTEP_INLINE { weights[v] = Format::template weights<part(), v()>(step); });
     unroll<kRows>([&](auto r) TWOSTEP_INLINE {
       const auto value = broadcast(x + r * stride);
       unroll<kVectors>([&](auto v) TWOSTEP_INLINE {
@@ -79,13 +78,13 @@ Ahead multiply_tile(const typename Format::Element* x, int64_t stride, int64_t k
     });
   };
   for (; k >= kStep; k -= kStep, x += kStep) {
-    const Element* step = steps.template next<kAsks>();
+    const auto step = steps.next();
     ahead.fetch();
     unroll<kStep / Format::kAtOnce>([&](auto part) TWOSTEP_INLINE {
       add(part, step, Format::template broadcast<part()>);
     });
   }
-  if (k > 0) add(std::integral_constant<int, 0>(), steps.template next<kAsks>(), Format::broadcast_last);
+  if (k > 0) add(std::integral_constant<int, 0>(), steps.next(), Format::broadcast_last);
   for_each_sum([&](const Vec& sum, int at) TWOSTEP_INLINE { std::memcpy(sums + at, &sum, sizeof(sum)); });
   return ahead;
 }
@@ -134,16 +133,16 @@ class PanelProduct {
   void multiply(int64_t pass, int64_t row, const Piece& piece) {
     const int64_t start = piece.step * kStep, k = std::min(piece.steps * kStep, p_.k - start);
     float* sums = sums_ + (row - task_.row) * kPanel;
-    const auto multiply_by = [&]<bool kAsks>(const auto& steps, std::bool_constant<kAsks>) {
+    const auto multiply_by = [&](const auto& steps) {
       const Element* x = p_.x + row * p_.k + start;
-      ahead_ = multiply_tile<Format, kRows, kAsks>(x, p_.k, k, steps, start == 0, sums, ahead_);
+      ahead_ = multiply_tile<Format, kRows>(x, p_.k, k, steps, start == 0, sums, ahead_);
     };
     if (passes_ == 1) {
-      multiply_by(panels_.first_pass(piece, true), std::true_type());
+      multiply_by(panels_.only_pass(piece));
     } else if (pass == 0) {
-      multiply_by(panels_.first_pass(piece, false), std::false_type());
+      multiply_by(panels_.first_pass(piece));
     } else {
-      multiply_by(panels_.later_pass(piece), std::false_type());
+      multiply_by(panels_.later_pass(piece));
     }
     if (start + k < p_.k) return;
     for (int64_t r = 0; r < kRows; ++r) writer_.write(row + r, sums + r * kPanel);

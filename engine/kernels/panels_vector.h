@@ -27,21 +27,21 @@ struct PlainPanels {
   using Element = typename Format::Element;
   static constexpr int64_t kStepBytes = kStepElements * sizeof(Element);
 
+  // One after the other; asks for those to come, if wanted.
+  template <bool kAsks>
   class Steps {
    public:
-    explicit Steps(const Element* start) : at_(start) {}
+    explicit Steps(const Element* start) : at_(reinterpret_cast<const char*>(start)) {}
 
-    // The next one; asks for those to come, if wanted.
-    template <bool kAsks>
-    TWOSTEP_INLINE const Element* next() {
-      const Element* at = at_;
-      at_ += kStepElements;
-      for (int64_t i = 0; kAsks && i < kStepElements; i += kLineBytes / sizeof(Element)) ask_ahead(at + i);
-      return at;
+    TWOSTEP_INLINE StepInMemory next() {
+      const char* at = at_;
+      at_ += kStepBytes;
+      for (int64_t i = 0; kAsks && i < kStepBytes; i += kLineBytes) ask_ahead(at + i);
+      return {at};
     }
 
    private:
-    const Element* at_;
+    const char* at_;
   };
 
   const Element* packed;
@@ -50,45 +50,54 @@ struct PlainPanels {
   const Element* start_of(const Piece& piece) const {
     return packed + (piece.panel * all_steps + piece.step) * kStepElements;
   }
-  Steps first_pass(const Piece& piece, bool) const { return Steps(start_of(piece)); }
-  Steps later_pass(const Piece& piece) const { return Steps(start_of(piece)); }
+  Steps<true> only_pass(const Piece& piece) const { return Steps<true>(start_of(piece)); }
+  Steps<false> first_pass(const Piece& piece) const { return Steps<false>(start_of(piece)); }
+  Steps<false> later_pass(const Piece& piece) const { return Steps<false>(start_of(piece)); }
 };
 
 #if defined(__AVX512BW__)
-// Panels in 12 bits a number. A piece is expanded in the first pass over it, for all others; where that is the only
-// one, two places in turn are enough for its steps.
+// Panels in 12 bits a number. A piece is expanded in the first pass over it, for all others, too.
 struct CodedPanels {
   using Format = BFloat16;
   using Element = at::BFloat16;
   static_assert(kStepElements == coding::kUnit);
   static constexpr int64_t kStepBytes = coding::kUnitBytes;
 
+  struct Step {
+    coding::Unit unit;
+
+    template <int kIndex>
+    TWOSTEP_INLINE Vec vector() const {
+      return (Vec)unit.lines[kIndex];
+    }
+  };
+
+  template <bool kIsOnlyPass>
   class Steps {
    public:
-    Steps(const CodedPanels& panels, const Piece& piece, bool is_only_pass)
-        : expander_(panels.numbers, piece.panel, piece.step), expanded_(panels.expanded),
-          mask_(is_only_pass ? 1 : -1) {}
+    Steps(const CodedPanels& panels, const Piece& piece)
+        : expander_(panels.numbers, piece.panel, piece.step), expanded_(panels.expanded) {}
 
-    template <bool kAsks>
-    TWOSTEP_INLINE const Element* next() {
-      Element* to = expanded_ + (step_++ & mask_) * kStepElements;
-      expander_.expand_unit<kAsks>(reinterpret_cast<uint8_t*>(to));
-      expander_.put_exceptions(reinterpret_cast<uint8_t*>(to), kStepElements);
-      return to;
+    TWOSTEP_INLINE Step next() {
+      const Step step{expander_.expand_whole_unit<kIsOnlyPass>()};
+      if constexpr (!kIsOnlyPass) step.unit.store(reinterpret_cast<uint8_t*>(expanded_)), expanded_ += kStepElements;
+      return step;
     }
 
    private:
     coding::Expander expander_;
     Element* expanded_;
-    int64_t mask_, step_ = 0;
   };
 
   coding::Panels numbers;
   Element* expanded;  // of a piece
 
   const uint8_t* start_of(const Piece& piece) const { return numbers.unit_of(piece.panel, piece.step); }
-  Steps first_pass(const Piece& piece, bool is_only_pass) const { return {*this, piece, is_only_pass}; }
-  PlainPanels<Format>::Steps later_pass(const Piece&) const { return PlainPanels<Format>::Steps(expanded); }
+  Steps<true> only_pass(const Piece& piece) const { return {*this, piece}; }
+  Steps<false> first_pass(const Piece& piece) const { return {*this, piece}; }
+  PlainPanels<Format>::Steps<false> later_pass(const Piece&) const {
+    return PlainPanels<Format>::Steps<false>(expanded);
+  }
 };
 #endif
 
