@@ -16,7 +16,7 @@ _EPILOG = """examples:
       pick the best for their CPU, and need no compiler
 
 environment:
-  CXX                  the C++ compiler (else g++, c++ or clang++)
+  CXX                  the C++ compiler, as "ccache g++" (else g++, c++ or clang++)
   TWOSTEP_CACHE_DIR    where libraries are kept (else ~/.cache/twostep/kernels)
   TWOSTEP_KERNEL_PATH  read-only directory of libraries made beforehand, looked up first
   TWOSTEP_ISA          use this level instead of the CPU's best

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -48,11 +49,15 @@ def prebuilt_dir() -> Path | None:
     return Path(configured) if configured else None
 
 
-def find_compiler() -> str | None:
-    """The C++ compiler to call: `$CXX` if set (and found), else the first of g++, c++, clang++ on the path."""
-    configured = os.environ.get("CXX")
-    names = (configured,) if configured else ("g++", "c++", "clang++")
-    return next((found for name in names if (found := shutil.which(name))), None)
+def find_compiler() -> list[str]:
+    """How to call the C++ compiler: `$CXX` if set, with its launcher and flags, else the first of g++, c++, clang++ on
+    the path. Empty if there is none; raises KernelBuildError."""
+    try:
+        configured = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise KernelBuildError(f"CXX cannot be read: {error}") from error
+    commands = [configured] if configured else [["g++"], ["c++"], ["clang++"]]
+    return next(([found, *flags] for name, *flags in commands if (found := shutil.which(name))), [])
 
 
 def find_library(level: IsaLevel, directory: Path) -> Path | None:
@@ -63,10 +68,10 @@ def find_library(level: IsaLevel, directory: Path) -> Path | None:
 def build_library(level: IsaLevel, directory: Path) -> Path:
     """The library for `level` in `directory`, compiled now unless it is there; raises KernelBuildError."""
     compiler = find_compiler()
-    if compiler is None:
+    if not compiler:
         raise KernelBuildError("no C++ compiler found; install one: apt-get install g++")
-    version = _compiler_version(compiler)
-    path = directory / f"{level.name}-{source_key(level)}-{_digest([compiler, version])}.so"
+    compiler_key = _digest([*compiler, _compiler_version(compiler)])
+    path = directory / f"{level.name}-{source_key(level)}-{compiler_key}.so"
     if path.exists():
         return path
     logger.info("compiling CPU kernels for %s, once, about 30 s", level.name)
@@ -92,19 +97,19 @@ def source_key(level: IsaLevel) -> str:
     return _digest(parts)
 
 
-def _compile(compiler: str, level: IsaLevel, scratch: Path) -> Path:
+def _compile(compiler: Sequence[str], level: IsaLevel, scratch: Path) -> Path:
     """Compiles every source at once, one process each, and links them; returns the library inside `scratch`."""
     sources = sorted(SOURCE_DIR.glob("*.cpp"))
     objects = [scratch / f"{source.stem}.o" for source in sources]
     compile_flags = [*_level_flags(level), *_torch_compile_flags()]
     commands = [
-        [compiler, *compile_flags, "-c", str(source), "-o", str(target)]
+        [*compiler, *compile_flags, "-c", str(source), "-o", str(target)]
         for source, target in zip(sources, objects, strict=True)
     ]
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         list(pool.map(_run, commands))
     library = scratch / "kernels.so"
-    _run([compiler, "-shared", "-pthread", *map(str, objects), *_torch_link_flags(), "-o", str(library)])
+    _run([*compiler, "-shared", "-pthread", *map(str, objects), *_torch_link_flags(), "-o", str(library)])
     return library
 
 
@@ -137,8 +142,8 @@ def _run(command: Sequence[str]) -> None:
         raise KernelBuildError(f"{Path(command[0]).name} failed: {reason}")
 
 
-def _compiler_version(compiler: str) -> str:
-    result = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+def _compiler_version(compiler: Sequence[str]) -> str:
+    result = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
     return result.stdout
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from engine.kernels.cpu_features import GENERIC, ISA_LEVELS, level_named, parse_
 
 ROOT = Path(__file__).parents[2]
 TINY = '#include <ATen/Parallel.h>\nextern "C" int twostep_answer() { return 42; }\n'
-needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(not build.find_compiler(), reason="no C++ compiler")
 
 
 @pytest.fixture
@@ -155,7 +156,23 @@ def test_cxx_names_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     mine.write_text("#!/bin/sh\n")
     mine.chmod(mine.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CXX", str(mine))
-    assert build.find_compiler() == str(mine)
+    assert build.find_compiler() == [str(mine)]
+    monkeypatch.setenv("CXX", "g++ 'unclosed")
+    with pytest.raises(KernelBuildError, match="CXX cannot be read: No closing quotation"):
+        build_library(GENERIC, tmp_path)
+
+
+@needs_compiler
+def test_a_launcher_and_flags_belong_to_the_compiler(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sources / "tiny.cpp").write_text("int answer() { return ANSWER; }")
+    compiler = shlex.join(build.find_compiler())
+    paths = set()
+    for answer in (1, 2):
+        monkeypatch.setenv("CXX", f"env {compiler} -DANSWER={answer}")
+        paths.add(build_library(GENERIC, tmp_path / "out"))
+    assert len(paths) == 2
 
 
 # ---- Loading ----
@@ -203,7 +220,7 @@ def test_a_prebuilt_library_is_preferred_and_needs_no_compiler(
 
 
 def test_without_a_compiler_a_lower_level_will_do(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    monkeypatch.setattr(build, "find_compiler", lambda: [])
     path = make_library(GENERIC, fresh)
     assert kernels.load_kernels() == kernels.KernelInfo("generic", path)
 
@@ -217,7 +234,7 @@ def test_a_library_of_other_sources_is_not_taken(fresh: Path, sources: Path) -> 
 def test_no_kernels_are_one_clear_warning(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    monkeypatch.setattr(build, "find_compiler", lambda: [])
     assert kernels.load_kernels() is None
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert "apt-get install g++" in warning and "much slower" in warning
@@ -261,7 +278,7 @@ def test_the_command_compiles_what_it_is_asked_for(
 def test_the_command_says_why_it_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    monkeypatch.setattr(build, "find_compiler", lambda: [])
     assert prebuild.main(["--out", str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith("error: no C++ compiler found")
 
