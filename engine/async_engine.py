@@ -164,7 +164,7 @@ class AsyncEngine:
         if self._failure is not None:
             raise self._unavailable()
         check_request(self.info, request.prompt_token_ids, request.params)
-        place = self._ask_room(lambda: self._room.enter(len(request.prompt_token_ids), request.patience_s, request.who))
+        place = self._ask_room(lambda: self._room.let_in(request))
         engine_id = f"{request.group_id or request.request_id}/{next(self._numbers)}"
         live = LiveRequest(request, engine_id, self._table, place)
         live.expiry = Expiry(

@@ -39,6 +39,9 @@ class GenerationRequest:
     """When the server received the request, on `time.monotonic()`."""
     group_id: str = ""
     """What it is a part of, as the client knows it. Clients choose such ids: several requests may have the same."""
+    is_sibling: bool = False
+    """Whether a sequence of the same request was let in just before. Then a long wait neither has this one refused nor
+    ends it: the request did not wait too long."""
     priority: int = 0
     """Among the tenant's own requests."""
     tenant: str = ""

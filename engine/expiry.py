@@ -22,19 +22,20 @@ class Expiry:
         self._max_queue_s = max_queue_s
         self._on_late_start = on_late_start
         call_later = asyncio.get_running_loop().call_later
-        self._queue = call_later(max_queue_s, on_late_start)
+        self._queue = None if request.is_sibling else call_later(max_queue_s, on_late_start)
         self._deadline = None if request.left_s is None else call_later(request.left_s, on_deadline)
 
     def on_scheduled(self) -> None:
         """The queue's limit was kept. Idempotent."""
-        self._queue.cancel()
+        if self._queue is not None:
+            self._queue.cancel()
 
     def on_unscheduled(self) -> None:
         """It waits again: the engine process that had scheduled it has died."""
-        if self._queue.cancelled():
+        if self._queue is not None and self._queue.cancelled():
             self._queue = asyncio.get_running_loop().call_later(self._max_queue_s, self._on_late_start)
 
     def cancel(self) -> None:
-        self._queue.cancel()
+        self.on_scheduled()
         if self._deadline is not None:
             self._deadline.cancel()

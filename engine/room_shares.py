@@ -90,6 +90,11 @@ def most_places(share: float, num_slots: int, max_waiting: int) -> int:
     return num_slots + max_waiting - kept + min(kept, _part(kept, share))
 
 
+def most_tokens(share: float, size: int) -> int:
+    """The same for prompt tokens of several requests; a single one may have more."""
+    return most_places(share, 0, size)
+
+
 def _part(kept: int, share: float) -> int:
     """One at least, so that with very many tenants a few may still come."""
     return max(1, math.floor(kept * share))

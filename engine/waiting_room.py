@@ -8,6 +8,9 @@ Tenants take turns (`fair_queue`), so before a tenant's request are not more tha
 others as have their turns meanwhile; tenants that come later are not predicted. Places and tokens are kept for each:
 see `room_shares`.
 
+The sequences of one request come together, and only the first one's wait counts. The others mostly wait for each other:
+refused for that, they would be refused on an idle server, too, whenever they came again.
+
 What was not measured yet is not predicted: a cold server lets in as many as its bounds on requests and tokens allow.
 """
 
@@ -17,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.client import SOLE_TENANT, Tenant
+from engine.client import SOLE_TENANT, GenerationRequest, Tenant
 from engine.drain_meter import DrainMeter
 from engine.errors import OverloadedError
 from engine.room_shares import RoomShares
@@ -117,9 +120,19 @@ class WaitingRoom:
                 self._standing[tenant] = reason, excess_s
             raise self._refusal(tenant, reason, excess_s)
 
+    def let_in(self, request: GenerationRequest) -> Place:
+        """Take a place on the request's terms. Raises OverloadedError."""
+        num_tokens = len(request.prompt_token_ids)
+        if request.is_sibling:
+            return self._take(num_tokens, request.who)
+        return self.enter(num_tokens, request.patience_s, request.who)
+
     def enter(self, num_tokens: int, max_queue_s: float | None = None, tenant: Tenant = SOLE_TENANT) -> Place:
         """Take a place for a prompt of so many tokens. Raises OverloadedError."""
         self.check(max_queue_s, tenant)
+        return self._take(num_tokens, tenant)
+
+    def _take(self, num_tokens: int, tenant: Tenant) -> Place:
         self._check_size(num_tokens, tenant)
         self._num_refused.pop(tenant.name, None)
         self._held.enter(tenant, num_tokens)

@@ -14,8 +14,8 @@ from engine.checkpoint import check_checkpoint, is_local
 from engine.client import EngineClient, EngineObserver
 from engine.config import EngineConfig
 from engine.grammar_checker import GrammarChecker
-from engine.hub import look_for_hub
-from engine.room_shares import most_places
+from engine.hub import look_for_hub, pinned
+from engine.room_shares import most_places, most_tokens
 from server.chat.render import ChatRenderer
 from server.chat.template_setting import load_chat_renderer
 from server.generation_defaults import GenerationDefaults, load_generation_defaults
@@ -26,14 +26,19 @@ from server.version import VERSION
 
 @dataclass(frozen=True, slots=True)
 class RoomSize:
-    """Sequences that may run at once, and that may wait."""
+    """Sequences that may run at once, and that may wait, and prompt tokens that may."""
 
     num_slots: int
     max_waiting: int
+    max_waiting_tokens: int
 
     def max_live(self, share: float) -> int:
         """Of an API key with this share; one request for more could never be admitted."""
         return most_places(share, self.num_slots, self.max_waiting)
+
+    def max_tokens(self, share: float) -> int:
+        """Of the prompts of several sequences in one request."""
+        return most_tokens(share, self.max_waiting_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,7 @@ async def _open_backend(
     try:
         info = await engine.start()
         tokenizer.max_tokens = MAX_CONTEXTS * info.max_model_len
-        room = RoomSize(settings.max_num_seqs, settings.max_waiting)
+        room = RoomSize(settings.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
         gc.collect()
         gc.freeze()  # tokenizer, routes and validators stay: no collection, which holds up all streams, looks at them
         yield Backend(engine, tokenizer, chat, defaults, room, grammars)

@@ -42,11 +42,13 @@ async def plan_embeddings(request: EmbeddingRequest, backend: Backend, arrival: 
     ]
 
 
-async def embed(engine: EngineClient, generations: Sequence[GenerationRequest], max_live: int) -> list[RequestOutput]:
-    """The one output of each, in their order. `max_live` is how many the engine takes at once."""
+async def embed(
+    engine: EngineClient, generations: Sequence[GenerationRequest], max_live: int, max_tokens: int
+) -> list[RequestOutput]:
+    """The one output of each, in their order. The engine takes `max_live` of them with `max_tokens` at once."""
     outputs: dict[int, RequestOutput] = {}
     try:
-        for group in _groups(generations, min(GROUP, max_live)):
+        for group in _groups(generations, min(GROUP, max_live), min(GROUP_TOKENS, max_tokens)):
             async with aclosing(generate_all(engine, [generations[index] for index in group])) as news:
                 outputs |= {group[index]: output async for index, output in news}
     except InvalidParameterError as error:
@@ -54,12 +56,12 @@ async def embed(engine: EngineClient, generations: Sequence[GenerationRequest], 
     return [outputs[index] for index in range(len(generations))]
 
 
-def _groups(generations: Sequence[GenerationRequest], max_size: int) -> Iterator[range]:
-    """Runs of at most `max_size` inputs and GROUP_TOKENS tokens; a longer input is alone."""
+def _groups(generations: Sequence[GenerationRequest], max_size: int, max_tokens: int) -> Iterator[range]:
+    """Runs of at most `max_size` inputs and `max_tokens` tokens; a longer input is alone."""
     start, num_tokens = 0, 0
     for index, generation in enumerate(generations):
         num_tokens += len(generation.prompt_token_ids)
-        if index > start and (index - start == max_size or num_tokens > GROUP_TOKENS):
+        if index > start and (index - start == max_size or num_tokens > max_tokens):
             yield range(start, index)
             start, num_tokens = index, len(generation.prompt_token_ids)
     yield range(start, len(generations))

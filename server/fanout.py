@@ -1,8 +1,10 @@
 """Several generations of one HTTP request as one stream of outputs."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from engine.client import EngineClient, GenerationRequest
 from engine.errors import EngineFailedError, RequestAbortedError, RequestTimeoutError
@@ -26,7 +28,8 @@ async def generate_all(
         return
     news: asyncio.Queue[_News] = asyncio.Queue()
     has_begun = False
-    tasks = [asyncio.create_task(_pump(engine, index, each, news)) for index, each in enumerate(generations)]
+    unbegun = deque(enumerate([generations[0], *(replace(each, is_sibling=True) for each in generations[1:])]))
+    tasks = [asyncio.create_task(_pump_next(engine, unbegun, news)) for _ in generations]
     num_live = len(tasks)
     try:
         while num_live:
@@ -44,12 +47,20 @@ async def generate_all(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(engine: EngineClient, index: int, generation: GenerationRequest, news: asyncio.Queue[_News]) -> None:
+async def _pump_next(
+    engine: EngineClient, unbegun: deque[tuple[int, GenerationRequest]], news: asyncio.Queue[_News]
+) -> None:
+    """They begin in their order. None begins after one was refused."""
+    if not unbegun:
+        return
+    index, generation = unbegun.popleft()
     try:
         async with aclosing(engine.generate(generation)) as outputs:
             async for output in outputs:
                 news.put_nowait((index, _sound(output)))
     except Exception as error:
+        if _cut_by(error, generation) is None:
+            unbegun.clear()
         news.put_nowait((index, error))
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from engine.client import GenerationRequest
 from engine.sampling_params import SamplingParams
-from server.backend import Backend
+from server.backend import Backend, RoomSize
 from server.errors import BadRequestError
 from server.generation.door import Arrival
 from server.generation.prompts import EncodedPrompt
@@ -61,9 +61,7 @@ def make_plan(
 ) -> GenerationPlan[RequestT]:
     """Raises BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
     num_generations = len(prompts) * request.num_candidates
-    max_live = backend.room.max_live(arrival.share)
-    if num_generations > max_live:
-        raise _too_many(prompts, num_generations, f"{max_live} that this server takes at once")
+    _check_room(prompts, num_generations, backend.room, arrival.share)
     num_ids = len(params.allowed_token_ids or ()) + sum(map(len, params.bad_words))
     if num_generations * num_ids > MAX_SENT_IDS:
         raise _too_many(
@@ -88,9 +86,24 @@ def make_plan(
     )
 
 
+def _check_room(prompts: Sequence[EncodedPrompt], num_generations: int, room: RoomSize, share: float) -> None:
+    """They enter together: too many would be refused on an idle server, too, whenever they came again."""
+    max_live, max_tokens = room.max_live(share), room.max_tokens(share)
+    if num_generations > max_live:
+        raise _too_many(prompts, num_generations, f"{max_live} that this server takes at once")
+    num_tokens = sum(len(prompt.token_ids) for prompt in prompts) * num_generations // len(prompts)
+    if num_generations > 1 and num_tokens > max_tokens:
+        message = f"{num_generations} sequences in one request have {num_tokens} prompt tokens together"
+        raise BadRequestError(f"{message}, more than the {max_tokens} that may wait here.", _param_of(prompts))
+
+
 def _too_many(prompts: Sequence[EncodedPrompt], num_generations: int, limit: str) -> BadRequestError:
-    param = "prompt" if len(prompts) > 1 else "n"
-    return BadRequestError(f"{num_generations} sequences in one request are more than the {limit}.", param)
+    return BadRequestError(f"{num_generations} sequences in one request are more than the {limit}.", _param_of(prompts))
+
+
+def _param_of(prompts: Sequence[EncodedPrompt]) -> str:
+    """What makes them so many."""
+    return "prompt" if len(prompts) > 1 else "n"
 
 
 def _num_scores(request: GenerationParams, params: SamplingParams, num_prompt_tokens: int) -> int:

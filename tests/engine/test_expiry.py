@@ -32,6 +32,10 @@ def limited(
     return dataclasses.replace(request(command, max_tokens=max_tokens), max_queue_s=max_queue_s, deadline_s=deadline_s)
 
 
+def sibling(wanted: GenerationRequest) -> GenerationRequest:
+    return dataclasses.replace(wanted, is_sibling=True)
+
+
 @pytest.mark.parametrize(
     ("wanted", "limits", "why"),
     [
@@ -40,6 +44,7 @@ def limited(
         (limited(fake.WAIT), RoomLimits(max_queue_s=0.05), "to be scheduled"),
         (limited(fake.WAIT, deadline_s=0.05), RoomLimits(), "deadline"),
         (limited(fake.PREFILL, max_queue_s=0.2, deadline_s=1.0), RoomLimits(), "deadline"),
+        (sibling(limited(fake.WAIT, max_queue_s=0.05, deadline_s=0.3)), RoomLimits(max_queue_s=0.05), "deadline"),
     ],
 )
 def test_without_a_token_it_ends_with_an_error(wanted: GenerationRequest, limits: RoomLimits, why: str) -> None:
@@ -71,6 +76,18 @@ def test_who_would_wait_in_vain_is_refused(max_queue_s: float | None, deadline_s
             await eventually(lambda: engine.room.predicted_wait_s > 0.01)
             with pytest.raises(OverloadedError, match="would wait"):
                 await collect(engine, dataclasses.replace(request(), max_queue_s=max_queue_s, deadline_s=deadline_s))
+            waiting.cancel()
+            await asyncio.wait([waiting])
+
+    asyncio.run(check())
+
+
+def test_who_would_wait_for_its_siblings_only_is_let_in() -> None:
+    async def check() -> None:
+        async with running(max_num_seqs=1) as engine:
+            waiting = asyncio.create_task(collect(engine, request(fake.WAIT)))
+            await eventually(lambda: engine.room.predicted_wait_s > 0.01)
+            assert len(await collect(engine, sibling(limited(fake.PLAIN, max_queue_s=0.01, max_tokens=3)))) == 3
             waiting.cancel()
             await asyncio.wait([waiting])
 
@@ -157,5 +174,17 @@ def test_who_waits_again_has_the_queues_limit_again() -> None:
         assert ends == []
         expiry.on_unscheduled()
         await eventually(lambda: ends == ["late"])
+
+    asyncio.run(check())
+
+
+def test_a_sibling_that_waits_again_has_no_limit_either() -> None:
+    async def check() -> None:
+        ends: list[str] = []
+        expiry = Expiry(sibling(request()), 0.02, lambda: ends.append("late"), lambda: ends.append("deadline"))
+        expiry.on_scheduled()
+        expiry.on_unscheduled()
+        await asyncio.sleep(0.05)
+        assert ends == []
 
     asyncio.run(check())

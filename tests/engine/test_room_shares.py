@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.client import Tenant
 from engine.errors import OverloadedError
-from engine.room_shares import RoomShares, most_places
+from engine.room_shares import RoomShares, most_places, most_tokens
 from engine.waiting_room import Place, RoomLimits, WaitingRoom
 
 WEIGHTS = st.lists(st.integers(1, 5), min_size=1, max_size=5)
@@ -90,6 +90,16 @@ def test_who_has_less_than_its_part_of_the_tokens_gets_in(
     for number, part in enumerate(parts(room, max_tokens)):
         held = room._held.of(room.tenants[number]).num_tokens
         assert held >= part or room.lets_in(number, part - held)
+
+
+@example([1], 10, [5, 5])
+@example([1], 10, [5, 6])
+@example([1, 4], 10, [3, 4])
+@given(WEIGHTS, st.integers(2, 500), st.lists(st.integers(1, 60), min_size=2, max_size=20))
+def test_who_is_alone_gets_just_so_many_tokens(weights: list[int], max_tokens: int, prompts: list[int]) -> None:
+    room = Room(weights, max_waiting=10_000, max_waiting_tokens=max_tokens)
+    enter = [room.lets_in(0, num_tokens) for num_tokens in prompts]
+    assert all(enter) == (sum(prompts) <= most_tokens(room.tenants[0].share, max_tokens))
 
 
 @given(busy_rooms())

@@ -1,9 +1,12 @@
 """Who is refused at the door of the waiting room, what it is told, and when it should come back."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine.client import Tenant
 from engine.errors import OverloadedError
+from tests.engine.async_engines import request
 from tests.engine.rooms import Room
 
 
@@ -77,6 +80,21 @@ class TestRefusal:
         room.refused()
         room.places[10].begin()
         room.check()
+
+    def test_a_sibling_is_refused_for_want_of_places_and_tokens_only(self) -> None:
+        sibling = replace(request(), is_sibling=True)  # of three tokens
+        room = Room(num_slots=4, max_waiting=4, max_waiting_tokens=10, max_queue_s=1.0)
+        room.fill(4)
+        room.serve(50, seconds_each=2.0)
+        assert "would wait" in str(room.refused())
+        room.places += [room.let_in(sibling), room.let_in(sibling)]
+        with pytest.raises(OverloadedError, match="prompt tokens are waiting"):
+            room.let_in(sibling)
+        for place in room.places:
+            place.begin()
+        room.places += [room.let_in(sibling), room.let_in(sibling)]
+        with pytest.raises(OverloadedError, match="All 8 places"):
+            room.let_in(sibling)
 
     def test_it_is_one_tenants_own(self) -> None:
         room = Room(num_slots=1, max_queue_s=21.0)

@@ -21,8 +21,8 @@ class LateEngine(FakeEngine):
         if request.request_id.endswith(self.late):
             while self.num_holding == 0:
                 await asyncio.sleep(0.001)
-            self.hold_at = None
             await asyncio.sleep(min(request.left_s or 0.0, 0.4))
+            self.hold_at = None  # in the same turn: the other one goes on when the end is known
             raise self.end
         async for output in super().generate(request):
             yield output

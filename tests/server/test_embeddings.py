@@ -82,6 +82,13 @@ def test_no_more_go_at_once_than_the_engine_takes() -> None:
         assert server.engine.max_live_seen == 3
 
 
+def test_no_more_tokens_go_at_once_than_may_wait() -> None:
+    with live_server(max_waiting_tokens=20) as server:
+        server.engine.delay_s = 0.001
+        assert len(vectors(embed(server, input=[[1] * 10] * 5 + [[1] * 30]))) == 6
+        assert server.engine.max_live_seen == 2
+
+
 @pytest.mark.parametrize("form", ["float", "base64"])
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 def test_a_vector_that_is_not_finite_is_an_error(

@@ -3,18 +3,21 @@
 import asyncio
 import json
 import time
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 import pytest
 
-from engine.errors import RequestTimeoutError
+from engine.client import GenerationRequest
+from engine.errors import OverloadedError, RequestTimeoutError
+from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from server.api_keys import NOBODY
 from server.generation.door import Arrival
 from server.protocol.request import RequestFields
 from tests.server.byte_tokenizer import ByteTokenizer
 from tests.server.events import chunks_of, error_of
+from tests.server.fake_engine import FakeEngine
 from tests.server.late_engine import LateEngine, outputs_of
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 
@@ -80,6 +83,45 @@ def test_a_deadline_passes_while_the_request_is_read(
     assert late.headers["x-should-retry"] == "false"
     assert server.engine.requests == []
     assert server.post(path, json.dumps({**body, "deadline_ms": 60_000}).encode()).status_code == 200
+
+
+class TestSiblings:
+    """Sequences of one request."""
+
+    def test_those_after_the_first_come_with_it(self, server: LiveServer) -> None:
+        server.complete(["a", "b"], n=2)
+        assert [request.is_sibling for request in server.engine.requests] == [False, True, True, True]
+
+    def test_if_the_first_is_refused_no_other_is_asked_for(self) -> None:
+        engine = FullEngine()
+        with pytest.raises(OverloadedError):
+            outputs_of(engine)
+        assert engine.asked == ["0"]
+
+    @pytest.mark.parametrize(
+        ("sequences", "param"), [({"prompt": [1] * 25, "n": 4}, "n"), ({"prompt": [[1] * 30, [1] * 70]}, "prompt")]
+    )
+    def test_more_prompt_tokens_than_may_ever_wait_are_refused(self, sequences: dict[str, Any], param: str) -> None:
+        with live_server(max_waiting_tokens=100) as server:
+            assert server.complete(**sequences, max_tokens=1).status_code == 200
+        with live_server(max_waiting_tokens=99) as server:
+            refused = server.complete(**sequences, max_tokens=1)
+            assert (refused.status_code, error_of(refused)["param"]) == (400, param)
+            assert "have 100 prompt tokens together, more than the 99 that may wait here" in refused.text
+            assert server.complete([1] * 200, max_tokens=1).status_code == 200
+
+
+class FullEngine(FakeEngine):
+    """Refuses, and remembers whom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
+        self.asked.append(request.request_id)
+        raise OverloadedError("Full.", 1.0)
+        yield
 
 
 def test_a_deadline_counts_from_the_arrival() -> None:
