@@ -30,11 +30,6 @@ def _check_length(info: EngineInfo, num_prompt_tokens: int, max_tokens: int) -> 
             f"This model's maximum context length is {info.max_model_len} tokens. However, you requested {total} "
             f"tokens ({num_prompt_tokens} in the prompt, {max_tokens} in max_tokens). Shorten either."
         )
-    if total > info.kv_capacity_tokens:
-        raise ContextLengthError(
-            f"The KV cache holds {info.kv_capacity_tokens} tokens, which here is the maximum context length. However, "
-            f"you requested {total} tokens ({num_prompt_tokens} in the prompt, {max_tokens} in max_tokens)."
-        )
 
 
 def _check_ids(info: EngineInfo, param: str, token_ids: Collection[int]) -> None:

@@ -91,6 +91,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the matrix-product backend in use."""
     vocab_size: int
     max_model_len: int
+    """The longest context: one of that length fits into the KV cache."""
     block_size: int
     num_blocks: int
     eos_token_ids: tuple[int, ...]

@@ -8,7 +8,7 @@
     ├── RequestError                this request can never be served; retrying does not help
     │   ├── GrammarError            the text asked for cannot be described to the engine, and why
     │   ├── InvalidParameterError   one parameter has a value that cannot be honoured; `.param` names it
-    │   └── ContextLengthError      prompt and max_tokens do not fit the context or the KV cache
+    │   └── ContextLengthError      prompt and max_tokens do not fit the context
     ├── OverloadedError             no room at the moment; `.retry_after_s` says when to come back
     ├── RequestTimeoutError         the request's own deadline passed
     ├── RequestAbortedError         the request was ended from outside before its first token
@@ -61,7 +61,7 @@ class GrammarError(RequestError):
 
 
 class ContextLengthError(RequestError):
-    """The request needs more tokens than the context or the KV cache holds."""
+    """The request needs more tokens than the context holds."""
 
 
 class OverloadedError(TwostepError):

@@ -30,7 +30,7 @@ _PARAMS = SamplingParams(max_tokens=0, returns_embedding=True)
 
 async def plan_embeddings(request: EmbeddingRequest, backend: Backend, arrival: Arrival) -> list[GenerationRequest]:
     """Raises RequestError or BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
-    room = min(backend.engine.info.max_model_len, backend.engine.info.kv_capacity_tokens)
+    room = backend.engine.info.max_model_len
     limit = prompt_limit(request.truncate_prompt_tokens, room)
     prompts = await encode_prompts(request.input, backend.tokenizer, request.add_special_tokens, limit)
     if (longest := max(len(prompt.token_ids) for prompt in prompts)) > room:

@@ -2,7 +2,6 @@
 
 import msgspec
 
-from engine.config import EngineInfo
 from server.backend import Backend
 from server.chat.answer import Answer, expected_answer
 from server.chat.demand import chat_grammar
@@ -21,7 +20,7 @@ async def plan_chat(request: ChatRequest, backend: Backend, arrival: Arrival) ->
     """Raises RequestError or BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
     prompt = await chat_prompt(request, backend)
     wanted = request.token_limit
-    max_tokens = _room(backend.engine.info, len(prompt.token_ids)) if wanted is None else wanted
+    max_tokens = _room(backend.engine.info.max_model_len, len(prompt.token_ids)) if wanted is None else wanted
     answer = expected_answer(request, backend.chat.dialect_for(request), prompt.token_ids, backend.tokenizer)
     grammar = await chat_grammar(request, answer, backend.grammars, arrival.key.name)
     params = msgspec.structs.replace(
@@ -39,6 +38,6 @@ async def chat_prompt(request: ChatRequest, backend: Backend) -> EncodedPrompt:
     return truncate(await backend.chat.encode(request), limit)
 
 
-def _room(info: EngineInfo, num_prompt_tokens: int) -> int:
+def _room(max_model_len: int, num_prompt_tokens: int) -> int:
     """What fits behind the prompt: at least one token, so that a prompt too long is refused as that."""
-    return max(1, min(info.max_model_len, info.kv_capacity_tokens) - num_prompt_tokens)
+    return max(1, max_model_len - num_prompt_tokens)

@@ -107,7 +107,7 @@ def fake_info(
         attention="fake",
         linear="fake",
         vocab_size=VOCAB_SIZE,
-        max_model_len=max_model_len,
+        max_model_len=min(max_model_len, num_blocks * block_size),
         block_size=block_size,
         num_blocks=num_blocks,
         eos_token_ids=(EOS,),

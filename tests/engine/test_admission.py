@@ -69,13 +69,6 @@ def test_the_context_may_be_filled_but_not_exceeded() -> None:
         check_request(INFO, [1] * 17, SamplingParams(max_tokens=16))
 
 
-def test_what_can_never_fit_the_kv_cache_is_refused() -> None:
-    info = fake_info(num_blocks=2, block_size=4)
-    check_request(info, [1] * 4, SamplingParams(max_tokens=4))
-    with pytest.raises(ContextLengthError, match="maximum context length"):
-        check_request(info, [1] * 4, SamplingParams(max_tokens=5))
-
-
 def test_a_request_id_is_in_use_until_its_request_ends() -> None:
     engine = fake_engine()
     add(engine, "a")

@@ -6,7 +6,7 @@ import pytest
 
 from tests.server.byte_tokenizer import BOS, EOS, NUM_PROMPT_TOKENS, PROMPT
 from tests.server.events import chunks_of, deltas_of, error_of
-from tests.server.fake_engine import INFO, saying
+from tests.server.fake_engine import saying
 from tests.server.live_server import LiveServer
 
 
@@ -94,13 +94,6 @@ class TestMaxTokens:
     def test_the_context_is_filled_unless_told_otherwise(self, server: LiveServer) -> None:
         server.chat("Hi")
         assert server.engine.requests[0].params.max_tokens == 512 - NUM_PROMPT_TOKENS
-
-    def test_what_the_kv_cache_holds_bounds_it_too(self, server: LiveServer) -> None:
-        server.engine.info = type(INFO)(
-            **{name: getattr(INFO, name) for name in INFO.__struct_fields__} | {"num_blocks": 4}
-        )
-        server.chat("Hi")
-        assert server.engine.requests[0].params.max_tokens == 64 - NUM_PROMPT_TOKENS
 
     @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
     def test_either_name_limits(self, server: LiveServer, name: str) -> None:
