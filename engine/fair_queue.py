@@ -51,14 +51,14 @@ class FairQueue:
         if not queue:
             del self._waiting[request.tenant]
 
-    def charge(self, request: Request, num_tokens: int) -> None:
-        """Tokens computed or generated for the request, each once."""
-        self._served[request.tenant] = self.served(request) + num_tokens / request.weight
+    def charge(self, request: Request, cost: float) -> None:
+        """Tokens computed or generated for the request, each once; or seconds."""
+        self._served[request.tenant] = self.served(request) + cost / request.weight
 
-    def start(self, request: Request) -> None:
-        """It runs for the first time."""
+    def start(self, request: Request, cost: float) -> None:
+        """It runs for the first time, and is charged."""
         self._level = max(self._level, self.served(request))
-        self.charge(request, request.num_uncomputed_tokens)
+        self.charge(request, cost)
 
 
 def _has_begun(request: Request) -> bool:

@@ -26,6 +26,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.config import EngineConfig, EngineInfo
 from engine.errors import ModelError, RequestError
+from engine.fair_queue import FairQueue
 from engine.foresight import Alphabet
 from engine.matcher import Matcher
 from engine.request import Constraint, Request
@@ -137,12 +138,15 @@ def _thread_with_stack(num_bytes: int) -> ThreadPoolExecutor:
 
 
 class GrammarQueue:
-    """Compiles in a thread of its own, beside the engine's steps."""
+    """Compiles in a thread of its own, beside the engine's steps. Tenants share its seconds by their weights."""
 
-    def __init__(self, compile: Callable[[str], Constraint]) -> None:
+    def __init__(self, compile: Callable[[str], Constraint], clock: Callable[[], float] = time.monotonic) -> None:
         self._compile = compile
+        self._clock = clock
         self._thread = _thread_with_stack(_STACK_BYTES)
         self._pending: dict[str, tuple[Request, Future[Constraint]]] = {}
+        self._queue = FairQueue()  # those of them that were not begun
+        self._lock = threading.Lock()  # so that both threads agree on which these are
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -155,13 +159,17 @@ class GrammarQueue:
         return list(self._pending)
 
     def add(self, request: Request) -> None:
-        assert request.params.grammar is not None
-        self._pending[request.request_id] = (request, self._thread.submit(self._compile, request.params.grammar))
+        with self._lock:
+            self._pending[request.request_id] = (request, Future())
+            self._queue.add(request)
+        self._thread.submit(self._compile_next)
 
     def abort(self, request_ids: Iterable[str]) -> bool:
-        found = [self._pending.pop(request_id) for request_id in request_ids if request_id in self._pending]
-        for _, compiling in found:
-            compiling.cancel()
+        with self._lock:
+            found = [self._pending.pop(request_id) for request_id in request_ids if request_id in self._pending]
+            for request, compiling in found:
+                if compiling.cancel():  # it was not begun
+                    self._queue.remove(request)
         return bool(found)
 
     def take_ready(self, timeout_s: float) -> list[Request]:
@@ -176,6 +184,25 @@ class GrammarQueue:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _compile_next(self) -> None:
+        """In the thread, once for each request that was added: whose turn it is shows only now."""
+        with self._lock:
+            request = self._queue.next
+            if request is None:  # some were aborted
+                return
+            self._queue.remove(request)
+            self._queue.start(request, 0.0)
+            compiling = self._pending[request.request_id][1]
+            compiling.set_running_or_notify_cancel()
+        assert request.params.grammar is not None
+        started_s = self._clock()
+        try:
+            compiling.set_result(self._compile(request.params.grammar))
+        except BaseException as error:  # for `take_ready`, which would wait for ever
+            compiling.set_exception(error)
+        with self._lock:
+            self._queue.charge(request, self._clock() - started_s)
 
 
 def load_grammars(config: EngineConfig, info: EngineInfo) -> Grammars:

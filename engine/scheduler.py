@@ -201,7 +201,7 @@ class Scheduler:
             request.first_scheduled_s = now_s
             self.newly_scheduled.append(request.request_id)
             request.num_cached_tokens = request.num_computed_tokens
-            self._waiting.start(request)
+            self._waiting.start(request, request.num_uncomputed_tokens)
             self.prefix_queries += request.num_tokens if self._cache.can_match(request) else 0
             self.prefix_hits += request.num_computed_tokens
         return True

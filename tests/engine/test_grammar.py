@@ -19,7 +19,7 @@ from engine.errors import InvalidParameterError, RequestError
 from engine.grammar import GrammarCompiler, GrammarQueue, NoGrammars, load_grammars, make_tokenizer
 from engine.grammar_source import Literal, Regex, Repeat, to_lark
 from engine.matcher import Matcher
-from engine.request import FinishReason
+from engine.request import FinishReason, Request
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 from tests.engine.fakes import FakeRunner, add, batches, expected_tokens, fake_info, run_to_end, tokens_of
@@ -207,6 +207,42 @@ def test_what_was_left_before_its_turn_is_not_compiled() -> None:
     gate.is_open.set()
     run_to_end(engine)
     assert compiled == [to_lark(Literal("0")), to_lark(Literal("2"))]
+    engine.close()
+
+
+def test_tenants_share_the_compiler_by_its_seconds() -> None:
+    gate, compiled, clock = Gate(), [], [0.0]
+
+    def remember(grammar: str) -> Matcher:
+        compiled.append(grammar)
+        clock[0] += 10.0 if grammar.startswith("slow") else 1.0
+        return gate(DIGITS)
+
+    def add(grammar: str, tenant: str) -> None:
+        grammars.add(Request(grammar, [1], SamplingParams(grammar=grammar), 0.0, tenant=tenant))
+
+    grammars = GrammarQueue(remember, lambda: clock[0])
+    for name in ("slow 0", "slow 1", "slow 2"):
+        add(name, "a")
+    assert gate.is_compiling.wait(20)
+    for name in ("quick 0", "quick 1"):
+        add(name, "b")
+    gate.is_open.set()
+    ready: list[str] = []
+    while len(grammars):
+        ready += [request.request_id for request in grammars.take_ready(20)]
+    assert compiled == ["slow 0", "quick 0", "quick 1", "slow 1", "slow 2"] and sorted(ready) == sorted(compiled)
+    grammars.close()
+
+
+def test_a_compiler_that_raises_is_heard() -> None:
+    def broken(grammar: str) -> Matcher:
+        raise RuntimeError("broken")
+
+    engine = engine_with(broken)
+    add_with(engine, "a", DIGITS)
+    with pytest.raises(RuntimeError, match="broken"):
+        run_to_end(engine)
     engine.close()
 
 
