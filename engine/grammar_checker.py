@@ -110,6 +110,8 @@ class GrammarChecker:
             raise GrammarError(_TOO_COMPLEX) from None
 
     def _running_child(self) -> subprocess.Popen[str]:
+        if self._child is not None and self._child.poll() is not None:
+            self._end_child()  # somebody else ended it, which says nothing about the next grammar
         if self._child is None:
             pipe = subprocess.PIPE
             # Standard error would only have what the compiler says on its way down.

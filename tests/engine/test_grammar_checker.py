@@ -198,6 +198,15 @@ def test_what_the_child_did_not_survive_is_tried_again(checker: GrammarChecker) 
     assert len(checker._faults) == before
 
 
+def test_a_child_that_was_ended_while_it_was_idle_is_no_verdict() -> None:
+    checker = GrammarChecker()
+    assert fault(checker, 'start: "a"') is None and checker._child is not None
+    checker._child.kill()
+    checker._child.wait()
+    assert fault(checker, 'start: "b"') is None
+    checker.close()
+
+
 def test_closing_ends_a_check_under_way() -> None:
     async def check_and_close() -> None:
         checker = GrammarChecker(timeout_s=60)
