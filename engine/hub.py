@@ -1,10 +1,18 @@
-"""The Hugging Face hub, before a library is imported that asks it."""
+"""The Hugging Face hub: told of before a library is imported that asks it, then asked for a commit's files."""
 
 import logging
 import os
 import socket
+from collections.abc import Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
+
+import msgspec
+
+from engine.checkpoint import is_local
+from engine.config import EngineConfig
+from engine.errors import ModelError, reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -24,3 +32,29 @@ def look_for_hub(model: str) -> None:
     except OSError as error:
         logger.warning("%s cannot be found (%s): only what was downloaded before can be served", host, error.strerror)
         os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def pinned(config: EngineConfig) -> EngineConfig:
+    """With the commit that the revision of a hub id names now: a branch may move before all is loaded, or before it is
+    loaded again. Raises ModelError."""
+    if is_local(config.model):
+        return config
+    commit = snapshot(config.model, config.revision, ["config.json"]).name
+    logger.info("serving commit %s of %s", commit, config.model)
+    return msgspec.structs.replace(config, revision=commit)
+
+
+def snapshot(model: str, revision: str | None, files: Sequence[str]) -> Path:
+    """The directory of the commit, which is its name, with such files as there are. Raises ModelError."""
+    import huggingface_hub.errors
+
+    try:
+        return Path(huggingface_hub.snapshot_download(model, revision=revision, allow_patterns=list(files)))
+    except huggingface_hub.errors.LocalEntryNotFoundError as error:
+        raise ModelError(
+            f"{model} is not a directory, and the hub cannot be reached to ask for a model of that name: "
+            "give a directory, or go online."
+        ) from error
+    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+        reason = reason_of(error) or type(error).__name__
+        raise ModelError(f"{model} is neither a directory nor a model that the hub can give: {reason}") from error

@@ -25,6 +25,7 @@ from engine.suspects import Death
 logger = logging.getLogger(__name__)
 
 _LOAD_FACTOR, _LOAD_GRACE_S = 10.0, 60.0  # a restart that takes so much longer than the first start hangs
+_MEASURED_ANEW = ("load_s", "ceilings")  # fields that each process finds out for itself
 
 
 class EngineOwner(Protocol):
@@ -167,11 +168,14 @@ class Supervisor:
             raise
 
     def _check_same(self, info: EngineInfo) -> None:
-        """Streams may go on with the same model only. Raises ModelError."""
+        """Streams may go on with the same model only. Raises ModelError, which clients are told, without values."""
         assert self._info is not None
-        measured_anew = {"load_s": self._info.load_s, "ceilings": self._info.ceilings}
-        if msgspec.structs.replace(info, **measured_anew) != self._info:
-            raise ModelError(f"The model is not the one that was loaded first: now {info}, before {self._info}.")
+        now, before = (msgspec.structs.asdict(each) for each in (info, self._info))
+        if names := [name for name in before if name not in _MEASURED_ANEW and now[name] != before[name]]:
+            logger.error(
+                "the model is another one, before and now: %s", {name: (before[name], now[name]) for name in names}
+            )
+            raise ModelError(f"The model is not the one that was loaded first: another {', '.join(names)}.")
 
 
 def _detail(error: Exception) -> str:

@@ -15,6 +15,7 @@ import tokenizers
 
 from engine.checkpoint import check_model_type, read_config
 from engine.errors import ModelError, reason_of
+from engine.hub import snapshot
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _VOCABULARY_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")
@@ -61,18 +62,7 @@ def _folder_of(model: str, revision: str | None) -> Path:
         return folder
     if folder.is_absolute() or model.startswith((".", "~")):
         raise ModelError(f"The model directory {model} does not exist.")
-    import huggingface_hub.errors
-
-    try:
-        return Path(huggingface_hub.snapshot_download(model, revision=revision, allow_patterns=list(_HUB_FILES)))
-    except huggingface_hub.errors.LocalEntryNotFoundError as error:
-        raise ModelError(
-            f"{model} is not a directory, and the hub cannot be reached to ask for a model of that name: "
-            "give a directory, or go online."
-        ) from error
-    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
-        reason = reason_of(error) or type(error).__name__
-        raise ModelError(f"{model} is neither a directory nor a model that the hub can give: {reason}") from error
+    return snapshot(model, revision, _HUB_FILES)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

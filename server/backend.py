@@ -86,6 +86,7 @@ async def _open_backend(
     from engine.async_engine import AsyncEngine
     from engine.tokenizer import Tokenizer as EngineTokenizer
 
+    config = await asyncio.to_thread(pinned, config)
     defaults = await asyncio.to_thread(
         load_generation_defaults, settings.generation_config, config.model, config.revision
     )

@@ -2,11 +2,13 @@
 
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.hub import look_for_hub
+from engine.config import EngineConfig
+from engine.hub import look_for_hub, pinned
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +56,8 @@ def test_a_hub_that_is_found_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
     look_for_hub("org/model")
     assert "HF_HUB_OFFLINE" not in os.environ
+
+
+def test_a_directory_has_no_commit(tmp_path: Path) -> None:
+    config = EngineConfig(model=str(tmp_path))
+    assert pinned(config) is config
