@@ -228,7 +228,7 @@ class Scheduler:
         self._mark_computed(request, scheduled, scheduled.end - scheduled.num_drafts + num_accepted)
         self._release_surplus(request)
         self._speculation.learn(request, scheduled, result.token_ids, num_accepted)
-        if not result.token_ids and accepted.finish_reason is None:
+        if not result.is_finite or (not result.token_ids and accepted.finish_reason is None):
             return self._fail(request, *why_none(request, result.is_finite))
         self._waiting.charge(request, len(accepted.token_ids))
         if accepted.finish_reason is not None:

@@ -75,6 +75,17 @@ def test_a_request_is_blamed_only_for_numbers_that_it_changed(params: dict[str, 
     assert engine._pool.stats.held == 0
 
 
+@pytest.mark.parametrize("params", [{"prompt_logprobs": 1}, {"returns_embedding": True}], ids=str)
+def test_what_is_no_number_is_told_also_where_no_token_was_wanted(params: dict[str, Any]) -> None:
+    for is_finite, reason in ((True, FinishReason.LENGTH), (False, FinishReason.ERROR)):
+        runner = Speechless(4)
+        runner.is_finite = is_finite
+        engine = engine_with(runner)
+        add(engine, "a", max_tokens=0, **params)
+        (update,) = run_to_end(engine)["a"]
+        assert (update.finish_reason, update.blames_request) == (reason, False)
+
+
 def test_a_step_scores_no_more_than_there_is_memory_for() -> None:
     """Each scored token has a row of logits, 64 million in all."""
     info = msgspec.structs.replace(fake_info(64, 4), vocab_size=1 << 24)
