@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -96,4 +97,9 @@ def _is_same(one: Forward, other: Forward, cache: KVCache) -> bool:
         for block, (start, num_tokens) in enumerate([(0, min(3, cache.block_size)), (0, 1)][: cache.num_blocks])
     ]
     inputs = build_inputs(requests, cache.block_size, device)
-    return all(torch.equal(one(inputs, kept), other(inputs, kept)) for kept in (None, [0]))
+    return all(_are_equal(one(inputs, kept), other(inputs, kept)) for kept in (None, [0]))
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Exactly, and NaN equals NaN: damaged weights do not mean that the code has changed."""
+    return np.array_equal(one.float().numpy(), other.float().numpy(), equal_nan=True)

@@ -79,7 +79,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
                 f"There is not enough memory to load {config.model}: {_told(error)} "
                 "Free some, or serve a smaller model."
             ) from error
-        if isinstance(error, (SafetensorError, EOFError, RuntimeError)):
+        if isinstance(error, (SafetensorError, EOFError)):  # of files; a RuntimeError may be a driver's or a download's
             raise ModelError(f"The checkpoint {config.model} is damaged: {_told(error)}") from error
         if attention_hook.ATTENTION_NAME in str(error):  # the model looked for it in a list of its own
             raise UnsupportedModelError(

@@ -149,6 +149,11 @@ def test_a_known_model_that_computes_something_else_runs_its_own_code(
     assert "LlamaForCausalLM has changed" in caplog.text
 
 
+def test_a_known_model_with_a_damaged_weight_is_known(llama: LoadedModel) -> None:
+    llama.module.base_model.embed_tokens.weight[1, 0] = torch.nan
+    assert isinstance(choose_forward(llama.module, cache_of(llama), cpu), KernelForward)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_models_known_in_all_their_parts_run_in_one_call(tiny_model: Callable[..., LoadedModel], name: str) -> None:
     model = tiny_model(name)

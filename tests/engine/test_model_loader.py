@@ -132,6 +132,18 @@ def test_other_errors_are_no_lack_of_memory(llama: Path, monkeypatch: pytest.Mon
         load_model_runner(EngineConfig(model=str(llama), device="cpu", num_blocks=8))
 
 
+@pytest.mark.parametrize("where", ["_load_weights", "load_kernels"])
+def test_an_error_that_is_not_about_files_is_no_damage(
+    where: str, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(f"engine.model_loader.{where}", fail)
+    with pytest.raises(ModelError, match="cannot be loaded: RuntimeError: no driver"):
+        load(llama)
+
+
 def test_missing_weights_are_not_made_up(llama: Path) -> None:
     edit_config(llama, num_hidden_layers=4)
     with pytest.raises(ModelError, match="incomplete"):
