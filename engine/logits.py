@@ -24,9 +24,10 @@ def adjusts_logits(request: ScheduledRequest) -> bool:
 
 
 def adjust_row(row: Tensor, request: ScheduledRequest, eos_token_ids: tuple[int, ...]) -> None:
-    """Change `row` [vocab] float32 in place: bias, masks, then penalties. A forced token overrules them all."""
+    """Change `row` [vocab] float32 in place: bias, masks, then penalties. A forced token overrules them all, where
+    `forbid_tokens` left it: a grammar refuses it in the middle of a character."""
     params = request.params
-    if (forced_id := _forced_id(request)) is not None:
+    if (forced_id := _forced_id(request)) is not None and row[forced_id] != -torch.inf:
         row.fill_(-torch.inf)
         row[forced_id] = 0.0
         return

@@ -6,10 +6,13 @@ import msgspec
 
 START_WITHIN = 4
 """Thinking begins with one of the first tokens (some models write a line break before it), or not at all."""
+_MAX_OVER = 3
+"""Tokens that a character may need to end, if each is a byte of it."""
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Output between two tokens, of which at most `max_tokens` may come; then the end is forced.
+    """Output between two tokens, of which at most `max_tokens` may come; then the end is forced: a few tokens
+    later where the request's grammar does not allow it yet.
 
     <start> t t t t <end> answer          thinking is what lies between
     t t t t <end> answer                  begun in the prompt
@@ -21,10 +24,11 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None where the prompt begins it."""
 
     def forced_id(self, output_token_ids: Sequence[int]) -> int | None:
-        """The token that must come next, if one must."""
+        """The token that must come next, if one must, and if the request's grammar allows it. Where that refuses it for
+        longer, the mark has been spelt out of other tokens, and this one would stand in the answer."""
         begin = self._begin(output_token_ids)
-        is_used_up = begin is not None and len(output_token_ids) == begin + self.max_tokens
-        return self.end_id if is_used_up and self.end_id not in output_token_ids[begin:] else None
+        is_due = begin is not None and 0 <= len(output_token_ids) - begin - self.max_tokens <= _MAX_OVER
+        return self.end_id if is_due and self.end_id not in output_token_ids[begin:] else None
 
     def _begin(self, output_token_ids: Sequence[int]) -> int | None:
         if self.start_id is None:

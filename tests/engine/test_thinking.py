@@ -1,6 +1,7 @@
 """The budget of thinking: tokens between the marks are counted, and only they."""
 
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import msgspec
@@ -11,12 +12,15 @@ from hypothesis import strategies as st
 
 from engine.admission import check_request
 from engine.errors import InvalidParameterError
+from engine.grammar import GrammarCompiler, GrammarQueue, make_tokenizer
+from engine.grammar_source import Literal, Sequence, TextUntil, to_lark
 from engine.model_loader import LoadedModel
 from engine.sampling_params import SamplingParams
 from engine.thinking import START_WITHIN, Thinking
 from tests.engine.fakes import add, fake_info, run_to_end, tokens_of
+from tests.engine.prophets import Prophet
 from tests.engine.sampled import adjusted, draw, scheduled
-from tests.engine.tiny_models import tiny_engine
+from tests.engine.tiny_models import VOCAB_SIZE, tiny_engine
 
 START, END, OTHER = 1, 2, 3
 outputs = st.lists(st.sampled_from([START, END, OTHER]), max_size=12)
@@ -95,6 +99,43 @@ def test_a_forced_token_overrules_all_that_a_request_asks_of_its_logits() -> Non
 def test_a_forced_token_is_drawn_whatever_the_filters_say() -> None:
     for params in ({"temperature": 0.0}, {"temperature": 2.0}, {"top_k": 1}, {"min_p": 0.5, "top_p": 0.1}):
         assert draw(torch.tensor([[9.0, 0.0, -50.0, 1.0]]), [scheduled(thinking=begun(0), **params)]) == [END]
+
+
+def test_a_mark_that_the_grammar_refuses_waits_until_it_is_allowed() -> None:
+    logits = torch.tensor([[9.0, 1.0, 0.0, 2.0]])
+    assert draw(logits, [scheduled(thinking=begun(0), allowed=[1, 3])]) == [OTHER]
+    assert draw(logits, [scheduled(thinking=begun(0), output=(OTHER, OTHER), allowed=[1, 3, END])]) == [END]
+    assert draw(logits, [scheduled(thinking=begun(0), allowed=[])]) == [None]
+
+
+def test_a_mark_that_has_waited_for_a_character_waits_no_longer() -> None:
+    assert begun(1).forced_id([OTHER] * 4) == END
+    assert begun(1).forced_id([OTHER] * 5) is None
+    assert begun(1).forced_id([OTHER, OTHER, END]) is None
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("num_guesses", [0, 4])
+def test_a_budget_that_ends_in_a_character_lets_it_end(
+    num_guesses: int, tiny_model: Callable[..., LoadedModel]
+) -> None:
+    eos = VOCAB_SIZE - 1
+    texts = [b"\xf0", b"\x9f", b"</t>", b"yes", *[b""] * (VOCAB_SIZE - 4)]
+    grammars = GrammarQueue(GrammarCompiler(make_tokenizer(texts, [eos]), clock=lambda: 0.0))
+    said = [0, 1, 1, 1, END, 3, eos]
+    prophet = Prophet(lambda _, output: said[len(output) % len(said)], cycle([False, False, True]).__next__)
+    engine = tiny_engine(
+        tiny_model("llama"),
+        grammars=grammars,
+        eos_token_ids=(eos,),
+        new_drafter=lambda: prophet,
+        clock=lambda: 0.0,
+        num_speculative_tokens=num_guesses,
+    )
+    grammar = to_lark(Sequence((TextUntil("</t>"), Literal("yes"))))
+    params: dict[str, Any] = {"grammar": grammar, "thinking": begun(1), "logit_bias": {0: 100.0}}
+    add(engine, "r", [5, 6, 7], max_tokens=20, ignore_eos=False, temperature=0.0, **params)
+    assert tokens_of(run_to_end(engine)["r"]) == said
 
 
 def test_a_budget_leaves_no_trace_after_the_thinking(tiny_model: Callable[..., LoadedModel]) -> None:
