@@ -62,10 +62,11 @@ class Answer:
             return None
         if not self.thinks:
             raise BadRequestError("thinking_token_budget: this model does not think.", "thinking_token_budget")
-        start_id, end_id = (_single_id(self.tokenizer, mark) for mark in (THINK_OPEN, THINK_CLOSE))
-        if start_id is None or end_id is None:
+        marks = thinking_marks(self.tokenizer)
+        if marks is None:
             message = "thinking_token_budget is not supported: this model has no tokens that begin and end thinking."
             raise BadRequestError(message, "thinking_token_budget")
+        start_id, end_id = marks
         return Thinking(max_tokens=max_tokens, end_id=end_id, start_id=None if self.begins_inside else start_id)
 
     def _call_id(self, response_id: str, choice: int, index: int) -> str:
@@ -95,6 +96,12 @@ def expected_answer(
         thinks=dialect.thinks,
         begins_inside=dialect.thinks and begins_thinking(prompt_token_ids, tokenizer),
     )
+
+
+def thinking_marks(tokenizer: Tokenizer) -> tuple[int, int] | None:
+    """The tokens that begin and end thinking, where there are such: it can only be bounded by them."""
+    start_id, end_id = (_single_id(tokenizer, mark) for mark in (THINK_OPEN, THINK_CLOSE))
+    return None if start_id is None or end_id is None else (start_id, end_id)
 
 
 def _single_id(tokenizer: Tokenizer, mark: str) -> int | None:

@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 from server.anthropic.translate import RENAMING, to_chat
 from server.anthropic.writer import PING, MessageWriter
 from server.backend import Backend
+from server.chat.answer import thinking_marks
 from server.chat.plan import chat_prompt, plan_chat
 from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
@@ -71,9 +72,10 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount
 
 
 def _chat_of(body: AnthropicConversation, backend: Backend) -> ChatRequest:
-    """Where thinking is disabled, a model that thinks all the same must end it at once."""
+    """Where thinking is disabled, a model that thinks all the same must end it at once, if it has tokens for that."""
     chat = to_chat(body)
-    if body.thinking is not None and body.thinking.type == "disabled" and backend.chat.dialect_for(chat).thinks:
+    is_disabled = body.thinking is not None and body.thinking.type == "disabled"
+    if is_disabled and backend.chat.dialect_for(chat).thinks and thinking_marks(backend.tokenizer):
         return chat.model_copy(update={"thinking_token_budget": 0})
     return chat
 

@@ -8,6 +8,7 @@ from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.model_talk import ANTHROPIC_TOOLS as TOOLS
 from tests.server.model_talk import THOUGHT, prompt_of, saying_tokens
+from tests.server.tool_chats import THINKING
 
 
 def turns_of(server: LiveServer) -> list[str]:
@@ -100,6 +101,13 @@ def test_a_model_that_does_not_think_need_not_be_stopped(server: LiveServer) -> 
 def test_templates_are_told_whether_to_think(kind: str, enabled: bool | None) -> None:
     template = "{{ enable_thinking if enable_thinking is defined else None }}<think>{{ messages }}"
     marks = {"<think>": 0xFA, "</think>": 0xFB}
+def test_nor_can_one_without_tokens_for_its_marks() -> None:
+    """What remains is to tell its template."""
+    with live_server(FakeBackend(chat_templates={"default": THINKING + "{{ enable_thinking }}"})) as server:
+        assert server.message(thinking={"type": "disabled"}).status_code == 200
+        assert server.engine.requests[-1].params.thinking is None and prompt_of(server).endswith("[assistant]False")
+
+
     with live_server(FakeBackend(chat_templates={"default": template}, special_tokens=marks)) as server:
         budget = {"budget_tokens": 9} if kind == "enabled" else {}
         server.message(thinking={"type": kind, **budget})
