@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.chat_template import ChatTemplate, Conversation
 from engine.errors import InvalidParameterError
-from server.protocol.messages import AssistantMessage, Message, TextPart
+from server.protocol.messages import AssistantMessage, Message, MessageToolCall, TextPart
 from server.tools.formats import mentions_tools
 
 _PROBE = "pRoBe"
@@ -17,6 +17,13 @@ _PROBES: dict[str, list[dict[str, Any]]] = {
     "user": [{"role": "user", "content": _PARTS}],
     "assistant": [_HELLO, {"role": "assistant", "content": _PARTS}],
 }
+_ID = "123456789"  # as Mistral's templates want it
+_CALL = {"id": _ID, "type": "function", "function": {"name": "f", "arguments": _PROBE}}
+_CALLING: list[dict[str, Any]] = [
+    _HELLO,
+    {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": _ID, "content": "Done"},
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +36,37 @@ class TemplateHabits:
     """A template that never names the role would write it into the prompt of a model that never saw it."""
     roles_with_parts: frozenset[str] = frozenset()
     """Where content may be a list of parts. Most templates would write the list as Python does."""
+    takes_broken_arguments: bool = False
+    """Whether the arguments of a call may be a string: what the model wrote where that is no JSON object."""
 
     @classmethod
     def from_source(cls, source: str) -> "TemplateHabits":
         knows_developer = "'developer'" in source or '"developer"' in source
-        return cls(mentions_tools(source), "tool_calls" in source, knows_developer)
+        knows_calls = "tool_calls" in source
+        return cls(mentions_tools(source), knows_calls, knows_developer, takes_broken_arguments=not knows_calls)
 
     @classmethod
     def from_probes(cls, template: ChatTemplate, named_tokens: Mapping[str, str]) -> "TemplateHabits":
         """Found by trying, and looking."""
-        roles = frozenset(role for role in _PROBES if _writes_parts(template, role, named_tokens))
-        return replace(cls.from_source(template.source), roles_with_parts=roles)
+        read = cls.from_source(template.source)
+        return replace(
+            read,
+            roles_with_parts=frozenset(role for role in _PROBES if _writes_parts(template, role, named_tokens)),
+            takes_broken_arguments=read.takes_broken_arguments or _PROBE in _tried(template, _CALLING, named_tokens),
+        )
 
 
 def _writes_parts(template: ChatTemplate, role: str, named_tokens: Mapping[str, str]) -> bool:
-    try:
-        rendered = template.render(Conversation(messages=_PROBES[role]), named_tokens)
-    except InvalidParameterError:
-        return False
+    rendered = _tried(template, _PROBES[role], named_tokens)
     return _PROBE in rendered and "'type'" not in rendered and '"type"' not in rendered
+
+
+def _tried(template: ChatTemplate, messages: list[dict[str, Any]], named_tokens: Mapping[str, str]) -> str:
+    """Empty if the template refuses the messages."""
+    try:
+        return template.render(Conversation(messages=messages), named_tokens)
+    except InvalidParameterError:
+        return ""
 
 
 def shape_messages(messages: Iterable[Message], habits: TemplateHabits) -> list[dict[str, Any]]:
@@ -59,23 +78,31 @@ def _shape(message: Message, habits: TemplateHabits) -> dict[str, Any]:
     if message.role == "developer" and not habits.knows_developer:
         shaped["role"] = "system"
     if isinstance(message, AssistantMessage):
-        shaped |= _assistant_fields(message)
+        shaped |= _assistant_fields(message, habits)
     if isinstance(message.content, list) and shaped["role"] not in habits.roles_with_parts:
         shaped["content"] = text_of(message)
     return shaped
 
 
-def _assistant_fields(message: AssistantMessage) -> dict[str, Any]:
+def _assistant_fields(message: AssistantMessage, habits: TemplateHabits) -> dict[str, Any]:
     """Arguments as objects; content there even when it is null, for templates that ask."""
     fields: dict[str, Any] = {}
     if message.content is None:
         fields["content"] = message.refusal
     if message.tool_calls:
         fields["tool_calls"] = [
-            call.model_dump() | {"function": {"name": call.function.name, "arguments": call.function.parsed_arguments}}
+            call.model_dump() | {"function": {"name": call.function.name, "arguments": _arguments(call, habits)}}
             for call in message.tool_calls
         ]
     return fields
+
+
+def _arguments(call: MessageToolCall, habits: TemplateHabits) -> dict[str, Any] | str:
+    """Where they are no object and the template wants one, an empty one."""
+    parsed = call.function.parsed_arguments
+    if parsed is None:
+        return call.function.arguments if habits.takes_broken_arguments else {}
+    return parsed
 
 
 def text_of(message: Message) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
@@ -56,6 +56,11 @@ Content = Annotated[
     | Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("<parts>")],
     text_or("<parts>"),
 ]
+ResultContent = Annotated[
+    Annotated[Text, Tag("<text>")] | Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True), Tag("<parts>")],
+    text_or("<parts>"),
+]
+"""What a tool returned: a list without parts is nothing, as tools of MCP servers say it."""
 
 
 class _Message(WireModel):
@@ -78,29 +83,24 @@ class UserMessage(_Message):
 
 class ToolMessage(_Message):
     role: Literal["tool"]
-    content: Content
+    content: ResultContent
     tool_call_id: Text
 
 
-def _check_arguments(text: str) -> str:
-    try:
-        arguments = json.loads(text) if text else {}
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise PydanticCustomError("arguments", "Input should be a JSON object, written as a string")
-    return text
-
-
 class FunctionCall(WireModel):
+    """A call of a conversation's history. The model may have written its arguments amiss, or not to their end."""
+
     name: Text
-    arguments: Annotated[Text, AfterValidator(_check_arguments)]
+    arguments: Text
 
     @property
-    def parsed_arguments(self) -> dict[str, Any]:
-        """What templates expect."""
-        parsed: dict[str, Any] = json.loads(self.arguments) if self.arguments else {}
-        return parsed
+    def parsed_arguments(self) -> dict[str, Any] | None:
+        """What templates expect; None if the text is no JSON object."""
+        try:
+            parsed = json.loads(self.arguments) if self.arguments else {}
+        except (ValueError, RecursionError):
+            return None
+        return parsed if isinstance(parsed, dict) else None
 
 
 class MessageToolCall(WireModel):

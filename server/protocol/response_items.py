@@ -45,6 +45,12 @@ ItemContent = Annotated[
     | Annotated[list[ItemPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("<parts>")],
     text_or("<parts>"),
 ]
+ResultContent = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[list[ItemPart], Field(max_length=MAX_PARTS, fail_fast=True), Tag("<parts>")],
+    text_or("<parts>"),
+]
+"""What a function returned: a list without parts is nothing, as tools of MCP servers say it."""
 
 
 class MessageItem(WireModel):
@@ -61,7 +67,7 @@ class FunctionCallItem(FunctionCall):
 class FunctionCallOutputItem(WireModel):
     type: Literal["function_call_output"]
     call_id: Text
-    output: ItemContent
+    output: ResultContent
 
 
 class ReasoningItem(WireModel):

@@ -56,9 +56,15 @@ def tell_calls(messages: Messages, spelling: Spelling) -> list[dict[str, Any]]:
 
 def _without_calls(message: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]:
     functions = [call["function"] for call in message["tool_calls"]]
-    calls = spelling.of((function["name"], _dumps(function["arguments"])) for function in functions)
+    calls = spelling.of((function["name"], _arguments_of(function)) for function in functions)
     rest = {name: value for name, value in message.items() if name != "tool_calls"}
     return rest | {"content": "\n".join(filter(None, [_text_of(message), calls]))}
+
+
+def _arguments_of(function: Mapping[str, Any]) -> str:
+    """What is no object is a string as the model wrote it."""
+    arguments = function["arguments"]
+    return arguments if isinstance(arguments, str) else _dumps(arguments)
 
 
 def _text_of(message: Mapping[str, Any]) -> str:

@@ -53,6 +53,9 @@ USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": 3}}}}, "output_config.format"),
         ({"container": "x"}, "container"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"compaction": {"type": "x"}}, "compaction"),
+        ({"fallbacks": [{"model": "x"}]}, "fallbacks"),
+        ({"thread": {"type": "continue", "previous_message_id": "x"}}, "thread"),
         ({"n": 2}, "n "),
     ],
 )

@@ -33,6 +33,8 @@ def test_blocks_become_messages(agent: LiveServer) -> None:
                     {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "one"}]},
                     {"type": "tool_result", "tool_use_id": "2", "content": "gone", "is_error": True},
                     {"type": "tool_result", "tool_use_id": "3"},
+                    {"type": "tool_result", "tool_use_id": "4", "content": []},
+                    {"type": "tool_result", "tool_use_id": "5", "content": [], "is_error": True},
                     {"type": "text", "text": "And?"},
                 ],
             },
@@ -48,6 +50,8 @@ def test_blocks_become_messages(agent: LiveServer) -> None:
         "tool]one",
         "tool]Error: gone",
         "tool]",
+        "tool]",
+        "tool]Error:",
         "user]And?",
         "system]Stop.",
         "assistant]",
@@ -97,10 +101,6 @@ def test_a_model_that_does_not_think_need_not_be_stopped(server: LiveServer) -> 
     assert server.engine.requests[-1].params.thinking is None
 
 
-@pytest.mark.parametrize(("kind", "enabled"), [("enabled", True), ("disabled", False), ("adaptive", None)])
-def test_templates_are_told_whether_to_think(kind: str, enabled: bool | None) -> None:
-    template = "{{ enable_thinking if enable_thinking is defined else None }}<think>{{ messages }}"
-    marks = {"<think>": 0xFA, "</think>": 0xFB}
 def test_nor_can_one_without_tokens_for_its_marks() -> None:
     """What remains is to tell its template."""
     with live_server(FakeBackend(chat_templates={"default": THINKING + "{{ enable_thinking }}"})) as server:
@@ -108,6 +108,10 @@ def test_nor_can_one_without_tokens_for_its_marks() -> None:
         assert server.engine.requests[-1].params.thinking is None and prompt_of(server).endswith("[assistant]False")
 
 
+@pytest.mark.parametrize(("kind", "enabled"), [("enabled", True), ("disabled", False), ("adaptive", None)])
+def test_templates_are_told_whether_to_think(kind: str, enabled: bool | None) -> None:
+    template = "{{ enable_thinking if enable_thinking is defined else None }}<think>{{ messages }}"
+    marks = {"<think>": 0xFA, "</think>": 0xFB}
     with live_server(FakeBackend(chat_templates={"default": template}, special_tokens=marks)) as server:
         budget = {"budget_tokens": 9} if kind == "enabled" else {}
         server.message(thinking={"type": kind, **budget})

@@ -1,5 +1,9 @@
 """/v1/responses: what is asked of the model, and on which terms."""
 
+import json
+
+import pytest
+
 from tests.server.fake_engine import saying
 from tests.server.live_server import LiveServer
 from tests.server.model_talk import RESPONSES_TOOLS as TOOLS
@@ -24,6 +28,7 @@ def test_what_the_model_wrote_in_a_row_is_one_message(agent: LiveServer) -> None
         {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "1", "output": "one"},
         {"type": "function_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "two"}]},
+        {"type": "function_call_output", "call_id": "2", "output": []},
         {"role": "assistant", "content": "A."},
         {"role": "assistant", "content": "B."},
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Oh."}]},
@@ -36,6 +41,7 @@ def test_what_the_model_wrote_in_a_row_is_one_message(agent: LiveServer) -> None
         f"assistant](Hm.)Well.{called.format('f')}{called.format('g')}",
         "tool]one",
         "tool]two",
+        "tool]",
         "assistant]A.",
         "assistant]B.",
         f"assistant](Oh.){called.format('h')}",
@@ -53,6 +59,16 @@ def test_its_own_output_can_be_sent_back(agent: LiveServer) -> None:
     ]
     assert agent.respond([{"role": "user", "content": "Hi"}, *output, *results], tools=TOOLS).status_code == 200
     assert "(Hm.)Let me see.<tool_call>" in prompt_of(agent)
+
+
+@pytest.mark.parametrize(("arguments", "limit"), [('{"city": oops}', None), ('{"city": "Bern"}', 45)])
+def test_a_call_that_is_broken_or_cut_can_be_sent_back(agent: LiveServer, arguments: str, limit: int | None) -> None:
+    says = f'<tool_call>{{"name": "get_weather", "arguments": {arguments}}}</tool_call>'
+    agent.engine.rule = saying_tokens(agent, says)
+    [call] = agent.respond(tools=TOOLS, max_output_tokens=limit).json()["output"]
+    assert call["type"] == "function_call" and arguments.startswith(call["arguments"])
+    assert agent.respond([{"role": "user", "content": "Hi"}, call], tools=TOOLS).status_code == 200
+    assert json.dumps(call["arguments"]) in prompt_of(agent)
 
 
 def test_parameters_reach_the_engine(server: LiveServer) -> None:

@@ -2,6 +2,9 @@
 
 import json
 import re
+from collections.abc import Callable
+
+import pytest
 
 from tests.server.events import first
 from tests.server.fake_engine import saying
@@ -52,6 +55,30 @@ def test_templates_that_know_no_calls_are_told_of_them_in_plain_text() -> None:
         server.chat(HISTORY)
         call = '[assistant]{"name": "get_weather", "arguments": {"city": "Bern"}}'
         assert prompt_of(server) == f"[user]Weather?{call}[user]Result of get_weather: sunny[assistant]"
+
+
+CALLS = "{%% for m in messages %%}[{{ m.role }}]{%% for call in m.tool_calls or [] %%}%s{%% endfor %%}{%% endfor %%}"
+EACH = "{% for key, value in call.function.arguments | items %}{{ key }}{% endfor %}"
+OBJECT = "{{ raise_exception('No.') if call.function.arguments is not mapping }}"
+
+
+@pytest.mark.parametrize("arguments", ['{"a": b}', '{"a": "b', "[1]", "1", " "])
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        (CALLS % "{{ call.function.arguments | tojson }}", json.dumps),
+        (CALLS % "{{ call.function.arguments }}", str),
+        (CALLS % EACH, lambda _: ""),
+        (CALLS % OBJECT, lambda _: ""),
+        (TURNS.removesuffix("[assistant]"), '{{"name": "get_weather", "arguments": {}}}'.format),
+    ],
+    ids=["as JSON", "as it is", "each of them", "an object only", "no calls"],
+)
+def test_what_was_written_amiss_can_be_sent_back(arguments: str, template: str, told: Callable[[str], str]) -> None:
+    call = {"id": "c1", **function(arguments=arguments)}
+    with live_server(FakeBackend(chat_templates={"default": template})) as server:
+        assert server.chat([*HISTORY[:1], {"role": "assistant", "tool_calls": [call]}]).status_code == 200
+        assert prompt_of(server).endswith(f"[assistant]{told(arguments)}")
 
 
 def test_only_the_assistant_calls() -> None:

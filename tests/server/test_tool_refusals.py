@@ -24,7 +24,7 @@ for _ in range(70):
         ("tools.0.function", {"tools": [{"type": "function"}]}),
         ("tools.0.function.name", {"tools": [{"type": "function", "function": {}}]}),
         ("tools.1.function.name", {"tools": [function(), function("a b")]}),
-        ("tools.0.function.name", {"tools": [function("x" * 65)]}),
+        ("tools.0.function.name", {"tools": [function("x" * 129)]}),
         ("tools.0.function.name", {"tools": [function("f\n")]}),
         ("tools.1.function.name", {"tools": [function(), function()]}),
         ("tools.0.function.description", {"tools": [function(description=1)]}),
@@ -66,8 +66,8 @@ def test_what_cannot_be_is_refused_by_its_place(server: LiveServer, param: str, 
     assert len(response.text) < 500
 
 
-def test_arguments_in_the_history_must_be_json(server: LiveServer) -> None:
-    for arguments in ("{", "[]", "1"):
+def test_arguments_in_the_history_must_be_a_string(server: LiveServer) -> None:
+    for arguments in ({}, None, 1):
         call = {"id": "c1", **function(arguments=arguments)}
         error = error_of(server.chat([{"role": "assistant", "tool_calls": [call]}]))
         assert error["param"] == "messages.0.tool_calls.0.function.arguments"
