@@ -16,12 +16,12 @@ MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 2**20
 """Of all tools together, as JSON."""
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")  # as long as Anthropic's may be; OpenAI's have 64
 
 
 def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise PydanticCustomError("name", "Names have 1 to 64 letters, digits, underscores and dashes")
+        raise PydanticCustomError("name", "Names have 1 to 128 letters, digits, underscores and dashes")
     return name
 
 

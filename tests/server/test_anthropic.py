@@ -79,6 +79,13 @@ def test_thinking_text_and_calls_are_blocks(agent: LiveServer) -> None:
     assert len({call["id"] for call in calls}) == 2
 
 
+def test_a_tool_may_have_the_long_name_that_anthropic_allows(agent: LiveServer) -> None:
+    name = "mcp__".ljust(128, "x")
+    agent.engine.rule = saying_tokens(agent, CALL.replace("get_weather", name))
+    [call] = agent.message(tools=[{**TOOLS[0], "name": name}], max_tokens=200).json()["content"]
+    assert (call["name"], call["input"]) == (name, {"city": "Zürich"})
+
+
 def test_a_call_that_is_cut_has_no_input(agent: LiveServer) -> None:
     agent.engine.rule = saying_tokens(agent, CALL)
     [call] = agent.message(tools=TOOLS, max_tokens=50).json()["content"]

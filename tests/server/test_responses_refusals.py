@@ -51,7 +51,7 @@ def formatted(**keywords: Any) -> dict[str, Any]:
         ({"input": [{"role": "nobody", "content": ""}]}, "input.0.role"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "input.0"),
-        ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "["}]}, "input.0.arguments"),
+        ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": {}}]}, "input.0.arguments"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools.1.name"),
         ({"tools": [tool(maximum=math.inf)]}, "tools.0.parameters"),
