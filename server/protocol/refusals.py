@@ -51,6 +51,8 @@ CHAT_REFUSALS: Mapping[str, str] = {
     "prediction": _NOT_SUPPORTED,
     "verbosity": _NOT_SUPPORTED,
     "web_search_options": _NOT_SUPPORTED,
+    "prompt_cache_options": _NOT_SUPPORTED,
+    "moderation": _NOT_SUPPORTED,
     "prompt": "belongs to /v1/completions; use messages",
     "suffix": "belongs to /v1/completions",
     "best_of": "belongs to /v1/completions; use n",
@@ -85,6 +87,9 @@ ANTHROPIC_REFUSALS: Mapping[str, str] = {
     "container": _NOT_SUPPORTED,
     "mcp_servers": _NOT_SUPPORTED,
     "context_management": _NOT_SUPPORTED,
+    "compaction": _NOT_SUPPORTED,
+    "fallbacks": _NOT_SUPPORTED,
+    "thread": "is not supported: nothing is stored; send the whole conversation as messages",
     "speed": _NOT_SUPPORTED,
 }
 EMBEDDING_REFUSALS: Mapping[str, str] = {"dimensions": "is not supported: vectors have the model's hidden size"}

@@ -1,21 +1,34 @@
 """What the server says fits the types of the vendors' clients, strictly: they are made of the vendors' schemas.
 
-The clients themselves are lenient: they would take a wrong type, and hand it on.
+The clients themselves are lenient: they would take a wrong type, and hand it on. What they can ask for is
+known by name.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
+from anthropic.types.beta.message_create_params import MessageCreateParamsStreaming
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming as ChatParamsStreaming
+from openai.types.completion_create_params import CompletionCreateParamsStreaming
+from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.model import Model
 from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 from pydantic import TypeAdapter, ValidationError
 
+from server.protocol import refusals
+from server.protocol.anthropic import MessagesRequest
+from server.protocol.chat import ChatRequest
+from server.protocol.completions import CompletionRequest
+from server.protocol.embeddings import EmbeddingRequest
+from server.protocol.request import RequestFields
+from server.protocol.responses import ResponsesRequest
 from tests.server.live_server import LiveServer
 from tests.server.model_talk import ANTHROPIC_TOOLS, RESPONSES_TOOLS, THOUGHT, saying_tokens
 
@@ -28,6 +41,12 @@ CHUNKS: dict[str, Any] = {
 }
 CHAT_TOOLS = [{"type": "function", "function": {"name": "get_weather"}}]
 
+# Of billing, of who asks and where, of how long prompts are cached: no effect on the answer.
+IGNORED = {
+    *("prompt_cache_retention", "access_programs", "cache_control", "diagnostics", "inference_geo"),
+    *("user_profile_id", "workspace_id", "betas", "billing_policy", "fallback_credit_token"),
+    "image",  # how images are read, and there are none
+}
 
 # OpenAI's completions have nulls where its schema has none: in chunks before the last, and for an echoed first token.
 NULLS = {"finish_reason", "token_logprobs", "top_logprobs"}
@@ -80,3 +99,21 @@ def test_answers_fit(agent: LiveServer, kind: Any, ask: Callable[[LiveServer], A
     agent.engine.rule = saying_tokens(agent, THOUGHT)
     response = ask(agent)
     assert response.status_code == 200 and misfits(kind, response.content) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "refused", "theirs"),
+    [
+        (CompletionRequest, refusals.COMPLETION_REFUSALS, CompletionCreateParamsStreaming),
+        (ChatRequest, refusals.CHAT_REFUSALS, ChatParamsStreaming),
+        (ResponsesRequest, refusals.RESPONSES_REFUSALS, ResponseCreateParamsStreaming),
+        (MessagesRequest, refusals.ANTHROPIC_REFUSALS, MessageCreateParamsStreaming),
+        (EmbeddingRequest, refusals.EMBEDDING_REFUSALS, EmbeddingCreateParams),
+    ],
+)
+def test_no_parameter_of_the_vendors_is_ignored_in_silence(
+    body: type[RequestFields], refused: Collection[str], theirs: Any
+) -> None:
+    """A newer client may have more: implement them, refuse them, or say that they mean nothing to the answer."""
+    names = theirs.__required_keys__ | theirs.__optional_keys__
+    assert names - body.model_fields.keys() - set(refused) - refusals.WITHOUT_EFFECT - IGNORED == set()
