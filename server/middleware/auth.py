@@ -56,4 +56,5 @@ def key_sent(scope: Scope, keys: KeyRing) -> ApiKey | None:
     scheme, _, secret = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         secret = headers.get("x-api-key", "")  # Anthropic's way
-    return keys.find(secret.strip().encode("latin-1"))  # how starlette decodes header bytes
+    # Starlette decodes header bytes as latin-1, where parts of a character of UTF-8 can be white space, too.
+    return keys.find(secret.strip(" \t").encode("latin-1"))

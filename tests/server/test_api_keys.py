@@ -117,6 +117,16 @@ class TestServer:
         assert "twostep_key_requests_total{" not in keyed.client.get("/metrics").text
 
 
+@pytest.mark.parametrize("key", ["voilà", "drogą"])
+@pytest.mark.parametrize("name", ["Authorization", "x-api-key"])
+def test_a_key_may_have_any_letters(key: str, name: str) -> None:
+    """The last bytes of these, 0xA0 and 0x85, are white space in latin-1."""
+    value = f"Bearer  {key}" if name == "Authorization" else key
+    with live_server(api_key=[key]) as server:
+        assert server.client.get("/v1/models", headers={name: value.encode()}).status_code == 200
+        assert server.client.get("/v1/models", headers={name: value[:-1].encode()}).status_code == 401
+
+
 def test_a_place_is_free_before_the_client_knows_that_its_response_is_complete(tmp_path: Path) -> None:
     ring = KeyRing(path=write(tmp_path, FILE.replace("max-concurrent: 2", "max-concurrent: 1")))
     free: list[bool] = []
