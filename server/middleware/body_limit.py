@@ -28,18 +28,20 @@ class BodyLimitMiddleware:
         await self._app(scope, self._bounded(receive), send)
 
     def _bounded(self, receive: Receive) -> Receive:
-        num_bytes, is_complete, start_s = 0, False, 0.0
+        num_bytes, is_complete, waited_s = 0, False, 0.0
+        clock = asyncio.get_running_loop().time
 
         async def bounded_receive() -> Message:
-            nonlocal num_bytes, is_complete, start_s
+            nonlocal num_bytes, is_complete, waited_s
             if is_complete:  # what is waited for now is the client's leaving
                 return await receive()
-            start_s = start_s or asyncio.get_running_loop().time()  # a large body may have waited for its turn
+            start_s = clock()
             try:
-                async with asyncio.timeout_at(start_s + self._timeout_s + num_bytes / MIN_BYTES_PER_S):
+                async with asyncio.timeout_at(start_s + self._timeout_s + num_bytes / MIN_BYTES_PER_S - waited_s):
                     message = await receive()
             except TimeoutError:
                 raise RequestTooSlowError("The request's body took too long (--body-timeout).") from None
+            waited_s += clock() - start_s  # a large body itself may wait for its turn between its messages
             num_bytes += len(message.get("body", b""))
             is_complete = not message.get("more_body", False)
             if num_bytes > self._max_body_bytes:

@@ -7,7 +7,7 @@ from collections.abc import Generator
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from server.errors import BodyTooLargeError
+from server.errors import BodyTooLargeError, RequestTooSlowError
 from server.middleware.body_limit import BodyLimitMiddleware
 from tests.server.events import error_of
 from tests.server.live_server import LiveServer, live_server
@@ -118,6 +118,34 @@ class TestBodyLimit:
 
         limited = BodyLimitMiddleware(read_some, max_body_bytes=2**30, timeout_s=0.1)
         asyncio.run(limited({"type": "http", "headers": []}, receive, receive))  # type: ignore[arg-type]
+
+    def test_its_sender_is_not_blamed_while_nobody_reads(self) -> None:
+        """A large body waits for its turn when some of it has come."""
+
+        async def receive() -> Message:
+            await asyncio.sleep(0)
+            return {"type": "http.request", "body": b" ", "more_body": True}
+
+        async def read_late(scope: Scope, receive: Receive, send: Send) -> None:
+            await receive()
+            await asyncio.sleep(0.8)
+            await receive()
+
+        limited = BodyLimitMiddleware(read_late, max_body_bytes=1000, timeout_s=0.5)
+        asyncio.run(limited({"type": "http", "headers": []}, receive, receive))  # type: ignore[arg-type]
+
+    def test_the_waits_for_its_parts_are_added_up(self) -> None:
+        async def receive() -> Message:
+            await asyncio.sleep(0.03)
+            return {"type": "http.request", "body": b" ", "more_body": True}
+
+        async def read_all(scope: Scope, receive: Receive, send: Send) -> None:
+            while True:
+                await receive()
+
+        limited = BodyLimitMiddleware(read_all, max_body_bytes=1000, timeout_s=0.1)
+        with pytest.raises(RequestTooSlowError):
+            asyncio.run(limited({"type": "http", "headers": []}, receive, receive))  # type: ignore[arg-type]
 
     def test_the_limit_itself_is_within_it(self, small: LiveServer) -> None:
         body = b'{"prompt": "Hi"}'
