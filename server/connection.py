@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -259,9 +260,10 @@ class BoundedProtocol(EarlyProtocol):
     def _tell(self, error: Exception) -> None:
         if self.transport.is_closing():
             return
-        self.transport.write(raw_error(error))
-        self.transport.write_eof()
         self._set_timer(LINGER_S, self._abort)
+        self.transport.write(raw_error(error))
+        with suppress(OSError):  # the client is gone, as the write above may have shown
+            self.transport.write_eof()
 
     @property
     def _can_be_answered(self) -> bool:

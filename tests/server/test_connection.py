@@ -1,10 +1,13 @@
 """What one connection may cost, seen from raw sockets: pipelines, idle crowds, answers left unread, slow uploads."""
 
+import gc
 import resource
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack, closing
+import threading
+from collections.abc import Generator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -102,6 +105,57 @@ class TestCrowds:
         assert told.stdout.split() == ["10", str(NUM_OTHER_FILES + 10)] and "10 connections" in told.stderr
         assert raise_file_limit(5) == 5
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+
+
+class TestWhoLeavesUnanswered:
+    """A client that closes before its refusal is written resets the connection: that is nobody's error."""
+
+    def test_after_what_is_refused(self, caplog: pytest.LogCaptureFixture) -> None:
+        with live_server() as server:
+            with standing_still(server), closing(server.connect()) as connection:
+                send(connection, b"\0\r\n\r\n")
+            assert_all_are_gone_in_silence(server, caplog)
+
+    def test_beyond_the_limit(self, caplog: pytest.LogCaptureFixture) -> None:
+        with live_server(max_connections=1) as server, closing(server.connect()) as busy:
+            server.engine.hold_at = 0
+            send(busy, post(body_of(max_tokens=2)))
+            server.wait_until(lambda: server.engine.num_holding == 1)
+            with standing_still(server):
+                server.connect().close()
+            server.engine.hold_at = None
+            assert busy.recv(100).startswith(b"HTTP/1.1 200")
+            busy.close()
+            assert_all_are_gone_in_silence(server, caplog)
+
+    def test_while_the_server_ends(self, caplog: pytest.LogCaptureFixture) -> None:
+        with live_server() as server, closing(server.connect()) as connection:
+            send(connection, POST + b"Content-Length: 100\r\n\r\n{")
+            server.wait_until(lambda: server.context.lifecycle.num_under_way == 1)
+            with standing_still(server):
+                connection.close()
+                for each in list(server.server.server_state.connections):
+                    server.call(each.shutdown)
+            assert_all_are_gone_in_silence(server, caplog)
+
+
+@contextmanager
+def standing_still(server: LiveServer) -> Generator[None, None, None]:
+    """Its event loop sees only at the end what happens meanwhile."""
+    has_begun, is_over = threading.Event(), threading.Event()
+    server.call(has_begun.set)
+    server.call(is_over.wait)
+    has_begun.wait()
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
+def assert_all_are_gone_in_silence(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+    server.wait_until(lambda: num_connections(server) == 0)
+    gc.collect()  # an exception that nobody retrieved is logged when its task goes
+    assert caplog.records == []
 
 
 class TestReaders:
