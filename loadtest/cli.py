@@ -7,6 +7,7 @@ that cannot be reached or goes away, or a file that cannot be written; 130 inter
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -42,12 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_writable(path: str | None) -> None:
-    """UsageError before anything is measured. What a file holds stays there: this run may fail."""
-    if path not in (None, _STDOUT):
-        try:
-            open(path, "a").close()
-        except OSError as error:
-            raise UsageError(f"--json: cannot write {path}: {error.strerror}") from None
+    """UsageError before anything is measured. A file stays as it is, and none is left: this run may fail."""
+    if path is None or path == _STDOUT:
+        return
+    is_new = not os.path.exists(path)
+    try:
+        open(path, "a").close()
+        if is_new:
+            os.unlink(os.path.realpath(path))  # a link may lead to it
+    except OSError as error:
+        raise UsageError(f"--json: cannot write {path}: {error.strerror}") from None
 
 
 def _run(benchmark: Benchmark) -> str | None:

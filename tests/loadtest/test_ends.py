@@ -94,15 +94,20 @@ def test_a_run_that_fails_leaves_the_file_of_an_earlier_one(capsys: Capture, tmp
     assert path.read_text() == "earlier"
 
 
-def test_a_document_whose_file_went_away_is_on_stdout(capsys: Capture, tmp_path: Path) -> None:
+def test_a_run_that_fails_leaves_no_file_where_none_was(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    assert Run(capsys, "http://127.0.0.1:1", *QUICK, "--json", str(path)).code == 2
+    assert not path.exists()
+
+
+def test_a_document_whose_file_cannot_be_written_any_more_is_on_stdout(capsys: Capture, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
 
-    def replace_by_a_directory() -> None:
-        path.unlink()
+    def put_a_directory_there() -> None:
         path.mkdir()
 
     with running(FakeServer(gap_s=0.05)) as fake:
-        after_requests(fake, 1, replace_by_a_directory)
+        after_requests(fake, 1, put_a_directory_there)
         run = Run(capsys, fake.url, *QUICK, "--json", str(path))
     assert run.code == 2
     assert run.group["requests"]["ok"] == 6
