@@ -9,6 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from server.errors import BodyTooLargeError, RequestTooSlowError
 from server.middleware.body_limit import BodyLimitMiddleware
+from tests import virtual_time
 from tests.server.events import error_of
 from tests.server.live_server import LiveServer, live_server
 
@@ -117,7 +118,7 @@ class TestBodyLimit:
                 await receive()
 
         limited = BodyLimitMiddleware(read_some, max_body_bytes=2**30, timeout_s=0.1)
-        asyncio.run(limited({"type": "http", "headers": []}, receive, receive))  # type: ignore[arg-type]
+        virtual_time.run(limited({"type": "http", "headers": []}, receive, receive))  # type: ignore[arg-type]
 
     def test_its_sender_is_not_blamed_while_nobody_reads(self) -> None:
         """A large body waits for its turn when some of it has come."""
@@ -132,7 +133,7 @@ class TestBodyLimit:
             await receive()
 
         limited = BodyLimitMiddleware(read_late, max_body_bytes=1000, timeout_s=0.5)
-        asyncio.run(limited({"type": "http", "headers": []}, receive, receive))  # type: ignore[arg-type]
+        virtual_time.run(limited({"type": "http", "headers": []}, receive, receive))  # type: ignore[arg-type]
 
     def test_the_waits_for_its_parts_are_added_up(self) -> None:
         async def receive() -> Message:
@@ -145,7 +146,7 @@ class TestBodyLimit:
 
         limited = BodyLimitMiddleware(read_all, max_body_bytes=1000, timeout_s=0.1)
         with pytest.raises(RequestTooSlowError):
-            asyncio.run(limited({"type": "http", "headers": []}, receive, receive))  # type: ignore[arg-type]
+            virtual_time.run(limited({"type": "http", "headers": []}, receive, receive))  # type: ignore[arg-type]
 
     def test_the_limit_itself_is_within_it(self, small: LiveServer) -> None:
         body = b'{"prompt": "Hi"}'
