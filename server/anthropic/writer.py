@@ -48,6 +48,7 @@ class _ToolUseBlock:
         self._index = index
         self._call = call
         self._arguments = ""
+        self._is_broken = False
 
     def start(self) -> list[Event]:
         return [{"type": "content_block_start", "index": self._index, "content_block": self.whole()}]
@@ -57,6 +58,10 @@ class _ToolUseBlock:
         if not part.arguments:
             return []
         self._arguments += part.arguments
+        # Anthropic's clients read what they have at each event, and give up the stream where it cannot become JSON.
+        self._is_broken = self._is_broken or not _begins_json(self._arguments)
+        if self._is_broken:
+            return []
         return [_delta(self._index, {"type": "input_json_delta", "partial_json": part.arguments})]
 
     def end(self, is_complete: bool) -> list[Event]:
@@ -73,6 +78,14 @@ class _ToolUseBlock:
         except ValueError:
             return {}
         return parsed if isinstance(parsed, dict) else {}
+
+
+def _begins_json(text: str) -> bool:
+    try:
+        from_json(text, allow_inf_nan=False, allow_partial=True)
+    except ValueError:
+        return False
+    return True
 
 
 def _delta(index: int, delta: dict[str, str]) -> Event:

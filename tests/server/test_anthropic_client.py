@@ -41,6 +41,24 @@ def test_its_stream_helper_builds_the_message(client: Anthropic) -> None:
     assert final.usage == whole.usage and final.stop_reason == whole.stop_reason == "tool_use"
 
 
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        *((value, {}) for value in ("Oslo", "True", "'Oslo'", '"two\nlines"', r'"\q"', "NaN")),
+        ('"Oslo",', {"city": "Oslo"}),  # what came before the mistake
+    ],
+)
+def test_its_stream_helper_survives_arguments_that_are_no_json(
+    client: Anthropic, agent: LiveServer, value: str, told: dict[str, str]
+) -> None:
+    call = f'<tool_call>{{"name": "get_weather", "arguments": {{"city": {value}}}}}</tool_call>'
+    agent.engine.rule = saying_tokens(agent, call)
+    with client.messages.stream(**ask()) as stream:
+        final = stream.get_final_message()
+    assert [block.type == "tool_use" and block.input for block in final.content] == [told]
+    assert final.stop_reason == "tool_use"
+
+
 def test_it_counts_tokens(client: Anthropic) -> None:
     fields = {name: value for name, value in ask().items() if name != "max_tokens"}
     counted = client.messages.count_tokens(**fields).input_tokens
