@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from enum import Enum
 
@@ -118,10 +118,16 @@ def paced(app: ASGIApp, hold: Callable[[str], Awaitable[Verdict]], cut_off: Call
             case Verdict.SLOW_DOWN:
                 response = error_response(scope, slow_down())
                 response.headers["connection"] = "close"
-                response.raw_headers += id_headers(scope)
+                response.raw_headers += [*id_headers(scope), *_cors_headers(held[0])]
                 await response(scope, receive, send)
             case _:
                 for message in held:
                     await send(message)
 
     return run
+
+
+def _cors_headers(message: Message) -> list[tuple[bytes, bytes]]:
+    """Without these a page of another origin is not even told the status."""
+    headers: Iterable[tuple[bytes, bytes]] = message["headers"]
+    return [(name, value) for name, value in headers if name.startswith(b"access-control-") or name == b"vary"]

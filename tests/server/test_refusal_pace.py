@@ -171,6 +171,13 @@ class TestAnswers:
         names = ["x-request-id", "request-id"] if path == "/v1/messages" else ["x-request-id"]
         assert [name for name, value in told.items() if value == "mine"] == names
 
+    def test_to_slow_down_can_be_read_by_pages_of_other_origins(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(refusal_pace, "MAX_WAIT_S", 0.01)
+        with live_server(allowed_origins=["https://x.test"]) as server:
+            wait(monkeypatch, server, 0.02)
+            told = server.post("/v1/completions", b"{", {"Origin": "https://x.test"})
+        assert (told.status_code, told.headers["access-control-allow-origin"]) == (429, "https://x.test")
+
     @REFUSED
     def test_is_none_when_too_many_wait(
         self, server: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, data: bytes
