@@ -42,6 +42,7 @@ def formatted(**keywords: Any) -> dict[str, Any]:
         ({"n": 2}, "n"),
         ({"temperature": -1}, "temperature"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"metadata": {"\ud800": "a"}}, "metadata"),
         ({"metadata": {"a": "\ud800"}}, "metadata"),
