@@ -52,7 +52,8 @@ async def embed(
             async with aclosing(generate_all(engine, [generations[index] for index in group])) as news:
                 outputs |= {group[index]: output async for index, output in news}
     except InvalidParameterError as error:
-        raise InvalidParameterError("input" if error.param == "prompt" else str(error.param), str(error)) from error
+        param = "input" if error.param == "prompt" else str(error.param)
+        raise InvalidParameterError(param, str(error).replace("prompt", param, 1)) from error
     return [outputs[index] for index in range(len(generations))]
 
 
