@@ -64,7 +64,7 @@ def test_what_the_engine_has_finished_is_not_aborted() -> None:
         async with running() as engine:
             async with aclosing(engine.generate(request())) as unread:
                 await anext(unread)
-                await asyncio.sleep(0.1)
+                await eventually(lambda: engine.last_stats is not None and held_by(engine) == 0)
             await collect(engine, request())
             assert engine.last_stats and engine.last_stats.prefix_queries == 0
 

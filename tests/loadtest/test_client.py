@@ -152,17 +152,17 @@ def test_after_a_429_the_request_waits_and_goes_again_when_asked_to() -> None:
 
 
 def test_retries_end_with_the_time_limit() -> None:
-    fake = FakeServer(num_rejections=1000, retry_after_s=0.1)
-    record = sent(fake, WireOptions(retry_429=True, timeout_s=0.25))
+    fake = FakeServer(num_rejections=1000, retry_after_s=60.1)
+    record = sent(fake, WireOptions(retry_429=True, timeout_s=60))
     assert record.reply.outcome is Outcome.REJECTED
-    assert record.num_retries <= 2
+    assert record.num_retries == 0
 
 
 def test_the_time_limit_is_of_all_attempts_together() -> None:
-    fake = FakeServer(num_rejections=1, retry_after_s=0.6, gap_s=60)
-    record = sent(fake, WireOptions(retry_429=True, timeout_s=1.0))
+    fake = FakeServer(num_rejections=1, retry_after_s=1.5, gap_s=60)
+    record = sent(fake, WireOptions(retry_429=True, timeout_s=2.0))
     assert record.reply.outcome is Outcome.TIMEOUT
-    assert record.reply.ended_s - record.reply.sent_s < 0.5
+    assert record.reply.ended_s - record.reply.sent_s < 2.0  # what a limit of its own would take at least
 
 
 def test_the_latencies_of_a_retried_request_are_those_of_its_last_attempt() -> None:

@@ -167,8 +167,11 @@ class TestHaste:
             with pytest.raises(TimeoutError):
                 connection.recv(1)
 
-    def test_finds_a_place_that_is_free_by_then(self, full: LiveServer, tasks: list[str]) -> None:
+    def test_finds_a_place_that_is_free_by_then(
+        self, full: LiveServer, tasks: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """And who has left by then is forgotten."""
+        monkeypatch.setattr(haste, "MIN_GAP_S", 1.0)  # time for this test to be late
         with closing(full.connect()) as first, closing(full.connect()) as second:
             for connection in (first, second):
                 connection.sendall(ASK)
