@@ -140,7 +140,8 @@ class Scheduler:
             if request.status is RequestStatus.RUNNING and not request.needs_prefill:
                 self._make_room(request)
         ready = [request for request in self._running if not request.needs_prefill]
-        if self._last_phase is Phase.PREFILL:  # the gap between tokens has to hold both: no time for guesses
+        # A step of nobody says nothing of guesses, and a gap between tokens that holds a prefill has no time for them.
+        if not ready or self._last_phase is Phase.PREFILL:
             return _batch(Phase.DECODE, [_scheduled(request, 1) for request in ready])
         plans = zip(ready, self._speculation.plan(ready), strict=True)
         return _batch(Phase.DECODE, [_scheduled(request, 1, self._with_room(request, plan)) for request, plan in plans])

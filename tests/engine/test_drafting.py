@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import Batch, Phase
+from engine.batch import Batch, Phase, StepOutput
 from engine.draft_rows import with_guess
+from tests.engine import timed
 from tests.engine.fakes import add, batches, expected_tokens, run_to_end, tokens_of
 from tests.engine.timed import PASS_S, STEP_S, Timed, drafting_engine
 
@@ -106,3 +107,27 @@ def test_draft_weights_that_raise_end_the_requests_of_their_step_only() -> None:
     assert last.error is not None and "broken" in last.error
     add(engine, "b", max_tokens=2)
     assert tokens_of(run_to_end(engine)["b"]) == expected_tokens([1, 2, 3], 2)
+
+
+class Lengthening(Timed):
+    """Steps and passes take as long as the contexts are, so that one of nobody seems to take no time."""
+
+    def _run(self, batch: Batch) -> StepOutput:
+        self.now_s += 1e-6 * sum(request.end for request in batch.requests) ** 2
+        return super()._run(batch)
+
+    def draft(self, batch: Batch) -> Batch:
+        drafted = super().draft(batch)
+        self.now_s += 1e-7 * sum(request.num_drafts * request.end**2 for request in drafted.requests)
+        return drafted
+
+
+def test_a_step_of_nobody_plans_no_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STEP_S", "TOKEN_S", "PASS_S"):
+        monkeypatch.setattr(timed, name, 0.0)
+    engine = drafting_engine(Lengthening(4), num_speculative_tokens=4, target_itl_ms=1000)
+    add(engine, "a", max_tokens=60)
+    run_to_end(engine)
+    add(engine, "b")
+    engine.abort_requests(["b"])
+    assert engine.step().updates == []
