@@ -165,8 +165,9 @@ class Engine:
         `on_scheduled` is told of those that run for the first time, if there are any."""
         started_s = self._clock()
         self._admit_compiled()
-        if running_ids := self._scheduler.running_ids:
-            self._mark(running_ids)  # their grammars are asked for guesses
+        running_ids = self._scheduler.running_ids
+        if running_ids or len(self._grammars):  # these are compiled, and those of the running ones asked for guesses
+            self._mark(running_ids)
         batch = self._scheduler.schedule(started_s)
         if newly_scheduled := self._scheduler.newly_scheduled:
             on_scheduled(newly_scheduled)

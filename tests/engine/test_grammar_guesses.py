@@ -108,3 +108,15 @@ def test_it_is_marked_too_when_it_is_asked_for_guesses() -> None:
     for name, constraint in made.items():
         assert constraint.seen_before and all(name in seen for seen in constraint.seen_before)
     engine.close()
+
+
+def test_all_whose_grammars_are_compiled_are_marked_while_nothing_runs() -> None:
+    marks, gate = Marks(), Gate()
+    engine = engine_with(gate, marker=marks)
+    for name in "ab":
+        marks.mark([name])  # as `engine.process` does with each that arrives
+        add_with(engine, name, name)
+    engine.step()
+    assert marks.ids == ["a", "b"]
+    gate.is_open.set()
+    engine.close()
