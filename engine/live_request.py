@@ -1,6 +1,7 @@
 """One request on the server's side, from admission to its end: turns news into outputs with text and timings."""
 
 import time
+from collections.abc import Iterator
 
 import msgspec
 
@@ -122,16 +123,19 @@ class LiveRequest:
 
     def put(self, news: News | TwostepError) -> None:
         """An error ends the request once the news before it are used up."""
-        if isinstance(news, News):
-            self.first_token_s = news.time_s if self.first_token_s is None else self.first_token_s
-            self.last_token_s = news.time_s
-            self.place.begin()
-            self._received_token_ids += news.update.token_ids
-            self._clock.num_preemptions = self._num_preemptions_before + news.update.num_preemptions
-        if isinstance(news, TwostepError) or news.update.finish_reason is not None:
+        if isinstance(news, TwostepError):
             self._put_last(news)
-        else:
-            self._news.put(news)
+            return
+        self.first_token_s = news.time_s if self.first_token_s is None else self.first_token_s
+        self.last_token_s = news.time_s
+        self.place.begin()
+        self._received_token_ids += news.update.token_ids
+        self._clock.num_preemptions = self._num_preemptions_before + news.update.num_preemptions
+        for each in _apart(news):
+            if each.update.finish_reason is None:
+                self._news.put(each)
+            else:
+                self._put_last(each)
 
     def expire(self) -> None:
         """End it at its deadline with the tokens that there are. The engine must be told, too."""
@@ -208,6 +212,23 @@ class LiveRequest:
         if self._detokenizer.stop_string is not None:
             return FinishReason.STOP, self._detokenizer.stop_string
         return news.update.finish_reason, news.update.stop_token_id if news.stop_reason is None else news.stop_reason
+
+
+def _apart(news: News) -> Iterator[News]:
+    """The tokens of a step one by one if they have scores: which text a score belongs to shows from its output, and
+    must not depend on how many tokens a step guessed right."""
+    update = news.update
+    last = len(update.logprobs) - 1
+    if last < 1:
+        yield news
+        return
+    for index, (token_id, scores) in enumerate(zip(update.token_ids, update.logprobs, strict=True)):
+        alone = msgspec.structs.replace(update, token_ids=[token_id], logprobs=[scores])
+        if index > 0:
+            alone = msgspec.structs.replace(alone, first=None)
+        if index < last:
+            alone = msgspec.structs.replace(alone, finish_reason=None, stop_token_id=None)
+        yield msgspec.structs.replace(news, update=alone)
 
 
 class TokenClock:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine.batch import TokenLogprobs
 from engine.client import GenerationRequest
@@ -48,6 +49,19 @@ def outputs_of(live: LiveRequest, *news: News) -> list[RequestOutput]:
     return asyncio.run(read())
 
 
+def to_the_end(live: LiveRequest, *news: News) -> list[RequestOutput]:
+    for one in news:
+        live.put(one)
+
+    async def read() -> list[RequestOutput]:
+        outputs = [await live.next_output()]
+        while not outputs[-1].is_finished:
+            outputs.append(await live.next_output())
+        return outputs
+
+    return asyncio.run(read())
+
+
 def logprob(token_id: int) -> TokenLogprobs:
     return TokenLogprobs(token_id, -1.0, 1, ())
 
@@ -78,8 +92,32 @@ def test_prompt_scores_start_with_none_and_come_once() -> None:
 
 def test_every_token_before_the_stop_keeps_its_score() -> None:
     update = RequestUpdate("r/0", [0, 1, 2], [logprob(0), logprob(1), logprob(2)], FIRST)
-    (output,) = outputs_of(live_request(stop=("b",)), News(update, 12.0))
-    assert (output.token_ids, output.logprobs, output.text) == ((0, 1), (logprob(0), logprob(1)), "a")
+    one, two = to_the_end(live_request(stop=("b",)), News(update, 12.0))
+    assert (one.token_ids, one.logprobs, one.text) == ((0,), (logprob(0),), "a")
+    assert (two.token_ids, two.logprobs, two.text, two.stop_reason) == ((1,), (logprob(1),), "", "b")
+
+
+@given(
+    tokens=st.lists(st.integers(0, 3), min_size=1, max_size=12),
+    sizes=st.lists(st.integers(1, 4), min_size=12, max_size=12),
+    stop=st.sampled_from([(), ("b",), ("bc",), ("abd", "d")]),
+    reason=st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
+)
+def test_outputs_with_scores_do_not_tell_the_steps(
+    tokens: list[int], sizes: list[int], stop: tuple[str, ...], reason: FinishReason
+) -> None:
+    def told(sizes: list[int]) -> list[RequestOutput]:
+        news, begin = [], 0
+        for size in sizes:
+            ids, begin = tokens[begin : begin + size], begin + size
+            is_last = begin >= len(tokens)
+            update = RequestUpdate("r/0", ids, [*map(logprob, ids)], None if news else FIRST)
+            news.append(News(replace(update, finish_reason=reason, stop_token_id=3) if is_last else update, 12.0))
+            if is_last:
+                break
+        return to_the_end(live_request(stop=stop, logprobs=0), *news)
+
+    assert told(sizes) == told([1] * len(tokens))
 
 
 def test_eos_is_no_stop_reason_and_has_no_text() -> None:
