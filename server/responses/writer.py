@@ -2,9 +2,10 @@
 
 import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from engine.batch import TokenLogprobs
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
 from server.chat.blocks import Blocks, Event
@@ -41,7 +42,7 @@ class ResponseWriter:
     def add(self, output: RequestOutput) -> list[Event]:
         self._last = output
         if self._logprobs is not None:
-            self._scores.add(self._logprobs.format(output.logprobs)["content"])
+            self._scores.add(self._logprobs.format(_of_text(output))["content"])
         return self._numbered([event for part in self._reader.read(output) for event in self._items.add(part)])
 
     def end(self) -> list[Event]:
@@ -90,3 +91,9 @@ class ResponseWriter:
 
 
 _CUT = {"reason": "max_output_tokens"}
+
+
+def _of_text(output: RequestOutput) -> Sequence[TokenLogprobs]:
+    """Without that of a token that only ended the answer: text that was held back may come with it."""
+    is_stop_token = output.finish_reason is FinishReason.STOP and not isinstance(output.stop_reason, str)
+    return output.logprobs[:-1] if is_stop_token else output.logprobs

@@ -133,6 +133,13 @@ def test_the_scores_of_calls_are_not_those_of_texts(agent: LiveServer) -> None:
     assert [each["token"] for each in body["output"][1]["content"][0]["logprobs"]] == ["g", "e", "t"]
 
 
+def test_the_score_of_the_end_is_not_that_of_text_that_was_held_back(agent: LiveServer) -> None:
+    agent.engine.rule = saying_tokens(agent, "Hello <")
+    [message] = agent.respond(tools=TOOLS, include=["message.output_text.logprobs"]).json()["output"]
+    [part] = message["content"]
+    assert b"".join(bytes(each["bytes"]) for each in part["logprobs"]).decode() == part["text"] == "Hello <"
+
+
 def test_an_error_in_a_stream_fails_the_response(server: LiveServer) -> None:
     server.engine.fail_at = 2
     *_, last = typed_events_of(server.respond(stream=True))
