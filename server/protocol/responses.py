@@ -96,7 +96,7 @@ class ReasoningConfig(ClosedModel):
             raise wrong(f"reasoning.{name}", "is not supported: the model thinks as it does, and all of it is told")
 
 
-class StreamOptions(ClosedModel):
+class ResponseStreamOptions(ClosedModel):
     include_usage: bool = Field(True, description="Changes nothing: the last event tells it always.")
     include_obfuscation: Literal[False] = False
 
@@ -107,7 +107,7 @@ class ResponsesRequest(SamplingFields):
     max_output_tokens: Int32 | None = Field(None, ge=1, description="Default: as many as fit the context.")
     stop: StopStrings = Field([])
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     include: Annotated[list[Included], Field(max_length=MAX_INCLUDED, fail_fast=True)] = Field([])
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS, description=f"Needs include: {LOGPROBS}.")
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True), bounded_size] = Field([])
