@@ -223,11 +223,14 @@ def _apart(news: News) -> Iterator[News]:
         yield news
         return
     for index, (token_id, scores) in enumerate(zip(update.token_ids, update.logprobs, strict=True)):
-        alone = msgspec.structs.replace(update, token_ids=[token_id], logprobs=[scores])
-        if index > 0:
-            alone = msgspec.structs.replace(alone, first=None)
-        if index < last:
-            alone = msgspec.structs.replace(alone, finish_reason=None, stop_token_id=None)
+        alone = msgspec.structs.replace(
+            update,
+            token_ids=[token_id],
+            logprobs=[scores],
+            first=update.first if index == 0 else None,
+            finish_reason=update.finish_reason if index == last else None,
+            stop_token_id=update.stop_token_id if index == last else None,
+        )
         yield msgspec.structs.replace(news, update=alone)
 
 
