@@ -19,13 +19,18 @@ namespace twostep::attention {
 constexpr int kTasksPerThread = 4;        // with fewer, contexts are split among threads
 constexpr int64_t kSerialWork = 1 << 18;  // multiply-adds below which a second thread does not pay
 
-// Runs f(worker, i) for i in [0, count), each thread taking the next i when it is free.
+// Runs f(worker, i, then) for i in [0, count), each thread taking the next i when it is free. Where that keeps no other
+// thread waiting, it takes one ahead: `then`, which is `count` where it is not known yet.
 template <class Tiles, class F>
 void share(const Problem<typename Tiles::Element>& problem, int64_t max_rows, int64_t count, int64_t threads, F f) {
   std::atomic<int64_t> next{0};
   Threads::of_process().run(std::min(count, threads), [&](int64_t) {
     Worker<Tiles> worker(problem, max_rows);
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(worker, i);
+    for (int64_t i = next++, then; i < count; i = then) {
+      then = i + kTasksPerThread * threads < count ? next++ : count;
+      f(worker, i, std::min(then, count));
+      if (then == count) then = next++;
+    }
   });
 }
 
@@ -70,9 +75,9 @@ void run_splits(const Problem<typename Tiles::Element>& p, std::vector<Task>& ta
     partials += task.num_splits() * State::num_floats(task.num_tokens * p.group, p.padded_value_size());
   }
   share<Tiles>(p, max_rows, units.size(), threads,
-               [&](Worker<Tiles>& worker, int64_t i) { worker.run_split(*units[i].first, units[i].second); });
+               [&](Worker<Tiles>& worker, int64_t i, int64_t) { worker.run_split(*units[i].first, units[i].second); });
   share<Tiles>(p, max_rows, tasks.size(), threads,
-               [&](Worker<Tiles>& worker, int64_t i) { worker.finish_shared(tasks[i]); });
+               [&](Worker<Tiles>& worker, int64_t i, int64_t) { worker.finish_shared(tasks[i]); });
 }
 
 template <class Tiles>
@@ -90,7 +95,9 @@ void run_all(const Problem<typename Tiles::Element>& p) {
   if (threads > 1 && num_tasks < threads * kTasksPerThread && num_splits > num_tasks) {
     run_splits<Tiles>(p, tasks, max_rows, threads);
   } else {
-    share<Tiles>(p, max_rows, num_tasks, threads, [&](Worker<Tiles>& worker, int64_t i) { worker.run(tasks[i]); });
+    share<Tiles>(p, max_rows, num_tasks, threads, [&](Worker<Tiles>& worker, int64_t i, int64_t then) {
+      worker.run(tasks[i], then < num_tasks ? &tasks[then] : nullptr);
+    });
   }
 }
 

@@ -7,17 +7,15 @@
 
 #include "attention_problem.h"
 #include "attention_vector.h"
+#include "threads.h"
 
 namespace twostep::attention {
-
-constexpr int kPrefetchPerCopy = 3, kPrefetchPerRow = 6;  // keys: spreads a tile of them over the work on the last
 
 // Decode waits for memory: a tile's arithmetic takes 0.8 us, its 16 KB, from eight places, 2.4 us, where a thread that
 // does nothing but read pieces of 2 KB gets them in 2.0. On Zen 5 it is 1.1, 1.7 and 1.2 us. Tried without gain: keys
 // and values of all heads side by side in a block, all kv heads of a token in one task, blocks of 32 or 64 tokens,
-// asking for every second line, for keys and values sixteen by turns, into the L1 cache, and for the next task's first
-// tile; and values that are added up from where they lie, which takes a third less arithmetic where caches hold them
-// all.
+// asking for every second line and into the L1 cache; and values that are added up from where they lie, which takes a
+// third less arithmetic where caches hold them all.
 
 template <class Tiles>
 class Worker {
@@ -45,8 +43,9 @@ class Worker {
     std::fill_n(keys_, key_words, 0.0f);
   }
 
-  // The whole of a task: every split, merged in order, and the output.
-  void run(const Task& task) {
+  // The whole of a task: every split, merged in order, and the output. `then`, if any, is what this worker runs next.
+  void run(const Task& task, const Task* then) {
+    then_ = then;
     const int64_t rows = task.num_tokens * p_.group;
     State part(part_memory_, rows, stride_), whole(whole_memory_, rows, stride_);
     load_queries(task);
@@ -93,11 +92,16 @@ class Worker {
     const int64_t rows = task.num_tokens * p_.group;
     part.clear(rows, stride_);
     std::fill_n(lane_totals_, rows * kLanes, 0.0f);
-    const int64_t begin = std::max(split * kSplitKeys, p_.first_visible(task.first_position) / kTileKeys * kTileKeys);
+    const int64_t begin = first_tile(task, split);
     const int64_t end = std::min((split + 1) * kSplitKeys, task.last_position() + 1);
     find_entries(task, begin);
     for (int64_t tile = begin; tile < end; tile += kTileKeys) attend_tile(task, tile, part);
     for (int64_t row = 0; row < rows; ++row) part.total[row] = fold_add(load(lane_totals_ + row * kLanes));
+  }
+
+  // Where the first tile of a task's split begins.
+  int64_t first_tile(const Task& task, int64_t split) const {
+    return std::max(split * kSplitKeys, p_.first_visible(task.first_position) / kTileKeys * kTileKeys);
   }
 
   // Attention over positions [tile, tile + kTileKeys). Only tokens that see one of them take part: those at positions
@@ -106,8 +110,8 @@ class Worker {
     const int64_t first = std::max<int64_t>(0, tile - task.first_position);
     int64_t end = task.num_tokens;
     while (p_.first_visible(task.first_position + end - 1) >= tile + kTileKeys) --end;
-    load_tile(task, tile, std::min<int64_t>(kTileKeys, task.first_position + end - tile));
     const int64_t begin_row = first * p_.group, end_row = end * p_.group;
+    load_tile(task, tile, std::min<int64_t>(kTileKeys, task.first_position + end - tile), end_row - begin_row);
     const int64_t num_blocks = (end_row - begin_row + Tiles::kRowBlock - 1) / Tiles::kRowBlock;
     const int64_t size = (end_row - begin_row + num_blocks - 1) / num_blocks;  // about the same for all blocks
     for (int64_t row = begin_row; row < end_row; row += size)
@@ -115,25 +119,32 @@ class Worker {
   }
 
   // Copies the tile's first `num_keys` keys and values out of their blocks, packed as Tiles wants them. Columns of keys
-  // that are not there keep what they held; their scores are masked. Between copies asks memory for the tile to come.
-  void load_tile(const Task& task, int64_t tile, int64_t num_keys) {
+  // that are not there keep what they held; their scores are masked. Between copies, and then twice per row, asks memory
+  // for the tile to come.
+  void load_tile(const Task& task, int64_t tile, int64_t num_keys, int64_t rows) {
     int64_t entries[kTileKeys];
     std::copy_n(entries_, kTileKeys, entries);
     const bool is_last = tile + kTileKeys > task.last_position();
     if (!is_last) find_entries(task, tile + kTileKeys);
-    prefetched_ = is_last ? kTileKeys : 0;
+    if (is_last && then_) find_entries(*then_, first_tile(*then_, then_->first_split));
+    prefetched_ = is_last && !then_ ? kTileKeys : 0;
+    keys_per_turn_ = divide_up(kTileKeys, 2 * kTileVecs + 2 * rows);
     for (int key = 0; key < kTileKeys; key += kLanes) {
       if (key < num_keys) load_sixteen_keys<Words>(p_.key_cache, p_.head_size, entries + key, keys_ + key);
-      prefetch_keys(kPrefetchPerCopy);
+      prefetch_keys();
       Tiles::load_values(p_.value_cache, p_.value_size, entries, key, num_keys, stride_, values_);
-      prefetch_keys(kPrefetchPerCopy);
+      prefetch_keys();
     }
   }
 
-  void prefetch_keys(int64_t count) {
-    for (const int64_t end = std::min<int64_t>(kTileKeys, prefetched_ + count); prefetched_ < end; ++prefetched_) {
-      prefetch(p_.key_cache + entries_[prefetched_] * p_.head_size, p_.head_size);
-      prefetch(p_.value_cache + entries_[prefetched_] * p_.value_size, p_.value_size);
+  // A few at a time, since a core drops what it has no room to wait for, and one of each sixteen by turns, so that it
+  // comes from several places at once.
+  void prefetch_keys() {
+    const int64_t end = std::min<int64_t>(kTileKeys, prefetched_ + keys_per_turn_);
+    for (; prefetched_ < end; ++prefetched_) {
+      const int64_t entry = entries_[prefetched_ % kTileVecs * kLanes + prefetched_ / kTileVecs];
+      prefetch(p_.key_cache + entry * p_.head_size, p_.head_size);
+      prefetch(p_.value_cache + entry * p_.value_size, p_.value_size);
     }
   }
 
@@ -166,6 +177,7 @@ class Worker {
     for (int i = 0; i < rows; ++i) {
       const int first = int(std::max<int64_t>(0, p_.first_visible(position) - tile));
       const int last = int(std::min<int64_t>(kTileKeys, position + 1 - tile));
+      prefetch_keys();
       largest[i] = largest_score(scores_ + i * kTileKeys, first, last);
       begin = std::min(begin, first);
       end = std::max(end, last);
@@ -179,7 +191,7 @@ class Worker {
     }
     store(factors, exp2_of_product(load(drops), broadcast(p_.exponent)));
     for (int i = 0; i < rows; ++i) {
-      prefetch_keys(kPrefetchPerRow);
+      prefetch_keys();
       float* lane_totals = lane_totals_ + (first_row + i) * kLanes;
       store(lane_totals, fma(load(lane_totals), broadcast(factors[i]), weigh_row(i, maxima[i])));
     }
@@ -260,8 +272,10 @@ class Worker {
   const Problem<Element>& p_;
   Tiles tiles_;
   const int64_t num_words_, stride_, state_floats_;
-  int64_t prefetched_ = 0;              // keys of that tile that memory was asked for
+  const Task* then_ = nullptr;
   int64_t entries_[kTileKeys];          // of the tile to load next: its keys' numbers among the rows of the cache
+  int64_t prefetched_ = 0;              // keys of that tile that memory was asked for
+  int64_t keys_per_turn_ = 0;
   float *queries_, *keys_, *values_;    // [max_rows, num_words_], [num_words_, kTileKeys], as Tiles has it
   float *scores_, *lane_totals_;        // [Tiles::kRowBlock, kTileKeys], [max_rows, kLanes]
   float *part_memory_, *whole_memory_;  // a State each
