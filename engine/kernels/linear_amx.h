@@ -83,13 +83,13 @@ inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t r
     const BFloat16* w = weights[step];
     load_tile<6>(w, kPairBytes), load_tile<4>(x, row_bytes);
     multiply_tile<0, 4, 6>(), turn(0);
-    if constexpr (kRowTiles == 1) writer.write(1);
+    if constexpr (kRowTiles == 1) writer.take_turn();
     load_tile<7>(w + kTileElements, kPairBytes);
-    multiply_tile<1, 4, 7>(), turn(1), writer.write(1);
+    multiply_tile<1, 4, 7>(), turn(1), writer.take_turn();
     if constexpr (kRowTiles == 2) {
       load_tile<5>(x_below, row_bytes);
       multiply_tile<2, 5, 6>(), turn(2);
-      multiply_tile<3, 5, 7>(), turn(3), writer.write(1);
+      multiply_tile<3, 5, 7>(), turn(3), writer.take_turn();
     }
   }
   store_tile<0>(sums, kSumBytes), store_tile<1>(sums + kTile, kSumBytes);
