@@ -62,8 +62,11 @@ class RowWriter {
   }
 
   void take_turn() {
-    if (turns_to_pass_ > 0) return void(--turns_to_pass_);
-    if (num_rows_ > 0) write_row();
+    if (turns_to_pass_ > 0) {
+      --turns_to_pass_;
+    } else if (num_rows_ > 0) {
+      write_row();
+    }
   }
 
  private:
