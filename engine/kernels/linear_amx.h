@@ -184,13 +184,13 @@ class BlockProduct {
 class Blocks {
  public:
   Blocks(int64_t rows, int64_t columns) : row_tiles_(divide_up(rows, kTile)), panels_(divide_up(columns, kPanel)) {
-    const int64_t wanted = 4 * at::get_num_threads();
+    const int64_t threads = at::get_num_threads(), wanted = 4 * threads;
     while (count() < wanted && (height_ > 2 || width_ > 1)) {
       const bool is_wide = width_ * kPanel >= std::min(height_, row_tiles_) * kTile;
       (width_ > 1 && (is_wide || height_ == 2) ? width_ : height_) /= 2;
     }
-    height_ = 2 * evened(divide_up(row_tiles_, 2), height_ / 2);  // a pass takes two
-    width_ = evened(panels_, width_);
+    height_ = 2 * evened(divide_up(row_tiles_, 2), height_ / 2, 1, 1);  // a pass takes two
+    width_ = evened(panels_, width_, divide_up(row_tiles_, height_), threads);
   }
 
   int64_t count() const { return divide_up(row_tiles_, height_) * divide_up(panels_, width_); }
@@ -204,15 +204,15 @@ class Blocks {
   }
 
  private:
-  // The size, `most` or a little less, that leaves least to be desired of the last part.
-  static int64_t evened(int64_t total, int64_t most) {
+  // The size, `most` or a little less, with which threads that share `times` as many parts are done soonest.
+  static int64_t evened(int64_t total, int64_t most, int64_t times, int64_t threads) {
+    const auto duration = [&](int64_t size) { return divide_up(divide_up(total, size) * times, threads) * size; };
     int64_t best = most;
     for (int64_t size = most; size > 0 && 4 * size >= 3 * most; --size) {
-      if (missing(total, size) < missing(total, best)) best = size;
+      if (duration(size) < duration(best)) best = size;
     }
     return best;
   }
-  static int64_t missing(int64_t total, int64_t size) { return divide_up(total, size) * size - total; }
 
   int64_t row_tiles_, panels_, height_ = kBlockRowTiles, width_ = kBlockPanels;
 };
