@@ -15,7 +15,6 @@
 // Block tables are those of PagedAttention (Kwon et al. 2023).
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <cstdint>
@@ -80,7 +79,7 @@ void attend(const at::Tensor& query, const at::Tensor& key_cache, const at::Tens
 at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache, const at::Tensor& value_cache,
                            const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q,
                            const at::Tensor& context_lens, double scaling, std::optional<int64_t> sliding_window,
-                           std::optional<double> softcap, const std::optional<at::Tensor>& sinks) {
+                           std::optional<double> softcap, const std::optional<at::Tensor>& sinks, const Buffer& out) {
   check_caches(key_cache, value_cache);
   check_metadata(block_tables, cu_seqlens_q, context_lens);
   TORCH_CHECK(query.dim() == 3 && query.size(2) == key_cache.size(3), "query is [tokens, heads, head size]");
@@ -91,7 +90,7 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache,
   const at::Tensor rows = query.stride(2) == 1 ? query : query.contiguous();
   const at::Tensor logits = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
   TORCH_CHECK(!sinks || logits.numel() == query.size(1), "sinks is [heads]");
-  const at::Tensor output = at::empty({query.size(0), query.size(1), value_cache.size(3)}, query.options());
+  const at::Tensor& output = out.get({query.size(0), query.size(1) * value_cache.size(3)}, query);
   const auto run = [&](auto element) {
     attend<decltype(element)>(rows, key_cache, value_cache, block_tables, cu_seqlens_q, context_lens, scaling,
                               sliding_window, softcap, sinks ? logits.const_data_ptr<float>() : nullptr, output);
@@ -113,4 +112,14 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
       "Tensor context_lens, float scaling, int? sliding_window, float? softcap, Tensor? sinks) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(twostep, CPU, library) { library.impl("paged_attention", &twostep::paged_attention); }
+TORCH_LIBRARY_IMPL(twostep, CPU, library) { 
+  library.impl("paged_attention", [](const at::Tensor& query, const at::Tensor& key_cache,
+                                     const at::Tensor& value_cache, const at::Tensor& block_tables,
+                                     const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens, double scaling,
+                                     std::optional<int64_t> sliding_window, std::optional<double> softcap,
+                                     const std::optional<at::Tensor>& sinks) {
+    return twostep::paged_attention(query, key_cache, value_cache, block_tables, cu_seqlens_q, context_lens, scaling,
+                                    sliding_window, softcap, sinks)
+        .view({query.size(0), query.size(1), value_cache.size(3)});
+  });
+}

@@ -34,9 +34,9 @@ struct Linear : torch::CustomClassHolder {
   Linear(at::Tensor packed, OptionalTensor bias, int64_t out_features, int64_t bits)
       : packed(std::move(packed)), bias(std::move(bias)), out_features(out_features), bits(bits) {}
 
-  at::Tensor operator()(const at::Tensor& x, Activation activation = Activation::kNone) const {
+  at::Tensor operator()(const at::Tensor& x, const Buffer& out, Activation activation = Activation::kNone) const {
     const auto& multiply = bits == 8 ? linear_int8 : bits == 4 ? linear_int4 : linear;
-    return multiply(x, packed, bias, out_features, activation);
+    return multiply(x, packed, bias, out_features, activation, out);
   }
 };
 
@@ -49,9 +49,36 @@ struct Norm : torch::CustomClassHolder {
   at::Tensor operator()(const at::Tensor& x) const { return rms_norm(x, weight, eps); }
 
   // residual + x, and the norm of that.
-  std::tuple<at::Tensor, at::Tensor> of_sum(const at::Tensor& residual, const at::Tensor& x) const {
-    return add_rms_norm(residual, x, weight, eps);
+  std::tuple<at::Tensor, at::Tensor> of_sum(const at::Tensor& residual, const at::Tensor& x, const Buffer& sum,
+                                            const Buffer& normed) const {
+    return add_rms_norm(residual, x, weight, eps, sum, normed);
   }
+};
+
+// Of rows with the heads of queries, keys and values side by side: [T, heads, head_size] each.
+struct Heads {
+  at::Tensor query, key, value;
+};
+
+// What is computed on the way through a layer: the next one overwrites it.
+class Workspace {
+ public:
+  Buffer qkv, attended, residual, normed, gated, added;
+
+  // Views of what is in `qkv`, which are kept as it is.
+  const Heads& heads_of(const at::Tensor& rows, int64_t num_heads, int64_t num_kv_heads) {
+    if (!viewed_.is_same(rows) || heads_.query.size(1) != num_heads || heads_.key.size(1) != num_kv_heads) {
+      const at::Tensor all = rows.view({rows.size(0), num_heads + 2 * num_kv_heads, -1});
+      heads_ = {all.narrow(1, 0, num_heads), all.narrow(1, num_heads, num_kv_heads),
+                all.narrow(1, num_heads + num_kv_heads, num_kv_heads)};
+      viewed_ = rows;
+    }
+    return heads_;
+  }
+
+ private:
+  at::Tensor viewed_;
+  Heads heads_;
 };
 
 struct Attention : torch::CustomClassHolder {
@@ -66,15 +93,12 @@ struct Attention : torch::CustomClassHolder {
         qkv(std::move(qkv)), num_heads(num_heads), num_kv_heads(num_kv_heads) {}
 
   // normed [T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size], rotated
-  std::tuple<at::Tensor, at::Tensor, at::Tensor> project(const at::Tensor& normed, const at::Tensor& cos,
-                                                         const at::Tensor& sin) const {
+  Heads project(const at::Tensor& normed, const at::Tensor& cos, const at::Tensor& sin, Workspace& work) const {
     const auto weight_of = [](const auto& norm) { return norm ? OptionalTensor((*norm)->weight) : std::nullopt; };
-    at::Tensor all = (*qkv)(normed);
+    at::Tensor all = (*qkv)(normed, work.qkv);
     rotate_heads(all, cos, sin, num_heads, num_kv_heads, weight_of(query_norm), weight_of(key_norm),
                  query_norm ? (*query_norm)->eps : 0.0);
-    all = all.view({normed.size(0), num_heads + 2 * num_kv_heads, -1});
-    return {all.narrow(1, 0, num_heads), all.narrow(1, num_heads, num_kv_heads),
-            all.narrow(1, num_heads + num_kv_heads, num_kv_heads)};
+    return work.heads_of(all, num_heads, num_kv_heads);
   }
 };
 
@@ -88,22 +112,27 @@ struct MLP : torch::CustomClassHolder {
       : attention_out(std::move(attention_out)), norm(std::move(norm)), gate_up(std::move(gate_up)),
         down(std::move(down)), activation(activation_named(activation)) {}
 
-  // x [T, H], attended [T, num_heads, head_size] -> both [T, H]: their sum is the layer's output
-  std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& x, const at::Tensor& attended) const {
-    const auto [residual, normed] = norm->of_sum(x, (*attention_out)(attended.flatten(1)));
-    return {residual, (*down)((*gate_up)(normed, activation))};
+  // x [T, H], attended [T, num_heads * head_size] -> both [T, H]: their sum is the layer's output
+  std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& x, const at::Tensor& attended,
+                                                Workspace& work) const {
+    const at::Tensor projected = (*attention_out)(attended, work.added);
+    const auto [residual, normed] = norm->of_sum(x, projected, work.residual, work.normed);
+    return {residual, (*down)((*gate_up)(normed, work.gated, activation), work.added)};
   }
 };
 
 // x [1, T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size]
 std::tuple<at::Tensor, at::Tensor, at::Tensor> before_attention(const Ref<Attention>& layer, const at::Tensor& x,
                                                                 const at::Tensor& cos, const at::Tensor& sin) {
-  return layer->project((*layer->input_norm)(x[0]), cos, sin);
+  Workspace work;
+  const Heads heads = layer->project((*layer->input_norm)(x[0]), cos, sin, work);
+  return {heads.query, heads.key, heads.value};
 }
 
 // x [1, T, H], attended [T, num_heads, head_size] -> the layer's output [1, T, H]
 at::Tensor after_attention(const Ref<MLP>& layer, const at::Tensor& x, const at::Tensor& attended) {
-  const auto [residual, added] = (*layer)(x[0], attended);
+  Workspace work;
+  const auto [residual, added] = (*layer)(x[0], attended.flatten(1), work);
   return (residual + added).unsqueeze(0);
 }
 
@@ -128,6 +157,7 @@ struct Decoder : torch::CustomClassHolder {
   Rotations rotations;
   std::vector<Ref<Layer>> layers;
   Ref<Norm> last_norm;
+  Workspace work;  // of steps of few tokens, which are so short that it counts; not for several threads
 
   Decoder(at::Tensor embedding, at::Tensor frequencies, double rotation_scaling, std::vector<Ref<Layer>> layers,
           Ref<Norm> last_norm)
@@ -138,6 +168,8 @@ struct Decoder : torch::CustomClassHolder {
     return layer < layers.size() ? *layers[layer]->attention->input_norm : *last_norm;
   }
 };
+
+constexpr int64_t kFewTokens = 64;
 
 // Whose tokens attention computes, as in engine/attention/metadata.py.
 struct Sequences {
@@ -166,21 +198,26 @@ at::Tensor run_decoder(const Ref<Decoder>& decoder, const at::Tensor& token_ids,
   const auto [cos, sin] = decoder->rotations.of(positions);
   const size_t num_layers = decoder->layers.size();
   Sequences sequences{block_tables, cu_seqlens_q, context_lens};
+  Workspace work_of_many, &work = token_ids.numel() <= kFewTokens ? decoder->work : work_of_many;
+  const Buffer returned;
   at::Tensor x = take_rows(decoder->embedding, token_ids), normed = decoder->norm_before(0)(x);
   for (size_t i = 0; i < num_layers; ++i) {
     const Layer& layer = *decoder->layers[i];
-    auto [query, key, value] = layer.attention->project(normed, cos, sin);
+    auto [query, key, value] = layer.attention->project(normed, cos, sin, work);
     write_kv(key, value, layer.keys, layer.values, slot_mapping);
-    if (kept && i + 1 == num_layers) {  // of other tokens nobody needs more than their keys and values
+    const bool is_last = i + 1 == num_layers;
+    if (kept && is_last) {  // of other tokens nobody needs more than their keys and values
       x = take_rows(x, *kept);
       query = take_rows(query.flatten(1), *kept).view({kept->numel(), query.size(1), query.size(2)});
       sequences = sequences.of_tokens(*kept, positions);
     }
     const at::Tensor attended =
         paged_attention(query, layer.keys, layer.values, sequences.block_tables, sequences.cu_seqlens_q,
-                        sequences.context_lens, layer.scaling, layer.sliding_window, layer.softcap, layer.sinks);
-    const auto [residual, added] = (*layer.mlp)(x, attended);
-    std::tie(x, normed) = decoder->norm_before(i + 1).of_sum(residual, added);
+                        sequences.context_lens, layer.scaling, layer.sliding_window, layer.softcap, layer.sinks,
+                        work.attended);
+    const auto [residual, added] = (*layer.mlp)(x, attended, work);
+    std::tie(x, normed) =
+        decoder->norm_before(i + 1).of_sum(residual, added, work.residual, is_last ? returned : work.normed);
   }
   return normed;
 }

@@ -105,19 +105,20 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 }
 
 std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, const at::Tensor& x,
-                                                const at::Tensor& weight, double eps) {
+                                                const at::Tensor& weight, double eps, const Buffer& to_sum,
+                                                const Buffer& to_normed) {
   const at::Tensor left = residual.contiguous(), right = x.contiguous();
   const int64_t size = left.size(-1);
   TORCH_CHECK(left.sizes() == right.sizes(), "residual and x differ in shape");
   check_fits(right, left, size, "x"), check_weight(weight, left, size);
-  at::Tensor sum = at::empty_like(left), out = at::empty_like(left);
+  const at::Tensor &sum = to_sum.get(left.sizes(), left), &out = to_normed.get(left.sizes(), left);
   with_element_of(left, [&]<class Element>(Element*) {
     const auto *a = left.const_data_ptr<Element>(), *b = right.const_data_ptr<Element>();
     const auto* scale = weight.const_data_ptr<Element>();
-    auto *to_sum = sum.mutable_data_ptr<Element>(), *to = out.mutable_data_ptr<Element>();
+    auto *sums = sum.mutable_data_ptr<Element>(), *to = out.mutable_data_ptr<Element>();
     for_each_row(left.numel() / size, size, [&](int64_t row) {
-      add(a + row * size, b + row * size, size, to_sum + row * size);
-      normalize(to_sum + row * size, scale, size, float(eps), to + row * size);
+      add(a + row * size, b + row * size, size, sums + row * size);
+      normalize(sums + row * size, scale, size, float(eps), to + row * size);
     });
   });
   return {sum, out};
@@ -153,11 +154,11 @@ void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
   });
 }
 
-at::Tensor gate(const at::Tensor& gate_up, Activation activation) {
+at::Tensor gate(const at::Tensor& gate_up, Activation activation, const Buffer& buffer) {
   TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, "a row has as many columns of gate as of up");
   const at::Tensor rows = gate_up.contiguous();
   const int64_t size = rows.size(1) / 2;
-  at::Tensor out = at::empty({rows.size(0), size}, rows.options());
+  const at::Tensor& out = buffer.get({rows.size(0), size}, rows);
   with_element_of(rows, [&]<class Element>(Element*) {
     const auto* from = rows.const_data_ptr<Element>();
     auto* to = out.mutable_data_ptr<Element>();
@@ -187,7 +188,8 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
 
 TORCH_LIBRARY_IMPL(twostep, CPU, library) {
   library.impl("rms_norm", &twostep::rms_norm);
-  library.impl("add_rms_norm", &twostep::add_rms_norm);
+  library.impl("add_rms_norm", [](const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight,
+                                  double eps) { return twostep::add_rms_norm(residual, x, weight, eps); });
   library.impl("rotate_heads", &twostep::rotate_heads);
   library.impl("gate", [](const at::Tensor& gate_up, std::string_view activation) {
     return twostep::gate(gate_up, twostep::activation_named(activation));

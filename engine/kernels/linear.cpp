@@ -55,10 +55,10 @@ bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
 }
 
 at::Tensor multiply_coded(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
-                          int64_t n, Activation activation) {
+                          int64_t n, Activation activation, const Buffer& out) {
   TORCH_CHECK(x.scalar_type() == at::kBFloat16 && is_coded(packed, n, x.size(1)),
               "rows and packed weight differ in size or dtype");
-  return multiply_rows_of(x, bias, n, activation, [&]<class Element>(const Problem<Element>& p) {
+  return multiply_rows_of(x, bias, n, activation, out, [&]<class Element>(const Problem<Element>& p) {
     if constexpr (std::is_same_v<Element, at::BFloat16>) {
       const auto* numbers = packed.const_data_ptr<uint8_t>();
 #if defined(__AMX_BF16__)
@@ -74,14 +74,16 @@ at::Tensor multiply_coded(const at::Tensor& x, const at::Tensor& packed, const s
 
 // x [T, K], packed of a weight [N, K], bias [N] -> [T, N]. Sums in float32, adds the bias to the sum, rounds once.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
-                  Activation activation) {
+                  Activation activation, const Buffer& out) {
   check_dtype(x);
   TORCH_CHECK(x.dim() == 2, "linear takes rows [T, K]");
   if (activation != Activation::kNone && !gates_itself(n)) {
-    return gate(linear(x, packed, bias, n), activation);
+    return gate(linear(x, packed, bias, n), activation, out);
   }
 #if defined(__AVX512BW__)
-  if (packed.dim() == 2 && packed.scalar_type() == at::kByte) return multiply_coded(x, packed, bias, n, activation);
+  if (packed.dim() == 2 && packed.scalar_type() == at::kByte) {
+    return multiply_coded(x, packed, bias, n, activation, out);
+  }
 #endif
   TORCH_CHECK(packed.dim() == 4, "linear takes a packed weight");
   const auto fits = [&](int64_t size, int dim) {
@@ -89,7 +91,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::opti
   };
   TORCH_CHECK(fits(n, 0) && fits(x.size(1), 1) && x.scalar_type() == packed.scalar_type(),
               "rows and packed weight differ in size or dtype");
-  return multiply_rows_of(x, bias, n, activation, [&]<class Element>(const Problem<Element>& p) {
+  return multiply_rows_of(x, bias, n, activation, out, [&]<class Element>(const Problem<Element>& p) {
     multiply_any(p, packed.const_data_ptr<Element>());
   });
 }

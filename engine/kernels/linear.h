@@ -53,9 +53,9 @@ bool is_small(const Problem<Element>& p) {
 }
 
 template <class Element, class Multiply>
-at::Tensor multiply_into_new(const at::Tensor& x, const at::Tensor& bias, int64_t n, Activation activation,
-                             const Multiply& multiply) {
-  at::Tensor out = at::empty({x.size(0), activation == Activation::kNone ? n : n / 2}, x.options());
+at::Tensor multiply_into(const Buffer& buffer, const at::Tensor& x, const at::Tensor& bias, int64_t n,
+                         Activation activation, const Multiply& multiply) {
+  const at::Tensor& out = buffer.get({x.size(0), activation == Activation::kNone ? n : n / 2}, x);
   multiply(Problem<Element>{x.const_data_ptr<Element>(), bias.defined() ? bias.const_data_ptr<Element>() : nullptr,
                             out.mutable_data_ptr<Element>(), x.size(0), x.size(1), n, activation});
   return out;
@@ -65,15 +65,15 @@ at::Tensor multiply_into_new(const at::Tensor& x, const at::Tensor& bias, int64_
 // bfloat16.
 template <class Multiply>
 at::Tensor multiply_rows_of(const at::Tensor& x, const std::optional<at::Tensor>& bias, int64_t n,
-                            Activation activation, const Multiply& multiply) {
+                            Activation activation, const Buffer& out, const Multiply& multiply) {
   at::Tensor addend;
   if (bias.has_value()) {
     TORCH_CHECK(bias->numel() == n && bias->scalar_type() == x.scalar_type(), "bias differs in size or dtype");
     addend = bias->contiguous();
   }
   const at::Tensor rows = x.contiguous();
-  return x.scalar_type() == at::kFloat ? multiply_into_new<float>(rows, addend, n, activation, multiply)
-                                       : multiply_into_new<at::BFloat16>(rows, addend, n, activation, multiply);
+  return x.scalar_type() == at::kFloat ? multiply_into<float>(out, rows, addend, n, activation, multiply)
+                                       : multiply_into<at::BFloat16>(out, rows, addend, n, activation, multiply);
 }
 
 }  // namespace twostep

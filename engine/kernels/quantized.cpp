@@ -81,16 +81,16 @@ void multiply(const Problem<Element>& p, const uint8_t* packed) {
 // As `linear`, over what was packed for that weight. Rows are rounded to integers.
 template <class Weight>
 at::Tensor multiply_all(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
-                        Activation activation) {
+                        Activation activation, const Buffer& out = {}) {
   check_dtype(x.scalar_type(), "linear takes");
   TORCH_CHECK(x.dim() == 2 && packed.dim() == 2, "linear takes rows [T, K] and a packed weight");
   TORCH_CHECK(packed.size(0) == divide_up(n, integers::kPanel) &&
                   packed.size(1) == integers::panel_bytes<Weight>(x.size(1)),
               "rows and packed weight differ in size");
   if (activation != Activation::kNone && n % integers::kPanel != 0) {
-    return gate(multiply_all<Weight>(x, packed, bias, n, Activation::kNone), activation);
+    return gate(multiply_all<Weight>(x, packed, bias, n, Activation::kNone), activation, out);
   }
-  return multiply_rows_of(x, bias, n, activation, [&](const auto& problem) {
+  return multiply_rows_of(x, bias, n, activation, out, [&](const auto& problem) {
     multiply<Weight>(problem, packed.const_data_ptr<uint8_t>());
   });
 }
@@ -217,13 +217,13 @@ at::Tensor linear_int8_wide_rows(const at::Tensor& x, const at::Tensor& packed, 
 }  // namespace
 
 at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
-                       Activation activation) {
-  return multiply_all<Int8Weight>(x, packed, bias, n, activation);
+                       Activation activation, const Buffer& out) {
+  return multiply_all<Int8Weight>(x, packed, bias, n, activation, out);
 }
 
 at::Tensor linear_int4(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
-                       Activation activation) {
-  return multiply_all<Int4Weight>(x, packed, bias, n, activation);
+                       Activation activation, const Buffer& out) {
+  return multiply_all<Int4Weight>(x, packed, bias, n, activation, out);
 }
 
 }  // namespace twostep

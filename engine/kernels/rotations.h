@@ -23,9 +23,11 @@ class Rotations {
 
   // positions [T] -> cos and sin [T, head_size], as LlamaRotaryEmbedding of transformers computes them
   std::tuple<at::Tensor, at::Tensor> of(const at::Tensor& positions) {
-    const int64_t end = positions.numel() > 0 ? positions.max().item<int64_t>() + 1 : 1;
+    const at::Tensor which = positions.contiguous();
+    const auto* position = which.const_data_ptr<int64_t>();
+    const int64_t count = which.numel(), end = count > 0 ? *std::max_element(position, position + count) + 1 : 1;
     if (end > known_) extend(divide_up(end, kAtOnce) * kAtOnce);
-    return {take_rows(cos_, positions), take_rows(sin_, positions)};
+    return {take_rows(cos_, which), take_rows(sin_, which)};
   }
 
  private:
