@@ -41,7 +41,7 @@ inline void store_low_bytes(int8_t* to, const Dots& integers) {
 
 inline Bytes load_bytes(const uint8_t* from) {
   Bytes bytes;
-  std::memcpy(&bytes, from, sizeof(bytes));
+  unroll<kParts>([&](auto i) { std::memcpy(&bytes.part[i], from + i * sizeof(PartB), sizeof(PartB)); });
   return bytes;
 }
 
