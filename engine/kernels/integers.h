@@ -45,6 +45,37 @@ inline Bytes load_bytes(const uint8_t* from) {
   return bytes;
 }
 
+// Four numbers.
+inline int32_t word_of(const int8_t* x) {
+  int32_t word;
+  std::memcpy(&word, x, sizeof(word));
+  return word;
+}
+
+inline int32_t sum_of_32(const int8_t* x) {
+#if defined(__AVX2__) && defined(__FMA__)
+  const __m256i positive = _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)x), _mm256_set1_epi8(-128));
+  const __m256i eights = _mm256_sad_epu8(positive, _mm256_setzero_si256());
+  const __m128i both = _mm_add_epi32(_mm256_castsi256_si128(eights), _mm256_extracti128_si256(eights, 1));
+  return _mm_cvtsi128_si32(both) + _mm_extract_epi32(both, 2) - 32 * 128;
+#else
+  int32_t sum = 0;
+  for (int i = 0; i < 32; ++i) sum += x[i];
+  return sum;
+#endif
+}
+
+// a * b, numbers of 16 bits with their sign.
+inline PartI times_word(PartI a, PartI b) {
+#if defined(__AVX512BW__)
+  return (PartI)_mm512_madd_epi16((__m512i)a, (__m512i)(b & 0xffff));
+#elif defined(__AVX2__) && defined(__FMA__)
+  return (PartI)_mm256_madd_epi16((__m256i)a, (__m256i)(b & 0xffff));
+#else
+  return a * b;
+#endif
+}
+
 // What is added to the bytes of a weight, from -127 to 127, to make them what add_products takes.
 #if defined(__AVX512VNNI__)
 constexpr int32_t kOffset = 128;
@@ -54,8 +85,7 @@ constexpr int32_t kOffset = 0;
 
 // sum + (weights + kOffset) * x, four products per lane.
 inline PartI add_products(PartI sum, PartB weights, const int8_t* x) {
-  [[maybe_unused]] int32_t four;
-  std::memcpy(&four, x, sizeof(four));
+  [[maybe_unused]] const int32_t four = word_of(x);
 #if defined(__AVX512VNNI__)
   return (PartI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(four));
 #elif defined(__AVX512BW__)
@@ -116,6 +146,45 @@ class CodeDots {
   Dots dots_;
 };
 
+// ---- rows of 8 bits, weights from 0 to 15 ----
+
+// Of 32 along K: where a target adds pairs of products, they fit in 16 bits.
+class CodeSums {
+ public:
+  // += weights * x, eight products per lane: of four along K in the low halves of bytes, and four in the high.
+  TWOSTEP_INLINE void add_products(const Bytes& weights, const int8_t* x) {
+    unroll<kParts>([&](auto i) TWOSTEP_INLINE {
+      sums_.part[i] = add(add(sums_.part[i], weights.part[i] & 15, x), weights.part[i] >> 4, x + 4);
+    });
+  }
+
+  // A part of them, times numbers from 0 to 15.
+  TWOSTEP_INLINE PartI times(int i, PartI factors) const {
+#if defined(__AVX512BW__) && !defined(__AVX512VNNI__)
+    return (PartI)_mm512_madd_epi16((__m512i)sums_.part[i], (__m512i)(factors | factors << 16));
+#elif defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512VNNI__)
+    return (PartI)_mm256_madd_epi16((__m256i)sums_.part[i], (__m256i)(factors | factors << 16));
+#else
+    return sums_.part[i] * factors;
+#endif
+  }
+
+ private:
+  TWOSTEP_INLINE static PartI add(PartI sums, PartB weights, const int8_t* x) {
+#if defined(__AVX512BW__) && !defined(__AVX512VNNI__)
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)weights, _mm512_set1_epi32(word_of(x)));
+    return (PartI)_mm512_add_epi16((__m512i)sums, pairs);
+#elif defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512VNNI__)
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(word_of(x)));
+    return (PartI)_mm256_add_epi16((__m256i)sums, pairs);
+#else
+    return integers::add_products(sums, weights, x);
+#endif
+  }
+
+  Dots sums_{};
+};
+
 // ---- rows of 16 bits, weights from 0 to 255 ----
 
 // Whether rows are given as halves, each of 8 bits and a sign, a tile of each, one after the other; else four along K
@@ -171,13 +240,13 @@ class WideDots {
 #elif defined(__AVX512BW__)
     const __m512i w = (__m512i)weights;
     const __m512i even = _mm512_and_si512(w, _mm512_set1_epi16(255)), odd = _mm512_srli_epi16(w, 8);
-    lower_.part[i] += (PartI)_mm512_madd_epi16(even, _mm512_set1_epi32(word(x)));
-    lower_.part[i] += (PartI)_mm512_madd_epi16(odd, _mm512_set1_epi32(word(x + 4)));
+    lower_.part[i] += (PartI)_mm512_madd_epi16(even, _mm512_set1_epi32(word_of(x)));
+    lower_.part[i] += (PartI)_mm512_madd_epi16(odd, _mm512_set1_epi32(word_of(x + 4)));
 #elif defined(__AVX2__) && defined(__FMA__)
     const __m256i w = (__m256i)weights;
     const __m256i even = _mm256_and_si256(w, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(w, 8);
-    lower_.part[i] += (PartI)_mm256_madd_epi16(even, _mm256_set1_epi32(word(x)));
-    lower_.part[i] += (PartI)_mm256_madd_epi16(odd, _mm256_set1_epi32(word(x + 4)));
+    lower_.part[i] += (PartI)_mm256_madd_epi16(even, _mm256_set1_epi32(word_of(x)));
+    lower_.part[i] += (PartI)_mm256_madd_epi16(odd, _mm256_set1_epi32(word_of(x + 4)));
 #else
     int16_t numbers[4];
     std::memcpy(numbers, x, sizeof(numbers));
@@ -187,15 +256,10 @@ class WideDots {
 #endif
   }
 
-  static int32_t word(const int8_t* from) {
-    int32_t word;
-    std::memcpy(&word, from, sizeof(word));
-    return word;
-  }
 #if defined(__AVX512VNNI__)
-  static __m512i fours(const int8_t* x) { return _mm512_set1_epi32(word(x)); }
+  static __m512i fours(const int8_t* x) { return _mm512_set1_epi32(word_of(x)); }
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
-  static int8x16_t fours(const int8_t* x) { return vreinterpretq_s8_s32(vdupq_n_s32(word(x))); }
+  static int8x16_t fours(const int8_t* x) { return vreinterpretq_s8_s32(vdupq_n_s32(word_of(x))); }
 #endif
 
   Dots upper_{}, lower_{};

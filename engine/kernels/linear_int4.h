@@ -108,41 +108,37 @@ struct ExpandedWeight : TilesOf<kExpandedTileBytes> {
   }
 };
 
-#if defined(__AVX512VNNI__)
 // Few rows multiply codes as they are, which takes fewer instructions than to expand them. In each subgroup
 //
 //   sum(multiplier * (code - zero) * x) = multiplier * sum(code * x) - multiplier * zero * sum(x).
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
 constexpr int kRowsOfCodes = 3;
+#else
+constexpr int kRowsOfCodes = 8;  // products of codes, which have no sign, take less than others
+#endif
 
-// Of a row's numbers in a step: minus the sum of each subgroup, in the lanes of that half; 16 bits, zeros above them.
-inline __m512i minus_sums(const int8_t* x) {
-  __m512i sums = _mm512_dpbusd_epi32(__m512i{}, _mm512_set1_epi8(1), _mm512_loadu_si512(x));
-  sums = _mm512_add_epi32(sums, _mm512_shuffle_i64x2(sums, sums, 0b10110001));
-  sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_BADC));
-  sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_CDAB));
-  return _mm512_and_si512(_mm512_sub_epi32(__m512i{}, sums), _mm512_set1_epi32(0xffff));
-}
-
-// What becomes of the codes' products, in one of the two subgroups of a tile's step.
-template <int kSubgroupOfStep>
+// What becomes of the codes' products with a row, in one of the two subgroups of a tile's step.
 class Levels {
  public:
-  explicit Levels(const uint8_t* header) {
-    const __m512i words = _mm512_srli_epi32(_mm512_loadu_si512(header), 8 * kSubgroupOfStep);
-    const __m512i nibble = _mm512_set1_epi32(15), zeros = _mm512_and_si512(_mm512_srli_epi32(words, 4), nibble);
-    multipliers_ = _mm512_and_si512(words, nibble);
-    shifts_ = _mm512_sub_epi32(_mm512_madd_epi16(multipliers_, zeros), _mm512_set1_epi32(integers::kOffset));
+  Levels(const uint8_t* header, int64_t subgroup) {
+    unroll<kParts>([&](auto i) {
+      const PartU words = integers::load_words(header, i) >> (8 * subgroup);
+      multipliers_.part[i] = (PartI)(words & 15);
+      shifts_.part[i] = integers::times_word(multipliers_.part[i], (PartI)(words >> 4 & 15)) - integers::kOffset;
+    });
   }
 
-  // As kOffset is added to what is expanded, it is here.
-  integers::PartI add(integers::PartI dots, integers::PartI products, __m512i minus_sums) const {
-    const __m512i minus_sum = _mm512_shuffle_i64x2(minus_sums, minus_sums, kSubgroupOfStep == 0 ? 0 : 0xff);
-    return (integers::PartI)_mm512_dpwssd_epi32((__m512i)dots, shifts_, minus_sum) +
-           (integers::PartI)multipliers_ * products;
+  // As kOffset is added to what is expanded, it is here. `sum` is that of the row's numbers.
+  TWOSTEP_INLINE void add(integers::Dots& dots, const integers::CodeSums& products, int32_t sum) const {
+    unroll<kParts>([&](auto i) TWOSTEP_INLINE {
+      dots.part[i] += products.times(i, multipliers_.part[i]) - integers::times_word(shifts_.part[i], PartI{} + sum);
+    });
   }
 
  private:
-  __m512i multipliers_, shifts_;
+  using PartI = integers::PartI;
+
+  integers::Dots multipliers_, shifts_;
 };
 
 // As Weight::multiply_step.
@@ -150,29 +146,25 @@ template <int kRows, class Ask>
 TWOSTEP_INLINE inline void multiply_codes(const int8_t* numbers, int64_t row, const uint8_t* at,
                                           integers::Dots (&dots)[kRows][2], const Ask& ask) {
   const auto find = [&](int64_t r, int64_t k) { return integers::EightBits::find(numbers, row + r, k); };
-  __m512i sums[kRows];
-  unroll<kRows>([&](auto r) TWOSTEP_INLINE { sums[r] = minus_sums(find(r, 0)); });
+  int32_t sums[kRows][2];
+  unroll<kRows>([&](auto r) TWOSTEP_INLINE {
+    sums[r][0] = integers::sum_of_32(find(r, 0)), sums[r][1] = integers::sum_of_32(find(r, kSubgroup));
+  });
   unroll<2>([&](auto tile) TWOSTEP_INLINE {
     const uint8_t *header = at + tile * kTileBytes, *codes = header + integers::kWordBytes;
     ask(header);
     unroll<2>([&](auto subgroup) TWOSTEP_INLINE {
-      integers::PartI products[kRows] = {};
+      integers::CodeSums products[kRows];
       for (int64_t k = subgroup * kSubgroup; k < (subgroup + 1) * kSubgroup; k += 8, codes += kLineBytes) {
         ask(codes);
-        const integers::PartB bytes = integers::load_bytes(codes).part[0];
-        unroll<kRows>([&](auto r) TWOSTEP_INLINE {
-          products[r] = integers::add_products(products[r], bytes & 15, find(r, k));
-          products[r] = integers::add_products(products[r], bytes >> 4, find(r, k + 4));
-        });
+        const Bytes bytes = integers::load_bytes(codes);
+        unroll<kRows>([&](auto r) TWOSTEP_INLINE { products[r].add_products(bytes, find(r, k)); });
       }
-      const Levels<subgroup> levels(header);
-      unroll<kRows>([&](auto r) TWOSTEP_INLINE {
-        dots[r][tile].part[0] = levels.add(dots[r][tile].part[0], products[r], sums[r]);
-      });
+      const Levels levels(header, subgroup);
+      unroll<kRows>([&](auto r) TWOSTEP_INLINE { levels.add(dots[r][tile], products[r], sums[r][subgroup]); });
     });
   });
 }
-#endif
 
 struct Weight : TilesOf<kTileBytes> {
   using Expanded = ExpandedWeight;
@@ -195,9 +187,7 @@ struct Weight : TilesOf<kTileBytes> {
   template <int kRows, class Ask>
   TWOSTEP_INLINE static void multiply_step(const int8_t* numbers, int64_t row, const uint8_t* at,
                                            Dots (&dots)[kRows][2], const Ask& ask) {
-#if defined(__AVX512VNNI__)
     if constexpr (kRows <= kRowsOfCodes) return multiply_codes<kRows>(numbers, row, at, dots, ask);
-#endif
     integers::for_tiles_at_once<Ask>([&](auto tiles) TWOSTEP_INLINE {
       tiles([&](auto tile) TWOSTEP_INLINE { ask(at + tile * kTileBytes); });
       for (int64_t subgroup = 0; subgroup < 2; ++subgroup) {
