@@ -148,7 +148,14 @@ class CodeDots {
 
 // ---- rows of 8 bits, weights from 0 to 15 ----
 
-// Of 32 along K: where a target adds pairs of products, they fit in 16 bits.
+// Whether a target adds pairs of products: it takes less of weights without a sign, and pairs of 32 fit in 16 bits.
+#if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512VNNI__)
+constexpr bool kAddsPairs = true;
+#else
+constexpr bool kAddsPairs = false;
+#endif
+
+// Of 32 along K.
 class CodeSums {
  public:
   // += weights * x, eight products per lane: of four along K in the low halves of bytes, and four in the high.

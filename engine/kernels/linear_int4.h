@@ -108,14 +108,10 @@ struct ExpandedWeight : TilesOf<kExpandedTileBytes> {
   }
 };
 
-// Few rows multiply codes as they are, which takes fewer instructions than to expand them. In each subgroup
+// So many rows at once multiply codes as they are, which takes fewer instructions than to expand them. In each subgroup
 //
 //   sum(multiplier * (code - zero) * x) = multiplier * sum(code * x) - multiplier * zero * sum(x).
-#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
-constexpr int kRowsOfCodes = 3;
-#else
-constexpr int kRowsOfCodes = 8;  // products of codes, which have no sign, take less than others
-#endif
+constexpr int kRowsOfCodes = integers::kAddsPairs ? 8 : 3;
 
 // What becomes of the codes' products with a row, in one of the two subgroups of a tile's step.
 class Levels {
@@ -169,7 +165,8 @@ TWOSTEP_INLINE inline void multiply_codes(const int8_t* numbers, int64_t row, co
 struct Weight : TilesOf<kTileBytes> {
   using Expanded = ExpandedWeight;
   static constexpr int64_t kAsks = kStepBytes / kLineBytes;  // of a step
-  static constexpr int64_t kMaxPasses = 2;                   // over a panel, that it is not expanded for
+  // Over a panel, that it is not expanded for.
+  static constexpr int64_t kMaxPasses = kRowsOfCodes == kRowsAtOnce ? integers::kRowsPerTask : 2;
 
   // A panel, in memory that the calling thread keeps for its next.
   static const uint8_t* expand(const uint8_t* panel, int64_t steps) {
