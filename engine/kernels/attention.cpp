@@ -112,7 +112,7 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
       "Tensor context_lens, float scaling, int? sliding_window, float? softcap, Tensor? sinks) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(twostep, CPU, library) { 
+TORCH_LIBRARY_IMPL(twostep, CPU, library) {
   library.impl("paged_attention", [](const at::Tensor& query, const at::Tensor& key_cache,
                                      const at::Tensor& value_cache, const at::Tensor& block_tables,
                                      const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens, double scaling,
