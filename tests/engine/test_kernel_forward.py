@@ -85,14 +85,10 @@ def test_positions_come_in_any_order_and_however_far_apart(llama: LoadedModel) -
 @torch.inference_mode()
 def test_what_a_step_computed_stays_whatever_size_the_next_ones_have(llama: LoadedModel) -> None:
     """Small steps compute in memory that is kept for the next one of their size."""
-    caches, results, blocks = (
-        (cache_of(llama), cache_of(llama)),
-        list[tuple[Tensor, Tensor]](),
-        tuple(range(NUM_BLOCKS)),
-    )
+    caches, blocks = (cache_of(llama), cache_of(llama)), tuple(range(NUM_BLOCKS))
     fast, plain = KernelForward(llama.module, caches[0]), TransformersForward(llama.module, caches[1], cpu)
     fast._head = torch.nn.Identity()  # so that nothing is copied
-    head = llama.module.get_output_embeddings()
+    head, results = llama.module.get_output_embeddings(), []
     for start, num_tokens in [(0, 1), (1, 1), (2, 3), (5, 70), (75, 3), (78, 1), (79, 3), (82, 1)]:
         inputs = build_inputs([request(start, num_tokens, blocks)], BLOCK_SIZE, torch.device("cpu"))
         results.append((fast(inputs, None), plain(inputs, None)))
