@@ -153,9 +153,12 @@ class TaskShares {
     }
   }
 
-  // The next one for that thread, each once; num_tasks when none is left.
+  // The next one of that thread's own, each once; num_tasks when none is left.
+  int64_t take_own(int64_t thread) { return take_from(shares_[thread].rest, true); }
+
+  // Or of any other's.
   int64_t take(int64_t thread) {
-    const int64_t own = take_from(shares_[thread].rest, true);
+    const int64_t own = take_own(thread);
     if (own < num_tasks_) return own;
     for (int64_t i = 1; i < num_threads_; ++i) {
       const int64_t task = take_from(shares_[(thread + i) % num_threads_].rest, false);
@@ -190,7 +193,8 @@ class TaskShares {
 };
 
 // Calls task(i, then) for i = 0 ... num_tasks - 1, each once, on whichever thread is free: one that the system delays
-// delays only the tasks it has begun. `then` is what this thread does after i, or num_tasks.
+// delays only the tasks it has begun. `then` is what this thread does after i, or num_tasks where nothing is sure: it
+// leaves to others, while it has work, what they may do sooner.
 template <class Task>
 void run_foreseen_tasks(int64_t num_tasks, bool serial, const Task& task) {
   const int64_t num_threads = serial ? 1 : std::min<int64_t>(num_tasks, at::get_num_threads());
@@ -200,8 +204,8 @@ void run_foreseen_tasks(int64_t num_tasks, bool serial, const Task& task) {
   }
   TaskShares shares(num_tasks, num_threads);
   Threads::of_process().run(num_threads, [&](int64_t thread) {
-    for (int64_t i = shares.take(thread), then; i < num_tasks; i = then) {
-      then = shares.take(thread);
+    for (int64_t i = shares.take(thread), then; i < num_tasks; i = then < num_tasks ? then : shares.take(thread)) {
+      then = shares.take_own(thread);
       task(i, then);
     }
   });
