@@ -13,9 +13,9 @@ namespace twostep {
 
 // 1 / (1 + e**-x), from e**-|x|, which cannot overflow.
 inline Vec sigmoid_of(Vec x) {
-  const Vec zero{}, one = broadcast(1.0f);
-  const Vec decay = exp_nonpositive(where_less(x, zero, x, zero - x));
-  return where_less(x, zero, decay, one) / (one + decay);
+  const Vec minus_magnitude = each_part([&](int i) { return (PartF)((PartU)x.part[i] | 0x80000000u); });
+  const Vec one = broadcast(1.0f), decay = exp_nonpositive(minus_magnitude);
+  return where_less(x, Vec{}, decay, one) / (one + decay);
 }
 
 struct Sigmoid {

@@ -10,6 +10,7 @@
 #include "activations.h"
 #include "linear.h"
 #include "panels_amx.h"
+#include "rows.h"
 #include "vec.h"
 
 namespace twostep::amx {
@@ -23,17 +24,16 @@ struct Rounded {
   }
 };
 
-// Or one tile of the panel gates the other.
+// Or one tile of the panel gates the other. What is subnormal becomes zero, for which tiles would take it anyway.
 template <class Op>
 struct Gated {
   static constexpr int64_t kColumns = kTile;
   static_assert(kColumns == kGateBlock && kColumns == kLanes);
 
   static void write(__m512 gate, __m512 up, __mmask32, BFloat16* out) {
-    const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(up, gate);
-    const Vec activated = Op::apply(widen(_mm512_castsi512_si256(rounded)));
-    const Vec factor = widen((__m256i)rounded_to_halves(activated.part[0]));
-    store(out, factor * widen(_mm512_extracti64x4_epi64(rounded, 1)));
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(up, gate);
+    const Vec product = gated<Op>(widen(_mm512_castsi512_si256(both)), widen(_mm512_extracti64x4_epi64(both, 1)), out);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)_mm512_cvtneps_pbh(product.part[0]));
   }
 
  private:
