@@ -16,28 +16,37 @@ constexpr int64_t kStepUnits = kStepElements / coding::kUnit;
 
 struct CodedPanels {
   static constexpr int64_t kStepBytes = kStepUnits * coding::kUnitBytes, kStepsAhead = 4;  // one is expanded already
-  // A piece is expanded in the first pass over it, for all others: panel by panel it stays in the L1 cache.
-  static constexpr bool kIsPanelByPanel = true;
   // Of one row tile: every vector asks for those to come, which is faster than a share after each product.
   static constexpr bool kAsksForItself = true;
 
   class Steps;
 
   coding::Panels panels;
-  uint8_t* expanded;  // of a piece
+  uint8_t* places;  // of a piece's expanded steps
 
   const uint8_t* start_of(const Piece& piece) const { return panels.unit_of(piece.panel, piece.step * kStepUnits); }
-  Steps first_pass(const Piece& piece, bool is_only_pass) const;
-  PlainPanels::Steps later_pass(const Piece&) const { return {reinterpret_cast<const BFloat16*>(expanded)}; }
+  Steps only_pass(const Piece& piece) const;
+
+  // For several passes.
+  PlainPanels::Steps expanded(const Piece& piece) const {
+    coding::Expander expander(panels, piece.panel, piece.step * kStepUnits);
+    uint8_t* to = places;
+    for (int64_t step = 0; step < piece.steps; ++step, to += PlainPanels::kStepBytes) {
+      for (int64_t i = 0; i < kStepUnits; ++i) {
+        expander.expand_unit<false>().store(to + i * coding::kUnit * sizeof(BFloat16));
+      }
+      expander.put_exceptions(to, kStepElements);
+    }
+    return {reinterpret_cast<const BFloat16*>(places)};
+  }
 };
 
 // The steps of a piece, each of which is expanded while the one before is multiplied. Where one pass is all, two places
 // in turn are enough for them.
 class CodedPanels::Steps {
  public:
-  Steps(const CodedPanels& coded, const Piece& piece, bool is_only_pass)
-      : expander_(coded.panels, piece.panel, piece.step * kStepUnits), expanded_(coded.expanded),
-        mask_(is_only_pass ? 1 : -1), left_(piece.steps) {}
+  Steps(const CodedPanels& coded, const Piece& piece)
+      : expander_(coded.panels, piece.panel, piece.step * kStepUnits), places_(coded.places), left_(piece.steps) {}
 
   const BFloat16* operator[](int64_t step) const { return reinterpret_cast<const BFloat16*>(place_of(step)); }
 
@@ -65,16 +74,14 @@ class CodedPanels::Steps {
     if (share == kShares - 1) expander_.put_exceptions(to, kStepElements), ++next_, --left_;
   }
 
-  uint8_t* place_of(int64_t step) const { return expanded_ + (step & mask_) * PlainPanels::kStepBytes; }
+  uint8_t* place_of(int64_t step) const { return places_ + (step & 1) * PlainPanels::kStepBytes; }
 
   coding::Expander expander_;
-  uint8_t* expanded_;
-  int64_t mask_, next_ = 0, left_;
+  uint8_t* places_;
+  int64_t next_ = 0, left_;
 };
 
-inline CodedPanels::Steps CodedPanels::first_pass(const Piece& piece, bool is_only_pass) const {
-  return {*this, piece, is_only_pass};
-}
+inline CodedPanels::Steps CodedPanels::only_pass(const Piece& piece) const { return {*this, piece}; }
 
 // Whether pack_coded made it of a weight [n, k].
 inline bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "ahead.h"
+#include "blocks_amx.h"
 #include "coded_panels.h"
 #include "linear.h"
 #include "panels_amx.h"
@@ -21,21 +22,6 @@
 namespace twostep::amx {
 
 constexpr int64_t kSumElements = 2 * kTile * kTile;  // 16 rows times one panel
-constexpr int64_t kBlockRowTiles = 16, kBlockPanels = 8, kBlockSteps = 8;  // 256 rows, 256 columns, 256 of K
-
-// A step of two row tiles takes 28 ns from the L1 cache, 38 to 47 with its weights in the L2 cache, and 62 to 80 here,
-// of which loading and storing sums, finishing rows and asking for more take about 8 each. Tried without gain: blocks
-// of half and twice the size in each direction, other orders of loads and products, asking for weights into the L1
-// cache, and, where rows are few, pieces of K so that these stay there.
-
-// The block of sums [row_tile, row_tile_end) x [panel, panel_end), computed by one thread. Each panel is multiplied in
-// several passes, with two row tiles each.
-struct Block {
-  int64_t row_tile = 0, row_tile_end = 0, panel = 0, panel_end = 0;
-
-  int64_t num_passes() const { return divide_up(row_tile_end - row_tile, 2); }
-};
-
 // x as row tiles: 16 rows, `row_bytes` apart. Where x itself is not of that form (the rows after the last whole tile,
 // and all rows when K is no multiple of a step), the tiles lie in a copy, K filled up with zeros. What the copy holds
 // beyond the last row matters to nobody: those sums are not written.
@@ -62,10 +48,10 @@ inline RowTiles row_tiles_of(const Problem<BFloat16>& p) {
 }
 
 // sums += 16 * kRowTiles rows of x times one panel, over `steps` steps of K. Tiles 0 to 3 are the sums, 4 and 5 the
-// rows of x, 6 and 7 the columns of the panel.
-template <int kRowTiles, class Steps, class Writer>
-inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t row_bytes, Steps weights, int64_t steps,
-                           bool is_first, float* sums, Writer& writer, Ahead ahead) {
+// rows of x, 6 and 7 the columns of the panel. Rows that are streamed leave the L1 cache to the panel.
+template <int kRowTiles, bool kStreamsRows, class Steps, class Writer>
+inline Ahead multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t row_bytes, Steps weights,
+                            int64_t steps, bool is_first, float* sums, Writer& writer, Ahead ahead) {
   constexpr int64_t kSumBytes = kPanel * sizeof(float), kPairBytes = kStep * sizeof(BFloat16);
   float* sums_below = sums + kSumElements;
   if (is_first) {
@@ -81,92 +67,84 @@ inline void multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t r
   weights.template prepare_first<kRowTiles>();
   for (int64_t step = 0; step < steps; ++step, x += kStep, x_below += kStep) {
     const BFloat16* w = weights[step];
-    load_tile<6>(w, kPairBytes), load_tile<4>(x, row_bytes);
+    load_tile<6>(w, kPairBytes), load_tile<4, kStreamsRows>(x, row_bytes);
     multiply_tile<0, 4, 6>(), turn(0);
     if constexpr (kRowTiles == 1) writer.take_turn();
     load_tile<7>(w + kTileElements, kPairBytes);
     multiply_tile<1, 4, 7>(), turn(1), writer.take_turn();
     if constexpr (kRowTiles == 2) {
-      load_tile<5>(x_below, row_bytes);
+      load_tile<5, kStreamsRows>(x_below, row_bytes);
       multiply_tile<2, 5, 6>(), turn(2);
       multiply_tile<3, 5, 7>(), turn(3), writer.take_turn();
     }
   }
   store_tile<0>(sums, kSumBytes), store_tile<1>(sums + kTile, kSumBytes);
   if constexpr (kRowTiles == 2) store_tile<2>(sums_below, kSumBytes), store_tile<3>(sums_below + kTile, kSumBytes);
+  return ahead;
 }
 
-// The piece that takes the place of `now` in the caches: the same panel's next one, or the first of the panel at its
-// place in the next block. Of no steps where there is none, or where the next block has the same panels.
-inline Piece piece_after(const Piece& now, int64_t all_steps, int64_t max_steps, const Block& block,
-                         const Block& next) {
-  const int64_t end = now.step + now.steps, panel = next.panel + now.panel - block.panel;
-  if (end < all_steps) return {now.panel, end, std::min(max_steps, all_steps - end)};
-  const bool has_one = next.panel != block.panel && panel < next.panel_end;
-  return has_one ? Piece{panel, 0, max_steps} : Piece{};
-}
-
-// One block, K in pieces so that what is multiplied again at once stays in the L1 cache, and the rest in the L2 cache:
-// the rows of a pass meet all panels, or a panel that had to be expanded meets all rows. In one piece where there is
-// but one pass. Meanwhile asks memory for the block that comes next.
+// One block. Where there are several passes, a piece of K stays in the L1 cache while all of them meet it. Meanwhile
+// asks memory for what comes next, and finishes rows.
 template <class Finish, class Panels>
 class BlockProduct {
  public:
   BlockProduct(const Problem<BFloat16>& p, const RowTiles& rows, const Panels& panels, const Block& block,
                const Block& next, float* sums)
       : p_(p), rows_(rows), panels_(panels), block_(block), next_(next), sums_(sums), writer_(p),
-        all_steps_(divide_up(p.k, kStep)), passes_(block.num_passes()),
-        max_steps_(passes_ == 1 ? all_steps_ : divide_up(all_steps_, divide_up(all_steps_, kBlockSteps))) {}
+        order_(block, divide_up(p.k, kStep)) {}
 
   void compute() {
-    for (int64_t step = 0; step < all_steps_; step += max_steps_) {
-      const int64_t steps = std::min(max_steps_, all_steps_ - step);
-      const auto for_passes = [&](const auto& f) { for (int64_t pass = 0; pass < passes_; ++pass) f(pass); };
-      const auto for_panels = [&](const auto& f) { for (int64_t i = block_.panel; i < block_.panel_end; ++i) f(i); };
-      if constexpr (Panels::kIsPanelByPanel) {
-        for_panels([&](int64_t panel) { for_passes([&](int64_t pass) { multiply(pass, {panel, step, steps}); }); });
+    for (Piece now = order_.first(block_); now.steps > 0; now = order_.after(now, block_)) {
+      ahead_ = ahead_of(now);
+      if (order_.is_once()) {
+        multiply<false>(0, now, panels_.only_pass(now));
       } else {
-        for_passes([&](int64_t pass) { for_panels([&](int64_t panel) { multiply(pass, {panel, step, steps}); }); });
+        multiply_all(now, panels_.expanded(now));
       }
+      if (order_.is_last(now)) finish(now.panel);
     }
   }
 
  private:
-  void multiply(int64_t pass, const Piece& now) {
-    const int64_t tile = block_.row_tile + 2 * pass, tile_end = std::min(tile + 2, block_.row_tile_end);
-    const bool is_first = now.step == 0, is_last = now.step + now.steps == all_steps_;
-    float* sums = sums_ + place_of_sums(pass, now.panel) * 2 * kSumElements;
-    const auto multiply_by = [&](const auto& weights) {
-      const BFloat16 *x = rows_[tile] + now.step * kStep, *x_below = rows_[tile_end - 1] + now.step * kStep;
-      if (tile_end == tile + 2) {
-        multiply_tiles<2>(x, x_below, rows_.row_bytes, weights, now.steps, is_first, sums, writer_,
-                          ahead_of<2>(now, pass));
-      } else {
-        multiply_tiles<1>(x, x, rows_.row_bytes, weights, now.steps, is_first, sums, writer_, ahead_of<1>(now, pass));
-      }
-    };
-    pass == 0 ? multiply_by(panels_.first_pass(now, passes_ == 1)) : multiply_by(panels_.later_pass(now));
-    if (is_last) writer_.start(tile * kTile, std::min(tile_end * kTile, p_.rows), now.panel, sums);
-  }
-
-  // Sums that need not wait for the next piece take turns in two places, which stay in the L1 cache.
-  int64_t place_of_sums(int64_t pass, int64_t panel) {
-    if (max_steps_ == all_steps_) return turn_ ^= 1;
-    return pass * (block_.panel_end - block_.panel) + panel - block_.panel;
-  }
-
-  // A share of the piece that takes the place of this one. A panel that is read once asks for its own steps, a few of
-  // them ahead.
-  template <int kRowTiles>
-  Ahead ahead_of(const Piece& now, int64_t pass) const {
-    constexpr int64_t kStepLines = Panels::kStepBytes / kLineBytes;
-    const int64_t turns = now.steps * 2 * kRowTiles;
-    if (passes_ > 1) {
-      const Piece then = piece_after(now, all_steps_, max_steps_, block_, next_);
-      return Ahead(panels_.start_of(then), then.steps * kStepLines, pass, passes_, turns);
+  template <class Steps>
+  void multiply_all(const Piece& now, const Steps& weights) {
+    for (int64_t pass = 0; pass < block_.num_passes(); ++pass) {
+      order_.is_by_panel() ? multiply<true>(pass, now, weights) : multiply<false>(pass, now, weights);
     }
-    if (Panels::kAsksForItself && kRowTiles == 1) return {};
-    return Ahead(panels_.start_of({now.panel, Panels::kStepsAhead}), now.steps * kStepLines, 0, 1, turns);
+  }
+
+  template <bool kStreamsRows, class Steps>
+  void multiply(int64_t pass, const Piece& now, const Steps& weights) {
+    const int64_t tile = block_.row_tile + 2 * pass, tile_end = std::min(tile + 2, block_.row_tile_end);
+    const BFloat16 *x = rows_[tile] + now.step * kStep, *x_below = rows_[tile_end - 1] + now.step * kStep;
+    const auto multiply_by = tile_end == tile + 2 ? multiply_tiles<2, kStreamsRows, Steps, RowWriter<Finish>>
+                                                  : multiply_tiles<1, kStreamsRows, Steps, RowWriter<Finish>>;
+    ahead_ = multiply_by(x, x_below, rows_.row_bytes, weights, now.steps, now.step == 0,
+                         sums_of(now.panel) + pass * 2 * kSumElements, writer_, ahead_);
+  }
+
+  // Sums that need not wait for the next piece take turns in two places, so that they stay in a near cache.
+  float* sums_of(int64_t panel) const {
+    return sums_ + (order_.is_by_panel() ? turn_ : panel - block_.panel) * block_.num_passes() * 2 * kSumElements;
+  }
+
+  void finish(int64_t panel) {
+    writer_.start(block_.row_tile * kTile, std::min(block_.row_tile_end * kTile, p_.rows), panel, sums_of(panel));
+    turn_ ^= 1;
+  }
+
+  // What to ask for in all passes over a piece: the one that takes its place, none where the next block has the same
+  // panels. A panel that is read once asks for its own steps, a few of them ahead.
+  Ahead ahead_of(const Piece& now) const {
+    const int64_t tiles = block_.row_tile_end - block_.row_tile;
+    Piece then{now.panel, Panels::kStepsAhead, now.steps};
+    if (!order_.is_once()) {
+      then = order_.after(now, block_);
+      if (then.steps == 0 && next_.panel != block_.panel) then = order_.first(next_);
+    } else if (Panels::kAsksForItself && tiles == 1) {
+      then = {};
+    }
+    return Ahead(panels_.start_of(then), then.steps * Panels::kStepBytes / kLineBytes, 0, 1, now.steps * 2 * tiles);
   }
 
   const Problem<BFloat16>& p_;
@@ -175,55 +153,19 @@ class BlockProduct {
   const Block &block_, &next_;
   float* const sums_;
   RowWriter<Finish> writer_;
-  const int64_t all_steps_, passes_, max_steps_;
+  const Order order_;
+  Ahead ahead_;
   int64_t turn_ = 0;
-};
-
-// How a problem is cut into blocks. Large ones reread less; some per thread are wanted so that all end together, and
-// blocks of one size: a thread that gets a smaller one than the others waits for them.
-class Blocks {
- public:
-  Blocks(int64_t rows, int64_t columns) : row_tiles_(divide_up(rows, kTile)), panels_(divide_up(columns, kPanel)) {
-    const int64_t threads = at::get_num_threads(), wanted = 4 * threads;
-    while (count() < wanted && (height_ > 2 || width_ > 1)) {
-      const bool is_wide = width_ * kPanel >= std::min(height_, row_tiles_) * kTile;
-      (width_ > 1 && (is_wide || height_ == 2) ? width_ : height_) /= 2;
-    }
-    height_ = 2 * evened(divide_up(row_tiles_, 2), height_ / 2, 1, 1);  // a pass takes two
-    width_ = evened(panels_, width_, divide_up(row_tiles_, height_), threads);
-  }
-
-  int64_t count() const { return divide_up(row_tiles_, height_) * divide_up(panels_, width_); }
-
-  // Those of the same panels follow each other. An empty one from count() on.
-  Block operator[](int64_t i) const {
-    if (i >= count()) return {};
-    const int64_t row_blocks = divide_up(row_tiles_, height_);
-    const int64_t row_tile = i % row_blocks * height_, panel = i / row_blocks * width_;
-    return {row_tile, std::min(row_tile + height_, row_tiles_), panel, std::min(panel + width_, panels_)};
-  }
-
- private:
-  // The size, `most` or a little less, with which threads that share `times` as many parts are done soonest.
-  static int64_t evened(int64_t total, int64_t most, int64_t times, int64_t threads) {
-    const auto duration = [&](int64_t size) { return divide_up(divide_up(total, size) * times, threads) * size; };
-    int64_t best = most;
-    for (int64_t size = most; size > 0 && 4 * size >= 3 * most; --size) {
-      if (duration(size) < duration(best)) best = size;
-    }
-    return best;
-  }
-
-  int64_t row_tiles_, panels_, height_ = kBlockRowTiles, width_ = kBlockPanels;
 };
 
 template <class Finish, class PanelsOfThread>
 inline void multiply_and_finish(const Problem<BFloat16>& p, const PanelsOfThread& panels_of_thread) {
   const RowTiles rows = row_tiles_of(p);
-  const Blocks blocks(p.rows, p.n);
+  const Block highest{0, std::min(kBlockRowTiles, divide_up(p.rows, kTile))};
+  const Blocks blocks(p.rows, p.n, !Order::fits(highest, divide_up(p.k, kStep)));
   run_foreseen_tasks(blocks.count(), is_small(p), [&](int64_t task, int64_t then) {
     static thread_local Scratch<float> scratch;
-    float* sums = scratch.get(kBlockRowTiles * kBlockPanels * kSumElements);
+    float* sums = scratch.get(kBlockRowTiles * kMaxBlockPanels * kSumElements);
     const auto panels = panels_of_thread();
     const Block block = blocks[task], next = blocks[then];
     configure_tiles(std::min(p.rows, kTile));
@@ -247,9 +189,8 @@ inline void multiply(const Problem<BFloat16>& p, const BFloat16* packed) {
 inline void multiply_coded(const Problem<BFloat16>& p, const uint8_t* packed, int64_t panel_bytes) {
   multiply_panels(p, [&] {
     static thread_local Scratch<uint8_t> scratch;
-    // A piece is no longer than that where there are several passes, else two places are enough.
-    uint8_t* expanded = scratch.get(kBlockSteps * PlainPanels::kStepBytes);
-    return CodedPanels{coding::Panels(packed, panel_bytes, divide_up(p.k, kStep) * kStepUnits), expanded};
+    uint8_t* places = scratch.get(Order::kMaxSteps * PlainPanels::kStepBytes);
+    return CodedPanels{coding::Panels(packed, panel_bytes, divide_up(p.k, kStep) * kStepUnits), places};
   });
 }
 

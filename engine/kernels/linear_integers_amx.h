@@ -11,7 +11,7 @@
 #include <new>
 
 #include "ahead.h"
-#include "linear_amx.h"
+#include "blocks_amx.h"
 #include "linear_integers.h"
 
 namespace twostep::integers {

@@ -22,7 +22,7 @@ using at::BFloat16;
 struct PlainPanels {
   static constexpr int64_t kStepBytes = kStepElements * sizeof(BFloat16);
   static constexpr int64_t kStepsAhead = 2;  // within a panel that is read once
-  static constexpr bool kIsPanelByPanel = false, kAsksForItself = false;
+  static constexpr bool kAsksForItself = false;
 
   // Of a piece.
   struct Steps {
@@ -41,8 +41,8 @@ struct PlainPanels {
   const BFloat16* start_of(const Piece& piece) const {
     return packed + (piece.panel * all_steps + piece.step) * kStepElements;
   }
-  Steps first_pass(const Piece& piece, bool) const { return {start_of(piece)}; }
-  Steps later_pass(const Piece& piece) const { return {start_of(piece)}; }
+  Steps only_pass(const Piece& piece) const { return {start_of(piece)}; }
+  Steps expanded(const Piece& piece) const { return {start_of(piece)}; }
 };
 
 // Calls use(panel, numbers) for each panel of a weight [N, K], with its numbers as tiles take them, zero padded:

@@ -49,9 +49,9 @@ def test_a_layer_without_kernel_weights_stays() -> None:
 
 
 @pytest.mark.parametrize("bits", [0, 8, 4])
-@pytest.mark.parametrize(("size", "k"), [(40, 32), (48, 300), (1040, 32), (208, 1100)])
+@pytest.mark.parametrize(("size", "k"), [(40, 32), (48, 300), (1040, 32), (208, 1100), (208, 1700)])
 def test_a_product_that_gates_itself_is_the_product_gated(size: int, k: int, bits: int) -> None:
-    """Of more rows than a pass, a block and a task have, and of more K than a piece."""
+    """Of more rows than a pass, a block and a task have, and of more K than a piece, and than rows in a cache."""
     torch.manual_seed(2)
     gate_up: Any = packing_for({0: "none", 8: "int8", 4: "int4"}[bits], True).layers(weight_of(2 * size, k))
     down, attention_out = (pack_weight(weight, True) for weight in (weight_of(k, size), torch.zeros(k, 16).bfloat16()))

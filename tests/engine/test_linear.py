@@ -64,8 +64,10 @@ def test_a_row_is_the_same_alone_and_in_every_batch(pack: Pack, n: int, k: int, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_of_a_large_batch_is_the_same_alone(pack: Pack, dtype: torch.dtype) -> None:
-    weight, _, x = random_layer(300, 1100, dtype, 1061)
+@pytest.mark.parametrize(("n", "k"), [(300, 1100), (600, 1700)])
+def test_a_row_of_a_large_batch_is_the_same_alone(pack: Pack, n: int, k: int, dtype: torch.dtype) -> None:
+    """By panel, and by piece of K where rows do not fit into a cache."""
+    weight, _, x = random_layer(n, k, dtype, 1061)
     packed = pack(weight)
     whole = packed.multiply(x, None)
     for start, end in [(0, 1), (95, 97), (511, 513), (37, 197), (0, 520), (1030, 1061), (1060, 1061)]:
