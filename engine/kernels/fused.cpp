@@ -36,12 +36,12 @@ void for_each_row(int64_t rows, int64_t row_size, const F& f) {
 template <class Element>
 void normalize(const Element* x, const Element* weight, int64_t size, float eps, Element* to) {
   Vec squares{};
-  for_each_vector(size, [&](int64_t i, int64_t count) {
+  for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
     const Vec v = load_upto(x + i, count);
     squares = squares + v * v;
   });
   const Vec factor = broadcast(1.0f / std::sqrt(fold_add(squares) / float(size) + eps));
-  for_each_vector(size, [&](int64_t i, int64_t count) {
+  for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
     const Vec normed = rounded_to(load_upto(x + i, count) * factor, x);
     store_upto(to + i, count, normed * load_upto(weight + i, count));
   });
@@ -49,7 +49,7 @@ void normalize(const Element* x, const Element* weight, int64_t size, float eps,
 
 template <class Element>
 void add(const Element* a, const Element* b, int64_t size, Element* to) {
-  for_each_vector(size, [&](int64_t i, int64_t count) {
+  for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
     store_upto(to + i, count, load_upto(a + i, count) + load_upto(b + i, count));
   });
 }
@@ -57,7 +57,7 @@ void add(const Element* a, const Element* b, int64_t size, Element* to) {
 // Rotates a head in place: of each pair (x[i], x[i + half]), by the angle of that i.
 template <class Element>
 void rotate(Element* head, const Element* cos, const Element* sin, int64_t half) {
-  for_each_vector(half, [&](int64_t i, int64_t count) {
+  for_each_vector(half, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
     const auto rounded = [&](Vec v) { return rounded_to(v, head); };
     const Vec low = load_upto(head + i, count), high = load_upto(head + half + i, count);
     const Vec from_high = rounded(Vec{} - high * load_upto(sin + i, count));

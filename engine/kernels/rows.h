@@ -35,12 +35,12 @@ inline at::Tensor take_rows(const at::Tensor& table, const at::Tensor& numbers) 
 }
 
 template <class Element>
-inline Vec load_upto(const Element* source, int64_t count) {
+TWOSTEP_INLINE inline Vec load_upto(const Element* source, int64_t count) {
   return count >= kLanes ? load(source) : load_first(source, count);
 }
 
 template <class Element>
-inline void store_upto(Element* target, int64_t count, Vec v) {
+TWOSTEP_INLINE inline void store_upto(Element* target, int64_t count, Vec v) {
   count >= kLanes ? store(target, v) : store_first(target, count, v);
 }
 
@@ -49,10 +49,13 @@ inline Vec rounded_to(Vec v, const at::BFloat16*) {
   return each_part([&](int i) { return (PartF)(rounded_to_upper_halves(v.part[i]) & 0xffff0000u); });
 }
 
-// Calls f(i, count) for every sixteen elements of `size`, and for what is left of them.
+// Calls f(i, count) for every sixteen elements of `size`, and for what is left of them. That a vector is whole is known
+// to the compiler, wherever f is inlined.
 template <class F>
 TWOSTEP_INLINE inline void for_each_vector(int64_t size, F f) {
-  for (int64_t i = 0; i < size; i += kLanes) f(i, std::min<int64_t>(kLanes, size - i));
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) f(i, kLanes);
+  if (i < size) [[unlikely]] f(i, size - i);
 }
 
 // Of gate and up, numbers that the element has, which also tells what the activation is rounded to.
@@ -65,7 +68,7 @@ inline Vec gated(Vec gate, Vec up, const Element* element) {
 template <class Op, class Element>
 void gate_row(const Element* gate_up, int64_t size, Element* to) {
   static_assert(kGateBlock == kLanes);
-  for_each_vector(size, [&](int64_t i, int64_t count) {
+  for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
     const Element* block = gate_up + 2 * i;
     store_upto(to + i, count, gated<Op>(load_upto(block, count), load_upto(block + count, count), block));
   });
