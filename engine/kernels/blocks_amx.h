@@ -72,21 +72,21 @@ class Order {
   static constexpr int64_t kMaxSteps = 14;
 
   Order(const Block& block, int64_t all_steps)
-      : all_steps_(all_steps), is_once_(block.num_passes() == 1), is_by_panel_(is_once_ || fits(block, all_steps)) {
+      : all_steps_(all_steps), is_once_(block.num_passes() == 1), is_by_panel_(goes_by_panel(block, all_steps)) {
     const int64_t most = is_by_panel_ && block.num_passes() >= kManyPasses ? kMaxSteps : kFewSteps;
     max_steps_ = divide_up(all_steps, is_once_ ? 1 : divide_up(all_steps, most));
   }
 
-  // Whether the block's rows, all of K, fit into the L2 cache beside everything else.
-  static bool fits(const Block& block, int64_t all_steps) {
-    return (block.row_tile_end - block.row_tile) * all_steps <= kMaxTiles;
+  // Whether a panel is finished before the next one begins, since it is read once or rows, all of K, fit into the L2
+  // cache beside everything else. Else each piece of K meets all panels.
+  static bool goes_by_panel(const Block& block, int64_t all_steps) {
+    return block.num_passes() == 1 || (block.row_tile_end - block.row_tile) * all_steps <= kMaxTiles;
   }
+
+  bool is_by_panel() const { return is_by_panel_; }
 
   // With one pass every panel is read once, from end to end.
   bool is_once() const { return is_once_; }
-
-  // Whether a panel is finished before the next one begins. Else each piece of K meets all panels.
-  bool is_by_panel() const { return is_by_panel_; }
 
   // The first piece of a block, and the one after another; of no steps where there is none.
   Piece first(const Block& block) const { return piece(block, block.panel, 0); }

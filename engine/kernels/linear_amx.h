@@ -22,6 +22,7 @@
 namespace twostep::amx {
 
 constexpr int64_t kSumElements = 2 * kTile * kTile;  // 16 rows times one panel
+
 // x as row tiles: 16 rows, `row_bytes` apart. Where x itself is not of that form (the rows after the last whole tile,
 // and all rows when K is no multiple of a step), the tiles lie in a copy, K filled up with zeros. What the copy holds
 // beyond the last row matters to nobody: those sums are not written.
@@ -162,7 +163,7 @@ template <class Finish, class PanelsOfThread>
 inline void multiply_and_finish(const Problem<BFloat16>& p, const PanelsOfThread& panels_of_thread) {
   const RowTiles rows = row_tiles_of(p);
   const Block highest{0, std::min(kBlockRowTiles, divide_up(p.rows, kTile))};
-  const Blocks blocks(p.rows, p.n, !Order::fits(highest, divide_up(p.k, kStep)));
+  const Blocks blocks(p.rows, p.n, !Order::goes_by_panel(highest, divide_up(p.k, kStep)));
   run_foreseen_tasks(blocks.count(), is_small(p), [&](int64_t task, int64_t then) {
     static thread_local Scratch<float> scratch;
     float* sums = scratch.get(kBlockRowTiles * kMaxBlockPanels * kSumElements);
