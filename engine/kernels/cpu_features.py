@@ -28,11 +28,11 @@ class IsaLevel:
 _AVX2_CPU = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"})
 _AVX512_CPU = _AVX2_CPU | {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}
 _AVX512_BF16_CPU = _AVX512_CPU | {"avx512_bf16", "avx512_vnni"}
-_AMX_CPU = _AVX512_BF16_CPU | {"amx_tile", "amx_bf16", "amx_int8"}
+_AMX_CPU = _AVX512_BF16_CPU | {"avx512vbmi", "avx512_vbmi2", "amx_tile", "amx_bf16", "amx_int8"}
 
 _AVX512_ISA = ("-march=x86-64-v4", "-mprefer-vector-width=512")
 _AVX512_BF16_ISA = (*_AVX512_ISA, "-mavx512vnni", "-mavx512bf16")
-_AMX_ISA = (*_AVX512_BF16_ISA, "-mamx-tile", "-mamx-bf16", "-mamx-int8")
+_AMX_ISA = (*_AVX512_BF16_ISA, "-mavx512vbmi", "-mavx512vbmi2", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
 
 GENERIC = IsaLevel("generic", frozenset(), ())
 

@@ -15,8 +15,8 @@ void check_dtype(const at::Tensor& tensor) {
               "linear takes float32 or bfloat16, not ", tensor.scalar_type());
 }
 
-// weight [N, K] -> [panels, steps of K, columns of a panel, K of a step], or coded: [panels, bytes of one] uint8 (with
-// AVX512, where the numbers allow it). Opaque to the caller.
+// weight [N, K] -> [panels, steps of K, columns of a panel, K of a step], or coded, as uint8: with AVX512, where the
+// numbers allow it. Opaque to the caller.
 at::Tensor pack_weight(const at::Tensor& weight, [[maybe_unused]] bool may_be_coded) {
   check_dtype(weight);
   TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0, "weight must be a non-empty matrix");
@@ -62,7 +62,7 @@ at::Tensor multiply_coded(const at::Tensor& x, const at::Tensor& packed, const s
     if constexpr (std::is_same_v<Element, at::BFloat16>) {
       const auto* numbers = packed.const_data_ptr<uint8_t>();
 #if defined(__AMX_BF16__)
-      if (amx::is_granted()) return amx::multiply_coded(p, numbers, packed.size(1));
+      if (amx::is_granted()) return amx::multiply_coded(p, numbers);
 #endif
       vector::multiply_coded(p, numbers, packed.size(1));
     }
@@ -81,9 +81,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::opti
     return gate(linear(x, packed, bias, n), activation, out);
   }
 #if defined(__AVX512BW__)
-  if (packed.dim() == 2 && packed.scalar_type() == at::kByte) {
-    return multiply_coded(x, packed, bias, n, activation, out);
-  }
+  if (packed.scalar_type() == at::kByte) return multiply_coded(x, packed, bias, n, activation, out);
 #endif
   TORCH_CHECK(packed.dim() == 4, "linear takes a packed weight");
   const auto fits = [&](int64_t size, int dim) {

@@ -100,7 +100,7 @@ class BlockProduct {
       if (order_.is_once()) {
         multiply<false>(0, now, panels_.only_pass(now));
       } else {
-        multiply_all(now, panels_.expanded(now));
+        multiply_all(now, panels_.expanded(now, ahead_));
       }
       if (order_.is_last(now)) finish(now.panel);
     }
@@ -137,15 +137,17 @@ class BlockProduct {
   // What to ask for in all passes over a piece: the one that takes its place, none where the next block has the same
   // panels. A panel that is read once asks for its own steps, a few of them ahead.
   Ahead ahead_of(const Piece& now) const {
-    const int64_t tiles = block_.row_tile_end - block_.row_tile;
-    Piece then{now.panel, Panels::kStepsAhead, now.steps};
+    const int64_t lines = Panels::kStepBytes / kLineBytes, tiles = block_.row_tile_end - block_.row_tile;
+    Piece then;
+    int64_t turns = 2 * tiles;
     if (!order_.is_once()) {
+      turns += Panels::kTurns;
       then = order_.after(now, block_);
       if (then.steps == 0 && next_.panel != block_.panel) then = order_.first(next_);
-    } else if (Panels::kAsksForItself && tiles == 1) {
-      then = {};
+    } else if constexpr (!Panels::kAsksForItself) {
+      then = {now.panel, Panels::kStepsAhead, now.steps};
     }
-    return Ahead(panels_.start_of(then), then.steps * Panels::kStepBytes / kLineBytes, 0, 1, now.steps * 2 * tiles);
+    return Ahead(panels_.start_of(then), then.steps * lines, 0, 1, now.steps * turns);
   }
 
   const Problem<BFloat16>& p_;
@@ -187,11 +189,11 @@ inline void multiply(const Problem<BFloat16>& p, const BFloat16* packed) {
 }
 
 // By what `pack_coded` made.
-inline void multiply_coded(const Problem<BFloat16>& p, const uint8_t* packed, int64_t panel_bytes) {
+inline void multiply_coded(const Problem<BFloat16>& p, const uint8_t* packed) {
   multiply_panels(p, [&] {
     static thread_local Scratch<uint8_t> scratch;
     uint8_t* places = scratch.get(Order::kMaxSteps * PlainPanels::kStepBytes);
-    return CodedPanels{coding::Panels(packed, panel_bytes, divide_up(p.k, kStep) * kStepUnits), places};
+    return CodedPanels{exponents::Panels(packed, divide_up(p.n, kPanel), divide_up(p.k, kStep) * kStepUnits), places};
   });
 }
 

@@ -200,7 +200,7 @@ void multiply(const Problem<typename Format::Element>& p, const typename Format:
 inline void multiply_coded(const Problem<at::BFloat16>& p, const uint8_t* packed, int64_t panel_bytes) {
   multiply_panels(p, [&] {
     static thread_local Scratch<at::BFloat16> scratch;
-    const coding::Panels panels(packed, panel_bytes, divide_up(p.k, kStep));
+    const high_bytes::Panels panels(packed, panel_bytes, divide_up(p.k, kStep));
     return CodedPanels{panels, scratch.get(kPieceSteps * kStepElements)};
   });
 }

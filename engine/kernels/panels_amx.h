@@ -23,6 +23,7 @@ struct PlainPanels {
   static constexpr int64_t kStepBytes = kStepElements * sizeof(BFloat16);
   static constexpr int64_t kStepsAhead = 2;  // within a panel that is read once
   static constexpr bool kAsksForItself = false;
+  static constexpr int64_t kTurns = 0;  // to ask while a step is expanded
 
   // Of a piece.
   struct Steps {
@@ -42,7 +43,7 @@ struct PlainPanels {
     return packed + (piece.panel * all_steps + piece.step) * kStepElements;
   }
   Steps only_pass(const Piece& piece) const { return {start_of(piece)}; }
-  Steps expanded(const Piece& piece) const { return {start_of(piece)}; }
+  Steps expanded(const Piece& piece, Ahead&) const { return {start_of(piece)}; }
 };
 
 // Calls use(panel, numbers) for each panel of a weight [N, K], with its numbers as tiles take them, zero padded:

@@ -15,7 +15,7 @@
 #include "threads.h"
 
 #if defined(__AVX512BW__)
-#include "coded_numbers.h"
+#include "coded_high_bytes.h"
 #endif
 
 namespace twostep::vector {
@@ -60,11 +60,11 @@ struct PlainPanels {
 struct CodedPanels {
   using Format = BFloat16;
   using Element = at::BFloat16;
-  static_assert(kStepElements == coding::kUnit);
-  static constexpr int64_t kStepBytes = coding::kUnitBytes;
+  static_assert(kStepElements == high_bytes::kUnit);
+  static constexpr int64_t kStepBytes = high_bytes::kUnitBytes;
 
   struct Step {
-    coding::Unit unit;
+    Expanded unit;
 
     template <int kIndex>
     TWOSTEP_INLINE Vec vector() const {
@@ -79,17 +79,17 @@ struct CodedPanels {
         : expander_(panels.numbers, piece.panel, piece.step), expanded_(panels.expanded) {}
 
     TWOSTEP_INLINE Step next() {
-      const Step step{expander_.expand_whole_unit<kIsOnlyPass>()};
+      const Step step{expander_.expand<kIsOnlyPass>()};
       if constexpr (!kIsOnlyPass) step.unit.store(reinterpret_cast<uint8_t*>(expanded_)), expanded_ += kStepElements;
       return step;
     }
 
    private:
-    coding::Expander expander_;
+    high_bytes::Expander expander_;
     Element* expanded_;
   };
 
-  coding::Panels numbers;
+  high_bytes::Panels numbers;
   Element* expanded;  // of a piece
 
   const uint8_t* start_of(const Piece& piece) const { return numbers.unit_of(piece.panel, piece.step); }
@@ -135,12 +135,12 @@ at::Tensor pack(const at::Tensor& weight) {
 #if defined(__AVX512BW__)
 // Whether pack_coded made it of a weight [n, k].
 inline bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
-  return coding::is_coded(packed, divide_up(n, kPanel), divide_up(k, kStep));
+  return high_bytes::is_coded(packed, divide_up(n, kPanel), divide_up(k, kStep));
 }
 
 // None where the numbers do not allow it.
 inline std::optional<at::Tensor> pack_coded(const at::Tensor& weight) {
-  return coding::pack(weight, kPanel, divide_up(weight.size(1), kStep),
+  return high_bytes::pack(weight, kPanel, divide_up(weight.size(1), kStep),
                       [&](const auto& use) { for_each_panel<BFloat16>(weight, use); });
 }
 #endif

@@ -1,4 +1,4 @@
-"""Weights in 12 bits a number: exactly the products of the same weights in 16."""
+"""Weights in 12 bits a number, or 11 with AMX: exactly the products of the same weights in 16."""
 
 from collections.abc import Callable
 
@@ -14,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("two_threads")
 SHAPES = [(1, 1), (32, 32), (33, 31), (64, 2), (70, 2100), (300, 520), (1000, 896), (130, 513)]  # N, K
 ROWS = (1, 2, 5, 6, 7, 12, 13, 16, 17, 32, 33, 47, 64, 100, 192, 193, 257, 600)
 PER_EXCEPTION = 256  # numbers, where there are as many as a panel may have
+PER_LISTED = 4  # where there are as many as a weight may have
 
 
 @pytest.fixture(autouse=True)
@@ -23,11 +24,15 @@ def _with_avx512() -> None:
         pytest.skip("weights are coded with AVX512 only")
 
 
+def codes_exponents() -> bool:
+    """In 11 bits; else high bytes, in 12."""
+    kernels = load_kernels()
+    return kernels is not None and kernels.isa == "amx"
+
+
 def panel() -> int:
     """Outputs that share a table."""
-    kernels = load_kernels()
-    assert kernels is not None
-    return 32 if kernels.isa == "amx" else 64
+    return 32 if codes_exponents() else 64
 
 
 def bits(x: Tensor) -> Tensor:
@@ -56,7 +61,7 @@ def test_products_are_those_of_the_plain_weight(n: int, k: int) -> None:
     assert_exact(torch.randn(n, k).bfloat16())
 
 
-@pytest.mark.parametrize("exponent", [-130, -60, 0, 60, 120])
+@pytest.mark.parametrize("exponent", [-130, -60, -7, 0])
 def test_numbers_of_any_size(exponent: int) -> None:
     assert_exact((torch.randn(64, 256).double() * 2.0**exponent).bfloat16(), rows=(1, 40, 70))
 
@@ -66,19 +71,23 @@ def test_every_number_comes_back(make: Callable[..., Tensor]) -> None:
     assert_numbers_come_back(make(64, 320).bfloat16())
 
 
-def test_all_16_codes_of_both_halves_of_a_unit_come_back() -> None:
-    high = (torch.arange(320) + torch.arange(panel())[:, None]) % 16 * 7 + 2  # 16 bytes, whose numbers are finite
-    words = high * 256 + torch.randint(256, high.shape)
-    assert_numbers_come_back(words.short().view(torch.bfloat16))
-
-
 def test_every_panel_has_a_table_of_its_own() -> None:
-    sizes = 2.0 ** (torch.arange(8) * 14 - 56).repeat_interleave(panel())
+    sizes = 2.0 ** (torch.arange(8) * 14 - 100).repeat_interleave(panel())
     assert_exact((torch.randn(8 * panel(), 128).double() * sizes[:, None]).bfloat16(), rows=(1, 40, 70))
 
 
-class TestExceptions:
-    """Numbers whose high byte is not among the 16 of their panel."""
+def test_numbers_without_pattern_are_left_as_they_are() -> None:
+    weight = torch.randint(-(2**15), 2**15, (64, 64)).short().view(torch.bfloat16)
+    assert KernelWeight(weight).packed.dtype == torch.bfloat16
+
+
+class TestHighBytes:
+    """In 12 bits: exceptions are numbers whose high byte is not among the 16 of their panel."""
+
+    @pytest.fixture(autouse=True)
+    def _with_vectors(self) -> None:
+        if codes_exponents():
+            pytest.skip("high bytes are coded without AMX only")
 
     @staticmethod
     def common(panels: int = 2, k: int = 512) -> tuple[Tensor, Tensor]:
@@ -129,16 +138,101 @@ class TestExceptions:
         words[9 * panel(), :64] = 0x4242
         assert KernelWeight(weight).packed.dtype == torch.bfloat16
 
-    def test_numbers_without_pattern_are_left_as_they_are(self) -> None:
-        weight = torch.randint(-(2**15), 2**15, (64, 64)).short().view(torch.bfloat16)
-        assert KernelWeight(weight).packed.dtype == torch.bfloat16
-
     @pytest.mark.parametrize("scale", [0.02, 1.0])
     def test_few_of_the_numbers_that_models_have_are_rare(self, scale: float) -> None:
         for weight in (torch.randn(512, 896), torch.distributions.StudentT(3.0).sample((512, 896))):
             packed = KernelWeight((weight * scale).bfloat16())
             assert packed.packed.dtype == torch.uint8
             assert packed.nbytes < 0.76 * weight.numel() * 2
+
+    def test_all_16_codes_of_both_halves_of_a_unit_come_back(self) -> None:
+        high = (torch.arange(320) + torch.arange(panel())[:, None]) % 16 * 7 + 2  # 16 bytes, whose numbers are finite
+        words = high * 256 + torch.randint(256, high.shape)
+        assert_numbers_come_back(words.short().view(torch.bfloat16))
+
+    @pytest.mark.parametrize("exponent", [60, 120])
+    def test_large_numbers(self, exponent: int) -> None:
+        assert_exact((torch.randn(64, 256).double() * 2.0**exponent).bfloat16(), rows=(1, 40, 70))
+
+
+def of_exponents(exponents: Tensor) -> Tensor:
+    """The bits of numbers with these exponents, of any sign and mantissa."""
+    words = exponents * 128 + torch.randint(128, exponents.shape) - 2**15 * torch.randint(2, exponents.shape)
+    return words.short()
+
+
+class TestExponents:
+    """In 11 bits: listed are numbers whose exponent is not among the seven of their panel, and all from 2 on."""
+
+    @pytest.fixture(autouse=True)
+    def _with_tiles(self) -> None:
+        if not codes_exponents():
+            pytest.skip("exponents are coded with AMX only")
+
+    @staticmethod
+    def common(panels: int = 2, k: int = 512) -> tuple[Tensor, Tensor]:
+        """A weight of seven exponents, and the bits of its numbers."""
+        words = of_exponents(96 + torch.randint(7, (panels * panel(), k)))
+        return words.view(torch.bfloat16), words
+
+    @pytest.mark.parametrize(
+        "spread", ["first", "last", "everywhere", "a quarter", "one step", "one output", "a panel"]
+    )
+    def test_products_are_exact(self, spread: str) -> None:
+        weight, words = self.common(8)
+        rare = {
+            "first": (slice(0, 1), slice(0, 1)),
+            "last": (slice(-1, None), slice(-1, None)),
+            "everywhere": (slice(None, None, 19), slice(None, None, 31)),
+            "a quarter": (slice(None), slice(None, None, 4)),
+            "one step": (slice(0, 64), slice(320, 327)),
+            "one output": (slice(40, 41), slice(0, 60)),
+            "a panel": (slice(panel(), 2 * panel()), slice(None)),
+        }[spread]
+        words[rare] = of_exponents(130 + torch.randint(30, words[rare].shape))
+        assert_exact(weight)
+        assert_numbers_come_back(weight)
+
+    @pytest.mark.parametrize("count", [*range(12), 63, 64, 65, 127, 128, 129])
+    def test_the_list_may_end_anywhere(self, count: int) -> None:
+        weight, words = self.common(1)
+        words.view(-1)[torch.randperm(words.numel())[:count]] = 0x4242
+        assert_exact(weight, rows=(1, 64))
+
+    def test_what_is_not_finite_stays_what_it_is(self) -> None:
+        weight, _ = self.common()
+        weight[3, 100], weight[40, 500], weight[63, 0] = float("inf"), float("nan"), -float("inf")
+        assert_exact(weight)
+
+    def test_a_weight_with_too_many_is_left_as_it_is(self) -> None:
+        weight, words = self.common(3)
+        most = words.numel() // PER_LISTED
+        words.view(-1)[:most] = 0x4242
+        words.view(-1)[most:] = of_exponents(torch.full((words.numel() - most,), 100))
+        assert_exact(weight, rows=(1,))
+        words.view(-1)[most] = 0x4242
+        assert KernelWeight(weight).packed.dtype == torch.bfloat16
+
+    def test_numbers_from_2_on_are_always_listed(self) -> None:
+        weight, words = self.common(1)
+        words[:] = of_exponents(torch.full(words.shape, 128))
+        assert KernelWeight(weight).packed.dtype == torch.bfloat16
+        words[: panel() - panel() // PER_LISTED] &= ~(1 << 14)
+        assert_exact(weight, rows=(1,))
+
+    @pytest.mark.parametrize("scale", [0.02, 0.03, 1.0])
+    def test_numbers_that_models_have_take_few_bits(self, scale: float) -> None:
+        for weight in (torch.randn(512, 896), torch.distributions.StudentT(3.0).sample((512, 896))):
+            packed = KernelWeight((weight * scale).bfloat16())
+            assert packed.packed.dtype == torch.uint8
+            assert packed.nbytes < (11.5 if scale < 1 else 12.5) / 16 * weight.numel() * 2
+
+    def test_every_code_comes_back_from_every_place(self) -> None:
+        """Of a unit's 512 numbers: each has each of seven exponents, and one that is listed, in some unit."""
+        numbers = torch.arange(panel() * 512)
+        codes = (numbers + numbers // 512) % 8
+        exponents = torch.where(codes < 7, codes * 17 + 3, 120 + numbers % 8)
+        assert_numbers_come_back(of_exponents(exponents).view(panel(), 512).view(torch.bfloat16))
 
 
 def test_other_rows_and_columns_than_it_has_are_refused() -> None:
@@ -158,14 +252,10 @@ def test_other_rows_and_columns_than_it_has_are_refused() -> None:
 
 def test_what_was_not_packed_so_is_refused() -> None:
     packed, x = KernelWeight(torch.randn(96, 96).bfloat16()).packed, torch.randn(1, 96).bfloat16()
+    size = packed.shape[-1]
     shifted = torch.cat([packed.flatten(), torch.zeros(1, dtype=torch.uint8)])[1:].view_as(packed)
-    for wrong in (
-        packed[:0],
-        packed[:, 64:],
-        packed[:, :-64],
-        packed.T,
-        shifted,
-        packed.repeat(1, 2)[:, : packed.shape[1]],
-    ):
+    with_gaps = packed.repeat_interleave(2, dim=-1)[..., ::2]
+    parts = (packed[:0], packed[..., :64], packed[..., 64:], packed[..., : size - 64])
+    for wrong in (*parts, packed.view(32, -1).T, shifted, with_gaps, packed.flatten()[:, None, None]):
         with pytest.raises(RuntimeError, match="differ in size"):
             torch.ops.twostep.linear(x, wrong, None, 96)

@@ -14,20 +14,20 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <numeric>
 #include <optional>
 #include <vector>
 
 #include "ahead.h"
+#include "coding.h"
 #include "huge_pages.h"
 #include "threads.h"
 #include "vec.h"
 
-namespace twostep::coding {
+namespace twostep::high_bytes {
 
 using at::BFloat16;
 
-constexpr int64_t kUnit = 128, kUnitBytes = kUnit * 3 / 2;  // numbers, and what they take
+constexpr int64_t kUnit = Expanded::kNumbers, kUnitBytes = kUnit * 3 / 2;  // numbers, and what they take
 
 // A number's index in its panel << 8 | its high byte, in ascending order, kNoException after the last one.
 using Exception = uint32_t;
@@ -58,20 +58,6 @@ struct Panels {
   }
 };
 
-// The numbers of a unit, in vectors of as many bytes as a line has.
-struct Unit {
-  __m512i lines[4];
-
-  TWOSTEP_INLINE void store(uint8_t* to) const {
-    unroll<4>([&](auto i) TWOSTEP_INLINE { _mm512_store_si512(to + i * kLineBytes, lines[i]); });
-  }
-  TWOSTEP_INLINE static Unit load(const uint8_t* from) {
-    Unit unit;
-    unroll<4>([&](auto i) TWOSTEP_INLINE { unit.lines[i] = _mm512_load_si512(from + i * kLineBytes); });
-    return unit;
-  }
-};
-
 // Expands a panel's numbers, in order, from a unit on.
 class Expander {
  public:
@@ -83,43 +69,35 @@ class Expander {
     exception_ = std::lower_bound(header.exceptions, end, index_ << 8);
   }
 
-  // The next unit, without its exceptions; asks for those to come, if wanted.
+  // The next unit; asks for those to come, if wanted. Only where there are exceptions do its vectors pass through
+  // memory, for which a core would wait: so all of this is inlined.
   template <bool kAsks>
-  TWOSTEP_INLINE Unit expand_unit() {
+  TWOSTEP_INLINE Expanded expand() {
+    Expanded unit = expand_codes<kAsks>();
+    if (has_exception()) [[unlikely]] {
+      alignas(kLineBytes) uint8_t numbers[Expanded::kBytes];
+      unit.store(numbers);
+      for (; has_exception(); ++exception_) {
+        numbers[((*exception_ >> 8) - index_) * sizeof(BFloat16) + 1] = static_cast<uint8_t>(*exception_);
+      }
+      unit = Expanded::load(numbers);
+    }
+    index_ += kUnit;
+    return unit;
+  }
+
+ private:
+  TWOSTEP_INLINE bool has_exception() const { return *exception_ >> 8 < index_ + kUnit; }
+
+  template <bool kAsks>
+  TWOSTEP_INLINE Expanded expand_codes() {
     const __m512i nibbles = _mm512_set1_epi8(15), codes = load<kAsks>(0);
-    Unit unit;
+    Expanded unit;
     expand_half(load<kAsks>(1), _mm512_and_si512(codes, nibbles), unit.lines);
     expand_half(load<kAsks>(2), _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibbles), unit.lines + 2);
     from_ += kUnitBytes;
     return unit;
   }
-
-  // Puts the exceptions among the next `count` numbers, which have been expanded to there.
-  TWOSTEP_INLINE void put_exceptions(uint8_t* to, int64_t count) {
-    for (; has_exception(count); ++exception_) {
-      to[((*exception_ >> 8) - index_) * sizeof(BFloat16) + 1] = static_cast<uint8_t>(*exception_);
-    }
-    index_ += count;
-  }
-
-  // The next unit with its exceptions. Only where there are some do its vectors pass through memory, for which a core
-  // would wait: so all of this is inlined.
-  template <bool kAsks>
-  TWOSTEP_INLINE Unit expand_whole_unit() {
-    Unit unit = expand_unit<kAsks>();
-    if (has_exception(kUnit)) [[unlikely]] {
-      alignas(kLineBytes) uint8_t numbers[kUnit * sizeof(BFloat16)];
-      unit.store(numbers);
-      put_exceptions(numbers, kUnit);
-      unit = Unit::load(numbers);
-    } else {
-      index_ += kUnit;
-    }
-    return unit;
-  }
-
- private:
-  TWOSTEP_INLINE bool has_exception(int64_t count) const { return *exception_ >> 8 < index_ + count; }
 
   template <bool kAsks>
   TWOSTEP_INLINE __m512i load(int64_t line) const {
@@ -143,16 +121,12 @@ class Expander {
 // The codes of a panel, by how many of its numbers have each high byte.
 class PanelCoder {
  public:
-  using Counts = std::array<int64_t, 256>;
-
-  explicit PanelCoder(const Counts& counts) {
-    std::array<uint8_t, 256> bytes;
-    std::iota(bytes.begin(), bytes.end(), 0);
-    std::stable_sort(bytes.begin(), bytes.end(), [&](uint8_t a, uint8_t b) { return counts[a] > counts[b]; });
+  explicit PanelCoder(const Frequencies& frequencies) {
+    const auto bytes = most_frequent(frequencies);
     std::copy_n(bytes.begin(), kTableSize, table_.begin());
     codes_.fill(kNoCode);
     for (int64_t code = 0; code < kTableSize; ++code) codes_[table_[code]] = code;
-    for (int64_t i = kTableSize; i < 256; ++i) num_exceptions_ += counts[bytes[i]];
+    for (int64_t i = kTableSize; i < 256; ++i) num_exceptions_ += frequencies[bytes[i]];
   }
 
   int64_t num_exceptions() const { return num_exceptions_; }
@@ -197,17 +171,11 @@ class PanelCoder {
   int64_t num_exceptions_ = 0;
 };
 
-// Of the `size` numbers of the panel that holds a weight's columns from `first` to `end`, and zeros that fill it up.
-inline PanelCoder::Counts counts_of(const at::Tensor& weight, int64_t first, int64_t end, int64_t size) {
-  const BFloat16* numbers = weight.const_data_ptr<BFloat16>();
-  PanelCoder::Counts counts{};
-  for (int64_t i = first * weight.size(1); i < end * weight.size(1); ++i) ++counts[numbers[i].x >> 8];
-  counts[0] += size - (end - first) * weight.size(1);
-  return counts;
-}
+inline uint8_t high_byte_of(uint16_t number) { return number >> 8; }
 
 // Whether it is what `pack` makes of a weight of so many panels, of so many units each.
 inline bool is_coded(const at::Tensor& packed, int64_t panels, int64_t units) {
+  if (packed.dim() != 2) return false;
   const int64_t header_bytes = packed.size(1) - units * kUnitBytes;
   if (packed.numel() == 0 || !packed.is_contiguous() || packed.size(0) != panels) return false;
   const auto* header = packed.const_data_ptr<uint8_t>();
@@ -225,7 +193,7 @@ std::optional<at::Tensor> pack(const at::Tensor& weight, int64_t columns, int64_
   std::vector<std::optional<PanelCoder>> coders(panels);
   run_tasks(panels, false, [&](int64_t panel) {
     const int64_t first = panel * columns;
-    coders[panel].emplace(counts_of(weight, first, std::min(first + columns, n), size));
+    coders[panel].emplace(frequencies_of(weight, first, std::min(first + columns, n), size, high_byte_of));
   });
   int64_t most = 0;
   for (const auto& coder : coders) most = std::max(most, coder->num_exceptions());
@@ -240,4 +208,4 @@ std::optional<at::Tensor> pack(const at::Tensor& weight, int64_t columns, int64_
   return packed;
 }
 
-}  // namespace twostep::coding
+}  // namespace twostep::high_bytes
