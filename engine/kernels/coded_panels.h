@@ -92,7 +92,7 @@ inline bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
 // None where the numbers do not allow it.
 inline std::optional<at::Tensor> pack_coded(const at::Tensor& weight) {
   return exponents::pack(weight, kPanel, divide_up(weight.size(1), kStep) * kStepUnits,
-                      [&](const auto& use) { for_each_panel(weight, use); });
+                         [&](const auto& use) { for_each_panel(weight, use); });
 }
 
 }  // namespace twostep::amx

@@ -141,7 +141,7 @@ inline bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
 // None where the numbers do not allow it.
 inline std::optional<at::Tensor> pack_coded(const at::Tensor& weight) {
   return high_bytes::pack(weight, kPanel, divide_up(weight.size(1), kStep),
-                      [&](const auto& use) { for_each_panel<BFloat16>(weight, use); });
+                          [&](const auto& use) { for_each_panel<BFloat16>(weight, use); });
 }
 #endif
 
