@@ -12,7 +12,8 @@ from server.record import RequestRecord, record_of
 logger = logging.getLogger("twostep.access")
 
 PROBES = frozenset({"/health", "/ready", "/metrics", "/load"})
-_NOTED = ("prompt_tokens", "cached_tokens", "generated_tokens", "queue_ms", "prefill_ms", "ttft_ms", "itl_ms")
+_NOTED = ("prompt_tokens", "cached_tokens", "generated_tokens", "queue_ms", "prefill_ms", "ttft_ms")
+_NOTED_AT_THE_END = ("decode_ms", "itl_ms", "e2e_ms")  # a stream that was cut has none of them
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -71,5 +72,6 @@ def _notes(record: RequestRecord) -> str:
         notes.append("client=left")
     if record.report is not None:
         body = record.report().body()
-        notes += [f"{name}={body[name]}" for name in _NOTED if body[name] is not None]
+        noted = _NOTED if body["itl_ms"] is None else _NOTED + _NOTED_AT_THE_END
+        notes += [f"{name}={body[name]}" for name in noted]
     return " ".join(notes)

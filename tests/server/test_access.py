@@ -210,7 +210,7 @@ class TestAccessLog:
             connection.close()
             server.wait_until_idle()
         (line,) = [record.getMessage() for record in caplog.records]
-        assert f" {status} " in line and "client=left" in line
+        assert f" {status} " in line and "client=left" in line and "decode_ms" not in line
         assert num_tokens is None or f"generated_tokens={num_tokens} " in line
 
     def test_one_line_tells_the_phases(self, server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -225,6 +225,7 @@ class TestAccessLog:
             assert "client=left" not in line
             assert line.startswith("POST /v1/completions 200 ")
             assert "prompt_tokens=3 cached_tokens=0 generated_tokens=3 queue_ms=1.0 prefill_ms=2.0 ttft_ms=3.0" in line
+            assert "decode_ms=1.0 itl_ms=0.5 e2e_ms=4.0" in line
         assert "id=mine" in first
 
     def test_probes_are_quiet_and_errors_named(self, server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
