@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from engine.batch import Batch, Phase
 from engine.stats import standstill
 from engine.trace import FileTracer
+from server.errors import ERROR_TABLE, STATUS_TABLE
 from server.metrics import Metrics
 from server.settings import Settings
 
@@ -140,8 +141,16 @@ def test_the_other_client_is_answered(url: str) -> None:
 @pytest.mark.timeout(START_TIMEOUT_S)
 def test_endpoints_are_those_that_exist(url: str) -> None:
     table = API.partition("\n## Endpoints")[2].partition("\n## ")[0]
-    listed = set(re.findall(r"[` ](/[\w/{}]+)", table))
-    assert listed == httpx.get(f"{url}/openapi.json").json()["paths"].keys() | {"/docs"}
+    listed = set(re.findall(r"[` ](/[\w./{}]+)", table))
+    assert listed == httpx.get(f"{url}/openapi.json").json()["paths"].keys() | {"/docs", "/openapi.json"}
+
+
+def test_errors_are_those_that_exist() -> None:
+    table = API.partition("\n## Errors")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| (.*?) \|", table, re.MULTILINE)
+    listed = [(int(status), code) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)]
+    kinds = {*ERROR_TABLE.values(), *STATUS_TABLE.values()}
+    assert sorted(listed) == sorted({(kind.status, kind.code) for kind in kinds})
 
 
 def test_settings_are_those_that_exist() -> None:
