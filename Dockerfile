@@ -63,6 +63,7 @@ USER 10001
 WORKDIR /cache
 EXPOSE 8000
 STOPSIGNAL SIGTERM
+# Another port is to be given as TWOSTEP_PORT, so that this asks there, too.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --start-interval=2s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request as u; u.urlopen(f\"http://127.0.0.1:{os.environ.get('TWOSTEP_PORT', 8000)}/health\", timeout=4)"]
 ENTRYPOINT ["twostep", "serve", "--host", "0.0.0.0"]

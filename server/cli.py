@@ -33,8 +33,8 @@ examples:
   twostep serve                                        try it with the embedded toy model
   twostep serve Qwen/Qwen2.5-0.5B-Instruct             from the hub
   twostep serve ./my-model --served-model-name mine    from a directory, under a name of your choice
-  twostep serve ./my-model --host 0.0.0.0 --port 80    for other machines, too
   TWOSTEP_API_KEY=secret twostep serve ./my-model      only for clients that send the key
+  TWOSTEP_API_KEY=secret twostep serve ./my-model --host 0.0.0.0    for other machines, too
   twostep serve --config server.yaml                   settings from a file
 
 then:

@@ -96,7 +96,9 @@ class Settings(BaseSettings):
     quantization: Literal["none", "int8", "int4"] = setting(
         "Model", "none", "Weights of 8 or 4 bits, on the CPU; activations are rounded to 8."
     )
-    max_model_len: PositiveInt | None = setting("Model", None, "Longest prompt + output; default: the model's limit.")
+    max_model_len: PositiveInt | None = setting(
+        "Model", None, "Longest prompt + output; default: the model's limit, or what fits into the KV cache."
+    )
 
     device: Literal["auto", "cpu", "cuda"] = setting("Engine", "auto", "Where to run.")
     num_threads: PositiveInt | None = setting("Engine", None, "CPU threads; default: torch's choice.")
@@ -121,7 +123,7 @@ class Settings(BaseSettings):
     num_speculative_tokens: int = setting(
         "Engine",
         8,
-        "Tokens a request may guess ahead, from its text and its grammar; 0: none. Answers stay the same.",
+        "Tokens a request may guess ahead, 32 at most, however it guesses; 0: none. Answers stay the same.",
         ge=0,
         le=MAX_SPECULATIVE_TOKENS,
     )
