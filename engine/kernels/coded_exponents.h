@@ -213,12 +213,8 @@ inline bool is_coded(const at::Tensor& packed, int64_t panels, int64_t units) {
 template <class ForEachPanel>
 std::optional<at::Tensor> pack(const at::Tensor& weight, int64_t columns, int64_t units,
                                const ForEachPanel& for_each_panel) {
-  const int64_t n = weight.size(0), panels = divide_up(n, columns), size = units * kUnit;
-  std::vector<std::optional<PanelCoder>> coders(panels);
-  run_tasks(panels, false, [&](int64_t panel) {
-    const int64_t first = panel * columns;
-    coders[panel].emplace(frequencies_of(weight, first, std::min(first + columns, n), size, exponent_of));
-  });
+  const int64_t panels = divide_up(weight.size(0), columns), size = units * kUnit;
+  const auto coders = coders_of<PanelCoder>(weight, columns, size, exponent_of);
   int64_t listed = 0;
   for (const auto& coder : coders) listed += coder->num_listed();
   if (listed > std::min<int64_t>(panels * size / kMaxListedShare, UINT32_MAX)) return {};

@@ -189,12 +189,8 @@ template <class ForEachPanel>
 std::optional<at::Tensor> pack(const at::Tensor& weight, int64_t columns, int64_t units,
                                const ForEachPanel& for_each_panel) {
   if (units > kMaxUnits) return {};
-  const int64_t n = weight.size(0), panels = divide_up(n, columns), size = units * kUnit;
-  std::vector<std::optional<PanelCoder>> coders(panels);
-  run_tasks(panels, false, [&](int64_t panel) {
-    const int64_t first = panel * columns;
-    coders[panel].emplace(frequencies_of(weight, first, std::min(first + columns, n), size, high_byte_of));
-  });
+  const int64_t panels = divide_up(weight.size(0), columns), size = units * kUnit;
+  const auto coders = coders_of<PanelCoder>(weight, columns, size, high_byte_of);
   int64_t most = 0;
   for (const auto& coder : coders) most = std::max(most, coder->num_exceptions());
   if (most * kMaxExceptionShare > size) return {};

@@ -10,8 +10,11 @@
 #include <array>
 #include <cstdint>
 #include <numeric>
+#include <optional>
+#include <vector>
 
 #include "ahead.h"
+#include "threads.h"
 #include "vec.h"
 
 namespace twostep {
@@ -34,15 +37,22 @@ struct Expanded {
 
 using Frequencies = std::array<int64_t, 256>;
 
-// Of byte_of(bits of a number), in the `size` numbers of the panel that holds a weight's columns from `first` to `end`,
-// and zeros that fill it up.
-template <class ByteOf>
-Frequencies frequencies_of(const at::Tensor& weight, int64_t first, int64_t end, int64_t size, const ByteOf& byte_of) {
+// A coder for each panel of so many of a weight's columns, made of the frequencies of byte_of(bits of a number) in its
+// `size` numbers, of which zeros fill up what there is.
+template <class PanelCoder, class ByteOf>
+std::vector<std::optional<PanelCoder>> coders_of(const at::Tensor& weight, int64_t columns, int64_t size,
+                                                 const ByteOf& byte_of) {
+  const int64_t n = weight.size(0), k = weight.size(1);
   const at::BFloat16* numbers = weight.const_data_ptr<at::BFloat16>();
-  Frequencies frequencies{};
-  for (int64_t i = first * weight.size(1); i < end * weight.size(1); ++i) ++frequencies[byte_of(numbers[i].x)];
-  frequencies[0] += size - (end - first) * weight.size(1);
-  return frequencies;
+  std::vector<std::optional<PanelCoder>> coders(divide_up(n, columns));
+  run_tasks(coders.size(), false, [&](int64_t panel) {
+    const int64_t begin = panel * columns * k, end = std::min((panel + 1) * columns, n) * k;
+    Frequencies frequencies{};
+    for (int64_t i = begin; i < end; ++i) ++frequencies[byte_of(numbers[i].x)];
+    frequencies[0] += size - (end - begin);
+    coders[panel].emplace(frequencies);
+  });
+  return coders;
 }
 
 // The values below `limit`, the most frequent first.

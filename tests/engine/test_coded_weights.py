@@ -16,6 +16,19 @@ ROWS = (1, 2, 5, 6, 7, 12, 13, 16, 17, 32, 33, 47, 64, 100, 192, 193, 257, 600)
 PER_EXCEPTION = 256  # numbers, where there are as many as a panel may have
 PER_LISTED = 4  # where there are as many as a weight may have
 
+# Where numbers are that no table has: outputs and places along K.
+SPREADS = {
+    "first": (slice(0, 1), slice(0, 1)),
+    "last": (slice(-1, None), slice(-1, None)),
+    "everywhere": (slice(None, None, 19), slice(None, None, 31)),
+    "one step": (slice(0, 8), slice(320, 327)),
+    "one output": (slice(40, 41), slice(0, 60)),
+}
+DENSE_SPREADS = {
+    "a quarter": (slice(None), slice(None, None, 4)),
+    "a panel": (slice(32, 64), slice(None)),
+}
+
 
 @pytest.fixture(autouse=True)
 def _with_avx512() -> None:
@@ -76,6 +89,12 @@ def test_every_panel_has_a_table_of_its_own() -> None:
     assert_exact((torch.randn(8 * panel(), 128).double() * sizes[:, None]).bfloat16(), rows=(1, 40, 70))
 
 
+def test_what_is_not_finite_stays_what_it_is() -> None:
+    weight = torch.randn(128, 512).bfloat16()
+    weight[3, 100], weight[40, 500], weight[63, 0] = float("inf"), float("nan"), -float("inf")
+    assert_exact(weight)
+
+
 def test_numbers_without_pattern_are_left_as_they_are() -> None:
     weight = torch.randint(-(2**15), 2**15, (64, 64)).short().view(torch.bfloat16)
     assert KernelWeight(weight).packed.dtype == torch.bfloat16
@@ -97,16 +116,10 @@ class TestHighBytes:
         ).short()
         return words.view(torch.bfloat16), words
 
-    @pytest.mark.parametrize("spread", ["first", "last", "everywhere", "one step", "one output"])
+    @pytest.mark.parametrize("spread", SPREADS)
     def test_products_are_exact(self, spread: str) -> None:
         weight, words = self.common()
-        rare = {
-            "first": (slice(0, 1), slice(0, 1)),
-            "last": (slice(-1, None), slice(-1, None)),
-            "everywhere": (slice(None, None, 19), slice(None, None, 31)),
-            "one step": (slice(0, 8), slice(320, 327)),
-            "one output": (slice(40, 41), slice(0, 60)),
-        }[spread]
+        rare = SPREADS[spread]
         words[rare] = torch.randint(0x4100, 0x4200, words[rare].shape).short()
         words[rare][::2] ^= -0x8000  # another sign
         assert_exact(weight)
@@ -119,11 +132,6 @@ class TestHighBytes:
         words[:, ::2] = words[:16, :8] = 0x3000
         words[20:].view(-1)[torch.randperm((panel() - 20) * 512)[:count]] = 0x4242
         assert_exact(weight, rows=(1, 64))
-
-    def test_what_is_not_finite_stays_what_it_is(self) -> None:
-        weight, _ = self.common()
-        weight[3, 100], weight[40, 500], weight[63, 0] = float("inf"), float("nan"), -float("inf")
-        assert_exact(weight)
 
     def test_a_weight_with_too_many_is_left_as_it_is(self) -> None:
         weight, words = self.common(1)
@@ -175,20 +183,10 @@ class TestExponents:
         words = of_exponents(96 + torch.randint(7, (panels * panel(), k)))
         return words.view(torch.bfloat16), words
 
-    @pytest.mark.parametrize(
-        "spread", ["first", "last", "everywhere", "a quarter", "one step", "one output", "a panel"]
-    )
+    @pytest.mark.parametrize("spread", [*SPREADS, *DENSE_SPREADS])
     def test_products_are_exact(self, spread: str) -> None:
         weight, words = self.common(8)
-        rare = {
-            "first": (slice(0, 1), slice(0, 1)),
-            "last": (slice(-1, None), slice(-1, None)),
-            "everywhere": (slice(None, None, 19), slice(None, None, 31)),
-            "a quarter": (slice(None), slice(None, None, 4)),
-            "one step": (slice(0, 64), slice(320, 327)),
-            "one output": (slice(40, 41), slice(0, 60)),
-            "a panel": (slice(panel(), 2 * panel()), slice(None)),
-        }[spread]
+        rare = (SPREADS | DENSE_SPREADS)[spread]
         words[rare] = of_exponents(130 + torch.randint(30, words[rare].shape))
         assert_exact(weight)
         assert_numbers_come_back(weight)
@@ -198,11 +196,6 @@ class TestExponents:
         weight, words = self.common(1)
         words.view(-1)[torch.randperm(words.numel())[:count]] = 0x4242
         assert_exact(weight, rows=(1, 64))
-
-    def test_what_is_not_finite_stays_what_it_is(self) -> None:
-        weight, _ = self.common()
-        weight[3, 100], weight[40, 500], weight[63, 0] = float("inf"), float("nan"), -float("inf")
-        assert_exact(weight)
 
     def test_a_weight_with_too_many_is_left_as_it_is(self) -> None:
         weight, words = self.common(3)
