@@ -30,10 +30,9 @@ class TransformersForward:
 
     def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> Tensor:
         rows = 0 if kept is None else kept_rows(kept, inputs)  # models read 0 as "all"
+        token_ids, positions = inputs.token_ids[None], inputs.positions[None]  # for the model, one long sequence
         with attention_handler(_PagedAttention(self._backend, self._cache, inputs.attention)):
-            output = self._module(
-                input_ids=inputs.token_ids, position_ids=inputs.positions, use_cache=False, logits_to_keep=rows
-            )
+            output = self._module(input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=rows)
         return output.logits[0]  # type: ignore[no-any-return]
 
 

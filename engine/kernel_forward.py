@@ -73,12 +73,12 @@ class KernelForward:
 
     def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> Tensor:
         paged = inputs.attention
-        num_tokens = inputs.token_ids.shape[1]
+        num_tokens = len(inputs.token_ids)
         rows = None if kept is None or [*kept] == [*range(num_tokens)] else kept_rows(kept, inputs)
         hidden = torch.ops.twostep.run_decoder(
             self._decoder,
-            inputs.token_ids[0],
-            inputs.positions[0],
+            inputs.token_ids,
+            inputs.positions,
             paged.block_tables,
             paged.cu_seqlens_q,
             paged.context_lens,

@@ -14,10 +14,10 @@ from engine.batch import ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """The batch's tokens lie one request after the other in one row."""
+    """The batch's tokens lie one request after the other."""
 
-    token_ids: Tensor  # [1, num_tokens] int64
-    positions: Tensor  # [1, num_tokens] int64
+    token_ids: Tensor  # [num_tokens] int64
+    positions: Tensor  # [num_tokens] int64
     attention: AttentionMetadata
 
 
@@ -49,7 +49,7 @@ def build_inputs(requests: Sequence[ScheduledRequest], block_size: int, device: 
         max_seqlen_q=max(lengths),
         max_context_len=max(context_lens),
     )
-    return ModelInputs(token_ids=token_ids[None], positions=positions[None], attention=attention)
+    return ModelInputs(token_ids=token_ids, positions=positions, attention=attention)
 
 
 def _on_device(dtype: torch.dtype, device: torch.device, *lists: list[int]) -> Sequence[Tensor]:

@@ -30,8 +30,8 @@ def test_every_token_has_its_position_and_its_slot(shapes: list[tuple[int, int, 
     batch = [scheduled(number, *shape) for number, shape in enumerate(shapes)]
     inputs = inputs_of(batch)
     flat = [(each, position) for each in batch for position in range(each.start, each.end)]
-    assert inputs.token_ids.tolist() == [[each.token_ids[position - each.start] for each, position in flat]]
-    assert inputs.positions.tolist() == [[position for _, position in flat]]
+    assert inputs.token_ids.tolist() == [each.token_ids[position - each.start] for each, position in flat]
+    assert inputs.positions.tolist() == [position for _, position in flat]
     slots = [each.block_table[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for each, at in flat]
     assert inputs.attention.slot_mapping.tolist() == slots
 
