@@ -31,6 +31,9 @@ struct Piece {
 // in tiles, since a core has places for 16 only and drops or delays the others; two lines a turn, and none at the last
 // turns, took a fifth more for 8 rows in vectors. Asking for every second line only, and leaving the others to the
 // hardware, was slower.
+//
+// Small enough to be passed and returned in registers. Read in other pieces than it was written in, it would wait until
+// all that was stored before, sums of tiles above all, has reached the cache.
 class Ahead {
  public:
   Ahead() = default;
@@ -39,7 +42,7 @@ class Ahead {
   Ahead(const void* start, int64_t num_lines, int64_t number, int64_t shares, int64_t turns) {
     const int64_t first = num_lines * number / shares, end = num_lines * (number + 1) / shares;
     at_ = static_cast<const char*>(start) + first * kLineBytes;
-    per_turn_ = ((end - first) * kLine + turns - 1) / turns;
+    per_turn_ = uint32_t(((end - first) * kLine + turns - 1) / turns);
   }
 
   TWOSTEP_INLINE void fetch() {
@@ -47,10 +50,11 @@ class Ahead {
   }
 
  private:
-  static constexpr int64_t kLine = int64_t{1} << 24;  // a line; so a turn's share need not be whole ones
+  static constexpr uint32_t kLine = 1 << 20;  // a line; so a turn's share need not be whole ones
 
   const char* at_ = nullptr;
-  int64_t due_ = 0, per_turn_ = 0;
+  uint32_t due_ = 0, per_turn_ = 0;
 };
+static_assert(sizeof(Ahead) <= 16);
 
 }  // namespace twostep

@@ -96,11 +96,12 @@ class BlockProduct {
 
   void compute() {
     for (Piece now = order_.first(block_); now.steps > 0; now = order_.after(now, block_)) {
-      ahead_ = ahead_of(now);
+      Ahead ahead = ahead_of(now);
       if (order_.is_once()) {
-        multiply<false>(0, now, panels_.only_pass(now));
+        multiply<false>(0, now, panels_.only_pass(now), ahead);
       } else {
-        multiply_all(now, panels_.expanded(now, ahead_));
+        const auto weights = panels_.expanded(now, ahead);
+        multiply_all(now, weights, ahead);
       }
       if (order_.is_last(now)) finish(now.panel);
     }
@@ -108,20 +109,21 @@ class BlockProduct {
 
  private:
   template <class Steps>
-  void multiply_all(const Piece& now, const Steps& weights) {
+  void multiply_all(const Piece& now, const Steps& weights, Ahead ahead) {
     for (int64_t pass = 0; pass < block_.num_passes(); ++pass) {
-      order_.is_by_panel() ? multiply<true>(pass, now, weights) : multiply<false>(pass, now, weights);
+      ahead = order_.is_by_panel() ? multiply<true>(pass, now, weights, ahead)
+                                   : multiply<false>(pass, now, weights, ahead);
     }
   }
 
   template <bool kStreamsRows, class Steps>
-  void multiply(int64_t pass, const Piece& now, const Steps& weights) {
+  Ahead multiply(int64_t pass, const Piece& now, const Steps& weights, Ahead ahead) {
     const int64_t tile = block_.row_tile + 2 * pass, tile_end = std::min(tile + 2, block_.row_tile_end);
     const BFloat16 *x = rows_[tile] + now.step * kStep, *x_below = rows_[tile_end - 1] + now.step * kStep;
     const auto multiply_by = tile_end == tile + 2 ? multiply_tiles<2, kStreamsRows, Steps, RowWriter<Finish>>
                                                   : multiply_tiles<1, kStreamsRows, Steps, RowWriter<Finish>>;
-    ahead_ = multiply_by(x, x_below, rows_.row_bytes, weights, now.steps, now.step == 0,
-                         sums_of(now.panel) + pass * 2 * kSumElements, writer_, ahead_);
+    return multiply_by(x, x_below, rows_.row_bytes, weights, now.steps, now.step == 0,
+                       sums_of(now.panel) + pass * 2 * kSumElements, writer_, ahead);
   }
 
   // Sums that need not wait for the next piece take turns in two places, so that they stay in a near cache.
@@ -157,7 +159,6 @@ class BlockProduct {
   float* const sums_;
   RowWriter<Finish> writer_;
   const Order order_;
-  Ahead ahead_;
   int64_t turn_ = 0;
 };
 
