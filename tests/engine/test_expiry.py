@@ -135,9 +135,9 @@ def test_the_engine_is_freed_although_nobody_reads() -> None:
 def test_what_ended_before_its_deadline_is_not_ended_again() -> None:
     async def check() -> None:
         async with running() as engine:
-            stream = engine.generate(limited(fake.PLAIN, max_queue_s=0.2, deadline_s=0.3, max_tokens=3))
+            stream = engine.generate(limited(fake.PLAIN, max_queue_s=1.0, deadline_s=1.0, max_tokens=3))
             await anext(stream)
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(1.1)
             assert [output.finish_reason async for output in stream] == [None, FinishReason.LENGTH]
             await collect(engine, request())
             assert aborts_of(engine) == 0

@@ -179,7 +179,11 @@ class TestHaste:
                 connection.sendall(full.request_bytes("/v1/completions", {"prompt": "Hi", "max_tokens": 1}))
                 if connection is first:
                     first.close()
+            second.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                second.recv(1)
             full.engine.is_full = False
+            second.settimeout(10)
             assert second.recv(65536).startswith(b"HTTP/1.1 200 ")
         assert tasks == ["/v1/completions"]
 
