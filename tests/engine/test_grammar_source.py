@@ -1,6 +1,7 @@
 """What the parts of a grammar accept, how they combine, and what cannot be written."""
 
 import contextlib
+import string
 from functools import reduce
 from typing import Any
 
@@ -44,6 +45,17 @@ def test_a_choice_is_one_of_its_options() -> None:
         "",
         "yes!",
     ]
+
+
+def test_options_are_texts_not_expressions() -> None:
+    options = [*string.printable, "a.c", "[a]", "\\d", "x{2}", "^$", "(b|c)", "é|è", "\x00", "\x7f", "%json {}", "#//"]
+    assert accepted(choice(options), *options) == options
+    assert accepted(choice(options), "abc", "11", "xx", "", "bc", "é", "%json", "#/") == []
+
+
+def test_there_may_be_thousands_of_options() -> None:
+    options = [f"option {number} of them" for number in range(4000)]
+    assert accepted(choice(options), options[0], options[-1], "option 4000 of them") == [options[0], options[-1]]
 
 
 @pytest.mark.parametrize(
