@@ -66,6 +66,8 @@ def _describe(error: str) -> str:
     """One line, without the excerpt."""
     if error.startswith("NoExtension"):
         return "no text satisfies it"
+    if "coerce_one_of" in error:  # an option that is not offered, since it would let a text match two members
+        return "oneOf is supported only where no text can match two of its members"
     lines = []
     for line in error.splitlines():
         if _EXCERPT.match(line) or line.startswith("<non-verbose"):

@@ -75,23 +75,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _check_lengths(self) -> None:
         _check(self.max_tokens >= 0, "max_tokens", "must be at least 0", self.max_tokens)
         _check(self.min_tokens >= 0, "min_tokens", "must be at least 0", self.min_tokens)
-        _check(self.min_tokens <= self.max_tokens, "min_tokens", "must not exceed max_tokens", self.min_tokens)
+        rule = f"must not exceed max_tokens, which is {self.max_tokens}"
+        _check(self.min_tokens <= self.max_tokens, "min_tokens", rule, self.min_tokens)
         _check(not (self.returns_embedding and self.max_tokens), "max_tokens", "must be 0 here", self.max_tokens)
         _check(0 <= self.seed <= MAX_SEED, "seed", f"must be between 0 and {MAX_SEED}", self.seed)
         if self.thinking is not None:
             budget = self.thinking.max_tokens
             _check(budget >= 0, "thinking_token_budget", "must be at least 0", budget)
-        _check(all(self.stop), "stop", "must not contain an empty string", self.stop)
-        _check(all(self.bad_words), "bad_words", "must not contain an empty word", self.bad_words)
+        _check(all(self.stop), "stop", "must not contain an empty string")
+        _check(all(self.bad_words), "bad_words", "must not contain an empty word")
         endless = self.ignore_eos and self.grammar is not None
-        _check(not endless, "ignore_eos", "cannot be combined with a grammar, which ends by EOS", self.ignore_eos)
+        _check(not endless, "ignore_eos", "cannot be combined with a grammar, which ends by EOS")
 
     def _check_distribution(self) -> None:
         _check(_within(self.temperature, 0.0, 100.0), "temperature", "must be between 0 and 100", self.temperature)
         _check(self.top_k >= 0, "top_k", "must be at least 0 (0 keeps all tokens)", self.top_k)
         _check(0.0 < self.top_p <= 1.0, "top_p", "must be above 0 and at most 1", self.top_p)
         _check(_within(self.min_p, 0.0, 1.0), "min_p", "must be between 0 and 1", self.min_p)
-        _check(self.allowed_token_ids != (), "allowed_token_ids", "must not be empty", self.allowed_token_ids)
+        _check(self.allowed_token_ids != (), "allowed_token_ids", "must not be empty")
         for token_id, bias in self.logit_bias.items():
             _check(_within(bias, -100.0, 100.0), "logit_bias", f"of token {token_id} must be in [-100, 100]", bias)
 
@@ -112,6 +113,7 @@ def _within(value: float, low: float, high: float) -> bool:
     return low <= value <= high
 
 
-def _check(ok: bool, param: str, rule: str, value: object) -> None:
+def _check(ok: bool, param: str, rule: str, value: float | None = None) -> None:
     if not ok:
-        raise InvalidParameterError(param, f"{param} {rule}, got {value!r}.")
+        got = "" if value is None else f", got {value!r}"
+        raise InvalidParameterError(param, f"{param} {rule}{got}.")

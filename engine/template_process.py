@@ -75,6 +75,8 @@ def _render(job: _Job) -> _Result:
     try:
         return _Result(ChatTemplate(job.source).render(job.conversation, job.named_tokens))
     except InvalidParameterError as error:
+        if isinstance(error.__cause__, MemoryError):
+            raise
         return _Result(str(error).encode(errors="backslashreplace").decode(), error.param)  # no lone surrogates
 
 

@@ -65,7 +65,7 @@ def url_of(host: str, port: int) -> str:
 
 def _curl(settings: Settings, url: str) -> str:
     body = {"model": settings.model_names[0], "prompt": "A list is", "max_tokens": 32, "stream": True}
-    secret = "$TWOSTEP_API_KEY" if "TWOSTEP_API_KEY" in os.environ else "YOUR_KEY"
+    secret = "$TWOSTEP_API_KEY" if settings.api_key == (os.environ.get("TWOSTEP_API_KEY"),) else "YOUR_KEY"
     key = f' -H "Authorization: Bearer {secret}"' if settings.api_key or settings.api_keys_file else ""
     data = json.dumps(body).replace("'", "'\\''")
     return f"  curl -N {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{data}'"

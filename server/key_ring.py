@@ -25,6 +25,7 @@ class KeyRing:
         self._path = path
         self._keys = self._read()
         self._num_under_way: Counter[str] = Counter()
+        self._warn_if_closed()
 
     @property
     def is_open(self) -> bool:
@@ -58,8 +59,13 @@ class KeyRing:
         try:
             self._keys = self._read()
             logger.info("%d API keys are in force", len(self._keys))
+            self._warn_if_closed()
         except ConfigError as error:
             logger.error("the API keys stay as they were: %s", error)
+
+    def _warn_if_closed(self) -> None:
+        if not self._keys and self._path is not None:
+            logger.warning("%s has no API key: nobody is let in; twostep key NAME makes one", self._path)
 
     def _read(self) -> list[ApiKey]:
         keys = self._plain + ([] if self._path is None else read_keys(self._path))

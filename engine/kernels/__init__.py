@@ -33,10 +33,10 @@ def load_kernels() -> KernelInfo | None:
     """Loads the best library, compiling it when needed (once, about 30 s); the first call decides for the process.
 
     None when there are no kernels: `TWOSTEP_KERNELS=off`, or (with one warning) no library and no way to compile one.
-    Callers then use plain torch. `TWOSTEP_ISA` names a lower level than the CPU's best: ConfigError if there is
-    none of that name.
+    Callers then use plain torch. `TWOSTEP_ISA` names a lower level than the CPU's best. Raises ConfigError if there is
+    none of that name, and for a `TWOSTEP_KERNELS` that is neither on nor off.
     """
-    if os.environ.get("TWOSTEP_KERNELS", "on").lower() in ("off", "0"):
+    if not _are_wanted():
         logger.info("CPU kernels are off (TWOSTEP_KERNELS); plain torch instead, which is much slower")
         return None
     try:
@@ -47,6 +47,13 @@ def load_kernels() -> KernelInfo | None:
         return None
     logger.info("CPU kernels for %s from %s", level.name, path)
     return KernelInfo(isa=level.name, path=path)
+
+
+def _are_wanted() -> bool:
+    told = os.environ.get("TWOSTEP_KERNELS", "").lower()
+    if told not in ("", "on", "1", "off", "0"):
+        raise ConfigError(f"TWOSTEP_KERNELS must be on or off, got {told!r}.")
+    return told not in ("off", "0")
 
 
 def _wanted_levels() -> tuple[IsaLevel, ...]:

@@ -90,7 +90,7 @@ def _check_room(prompts: Sequence[EncodedPrompt], num_generations: int, room: Ro
     """They enter together: too many would be refused on an idle server, too, whenever they came again."""
     max_live, max_tokens = room.max_live(share), room.max_tokens(share)
     if num_generations > max_live:
-        raise _too_many(prompts, num_generations, f"{max_live} that this server takes at once")
+        raise _too_many(prompts, num_generations, f"{max_live} that may come in together")
     num_tokens = sum(len(prompt.token_ids) for prompt in prompts) * num_generations // len(prompts)
     if num_generations > 1 and num_tokens > max_tokens:
         message = f"{num_generations} sequences in one request have {num_tokens} prompt tokens together"

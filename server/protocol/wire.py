@@ -157,13 +157,13 @@ Int32 = Annotated[int, Field(ge=-(2**31), le=MAX_INT32)]
 Int64 = Annotated[int, Field(ge=-(2**63), le=MAX_INT64)]
 Text = Annotated[str, AfterValidator(check_text)]
 StopStrings = Annotated[
-    list[Annotated[Text, Field(max_length=MAX_STOP_LENGTH)]],
+    list[Annotated[str, Field(max_length=MAX_STOP_LENGTH), AfterValidator(check_text)]],
     Field(max_length=MAX_STOP_STRINGS, fail_fast=True),
     _at_most(MAX_STOPS_LENGTH),
     BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
 ]
 BadWords = Annotated[
-    list[Annotated[Text, Field(max_length=MAX_BAD_WORD_LENGTH)]],
+    list[Annotated[str, Field(max_length=MAX_BAD_WORD_LENGTH), AfterValidator(check_text)]],
     Field(max_length=MAX_BAD_WORDS, fail_fast=True),
     _at_most(MAX_BAD_WORDS_LENGTH),
 ]

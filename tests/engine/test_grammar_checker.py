@@ -55,6 +55,7 @@ HARMFUL: dict[str, tuple[str | dict[str, Any], str]] = {
     "contradicts itself": ({"type": "integer", "minimum": 5, "maximum": 3}, r"minimum \(5\) is greater"),
     "false": ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "unsatisfiable"),
     "no value": ({"enum": []}, "empty"),
+    "members overlap": ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "no text can match two"),
     "no such type": ({"type": "text"}, "Invalid type"),
     "look-ahead": (to_lark(Regex("(?=a)b")), "look-around"),
     "no regex": ({"pattern": "["}, "unclosed character class"),

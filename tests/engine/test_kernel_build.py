@@ -208,6 +208,12 @@ def test_kernels_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, fresh: Pat
     assert kernels.load_kernels() is None and not fresh.exists()
 
 
+def test_a_switch_is_on_or_off(monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
+    monkeypatch.setenv("TWOSTEP_KERNELS", "of")
+    with pytest.raises(ConfigError, match="TWOSTEP_KERNELS must be on or off, got 'of'"):
+        kernels.load_kernels()
+
+
 def test_a_prebuilt_library_is_preferred_and_needs_no_compiler(
     fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

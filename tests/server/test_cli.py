@@ -250,7 +250,12 @@ def test_a_bug_while_loading_is_exit_code_one() -> None:
 
 class TestBanner:
     @pytest.mark.parametrize(
-        ("environment", "shown"), [({}, "YOUR_KEY"), ({"TWOSTEP_API_KEY": "secret"}, "$TWOSTEP_API_KEY")]
+        ("environment", "shown"),
+        [
+            ({}, "YOUR_KEY"),
+            ({"TWOSTEP_API_KEY": "secret"}, "$TWOSTEP_API_KEY"),
+            ({"TWOSTEP_API_KEY": "secret,other"}, "YOUR_KEY"),
+        ],
     )
     def test_the_curl_line_sends_a_key(
         self, environment: dict[str, str], shown: str, monkeypatch: pytest.MonkeyPatch

@@ -20,8 +20,13 @@ class TestFile:
             ApiKey("bob", bytes.fromhex(HASHES["bob"]), 1.0, None),
         ]
 
-    def test_an_empty_one_has_none(self, tmp_path: Path) -> None:
-        assert read_keys(write(tmp_path, "# nobody\n")) == []
+    def test_an_empty_one_has_none_and_lets_nobody_in(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        path = write(tmp_path, "# nobody\n")
+        ring = KeyRing(path=path)
+        assert read_keys(path) == [] and not ring.is_open
+        ring.reload()
+        told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        assert told == [f"{path} has no API key: nobody is let in; twostep key NAME makes one"] * 2
 
     @pytest.mark.parametrize(
         ("content", "words"),

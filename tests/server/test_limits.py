@@ -46,6 +46,12 @@ def test_so_much_is_taken_and_one_more_is_refused_by_name(
     assert (refused.status_code, error_of(refused)["param"]) == (400, param)
 
 
+@pytest.mark.parametrize("wish", [{"stop": "x" * 1025}, {"bad_words": ["x" * 257]}], ids=["stop", "bad_words"])
+def test_a_text_that_is_too_long_has_characters(server: LiveServer, wish: dict[str, Any]) -> None:
+    refused = server.complete("Hi", **wish)
+    assert refused.status_code == 400 and "at most" in refused.text and "characters" in refused.text
+
+
 ALLOWED = {"allowed_token_ids": [*range(97, 113)] * 9}
 BAD = {"bad_words": ["abcd"]}
 
