@@ -1,0 +1,30 @@
+"""The program before anything is imported."""
+
+import signal
+import subprocess
+import sys
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path, target=None):
+        if name == "server.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+from server.__main__ import main
+main()
+"""
+
+
+def test_an_interrupted_import_says_nothing() -> None:
+    result = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_what_follows_may_catch_an_interrupt() -> None:
+    code = "import signal, sys; from server.__main__ import main; sys.argv = ['twostep']; main()"
+    code = f"import atexit, signal\natexit.register(lambda: print(signal.getsignal(signal.SIGINT).__name__))\n{code}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "default_int_handler\n"
