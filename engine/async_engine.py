@@ -40,7 +40,7 @@ from engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
-_STOPPED = "The engine was stopped."
+_STOPPED = "The engine was stopped: the server is shutting down."
 
 T = TypeVar("T")
 

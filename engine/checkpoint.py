@@ -24,7 +24,8 @@ def check_checkpoint(model: str) -> None:
     if path.suffix == ".gguf":
         raise UnsupportedModelError(f"{model} is a GGUF file; {_SAFETENSORS}")
     if not path.is_dir():
-        raise ModelError(f"{model} is not a checkpoint directory: there is no such directory.")
+        why = "it is a file" if path.exists() else "there is no such directory"
+        raise ModelError(f"{model} is not a checkpoint directory: {why}.")
     if not (path / "config.json").is_file():
         raise _without_config(path)
     check_unquantized(read_config(path), model)

@@ -79,7 +79,8 @@ def read_keys(path: Path) -> list[ApiKey]:
 
 
 def _told(error: ValidationError) -> str:
-    problem = error.errors(include_input=False)[0]
+    problems = error.errors(include_input=False)
+    problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])  # why one is missing
     *_, last = place = [str(part)[:64] for part in problem["loc"]] or ["its content"]
     message = f"{problem['msg']}."
     if problem["type"] == "extra_forbidden":

@@ -101,6 +101,8 @@ def read_settings(flags: Mapping[str, Any]) -> Settings:
         problem = error.errors()[0]
         name = str(problem["loc"][0])
         message = problem["msg"].removeprefix("Value error, ")
+        if problem["input"] is None:
+            raise ConfigError(f"{_source_of(name, flags)} has no value: leave it out for the default.") from None
         got = "" if name == "api_key" else f", got {problem['input']!r}"
         raise ConfigError(f"{_source_of(name, flags)}: {message}{got}.") from None
     except SettingsError as error:

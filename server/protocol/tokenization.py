@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from server.protocol.chat import ConversationParams
+from server.protocol.generation import wrong
 from server.protocol.wire import ClosedModel, Text, TokenIds
 
 
@@ -32,9 +33,16 @@ def _tag(body: Any) -> str:
     return "<messages>" if has_messages else "<prompt>"
 
 
+def _check_one_is_given(body: Any) -> Any:
+    if isinstance(body, dict) and (body.get("prompt") is None) == (body.get("messages") is None):
+        raise wrong("prompt", "or messages must be given, and not both")
+    return body
+
+
 TokenizeRequest = Annotated[
     Annotated[TokenizeTextRequest, Tag("<prompt>")] | Annotated[TokenizeChatRequest, Tag("<messages>")],
     Discriminator(_tag),
+    BeforeValidator(_check_one_is_given),
 ]
 
 

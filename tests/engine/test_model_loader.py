@@ -83,6 +83,11 @@ def test_a_missing_directory_is_named() -> None:
         load("/no/such/place")
 
 
+def test_a_file_in_the_place_of_a_directory_is_told() -> None:
+    with pytest.raises(ModelError, match="not a checkpoint directory: it is a file"):
+        load(__file__)
+
+
 def test_a_directory_of_something_else_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
         load(tmp_path)

@@ -46,6 +46,11 @@ class TestRender:
         body = {"messages": [{"role": "user", "content": "Hi"}], **extra}
         assert error_of(server.post_json("/tokenize", body))["param"] == param
 
+    @pytest.mark.parametrize("body", [{}, {"prompt": "Hi", "messages": []}, {"prompt": None}])
+    def test_tokenize_takes_one_of_two(self, server: LiveServer, body: dict[str, Any]) -> None:
+        refused = server.post_json("/tokenize", body)
+        assert refused.status_code == 400 and "prompt or messages must be given, and not both" in refused.text
+
     @pytest.mark.parametrize(
         ("path", "body"),
         [

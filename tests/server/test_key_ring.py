@@ -37,6 +37,7 @@ class TestFile:
             (FILE.replace("max-concurrent: 2", "max-concurent: 2"), ["max-concurent: ", "did you mean max-concurrent"]),
             (FILE.replace("weight: 2", "zz: 2"), ["alice.zz: ", "there are sha256, weight, max-concurrent"]),
             ("alice: {weight: 2}\n", ["alice.sha256"]),
+            (f"alice: {{sha25: {HASHES['bob']}}}\n", ["alice.sha25: ", "did you mean sha256"]),
             (f"alice: {{sha256: {HASHES['bob'][:63]}}}\n", ["alice.sha256"]),
             (f"alice: {{sha256: {HASHES['bob']}x}}\n", ["alice.sha256"]),
             (FILE.replace("weight: 2", "weight: 0"), ["alice.weight", "greater"]),

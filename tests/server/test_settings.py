@@ -154,6 +154,11 @@ def test_lists_are_repeated_flags_comma_separated_variables_or_yaml_lists(
     assert read().api_key == ("a", "b")
 
 
+def test_a_key_of_the_file_without_a_value_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max-num-seqs in the --config file has no value: leave it out"):
+        read("--config", write(tmp_path, "max-num-seqs:\n"))
+
+
 def test_the_model_is_called_as_it_was_given_unless_named() -> None:
     assert read("org/model").model_names == ("org/model",)
     assert read("org/model", "--served-model-name", "a", "--served-model-name", "b").model_names == ("a", "b")
