@@ -27,6 +27,7 @@ SPREADS = {
 DENSE_SPREADS = {
     "a quarter": (slice(None), slice(None, None, 4)),
     "a panel": (slice(32, 64), slice(None)),
+    "one step of two panels": (slice(0, 64), slice(320, 327)),
 }
 
 
