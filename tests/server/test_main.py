@@ -17,6 +17,15 @@ from server.__main__ import main
 main()
 """
 
+FINISHED = """
+import atexit, signal, sys
+
+atexit.register(lambda: print(signal.getsignal(signal.SIGINT).__name__))
+sys.argv = ["twostep"]
+from server.__main__ import main
+main()
+"""
+
 
 def test_an_interrupted_import_says_nothing() -> None:
     result = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
@@ -24,7 +33,5 @@ def test_an_interrupted_import_says_nothing() -> None:
 
 
 def test_what_follows_may_catch_an_interrupt() -> None:
-    code = "import signal, sys; from server.__main__ import main; sys.argv = ['twostep']; main()"
-    code = f"import atexit, signal\natexit.register(lambda: print(signal.getsignal(signal.SIGINT).__name__))\n{code}"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-c", FINISHED], capture_output=True, text=True)
     assert result.stdout == "default_int_handler\n"
