@@ -83,8 +83,7 @@ class ChildProcess:
     def kill(self) -> None:
         """The child and what it has started, such as a compiler."""
         if self.is_running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._kill_group()
 
     async def stop(self, grace_s: float) -> None:
         """Wait for the child to end by itself, then kill it. Nothing of it is left. Idempotent."""
@@ -99,8 +98,13 @@ class ChildProcess:
                 self._life_fd = None
             self._close_output()
 
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     async def _wait(self, on_exit: Callable[[], None]) -> None:
         await self._process.wait()
+        self._kill_group()  # what it has started may live on
         self._pass_output_on()
         on_exit()
 

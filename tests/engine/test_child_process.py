@@ -1,0 +1,40 @@
+"""A child process takes what it started with it, however it ends."""
+
+import asyncio
+
+import pytest
+
+from engine.child_process import ChildProcess
+from tests.engine.async_engines import eventually
+
+LEAVES_A_PROCESS = "sleep 60 & echo $!; "
+
+
+@pytest.mark.parametrize("end", ["exit 3", "kill -SEGV $$", "sleep 60"])
+def test_nothing_that_it_started_outlives_it(end: str) -> None:
+    async def check() -> None:
+        child = await ChildProcess.start(["sh", "-c", LEAVES_A_PROCESS + end], on_exit=lambda: None)
+        await eventually(lambda: bool(child.output_tail))
+        orphan = int(child.output_tail)
+        await child.stop(0.5)
+        await eventually(lambda: not is_alive(orphan))
+
+    asyncio.run(check())
+
+
+def is_alive(pid: int) -> bool:
+    """A process that ended may stay as a zombie where nobody takes over orphans."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_it_says_how_it_ended() -> None:
+    async def check() -> str:
+        child = await ChildProcess.start(["sh", "-c", "exit 3"], on_exit=lambda: None)
+        await child.stop(5.0)
+        return child.how_it_ended
+
+    assert asyncio.run(check()) == "exit code 3"
