@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.attention_hook import AttentionCall, attention_handler
 from engine.errors import UnsupportedModelError
+from engine.memory import is_memory_shortage
 
 
 class _Recorder:
@@ -25,7 +26,7 @@ class _Recorder:
 def probe_layers(
     module: PreTrainedModel, text_config: PreTrainedConfig, device: torch.device
 ) -> tuple[AttentionCall, ...]:
-    """The call of each layer. Raises UnsupportedModelError, by name and with the reason."""
+    """The call of each layer. Raises UnsupportedModelError, by name and with the reason, but for a lack of memory."""
     name = type(module).__name__
     recorder = _Recorder()
     token_ids = torch.zeros(1, 2, dtype=torch.long, device=device)
@@ -34,6 +35,8 @@ def probe_layers(
         with torch.inference_mode(), attention_handler(recorder):
             module(input_ids=token_ids, position_ids=positions, use_cache=False)
     except Exception as error:
+        if is_memory_shortage(error):
+            raise
         raise UnsupportedModelError(
             f"{name} cannot run over a paged KV cache: {type(error).__name__}: {error}"
         ) from error

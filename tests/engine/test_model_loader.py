@@ -128,6 +128,14 @@ def test_a_lack_of_memory_is_no_damage(
         load_model_runner(EngineConfig(model=str(llama), device="cpu", num_blocks=8))
 
 
+def test_a_lack_of_memory_in_the_probe_is_no_model_that_cannot_run(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.model_probe._Recorder.attend", allocate_on_the_cpu)
+    with pytest.raises(ModelMemoryError, match="not enough memory"):
+        load(llama)
+
+
 def test_other_errors_are_no_lack_of_memory(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("a bug")
