@@ -121,7 +121,7 @@ def _load(config: EngineConfig) -> LoadedModel:
         architecture=type(module).__name__,
         vocab_size=text_config.vocab_size,
         max_model_len=_context_limit(text_config),
-        eos_token_ids=_eos_token_ids(config, source, hf_config),
+        eos_token_ids=_eos_token_ids(config, source, text_config),
         weight_bytes=report.packed_bytes + sum(p.nbytes for p in module.parameters()),
         size=size_of(module, text_config, calls),
         linear=_linear_name(kernels, config.quantization),
@@ -255,13 +255,18 @@ def _context_limit(text_config: PreTrainedConfig) -> int:
     return min(limits)
 
 
-def _eos_token_ids(config: EngineConfig, source: dict[str, Any], hf_config: PreTrainedConfig) -> tuple[int, ...]:
+def _eos_token_ids(config: EngineConfig, source: dict[str, Any], text_config: PreTrainedConfig) -> tuple[int, ...]:
+    """Those of the vocabulary: others never come."""
     try:
         eos = GenerationConfig.from_pretrained(config.model, **source).eos_token_id
     except OSError:  # the checkpoint has no generation_config.json
         eos = None
     if eos is None:
-        eos = getattr(hf_config.get_text_config(decoder=True), "eos_token_id", None)
+        eos = getattr(text_config, "eos_token_id", None)
     if eos is None:
         return ()
-    return tuple(eos) if isinstance(eos, list) else (int(eos),)
+    token_ids = tuple(map(int, eos if isinstance(eos, list) else [eos]))
+    known = tuple(token_id for token_id in token_ids if 0 <= token_id < text_config.vocab_size)
+    if known != token_ids:
+        logger.warning("eos_token_id %s: not all are in the vocabulary [0, %d)", eos, text_config.vocab_size)
+    return known
