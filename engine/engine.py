@@ -27,7 +27,7 @@ from engine.stats import StepStats
 from engine.step_cost import StepCosts
 from engine.step_floor import FloorPlan
 from engine.step_marker import Marker, NullMarker
-from engine.trace import FileTracer, NullTracer, Tracer
+from engine.trace import NullTracer, Tracer, open_tracer
 
 logger = logging.getLogger(__name__)
 
@@ -112,9 +112,8 @@ class Engine:
         # With OMP_PROC_BIND its library has bound this thread to one CPU, where the kernels' threads would follow it.
         if os.sched_getaffinity(0) != cpus:  # some sandboxes forbid the call
             os.sched_setaffinity(0, cpus)
-        tracer = FileTracer(config.trace) if config.trace else NullTracer()
         runner, info = load_model_runner(config)
-        return cls(config, info, runner, tracer, marker, grammars=load_grammars(config, info))
+        return cls(config, info, runner, open_tracer(config.trace), marker, grammars=load_grammars(config, info))
 
     @property
     def has_work(self) -> bool:

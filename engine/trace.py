@@ -1,6 +1,7 @@
 """A step trace: one JSON line per step, off by default. `docs/latency.md` describes the fields."""
 
 import contextlib
+import logging
 import time
 from pathlib import Path
 from typing import IO, Protocol
@@ -10,6 +11,8 @@ import msgspec
 from engine.batch import Batch
 from engine.errors import ConfigError
 from engine.stats import StepStats
+
+logger = logging.getLogger(__name__)
 
 
 class Tracer(Protocol):
@@ -25,10 +28,8 @@ class FileTracer:
     """
 
     def __init__(self, path: str) -> None:
-        try:
-            self._file: IO[bytes] | None = Path(path).open("ab", buffering=0)  # noqa: SIM115 - held for the life of the engine
-        except OSError as error:
-            raise ConfigError(f"The trace file {path} cannot be written: {error.strerror}.") from error
+        """Raises OSError."""
+        self._file: IO[bytes] | None = Path(path).open("ab", buffering=0)  # noqa: SIM115 - held for the life of the engine
         self._encoder = msgspec.json.Encoder()
 
     def record(self, time_s: float, batch: Batch | None, stats: StepStats) -> None:
@@ -56,3 +57,23 @@ class NullTracer:
 
     def close(self) -> None:
         pass
+
+
+def check_trace_file(path: str) -> None:
+    """Raises ConfigError unless a trace could be written there now."""
+    try:
+        FileTracer(path).close()
+    except OSError as error:
+        raise ConfigError(f"The trace file {path} cannot be written: {error.strerror}.") from error
+
+
+def open_tracer(path: str | None) -> Tracer:
+    """Without a path, and where it cannot be written, one that traces nothing: an engine that starts again goes on with
+    its streams, if not with its trace."""
+    if not path:
+        return NullTracer()
+    try:
+        return FileTracer(path)
+    except OSError as error:
+        logger.warning("no trace: %s cannot be written: %s", path, error.strerror)
+        return NullTracer()

@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.grammar_checker import GrammarChecker
 from engine.hub import look_for_hub, pinned
 from engine.room_shares import most_places, most_tokens
+from engine.trace import check_trace_file
 from server.chat.render import ChatRenderer
 from server.chat.template_setting import load_chat_renderer
 from server.generation_defaults import GenerationDefaults, load_generation_defaults
@@ -75,6 +76,8 @@ def backend_opener(settings: Settings) -> OpenBackend:
     check_checkpoint(config.model)
     if not is_local(config.model):
         look_for_hub(config.model)
+    if config.trace:
+        check_trace_file(config.trace)
     return partial(_open_backend, settings, config)
 
 

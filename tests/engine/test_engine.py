@@ -12,7 +12,7 @@ from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.request import FinishReason
 from engine.stats import RequestTimings
-from engine.trace import FileTracer
+from engine.trace import FileTracer, NullTracer, check_trace_file, open_tracer
 from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_engine, fake_info, run_to_end, tokens_of
 
 
@@ -160,7 +160,14 @@ def test_a_trace_has_one_line_per_step(tmp_path: Path) -> None:
 
 def test_a_trace_that_cannot_be_opened_is_a_setting_that_cannot_work(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="trace"):
-        FileTracer(str(tmp_path / "missing" / "trace.jsonl"))
+        check_trace_file(str(tmp_path / "missing" / "trace.jsonl"))
+
+
+def test_an_engine_that_starts_again_does_so_without_its_trace_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert isinstance(open_tracer(str(tmp_path / "missing" / "trace.jsonl")), NullTracer)
+    assert "no trace" in caplog.text
 
 
 def test_a_full_disk_ends_the_trace_and_not_the_engine() -> None:
