@@ -37,22 +37,22 @@ class ModelRunner:
     @torch.inference_mode()
     def prefill(self, batch: Batch) -> StepOutput:
         """Compute a chunk of each prompt; the requests whose last chunk it is get their next token."""
-        kept = _kept_positions(batch.requests)
-        logits = self._forward(batch, [flat for flat, _, _ in kept])
-        sampling = [row for row, (_, request, position) in enumerate(kept) if _samples_at(request, position)]
-        said = self._say_one_each(logits[sampling], [kept[row][1] for row in sampling])
+        counts = [_num_kept(request) for request in batch.requests]
+        logits = self._forward(batch, _kept_positions(batch.requests, counts))
+        rows = _side_by_side(counts)
+        sampling = [(own[-1], request) for own, request in zip(rows, batch.requests, strict=True) if request.samples]
+        said = self._say_one_each(logits[[row for row, _ in sampling]], [request for _, request in sampling])
         if not sampling:
             logits[-1, 0].item()  # waits for a GPU, so that the step's duration, from which gaps are predicted, is true
-        scored = _score_prompts(self._scorer, logits, kept)
-        embeddings = self._embed([(row, kept[row][1]) for row in sampling])
+        embeddings = self._embed(sampling)
         return StepOutput(
             tuple(
                 replace(
                     said.get(request.request_id) or RequestStepOutput(request.request_id),
-                    prompt_logprobs=scored.get(request.request_id, ()),
+                    prompt_logprobs=self._score_prompt(request, logits[own.start : own.stop]),
                     embedding=embeddings.get(request.request_id, b""),
                 )
-                for request in batch.requests
+                for own, request in zip(rows, batch.requests, strict=True)
             )
         )
 
@@ -61,8 +61,7 @@ class ModelRunner:
         """Compute the newest token of every request, and what it guesses, and get those that come next."""
         logits = self._forward(batch, None)
         chosen = self._sampler.sample(logits, [row for request in batch.requests for row in rows_of(request)])
-        ends = accumulate(len(request.token_ids) for request in batch.requests)
-        rows = [range(end - len(each.token_ids), end) for each, end in zip(batch.requests, ends, strict=True)]
+        rows = _side_by_side([len(request.token_ids) for request in batch.requests])
         return StepOutput(tuple(self._say(batch.requests, rows, logits, chosen)))
 
     @torch.inference_mode()
@@ -116,6 +115,13 @@ class ModelRunner:
             for request, own, pairs in zip(requests, rows, said, strict=True)
         ]
 
+    def _score_prompt(self, request: ScheduledRequest, logits: Tensor) -> tuple[TokenLogprobs, ...]:
+        """Position p of a prompt scores its token p + 1; `logits` [num_tokens, vocab] of a request that asks for it."""
+        if not request.scores_prompt:
+            return ()
+        targets = request.prompt_token_ids[request.start + 1 : request.end + 1]
+        return self._scorer.score(logits[: len(targets)], targets, request.params.prompt_logprobs or 0)
+
     def _embed(self, rows: Sequence[tuple[int, ScheduledRequest]]) -> dict[str, bytes]:
         """Embeddings of the requests that ask for one, each from its row of the head's inputs."""
         return {
@@ -131,34 +137,17 @@ def _said(request: ScheduledRequest, rows: Sequence[int], chosen: Sequence[int |
     return [(row, token_id) for row in rows[:num_said] if (token_id := chosen[row]) is not None]
 
 
-Kept = tuple[int, ScheduledRequest, int]  # flat position in the batch, its request, its position in the context
+def _num_kept(request: ScheduledRequest) -> int:
+    """Of how many of its last positions the logits are needed: of all to score them, of one to sample."""
+    return len(request.token_ids) if request.scores_prompt else int(request.samples)
 
 
-def _kept_positions(requests: Sequence[ScheduledRequest]) -> list[Kept]:
-    """The positions whose logits are needed: those that sample, and every position that scores a prompt token."""
-    kept: list[Kept] = []
-    flat = 0
-    for request in requests:
-        for position in range(request.start, request.end) if request.scores_prompt else (request.end - 1,):
-            if _samples_at(request, position) or request.scores_prompt:
-                kept.append((flat + position - request.start, request, position))
-        flat += len(request.token_ids)
-    return kept
+def _kept_positions(requests: Sequence[ScheduledRequest], counts: Sequence[int]) -> list[int]:
+    """In the batch: the last ones of each request."""
+    ends = accumulate(len(request.token_ids) for request in requests)
+    return [flat for end, count in zip(ends, counts, strict=True) for flat in range(end - count, end)]
 
 
-def _samples_at(request: ScheduledRequest, position: int) -> bool:
-    return request.samples and position == request.end - 1
-
-
-def _score_prompts(scorer: Scorer, logits: Tensor, kept: Sequence[Kept]) -> dict[str, tuple[TokenLogprobs, ...]]:
-    """Position p of a prompt scores its token p + 1. Requests that did not ask are left out."""
-    rows: dict[str, tuple[ScheduledRequest, list[int], list[int]]] = {}
-    for row, (_, request, position) in enumerate(kept):
-        if request.scores_prompt and position + 1 < len(request.prompt_token_ids):
-            _, logit_rows, targets = rows.setdefault(request.request_id, (request, [], []))
-            logit_rows.append(row)
-            targets.append(request.prompt_token_ids[position + 1])
-    return {
-        request_id: scorer.score(logits[logit_rows], targets, request.params.prompt_logprobs or 0)
-        for request_id, (request, logit_rows, targets) in rows.items()
-    }
+def _side_by_side(counts: Sequence[int]) -> list[range]:
+    """So many rows each, one after the other."""
+    return [range(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
