@@ -111,7 +111,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_positive(name: str, value: float) -> None:
-    if value < 1:
+    if not value >= 1:  # nor is NaN
         raise ConfigError(f"{name} must be at least 1, got {value}.")
 
 

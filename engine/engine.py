@@ -123,6 +123,8 @@ class Engine:
     def add_request(self, message: AddRequest) -> None:
         """Queue a request. Raises RequestError, and changes nothing, if it can never run."""
         check_request(self.info, message.prompt_token_ids, message.params)
+        if not message.weight > 0:
+            raise InvalidParameterError("weight", f"weight must be above 0, got {message.weight}.")
         if self._scheduler.has(message.request_id) or message.request_id in self._grammars:
             raise InvalidParameterError("request_id", f"request_id {message.request_id!r} is in use.")
         request = Request(
@@ -134,7 +136,7 @@ class Engine:
             tenant=message.tenant,
             weight=message.weight,
             cache_salt=message.cache_salt,
-            output_token_ids=message.output_token_ids,
+            output_token_ids=list(message.output_token_ids),  # it grows
             is_announced=bool(message.output_token_ids),
         )
         if request.params.grammar is None:

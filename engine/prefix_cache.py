@@ -73,7 +73,9 @@ class PrefixCache:
         while len(hashes) < num_blocks:
             start = len(hashes) * self._block_size
             tokens = request.token_ids(start, start + self._block_size)
-            parent = hashes[-1] if hashes else hashlib.sha256(request.cache_salt.encode()).digest()
+            parent = (
+                hashes[-1] if hashes else hashlib.sha256(request.cache_salt.encode(errors="surrogatepass")).digest()
+            )
             hashes.append(hashlib.sha256(parent + array("q", tokens).tobytes()).digest())
         return hashes[:num_blocks]
 

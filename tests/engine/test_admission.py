@@ -7,7 +7,7 @@ from engine.admission import check_request
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ContextLengthError, InvalidParameterError
 from engine.sampling_params import SamplingParams
-from tests.engine.fakes import VOCAB_SIZE, add, fake_engine, fake_info
+from tests.engine.fakes import VOCAB_SIZE, add, fake_engine, fake_info, run_to_end
 
 INFO = fake_info(num_blocks=10, block_size=4, max_model_len=32)
 
@@ -69,6 +69,25 @@ def test_the_context_may_be_filled_but_not_exceeded() -> None:
         check_request(INFO, [1] * 17, SamplingParams(max_tokens=16))
 
 
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan])
+def test_a_tenant_without_weight_is_refused(weight: float) -> None:
+    with pytest.raises(InvalidParameterError, match="weight"):
+        add(fake_engine(), "a", weight=weight)
+
+
+def test_a_salt_may_be_any_string() -> None:
+    engine = fake_engine()
+    add(engine, "a", cache_salt="\ud800")
+    assert run_to_end(engine)["a"]
+
+
+def test_a_message_keeps_its_tokens() -> None:
+    engine, tokens = fake_engine(), [7, 8]
+    add(engine, "a", output_token_ids=tokens)
+    run_to_end(engine)
+    assert tokens == [7, 8]
+
+
 def test_a_request_id_is_in_use_until_its_request_ends() -> None:
     engine = fake_engine()
     add(engine, "a")
@@ -79,7 +98,9 @@ def test_a_request_id_is_in_use_until_its_request_ends() -> None:
     add(engine, "a")
 
 
-@pytest.mark.parametrize("setting", [{"block_size": 0}, {"num_blocks": 0}, {"dtype": "int8"}, {"device": "tpu"}])
+@pytest.mark.parametrize(
+    "setting", [{"block_size": 0}, {"num_blocks": 0}, {"target_itl_ms": math.nan}, {"dtype": "int8"}, {"device": "tpu"}]
+)
 def test_settings_that_cannot_work_are_refused_by_name(setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(setting))):
         EngineConfig(model="m", **setting)
