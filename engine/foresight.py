@@ -104,13 +104,14 @@ class Foresight:
         if bits & self._alphabet.other_bits or options.bit_count() > 2:
             return None
         tokens = {self._alphabet.characters[token_id]: token_id for token_id in _set_bits(options)}
-        match sorted(tokens, key=_SPACE.__ne__):
-            case [character]:
-                return tokens[character], _Ahead(character, after=None)
-            case [character, other] if character == _SPACE:
-                last = self._ahead[-1].character if self._ahead else self._last
-                character = _SPACE if self._has_space.get(last, True) else other
-                return tokens[character], _Ahead(character, after=last)
+        others = [character for character in tokens if character != _SPACE]
+        if len(tokens) == 2 and len(others) == 1:
+            last = self._ahead[-1].character if self._ahead else self._last
+            character = _SPACE if self._has_space.get(last, True) else others[0]
+            return tokens[character], _Ahead(character, after=last)
+        if len(tokens) == 1:
+            (character,) = tokens
+            return tokens[character], _Ahead(character, after=None)
         return None
 
 

@@ -86,7 +86,7 @@ class ModelDrafts:
             seconds = step_s + num_passes * pass_s + sum(counts) * token_s
             said = [_num_expected(chance, count) for chance, count in zip(chances, counts, strict=True)]
             slowed = any(
-                num < seconds / step_s and _num_left(request) >= num_passes
+                num < seconds / step_s and request.num_guessable >= num_passes
                 for num, request in zip(said, requests, strict=True)
             )
             if slowed or seconds > longest_s or sum(said) / seconds <= best_rate:
@@ -102,14 +102,8 @@ def _rate(drafts: Sequence[Draft], price: TokenPrice) -> float:
 
 
 def _counts(num_passes: int, requests: Sequence[Request], chances: Sequence[float]) -> list[int]:
-    return [
-        min(num_passes, _num_left(request)) if chance else 0 for request, chance in zip(requests, chances, strict=True)
-    ]
-
-
-def _num_left(request: Request) -> int:
-    """Tokens it may say beside the one that each step brings."""
-    return request.params.max_tokens - len(request.output_token_ids) - 1
+    pairs = zip(requests, chances, strict=True)
+    return [min(num_passes, request.num_guessable) if chance else 0 for request, chance in pairs]
 
 
 def _num_expected(chance: float, count: int) -> float:

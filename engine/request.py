@@ -100,6 +100,11 @@ class Request:
         return self.num_uncomputed_tokens > 1 or not self.output_token_ids
 
     @property
+    def num_guessable(self) -> int:
+        """Tokens that it may say beside the one that each step brings."""
+        return self.params.max_tokens - len(self.output_token_ids) - 1
+
+    @property
     def scores_prompt(self) -> bool:
         """Whether its prompt tokens' log-probabilities are still to be told."""
         return self.params.prompt_logprobs is not None and not self.output_token_ids

@@ -87,19 +87,16 @@ class Speculation:
     def _likeliest(self, requests: Sequence[Request], min_chance: float, limit: int) -> list[Draft]:
         if limit == 0 or min_chance >= 1.0:
             return [NO_DRAFT] * len(requests)
-        return _likeliest([self._draft_of(request) for request in requests], min_chance, limit)
+        return _best_beginnings([self._draft_of(request) for request in requests], min_chance, limit)
 
     def _draft_of(self, request: Request) -> Draft:
-        num_left = request.params.max_tokens - len(request.output_token_ids) - 1
-        most = min(self._max_tokens, num_left)
+        most = min(self._max_tokens, request.num_guessable)
         return request.drafter.draft(request.prompt_token_ids, request.output_token_ids, most)
 
 
-def _likeliest(drafts: Sequence[Draft], min_chance: float, limit: int) -> list[Draft]:
+def _best_beginnings(drafts: Sequence[Draft], min_chance: float, limit: int) -> list[Draft]:
     """Of each draft its beginning: together at most `limit` tokens, those with the best chances that all up to them are
     right, and none whose chance is `min_chance` or less."""
-    if not any(draft.token_ids for draft in drafts):
-        return [NO_DRAFT] * len(drafts)
     chances = (
         (draft.chance ** (index + 1), number)
         for number, draft in enumerate(drafts)
