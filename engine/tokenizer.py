@@ -48,12 +48,9 @@ class Tokenizer:
         return cls(load_tokenizer_files(model, revision=revision, trust_remote_code=trust_remote_code))
 
     @property
-    def bos_token_id(self) -> int | None:
-        return self._named_id("bos_token")
-
-    @property
     def eos_token_id(self) -> int | None:
-        return self._named_id("eos_token")
+        token = self.named_tokens.get("eos_token")
+        return None if token is None else self._backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Special tokens written out in `text` become their ids, as in transformers. Raises ContextLengthError."""
@@ -99,10 +96,6 @@ class Tokenizer:
         bare = word.lstrip(" ")
         spellings = (self._ids_after("a", " " + bare), self._ids_after("\n", bare)) if bare else (self._plain(word),)
         return [tuple(ids) for ids in dict.fromkeys(map(tuple, spellings)) if ids]
-
-    def _named_id(self, name: str) -> int | None:
-        token = self.named_tokens.get(name)
-        return None if token is None else self._backend.token_to_id(token)
 
     def _plain(self, text: str) -> list[int]:
         return self.encode(text, add_special_tokens=False)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import tokenizers
 
-from engine.checkpoint import check_model_type, read_config
+from engine.checkpoint import check_model_type, is_local, read_config
 from engine.errors import ModelError, reason_of
 from engine.hub import snapshot
 
@@ -57,12 +57,12 @@ def load_tokenizer_files(model: str, *, revision: str | None, trust_remote_code:
 
 
 def _folder_of(model: str, revision: str | None) -> Path:
+    if not is_local(model):
+        return snapshot(model, revision, _HUB_FILES)
     folder = Path(model)
-    if folder.is_dir():
-        return folder
-    if folder.is_absolute() or model.startswith((".", "~")):
+    if not folder.is_dir():
         raise ModelError(f"The model directory {model} does not exist.")
-    return snapshot(model, revision, _HUB_FILES)
+    return folder
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -140,7 +140,6 @@ def test_token_texts_keep_spaces_and_show_special_tokens(byte_level: Tokenizer, 
 def test_special_tokens_are_known(byte_level: Tokenizer) -> None:
     assert byte_level.special_ids == set(byte_level.encode("<|bos|><|eos|><|im_start|>"))
     assert byte_level.eos_token_id == byte_level.encode("<|eos|>")[0]
-    assert byte_level.bos_token_id == byte_level.encode("<|bos|>")[0]
 
 
 def test_bytes_of_a_sentencepiece_vocabulary_are_not_special(sentencepiece_like: Tokenizer) -> None:
