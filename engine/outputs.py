@@ -31,7 +31,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """On the first output (no gaps yet) and on the last (complete)."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    """The stop token id or stop string that ended it, if one did; None for EOS, as the OpenAI API has it."""
+    """The stop token id or stop string that ended it, if one did; None for EOS, as the OpenAI API has it. `deadline` or
+    `abort` where it was cut, which `finish_reason` tells from a stop string."""
 
     @property
     def is_finished(self) -> bool:

@@ -32,9 +32,9 @@ class StepStats(msgspec.Struct, frozen=True):
     pool: PoolStats
     num_preemptions: int
     prefix_queries: int
-    """Prompt tokens looked up in the prefix cache."""
+    """Tokens looked up in the prefix cache: of prompts, and of what was generated before the engine started again."""
     prefix_hits: int
-    """Prompt tokens found there."""
+    """Of these, tokens found there."""
     predicted_s: float | None = None
     """What model_s was thought to become, from the steps before. None before the first of a phase."""
     floor_s: float | None = None

@@ -30,7 +30,7 @@ class KernelInfo:
 
 @functools.cache
 def load_kernels() -> KernelInfo | None:
-    """Loads the best library, compiling it when needed (once, about 30 s); the first call decides for the process.
+    """Loads the best library, compiling it when needed (once, for minutes); the first call decides for the process.
 
     None when there are no kernels: `TWOSTEP_KERNELS=off`, or (with one warning) no library and no way to compile one.
     Callers then use plain torch. `TWOSTEP_ISA` names a lower level than the CPU's best. Raises ConfigError if there is

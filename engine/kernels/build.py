@@ -74,7 +74,7 @@ def build_library(level: IsaLevel, directory: Path) -> Path:
     path = directory / f"{level.name}-{source_key(level)}-{compiler_key}.so"
     if path.exists():
         return path
-    logger.info("compiling CPU kernels for %s, once, about 30 s", level.name)
+    logger.info("compiling CPU kernels for %s, once, some minutes on few cores", level.name)
     started_s = time.monotonic()
     try:
         directory.mkdir(parents=True, exist_ok=True)
