@@ -112,10 +112,10 @@ class WaitingRoom:
             raise self._refusal(tenant, *self._standing[tenant])
         self._check_size(1, tenant)
         limit_s, ahead = self.queue_limit_s(max_queue_s), self._ahead_of(tenant)
-        excess_s = self._cautious_wait_s(ahead) - limit_s
+        excess_s = self._excess_s(ahead, limit_s)
         if excess_s > 0:
-            wait_s = self._wait_s(ahead)
-            reason = f"A new request would wait about {wait_s:.1f} s, and must not wait over {limit_s:g} s"
+            waits = f"about {self._wait_s(ahead):.1f} s, perhaps {self._cautious_wait_s(ahead):.1f} s"
+            reason = f"A new request would wait {waits}, and must not wait over {limit_s:g} s"
             if max_queue_s is None:
                 self._standing[tenant] = reason, excess_s
             raise self._refusal(tenant, reason, excess_s)
@@ -153,8 +153,9 @@ class WaitingRoom:
             raise self._refusal(tenant, reason, max(0, num_over) * self._seconds_per_token)
 
     def _refusal(self, tenant: Tenant, reason: str, excess_s: float = 0.0) -> OverloadedError:
+        """`excess_s` until it would be let in; where that depends on a place only, until the next one ends."""
+        retry_after_s = max(excess_s, self._seconds_per_end) + self._num_refused[tenant.name] * self._seconds_per_end
         self._num_refused[tenant.name] += 1
-        retry_after_s = excess_s + self._num_refused[tenant.name] * self._seconds_per_end
         return OverloadedError(f"{reason}; try again later.", min(max(retry_after_s, _MIN_RETRY_S), _MAX_RETRY_S))
 
     def _begin(self, tenant: Tenant, num_tokens: int) -> None:
@@ -197,6 +198,15 @@ class WaitingRoom:
         """
         num_ends = ahead.num_ends + _NUM_DEVIATIONS * math.sqrt(ahead.num_ends)
         return max(num_ends * self._seconds_per_end, _PREFILL_MARGIN * self._wait_for_prefill_s(ahead))
+
+    def _excess_s(self, ahead: "_Ahead", limit_s: float) -> float:
+        """Until so much less is ahead that the cautious wait is at most `limit_s`; not above 0 if it is now."""
+        num_ends = ahead.num_ends
+        if self._seconds_per_end:
+            root = math.sqrt(_NUM_DEVIATIONS**2 / 4 + limit_s / self._seconds_per_end) - _NUM_DEVIATIONS / 2
+            num_ends -= math.floor(root**2)  # root^2 + _NUM_DEVIATIONS * root = limit_s / seconds_per_end
+        prefill_s = self._wait_for_prefill_s(ahead) - limit_s / _PREFILL_MARGIN
+        return max(num_ends * self._seconds_per_end, prefill_s)
 
     def _wait_for_prefill_s(self, ahead: "_Ahead") -> float:
         return ahead.num_tokens * self._seconds_per_token if ahead.num_tokens > self._batch_tokens else 0.0
