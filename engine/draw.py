@@ -8,6 +8,7 @@ of the likeliest token's probability cannot come.
 Each filter keeps some of the likeliest of those that the one before it kept; of equals, the lower ids.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -27,6 +28,8 @@ likeliest is -1, none being possible, that is -1, too."""
 UNIT = 2.0**-30
 """The weight 1."""
 
+_LEAST_TOP_P = sys.float_info.min  # keeps the likeliest token, as 0 shall
+
 
 def draw_for(has_kernels: bool) -> Draw:
     """The faster one."""
@@ -37,7 +40,7 @@ def controls_of(requests: Sequence[ScheduledRequest]) -> Tensor:
     """[num_rows, 5] float64: temperature, a uniform number, top_k, top_p and min_p."""
     all_params = [request.params for request in requests]
     numbers = uniforms([params.seed for params in all_params], [request.end for request in requests])
-    filters = [(params.top_k, params.top_p, params.min_p) for params in all_params]
+    filters = [(params.top_k, max(params.top_p, _LEAST_TOP_P), params.min_p) for params in all_params]
     temperatures = [params.temperature for params in all_params]
     return torch.from_numpy(np.column_stack([temperatures, numbers, filters]))
 

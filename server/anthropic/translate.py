@@ -72,7 +72,7 @@ def _switch(request: AnthropicConversation) -> dict[str, bool]:
 
 
 def _messages(request: AnthropicConversation) -> list[dict[str, Any]]:
-    system = [] if request.system is None else [{"role": "system", "content": _text(request.system)}]
+    system = [] if request.system in (None, []) else [{"role": "system", "content": _text(request.system)}]
     return [*system, *chain.from_iterable(map(_turn, request.messages))]
 
 

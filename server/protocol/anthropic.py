@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, mode
 from pydantic_core import PydanticCustomError
 
 from server.protocol.answers import Timings
-from server.protocol.anthropic_blocks import OnlyText, Turns
+from server.protocol.anthropic_blocks import PerhapsText, Turns
 from server.protocol.generation import SamplingFields, wrong
 from server.protocol.request import RequestFields
 from server.protocol.tags import type_of
@@ -65,7 +65,7 @@ class AnthropicConversation(RequestFields):
     """What decides the prompt."""
 
     messages: Turns
-    system: OnlyText | None = None
+    system: PerhapsText | None = None
     tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True), bounded_size] = Field([])
     tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingConfig | None = Field(None, description="Default: as the model does.")

@@ -23,23 +23,23 @@ _Text = Annotated[TextBlock, Tag("<text>")]
 _Other = Annotated[SkipJsonSchema[_UnsupportedBlock], Tag("<other>")]
 _Texts = list[Annotated[_Text | _Other, by_type("text")]]
 _Bounds = Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)
-_ResultBounds = Field(max_length=MAX_PARTS, fail_fast=True)
+_PerhapsBounds = Field(max_length=MAX_PARTS, fail_fast=True)
 
 OnlyText = Annotated[
     Annotated[Text, Tag("<text>")] | Annotated[_Texts, _Bounds, Tag("<blocks>")],
     text_or("<blocks>"),
 ]
-ResultText = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[_Texts, _ResultBounds, Tag("<blocks>")],
+PerhapsText = Annotated[
+    Annotated[Text, Tag("<text>")] | Annotated[_Texts, _PerhapsBounds, Tag("<blocks>")],
     text_or("<blocks>"),
 ]
-"""What a tool returned: a list without blocks is nothing, as tools of MCP servers say it."""
+"""A list without blocks is nothing, as tools of MCP servers say it."""
 
 
 class ToolResultBlock(WireModel):
     type: Literal["tool_result"]
     tool_use_id: Text
-    content: ResultText = ""
+    content: PerhapsText = ""
     is_error: bool = Field(False, description='The result is told to the model with "Error: " before it.')
 
 

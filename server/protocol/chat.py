@@ -59,7 +59,7 @@ class ChatRequest(ConversationParams, GenerationParams):
     def _check_combinations(self) -> "ChatRequest":
         self.check_stream_options()
         self.check_conversation()
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise wrong("top_logprobs", "needs logprobs: true")
         if self.echo and not self.continue_final_message:
             raise wrong("echo", "needs continue_final_message: true")

@@ -2,9 +2,11 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import chain
 from typing import Any
 
 MAX_LOOKED_AT, MAX_NAME_LENGTH = 8, 64  # for typos: it takes a fraction of a millisecond each
+_SHORTEST_WITH_SLIPS = 4  # letters: shorter words of somebody else's are too often one letter off
 
 # OpenAI's bookkeeping: no effect on the tokens.
 WITHOUT_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
@@ -18,9 +20,20 @@ _REFUSED_EVERYWHERE: Mapping[str, str] = {
     "guided_choice": "is not supported: use structured_outputs.choice",
     "guided_grammar": "is not supported: use structured_outputs.grammar",
     "grammar": "is not supported: use structured_outputs.grammar",
+    "guided_whitespace_pattern": _NOT_SUPPORTED,
+    "regex": "is not supported: use structured_outputs.regex",
+    "ebnf": "is not supported: use structured_outputs.grammar",
+    "json_schema": "is not supported: use structured_outputs.json",
     "use_beam_search": _NOT_SUPPORTED,
     "length_penalty": _NOT_SUPPORTED,
     "num_beams": _NOT_SUPPORTED,
+    "early_stopping": _NOT_SUPPORTED,
+    "do_sample": "is not supported: use temperature, which is 0 for the likeliest tokens",
+    "no_repeat_ngram_size": "is not supported: use repetition_penalty",
+    "logits_processors": _NOT_SUPPORTED,
+    "prompt_embeds": "is not supported: send the prompt as text or token ids",
+    "include_reasoning": "is not supported: thinking comes in a field of its own, which may be ignored",
+    "spaces_between_special_tokens": _NOT_SUPPORTED,
     "max_new_tokens": "is not supported: use max_tokens",
     "n_predict": "is not supported: use max_tokens",
     "num_predict": "is not supported: use max_tokens",
@@ -30,6 +43,7 @@ _REFUSED_EVERYWHERE: Mapping[str, str] = {
     "tfs_z": _OTHER_SAMPLER,
     "top_a": _OTHER_SAMPLER,
     "mirostat": _OTHER_SAMPLER,
+    "dynatemp_range": _OTHER_SAMPLER,
     "dry_multiplier": _OTHER_SAMPLER,
     "xtc_probability": _OTHER_SAMPLER,
     "lora": "is not supported: one model is served as it is",
@@ -102,7 +116,18 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
     "functions": ([],),
     "function_call": ("none",),
-    "modalities": (["text"],),
+    "modalities": (["text"], []),
+    "verbosity": ("medium",),
+    "speed": ("standard",),
+    "mcp_servers": ([],),
+    "context_management": ([], {}),
+    "do_sample": (True,),
+    "early_stopping": (False,),
+    "no_repeat_ngram_size": (0,),
+    "logits_processors": ([],),
+    "include_reasoning": (True,),
+    "spaces_between_special_tokens": (True,),
+    "dynatemp_range": (0,),
     "best_of": (1,),
     "n": (1,),
     "use_beam_search": (False,),
@@ -127,6 +152,27 @@ def find_unknown(extra: Collection[str], refusals: Mapping[str, str]) -> list[st
 def find_typo(unknown: Sequence[str], known: Collection[str]) -> tuple[str, str] | None:
     """The first unknown field that is nearly a known one, and that one. Vendors' own fields are not, and few."""
     for name in unknown[:MAX_LOOKED_AT]:
-        if len(name) <= MAX_NAME_LENGTH and (close := get_close_matches(name, known, n=1, cutoff=0.85)):
-            return name, close[0]
+        if len(name) <= MAX_NAME_LENGTH and (meant := _meant(name, known)):
+            return name, meant
     return None
+
+
+def _meant(name: str, known: Collection[str]) -> str | None:
+    """The known name that it differs from by how words are joined, by a slip, or, if it is long, by little."""
+    alike = (each for each in known if _joined(name) == _joined(each) or _is_slip(name, each))
+    return next(chain(alike, get_close_matches(name, known, n=1, cutoff=0.85)), None)
+
+
+def _joined(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def _is_slip(name: str, known: str) -> bool:
+    """One letter for another, or two neighbours the wrong way round."""
+    if len(name) != len(known) or len(name) < _SHORTEST_WITH_SLIPS:
+        return False
+    wrong = [index for index, (one, other) in enumerate(zip(name, known, strict=True)) if one != other]
+    if len(wrong) == 1:
+        return True
+    first, last = wrong[0], wrong[-1]
+    return len(wrong) == 2 and last == first + 1 and name[first] == known[last] and name[last] == known[first]

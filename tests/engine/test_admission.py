@@ -22,7 +22,7 @@ INFO = fake_info(num_blocks=10, block_size=4, max_model_len=32)
         ("temperature", math.nan),
         ("temperature", math.inf),
         ("top_k", -1),
-        ("top_p", 0.0),
+        ("top_p", -0.1),
         ("top_p", 1.1),
         ("top_p", math.nan),
         ("min_p", 1.5),

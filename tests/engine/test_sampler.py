@@ -172,3 +172,8 @@ def test_presence_and_frequency_penalties_count_the_output_only() -> None:
 def test_plain_requests_are_not_adjusted() -> None:
     assert not adjusts_logits(scheduled(temperature=0.7, top_p=0.9))
     assert adjusts_logits(scheduled(min_tokens=1)) and not adjusts_logits(scheduled(min_tokens=1, output=(4,)))
+
+
+def test_a_top_p_of_zero_keeps_the_likeliest() -> None:
+    logits = torch.tensor([1.0, 1.2, 1.1]).expand(60, -1)
+    assert set(draw(logits, [scheduled(position=end, top_p=0.0) for end in range(60)])) == {1}

@@ -25,7 +25,9 @@ class TestRefusal:
         room.serve(50, seconds_each=2.0)
         room.fill(2)
         assert room.predicted_wait_s == pytest.approx(6.0)
-        assert "would wait about 6.0 s, perhaps 16.4 s, and must not wait over 16.3 s" in str(room.refused(max_queue_s=own_s))
+        assert "would wait about 6.0 s, perhaps 16.4 s, and must not wait over 16.3 s" in str(
+            room.refused(max_queue_s=own_s)
+        )
 
     @pytest.mark.parametrize("own_s", [None, 16.5, 100.0])
     def test_who_would_not_is_let_in(self, own_s: float | None) -> None:

@@ -30,6 +30,10 @@ STRAY: list[tuple[str, str, Any]] = [
     ("/v1/responses", "logprobs", 0),
     ("/v1/messages", "add_special_tokens", True),
     ("/v1/messages", "stop", ["a"]),
+    ("/v1/chat/completions", "regex", "[0-9]+"),
+    ("/v1/completions", "do_sample", False),
+    ("/v1/completions", "no_repeat_ngram_size", 2),
+    ("/v1/completions", "logits_processors", ["x"]),
     ("/v1/embeddings", "max_tokens", 16),
     ("/v1/embeddings", "stream", True),
     ("/v1/embeddings", "structured_outputs", {"regex": "a"}),
@@ -41,6 +45,13 @@ ASKING_FOR_NOTHING: list[tuple[str, str, Any]] = [
     ("/v1/completions", "parallel_tool_calls_of_nobody", True),
     ("/v1/completions", "top_logprobs", 0),
     ("/v1/chat/completions", "truncation", "disabled"),
+    ("/v1/chat/completions", "top_logprobs", 0),
+    ("/v1/chat/completions", "verbosity", "medium"),
+    ("/v1/chat/completions", "do_sample", True),
+    ("/v1/responses", "context_management", []),
+    ("/v1/messages", "mcp_servers", []),
+    ("/v1/messages", "speed", "standard"),
+    ("/v1/messages", "system", []),
     ("/v1/responses", "echo", False),
     ("/v1/responses", "logprobs", False),
     ("/v1/responses", "response_format", {"type": "text"}),
@@ -87,6 +98,14 @@ def test_names_of_other_servers_are_refused_with_ours(server: LiveServer, path: 
         ("/v1/completions", "max_token", "max_tokens"),
         ("/v1/completions", "temprature", "temperature"),
         ("/v1/chat/completions", "tool_chioce", "tool_choice"),
+        ("/v1/chat/completions", "toolz", "tools"),
+        ("/v1/chat/completions", "sead", "seed"),
+        ("/v1/chat/completions", "stpo", "stop"),
+        ("/v1/chat/completions", "strean", "stream"),
+        ("/v1/chat/completions", "topP", "top_p"),
+        ("/v1/chat/completions", "top-p", "top_p"),
+        ("/v1/completions", "MAX_TOKENS", "max_tokens"),
+        ("/v1/completions", "maxTokens", "max_tokens"),
         ("/v1/responses", "max_output_token", "max_output_tokens"),
         ("/v1/messages", "stop_sequence", "stop_sequences"),
         ("/v1/embeddings", "encoding_fromat", "encoding_format"),
@@ -103,6 +122,7 @@ def test_mistakes_are_looked_for_among_the_first_and_short_names() -> None:
     others = [f"vendor_{number}" for number in range(8)]
     assert find_typo([*others[:7], "temprature"], ["temperature"]) == ("temprature", "temperature")
     assert find_typo([*others, "temprature"], ["temperature"]) is None
+    assert find_typo(["mode", "use", "sotp", "m"], ["model", "user", "stop", "n"]) == ("mode", "model")
     long = "temperature" * 6
     assert find_typo([long + "x"], [long]) is None
 

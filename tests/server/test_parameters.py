@@ -112,7 +112,7 @@ def each(name: str, *values: Any) -> list[tuple[str, Any]]:
 
 WRONG: list[tuple[str, Any]] = [
     *each("temperature", "1", True, -0.1, 1e400, [1], {}),
-    *each("top_p", 0, 1.1, "x"),
+    *each("top_p", -0.1, 1.1, "x"),
     *each("top_k", -2, 1.5, 10**30),
     *each("min_p", -0.1, 1.1),
     *each("max_tokens", -1, 1.0, "3", True, 10**30, 10**400),
