@@ -136,7 +136,7 @@ class AsyncEngine:
         try:
             while True:
                 output = await live.next_output()
-                observe_output(self._observer, output, live.last_gap_s)
+                observe_output(self._observer, request, output, live.last_gap_s)
                 if output.finish_reason is not None:
                     reason = output.finish_reason
                     self._end(live, reason)

@@ -42,6 +42,8 @@ class GenerationRequest:
     is_sibling: bool = False
     """Whether a sequence of the same request was let in just before. Then a long wait neither has this one refused nor
     ends it: the request did not wait too long."""
+    repeats_prompt: bool = False
+    """Whether it is a further answer to a prompt of the same request, which is counted once."""
     priority: int = 0
     """Among the tenant's own requests."""
     tenant: str = ""
@@ -131,8 +133,12 @@ class EngineObserver(Protocol):
     def on_restart(self) -> None:
         """The engine process died, and a new one is started. Its steps count from 0 again."""
 
-    def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int) -> None:
-        """Called once per request whose prompt was computed; without tokens to generate, with its end."""
+    def on_prompt(self, timings: RequestTimings, num_tokens: int) -> None:
+        """Called once per request whose prompt was computed: with its first token, or without one with its end. The
+        tokens are 0 where they were counted for another answer to the same prompt."""
+
+    def on_first_token(self, ttft_s: float) -> None:
+        """Called once per request that got a token."""
 
     def on_tokens(self, num_tokens: int, gap_s: float | None) -> None:
         """Tokens delivered by `generate`; `gap_s` is the time since the previous token, None for the first."""
@@ -141,11 +147,15 @@ class EngineObserver(Protocol):
         """Called exactly once per admitted request; timings is None if it never got a token."""
 
 
-def observe_output(observer: EngineObserver, output: RequestOutput, gap_s: float | None) -> None:
+def observe_output(
+    observer: EngineObserver, request: GenerationRequest, output: RequestOutput, gap_s: float | None
+) -> None:
     """Report what `generate` delivers. `gap_s` is the time since the request's token before."""
     is_first = len(output.token_ids) == output.num_output_tokens
     if is_first and output.timings is not None:
-        observer.on_first_token(output.timings, output.num_prompt_tokens)
+        observer.on_prompt(output.timings, 0 if request.repeats_prompt else output.num_prompt_tokens)
+        if output.token_ids:
+            observer.on_first_token(output.timings.ttft_s)
     if output.token_ids:
         observer.on_tokens(len(output.token_ids), gap_s)
 
@@ -159,7 +169,10 @@ class NullObserver:
     def on_restart(self) -> None:
         pass
 
-    def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int) -> None:
+    def on_prompt(self, timings: RequestTimings, num_tokens: int) -> None:
+        pass
+
+    def on_first_token(self, ttft_s: float) -> None:
         pass
 
     def on_tokens(self, num_tokens: int, gap_s: float | None) -> None:

@@ -78,15 +78,18 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
 
 def _answer_head(app: FastAPI) -> None:
     """Where GET is answered: probes ask so. The bodies are left out by uvicorn."""
-    for route in (route for router in _ROUTERS for route in router.routes):
-        if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
+    for route in _routes():
+        if "GET" in (route.methods or ()):
             app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 def generation_routes() -> dict[str, GenerationRoute]:
     """By their paths."""
-    routes = (route for router in _ROUTERS for route in router.routes)
-    return {route.path: route for route in routes if isinstance(route, GenerationRoute)}
+    return {route.path: route for route in _routes() if isinstance(route, GenerationRoute)}
+
+
+def _routes() -> list[APIRoute]:
+    return [route for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute)]
 
 
 def _middlewares(context: AppContext) -> list[Middleware]:
@@ -94,7 +97,7 @@ def _middlewares(context: AppContext) -> list[Middleware]:
     settings, lifecycle = context.settings, context.lifecycle
     stack = [
         Middleware(RecordMiddleware),
-        Middleware(AccessMiddleware, context.metrics, lifecycle),
+        Middleware(AccessMiddleware, _routes(), context.metrics, lifecycle),
         Middleware(FailureMiddleware),
     ]
     if settings.allowed_origins:

@@ -66,11 +66,13 @@ class Metrics:
     def on_restart(self) -> None:
         self._engine.on_restart()
 
-    def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int) -> None:
-        self._ttft.observe(timings.ttft_s)
+    def on_prompt(self, timings: RequestTimings, num_tokens: int) -> None:
         self._queue_time.observe(timings.queue_s)
         self._prefill_time.observe(timings.prefill_s)
-        self._prompt_tokens.inc(num_prompt_tokens)
+        self._prompt_tokens.inc(num_tokens)
+
+    def on_first_token(self, ttft_s: float) -> None:
+        self._ttft.observe(ttft_s)
 
     def on_tokens(self, num_tokens: int, gap_s: float | None) -> None:
         self._tokens.add((num_tokens, gap_s))
@@ -132,10 +134,14 @@ class Metrics:
         self._queue_time = self._histogram("request_queue_time", "Arrival to first scheduled.", _LATENCY_S)
         self._prefill_time = self._histogram("request_prefill_time", "First scheduled to first token.", _LATENCY_S)
         self._decode_time = self._histogram("request_decode_time", "First to last token.", _LATENCY_S)
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got a first token.")
+        self._prompt_tokens = self._counter(
+            "prompt_tokens", "Tokens of prompts that were read, once for all answers to one."
+        )
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated and delivered.")
-        self._requests = self._counter("requests", "Requests that ended, by how.", "finish_reason")
-        self._rejections = self._counter("rejections", "Requests that were refused, by error code.", "reason")
+        self._requests = self._counter(
+            "requests", "Sequences that ended, by how: one for each answer.", "finish_reason"
+        )
+        self._rejections = self._counter("rejections", "POST requests that were refused, by error code.", "reason")
         self._refusal_answers = self._counter(
             "refusal_answers", "Answers that have a pace, by what became of them.", "how"
         )

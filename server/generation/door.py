@@ -53,7 +53,9 @@ class Arrival:
                 raise
             raise RequestTimeoutError("The deadline passed before the request was read.") from error
 
-    def generation(self, name: str, prompt_token_ids: list[int], params: SamplingParams) -> GenerationRequest:
+    def generation(
+        self, name: str, prompt_token_ids: list[int], params: SamplingParams, repeats_prompt: bool = False
+    ) -> GenerationRequest:
         """One sequence, on the terms of the whole request. `name` is the sequence's own."""
         fields = self.fields
         return GenerationRequest(
@@ -62,6 +64,7 @@ class Arrival:
             params=params,
             arrival_s=self.arrival_s,
             group_id=self.request_id,
+            repeats_prompt=repeats_prompt,
             priority=fields.priority,
             tenant=self.key.name,
             weight=self.key.weight,

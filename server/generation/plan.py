@@ -130,6 +130,7 @@ def _generations(
             f"gen-{unique}-{index}",
             prompts[index // request.num_candidates].token_ids,
             msgspec.structs.replace(params, seed=seed_of(seed, index)),
+            repeats_prompt=index % request.num_candidates > 0,
         )
         for index in range(len(prompts) * request.num_candidates)
     ]

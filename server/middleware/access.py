@@ -2,7 +2,9 @@
 
 import logging
 import time
+from collections.abc import Sequence
 
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.lifecycle import Lifecycle
@@ -20,8 +22,9 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 class AccessMiddleware:
     """Also counts the requests under way, which a drain waits for."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, lifecycle: Lifecycle) -> None:
+    def __init__(self, app: ASGIApp, routes: Sequence[Route], metrics: Metrics, lifecycle: Lifecycle) -> None:
         self._app = app
+        self._routes = routes
         self._metrics = metrics
         self._lifecycle = lifecycle
 
@@ -33,7 +36,12 @@ class AccessMiddleware:
             try:
                 await self._app(scope, receive, send)
             finally:
+                if "route" not in scope:  # refused before it was looked for
+                    scope["route"] = self._route_of(scope["path"])
                 report_request(scope, self._metrics)
+
+    def _route_of(self, path: str) -> Route | None:
+        return next((route for route in self._routes if route.path_regex.match(path)), None)
 
 
 def report_request(scope: Scope, metrics: Metrics) -> None:
@@ -54,8 +62,7 @@ def report_request(scope: Scope, metrics: Metrics) -> None:
 
 
 def _handler(scope: Scope) -> str:
-    """The route's template, so that the label has as many values as there are routes; "none" where no route matched, or
-    the request was refused before one was looked for."""
+    """The route's template, so that the label has as many values as there are routes; "none" where none matches."""
     return str(getattr(scope.get("route"), "path", "none"))
 
 

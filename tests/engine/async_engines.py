@@ -37,11 +37,14 @@ class Recorder(NullObserver):
     """Remembers what it observed."""
 
     def __init__(self) -> None:
-        self.num_first = self.num_tokens = 0
+        self.num_prompt_tokens = self.num_first = self.num_tokens = 0
         self.gaps: list[float | None] = []
         self.ends: list[tuple[FinishReason, RequestTimings | None]] = []
 
-    def on_first_token(self, timings: RequestTimings, num_prompt_tokens: int) -> None:
+    def on_prompt(self, timings: RequestTimings, num_tokens: int) -> None:
+        self.num_prompt_tokens += num_tokens
+
+    def on_first_token(self, ttft_s: float) -> None:
         self.num_first += 1
 
     def on_tokens(self, num_tokens: int, gap_s: float | None) -> None:

@@ -122,7 +122,7 @@ def test_a_request_for_no_tokens_is_answered_and_its_prompt_counted() -> None:
         async with running(observer=recorder) as engine:
             (output,) = await collect(engine, request(max_tokens=0))
         assert (output.token_ids, output.finish_reason) == ((), FinishReason.LENGTH)
-        assert (recorder.num_first, recorder.num_tokens) == (1, 0)
+        assert (recorder.num_prompt_tokens, recorder.num_first, recorder.num_tokens) == (3, 0, 0)
         assert output.timings is not None and output.timings.e2e_s > 0
 
     asyncio.run(check())

@@ -214,22 +214,6 @@ def test_what_this_machine_cannot_is_told_by_its_flag(
         load_model(EngineConfig(model=str(llama), **settings))
 
 
-def test_eos_ids_come_from_the_generation_config_first(llama: Path) -> None:
-    edit_config(llama, eos_token_id=3)
-    (llama / "generation_config.json").unlink(missing_ok=True)
-    assert load(llama).eos_token_ids == (3,)
-    (llama / "generation_config.json").write_text(json.dumps({"max_length": 9}))
-    assert load(llama).eos_token_ids == (3,)
-    (llama / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
-    assert load(llama).eos_token_ids == (5, 6)
-
-
-def test_eos_ids_outside_the_vocabulary_are_left_out(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (llama / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 99999, -1]}))
-    assert load(llama).eos_token_ids == (5,)
-    assert "99999" in caplog.text
-
-
 def test_contexts_stay_where_rotary_frequencies_do_not_depend_on_the_batch(llama: Path) -> None:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
     edit_config(llama, rope_parameters=rope)

@@ -141,7 +141,8 @@ class FakeEngine:
                 await self._wait_for(sequence)
                 output = sequence.step()
                 reason = output.finish_reason or reason
-                observe_output(self.observer, output, 0.0005 if len(sequence.token_ids) > 1 else None)
+                gap_s = 0.0005 if len(sequence.token_ids) > 1 else None
+                observe_output(self.observer, request, output, gap_s)
                 yield output
         except TwostepError:
             reason = FinishReason.ERROR

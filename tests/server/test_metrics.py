@@ -15,7 +15,7 @@ from server.metrics import Metrics
 from server.timings import TokenCounts
 from tests.server.events import chunks_of
 from tests.server.fake_engine import INFO
-from tests.server.live_server import LiveServer
+from tests.server.live_server import LiveServer, live_server
 from tests.server.published_metrics import advance, parse
 
 # Our name without prefix -> type, labels, the names that others use for it.
@@ -101,7 +101,8 @@ def busy_metrics(with_vllm_names: bool = True) -> Metrics:
     metrics.on_step(msgspec.structs.replace(decode, drafting_s=0.006))
     metrics.on_step(StepStats(Phase.PREFILL, 1, 100, 0.1, 0.1, 5, 7, pool, 2, 100, 50))
     timings = RequestTimings(queue_s=0.001, prefill_s=0.002, inter_token_s=(0.004, 0.006))
-    metrics.on_first_token(timings, 11)
+    metrics.on_prompt(timings, 11)
+    metrics.on_first_token(timings.ttft_s)
     metrics.on_tokens(1, None)
     metrics.on_tokens(1, 0.005)
     metrics.on_finish(FinishReason.STOP, timings)
@@ -235,12 +236,31 @@ def test_counters_advance_by_exactly_the_tokens_sent(server: LiveServer) -> None
         ),
     )
     assert advanced("twostep_generation_tokens_total") == 17
-    assert advanced("twostep_prompt_tokens_total") == 12
+    assert advanced("twostep_prompt_tokens_total") == 9  # as in both usages
     assert advanced("twostep_requests_total", finish_reason="length") == 3
     assert advanced("twostep_inter_token_latency_seconds_count") == 14
     assert advanced("twostep_time_to_first_token_seconds_count") == 3
     assert advanced("twostep_http_requests_total", handler="/v1/completions", method="POST", status="200") == 2
     assert advanced("http_request_duration_seconds_count", handler="/v1/completions", method="POST") == 2
+
+
+def test_what_has_no_token_has_no_first_one(server: LiveServer) -> None:
+    def act() -> None:
+        server.client.post("/v1/embeddings", json={"input": ["Hi", "Hello"]})
+        server.complete("Hi", max_tokens=0, echo=True)
+
+    advanced = advance(server, act)
+    assert advanced("twostep_prompt_tokens_total") == 12
+    assert advanced("twostep_request_prefill_time_seconds_count") == 3
+    assert advanced("twostep_time_to_first_token_seconds_count") == 0
+    assert advanced("twostep_e2e_request_latency_seconds_count") == 0
+
+
+def test_a_request_refused_before_its_route_is_counted_with_it() -> None:
+    with live_server(api_key=["secret"]) as server:
+        refused = advance(server, lambda: (server.complete("Hi"), server.client.get("/v1/models/x")))
+    assert refused("twostep_http_requests_total", handler="/v1/completions", method="POST", status="401") == 1
+    assert refused("twostep_http_requests_total", handler="/v1/models/{name:path}", method="GET", status="401") == 1
 
 
 def test_after_the_last_request_nothing_is_held(server: LiveServer) -> None:

@@ -1,0 +1,36 @@
+"""Which tokens end a text, as a checkpoint says it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.model_loader import load_model
+from tests.engine.tiny_models import make_checkpoint
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return make_checkpoint("llama", tmp_path)
+
+
+def eos_ids(path: Path) -> tuple[int, ...]:
+    return load_model(EngineConfig(model=str(path), device="cpu")).eos_token_ids
+
+
+def test_eos_ids_come_from_the_generation_config_first(llama: Path) -> None:
+    config = llama / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": 3}))
+    (llama / "generation_config.json").unlink(missing_ok=True)
+    assert eos_ids(llama) == (3,)
+    (llama / "generation_config.json").write_text(json.dumps({"max_length": 9}))
+    assert eos_ids(llama) == (3,)
+    (llama / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    assert eos_ids(llama) == (5, 6)
+
+
+def test_eos_ids_outside_the_vocabulary_are_left_out(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (llama / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 99999, -1]}))
+    assert eos_ids(llama) == (5,)
+    assert "99999" in caplog.text
