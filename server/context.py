@@ -36,7 +36,7 @@ class AppContext:
             return names[0]
         if name not in names:
             raise ModelNotFoundError(
-                f"The model {name[:100]!r} is not served here; this server has {names[0]!r}.", "model"
+                f"The model {name[:100]!r} is not served here; this server has {', '.join(map(repr, names))}.", "model"
             )
         return name
 

@@ -19,7 +19,7 @@ from server.middleware.record import is_sane_request_id
 from server.protocol.elsewhere import find_refused
 from server.protocol.refusals import find_typo, find_unknown
 from server.protocol.request import RequestFields
-from server.record import RequestRecord, record_of
+from server.record import record_of
 
 logger = logging.getLogger("twostep.server")
 
@@ -81,7 +81,7 @@ def let_in(body: RequestFields, refusals: Mapping[str, str], request: Request) -
     model = context.check_model(body.model)
     record.has_own_limit = body.max_queue_ms is not None or body.deadline_ms is not None
     if body.request_id is not None:
-        _take_request_id(body.request_id, request, record)
+        _check_request_id(body.request_id)
     _check_extra_fields(body, refusals, record.request_id)
     cache_salt = body.cache_salt if context.settings.share_prefix_cache else record.key.salt(body.cache_salt)
     share = context.keys.share_of(record.key)
@@ -105,10 +105,8 @@ def _check_extra_fields(body: RequestFields, refusals: Mapping[str, str], reques
         logger.info("request %s: ignored fields that nobody defines: %s", request_id, names)
 
 
-def _take_request_id(request_id: str, request: Request, record: RequestRecord) -> None:
-    """The body may name the request; a header that does has precedence."""
+def _check_request_id(request_id: str) -> None:
+    """The record has a sane one from the start: see `routes.json_route`."""
     if not is_sane_request_id(request_id):
         message = "request_id must be printable ASCII without spaces, at most 128 characters."
         raise BadRequestError(message, "request_id")
-    if request.headers.get("x-request-id") != record.request_id:
-        record.request_id = request_id

@@ -22,6 +22,13 @@ def begin_record(scope: Scope) -> None:
     attach_record(scope, RequestRecord(request_id, arrival_of(scope)))
 
 
+def name_request(scope: Scope, request_id: str) -> None:
+    """As its body says, unless a header does; an id that is not sane is not taken."""
+    record = record_of(scope)
+    if is_sane_request_id(request_id) and Headers(scope=scope).get("x-request-id") != record.request_id:
+        record.request_id = request_id
+
+
 def id_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
     """What a response says of its request's id."""
     request_id = record_of(scope).request_id.encode()

@@ -17,6 +17,7 @@ from server.context import context_of
 from server.disconnect import unless_client_leaves
 from server.errors import BadRequestError, MediaTypeError
 from server.large_bodies import LARGE_BYTES, LargeBodies, is_large
+from server.middleware.record import name_request
 from server.protocol.wire import MAX_FIELDS
 from server.record import caller_of
 
@@ -61,6 +62,8 @@ class JsonRequest(Request):
             await self._place.aclose()
         if isinstance(value, dict) and len(value) > MAX_FIELDS:
             raise BadRequestError(f"The body has {len(value)} fields; at most {MAX_FIELDS} are read.")
+        if isinstance(value, dict) and isinstance(value.get("request_id"), str):
+            name_request(self.scope, value["request_id"])
         return value
 
 

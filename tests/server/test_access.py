@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -178,6 +179,13 @@ class TestRequestIds:
         assert server.complete("Hi", request_id="body").headers["x-request-id"] == "body"
         response = server.complete("Hi", request_id="body", headers={"X-Request-Id": "header"})
         assert response.headers["x-request-id"] == "header" and response.json()["id"] == "cmpl-header"
+
+    @pytest.mark.parametrize("wrong", [{"model": "nope"}, {"n": 0}, {"regex": "a"}, {"deadline_ms": "soon"}])
+    def test_a_refusal_has_the_name_that_its_body_gave(self, server: LiveServer, wrong: dict[str, Any]) -> None:
+        response = server.complete("Hi", request_id="body", **wrong)
+        assert response.is_error and response.headers["x-request-id"] == "body"
+        named = {**wrong, "request_id": "body", "headers": {"X-Request-Id": "header"}}
+        assert server.complete("Hi", **named).headers["x-request-id"] == "header"
 
     def test_one_name_may_be_used_at_the_same_time(self, server: LiveServer) -> None:
         server.engine.hold_at = 0
