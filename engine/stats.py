@@ -1,6 +1,7 @@
 """Numbers about steps and requests: plain values, times in seconds on the machine-wide monotonic clock."""
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -105,7 +106,9 @@ class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
 
     def itl_percentile_s(self, percent: float) -> float | None:
         """Nearest-rank percentile of the gaps; None with fewer than two tokens."""
-        if not self.inter_token_s:
-            return None
-        ordered = sorted(self.inter_token_s)
-        return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+        return nearest_rank(sorted(self.inter_token_s), percent) if self.inter_token_s else None
+
+
+def nearest_rank(ordered: Sequence[float], percent: float) -> float:
+    """The percentile of at least one value."""
+    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]

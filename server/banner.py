@@ -34,7 +34,7 @@ def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
         f"({kv_mib:,.0f} MiB); context {info.max_model_len:,}",
         "guesses": _guesses(settings, info),
         "machine": _machine(info),
-        "listens": f"{url} (routes: {url}/docs, metrics: {url}/metrics)",
+        "listens": f"{url} (a live page; routes: {url}/docs, metrics: {url}/metrics)",
     }
     table = "\n".join(f"  {name:8}{text}" for name, text in rows.items())
     return (

@@ -14,6 +14,8 @@ from engine.step_floor import Bound
 from server.batched import Batched
 from server.metrics_engine import EngineCollector
 from server.metrics_names import Exposition
+from server.protocol.stats import Stats
+from server.recent import Recent
 from server.timings import TokenCounts
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -42,14 +44,19 @@ class Metrics:
         self._make_request_metrics()
         self._make_step_metrics()
         self._make_http_metrics()
+        self._recent = Recent()
         self._steps = Batched(self._observe_step)
         self._tokens = Batched(self._observe_tokens)
 
     def render(self) -> bytes:
         """The text exposition format."""
-        self._steps.flush()
-        self._tokens.flush()
+        self._flush()
         return generate_latest(self._exposition)
+
+    def recent(self) -> Stats:
+        """What the newest requests and steps took."""
+        self._flush()
+        return self._recent.told()
 
     def on_engine_info(self, info: EngineInfo) -> None:
         """Called when the model is loaded."""
@@ -70,6 +77,7 @@ class Metrics:
         self._queue_time.observe(timings.queue_s)
         self._prefill_time.observe(timings.prefill_s)
         self._prompt_tokens.inc(num_tokens)
+        self._recent.add_prompt(num_tokens)
 
     def on_first_token(self, ttft_s: float) -> None:
         self._ttft.observe(ttft_s)
@@ -79,6 +87,7 @@ class Metrics:
 
     def on_finish(self, reason: FinishReason, timings: RequestTimings | None) -> None:
         self._requests.labels(reason.value).inc()
+        self._recent.add_end(timings)
         if timings is None:
             return
         self._e2e.observe(timings.e2e_s)
@@ -107,9 +116,14 @@ class Metrics:
         self._http_requests.labels(handler, method, str(status)).inc()
         self._http_duration.labels(handler, method).observe(duration_s)
 
+    def _flush(self) -> None:
+        self._steps.flush()
+        self._tokens.flush()
+
     def _observe_step(self, stats: StepStats) -> None:
         if stats.phase is None:
             return
+        self._recent.add_step(stats)
         self._step_duration[stats.phase].observe(stats.duration_s)
         self._step_tokens[stats.phase].observe(stats.num_tokens)
         self._drafting.inc(stats.drafting_s)
@@ -121,10 +135,10 @@ class Metrics:
     def _observe_tokens(self, tokens: tuple[int, float | None]) -> None:
         num_tokens, gap_s = tokens
         self._generation_tokens.inc(num_tokens)
-        if gap_s is not None:
-            self._inter_token.observe(gap_s)
-        for _ in range(num_tokens - 1):  # tokens of one step, as in timings
-            self._inter_token.observe(0.0)
+        gaps_s = ([] if gap_s is None else [gap_s]) + [0.0] * (num_tokens - 1)  # tokens of one step, as in timings
+        self._recent.add_tokens(num_tokens, gaps_s)
+        for each_s in gaps_s:
+            self._inter_token.observe(each_s)
 
     def _make_request_metrics(self) -> None:
         self._ttft = self._histogram("time_to_first_token", "Arrival to first token, queue included.", _LATENCY_S)

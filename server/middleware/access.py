@@ -13,7 +13,7 @@ from server.record import RequestRecord, record_of
 
 logger = logging.getLogger("twostep.access")
 
-PROBES = frozenset({"/health", "/ready", "/metrics", "/load"})
+PROBES = frozenset({"/health", "/ready", "/metrics", "/load", "/stats", "/v1/requests"})
 _NOTED = ("prompt_tokens", "cached_tokens", "generated_tokens", "queue_ms", "prefill_ms", "ttft_ms")
 _NOTED_AT_THE_END = ("decode_ms", "itl_ms", "e2e_ms")  # a stream that was cut has none of them
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

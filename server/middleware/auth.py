@@ -11,7 +11,7 @@ from server.errors import AuthenticationError, error_response
 from server.key_ring import KeyRing
 from server.record import record_of
 
-OPEN_PATHS = frozenset({"/metrics", "/health", "/ready"})
+OPEN_PATHS = frozenset({"/", "/metrics", "/health", "/ready"})  # the page of "/" asks for the key itself
 
 
 class AuthMiddleware:

@@ -1,19 +1,24 @@
 """What is running: version, settings, what the engine measured; and the metrics."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from server.context import context_of
 from server.metrics import CONTENT_TYPE
+from server.protocol.stats import Stats
 from server.routes.documented import error_responses
 from server.version import VERSION
 
 router = APIRouter(tags=["Operations"])
+
+_LIVE_PAGE = (Path(__file__).parents[1] / "live_page.html").read_bytes()
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 
 
 class Version(BaseModel):
@@ -45,6 +50,19 @@ async def server_info(request: Request) -> ServerInfo:
         settings=context.settings.model_dump(mode="json", exclude={"api_key", "api_keys_file"}),
         engine=msgspec.to_builtins(backend.engine.info),
     )
+
+
+@router.get("/stats", responses=error_responses(401, 503))
+async def stats(request: Request) -> Stats:
+    """What the newest requests and steps took, whoever sent them."""
+    return context_of(request).metrics.recent()
+
+
+@router.get("/", response_class=HTMLResponse, include_in_schema=False)
+async def live_page() -> HTMLResponse:
+    """A page that shows, second by second, what `/load`, `/stats` and `/v1/requests` say. It needs no API key, and asks
+    for the one that these need."""
+    return HTMLResponse(_LIVE_PAGE, headers={"Content-Security-Policy": _POLICY})
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

@@ -123,7 +123,7 @@ class TestOpenApi:
             *("/v1/messages", "/v1/messages/count_tokens"),
             *("/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name}", "/tokenize", "/detokenize"),
             *("/v1/requests", "/v1/requests/{id}"),
-            *("/health", "/ready", "/load", "/version", "/server_info", "/metrics"),
+            *("/health", "/ready", "/load", "/stats", "/version", "/server_info", "/metrics"),
         }
 
     def test_what_may_be_absent_may_be_null(self, schema: dict[str, Any]) -> None:

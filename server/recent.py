@@ -1,0 +1,102 @@
+"""What the newest requests and steps took, for people who look now: Prometheus keeps the history."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from engine.batch import Phase
+from engine.stats import RequestTimings, StepStats, nearest_rank
+from server.protocol.stats import Percentiles, RecentRequests, RecentSteps, Stats, Totals
+
+NUM_REQUESTS, NUM_GAPS, NUM_STEPS = 1000, 10_000, 1000
+"""The newest that are kept; steps of each phase."""
+
+
+class _End(NamedTuple):
+    time_s: float
+    queue_s: float
+    prefill_s: float
+    ttft_s: float
+    decode_s: float
+    e2e_s: float
+
+
+class _Step(NamedTuple):
+    num_tokens: int
+    duration_s: float
+    model_s: float
+    floor_s: float
+
+
+class Recent:
+    """Keeps the last ones, and counts all."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends = deque[_End](maxlen=NUM_REQUESTS)
+        self._gaps_s = deque[float](maxlen=NUM_GAPS)
+        self._steps = {phase: deque[_Step](maxlen=NUM_STEPS) for phase in Phase}
+        self._num_prompt_tokens = self._num_tokens = self._num_ends = 0
+
+    def add_prompt(self, num_tokens: int) -> None:
+        self._num_prompt_tokens += num_tokens
+
+    def add_tokens(self, num_tokens: int, gaps_s: Iterable[float]) -> None:
+        self._num_tokens += num_tokens
+        self._gaps_s.extend(gaps_s)
+
+    def add_end(self, timings: RequestTimings | None) -> None:
+        """None for one that never got a token: it is only counted."""
+        self._num_ends += 1
+        if timings is not None:
+            spans = timings.queue_s, timings.prefill_s, timings.ttft_s, timings.decode_s, timings.e2e_s
+            self._ends.append(_End(self._clock(), *spans))
+
+    def add_step(self, stats: StepStats) -> None:
+        """One of which it is known what it would have taken at the machine's ceilings."""
+        if stats.phase is not None and stats.floor_s is not None:
+            model_s = stats.model_s + stats.drafting_s
+            self._steps[stats.phase].append(_Step(stats.num_tokens, stats.duration_s, model_s, stats.floor_s))
+
+    def told(self) -> Stats:
+        """Sorts some ten thousand numbers: a millisecond or two."""
+        ends = self._ends
+        return Stats(
+            totals=Totals(
+                requests=self._num_ends, prompt_tokens=self._num_prompt_tokens, generated_tokens=self._num_tokens
+            ),
+            requests=RecentRequests(
+                count=len(ends),
+                over_s=round(self._clock() - ends[0].time_s, 1) if ends else 0.0,
+                queue_ms=_percentiles(end.queue_s for end in ends),
+                prefill_ms=_percentiles(end.prefill_s for end in ends),
+                ttft_ms=_percentiles(end.ttft_s for end in ends),
+                decode_ms=_percentiles(end.decode_s for end in ends),
+                itl_ms=_percentiles(self._gaps_s),
+                e2e_ms=_percentiles(end.e2e_s for end in ends),
+            ),
+            prefill=_of_steps(self._steps[Phase.PREFILL]),
+            decode=_of_steps(self._steps[Phase.DECODE]),
+        )
+
+
+def _percentiles(seconds: Iterable[float]) -> Percentiles | None:
+    ordered = sorted(seconds)
+    if not ordered:
+        return None
+    p50, p90, p99 = (round(nearest_rank(ordered, percent) * 1e3, 3) for percent in (50, 90, 99))
+    return Percentiles(p50=p50, p90=p90, p99=p99, max=round(ordered[-1] * 1e3, 3))
+
+
+def _of_steps(steps: Iterable[_Step]) -> RecentSteps | None:
+    steps = list(steps)
+    if not steps:
+        return None
+    num_tokens, duration_s, model_s, floor_s = map(sum, zip(*steps, strict=True))
+    return RecentSteps(
+        count=len(steps),
+        tokens=round(num_tokens / len(steps), 3),
+        mean_ms=round(duration_s / len(steps) * 1e3, 3),
+        of_ceiling=round(floor_s / model_s, 3),
+    )

@@ -1,0 +1,93 @@
+"""`GET /stats`, and the page that shows it."""
+
+import math
+import re
+
+import pytest
+
+from engine.batch import Phase
+from engine.stats import PoolStats, RequestTimings, StepStats
+from engine.step_floor import Bound
+from server.protocol.stats import Percentiles, RecentSteps
+from server.recent import NUM_GAPS, NUM_REQUESTS, Recent
+from tests.server.live_server import LiveServer, live_server
+
+
+def timings(ttft_ms: int, *gaps_ms: int) -> RequestTimings:
+    return RequestTimings(queue_s=0.001, prefill_s=(ttft_ms - 1) / 1e3, inter_token_s=tuple(ms / 1e3 for ms in gaps_ms))
+
+
+def step(phase: Phase | None, num_tokens: int, model_s: float, floor_s: float | None) -> StepStats:
+    return StepStats(
+        phase, 1, num_tokens, 2 * model_s, model_s, 1, 0, PoolStats(1, 0, 0), 0, 0, 0, None, floor_s, Bound.MEMORY
+    )
+
+
+def test_nothing_is_told_of_nothing() -> None:
+    told = Recent().told()
+    assert told.prefill is told.decode is told.requests.queue_ms is told.requests.itl_ms is None
+    assert told.requests.count == told.totals.requests == 0
+
+
+def test_percentiles_are_of_the_newest() -> None:
+    recent = Recent(clock=iter([*map(float, range(NUM_REQUESTS + 7)), 2000.0]).__next__)
+    for ttft_ms in range(1, NUM_REQUESTS + 8):
+        recent.add_end(timings(ttft_ms, 3))
+    told = recent.told()
+    assert (told.requests.count, told.totals.requests) == (NUM_REQUESTS, NUM_REQUESTS + 7)
+    assert told.requests.over_s == 2000 - 7
+    assert told.requests.ttft_ms == Percentiles(p50=507, p90=907, p99=997, max=1007)
+    assert told.requests.decode_ms == Percentiles(p50=3, p90=3, p99=3, max=3)
+
+
+def test_a_sequence_without_a_token_is_counted_and_has_no_times() -> None:
+    recent = Recent()
+    recent.add_end(None)
+    told = recent.told()
+    assert (told.totals.requests, told.requests.count, told.requests.e2e_ms) == (1, 0, None)
+
+
+def test_gaps_are_of_the_newest_tokens_of_all() -> None:
+    recent = Recent()
+    recent.add_tokens(1, [])
+    for _ in range(NUM_GAPS):
+        recent.add_tokens(2, [0.5, 0.0])
+    gaps_ms = recent.told().requests.itl_ms
+    assert gaps_ms == Percentiles(p50=0, p90=500, p99=500, max=500)
+    assert recent.told().totals.generated_tokens == 2 * NUM_GAPS + 1
+
+
+def test_steps_are_told_by_phase_with_their_share_of_the_ceiling() -> None:
+    recent = Recent()
+    for each in (
+        step(Phase.DECODE, 4, 0.010, 0.008),
+        step(Phase.DECODE, 8, 0.030, 0.012),
+        step(Phase.PREFILL, 100, 0.2, None),  # one that raised
+        step(None, 0, 0.0, None),
+    ):
+        recent.add_step(each)
+    told = recent.told()
+    assert told.decode == RecentSteps(count=2, tokens=6, mean_ms=40, of_ceiling=0.5)
+    assert told.prefill is None
+
+
+def test_a_server_tells_what_it_did(server: LiveServer) -> None:
+    server.complete("Hi", max_tokens=5)
+    server.wait_until_idle()
+    told = server.client.get("/stats").json()
+    assert told["totals"] == {"requests": 1, "prompt_tokens": 3, "generated_tokens": 5}
+    recent = told["requests"]
+    assert recent["count"] == 1 and recent["itl_ms"]["max"] == 0.5
+    whole = recent["queue_ms"]["p50"] + recent["prefill_ms"]["p50"] + recent["decode_ms"]["p50"]
+    assert math.isclose(recent["e2e_ms"]["p50"], whole, abs_tol=0.002)
+
+
+@pytest.mark.parametrize("key", [[], ["secret"]])
+def test_the_page_needs_no_key_and_loads_nothing_of_others(key: list[str]) -> None:
+    with live_server(api_key=key) as server:
+        page = server.client.get("/")
+        asked = [server.client.get(f"/{path}").status_code for path in set(re.findall(r'get\("([^"]+)"\)', page.text))]
+    assert page.status_code == 200 and page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert asked == [401 if key else 200] * 4
+    assert not re.search(r"https?://|innerHTML|<script src|<link", page.text)
