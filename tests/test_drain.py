@@ -48,7 +48,7 @@ def asked(server: ServerProcess, max_tokens: int, *kinds: bool, n: int = 1) -> A
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_runs_ends_whole_though_every_process_was_signalled(number: int) -> None:
     with running_server(*PATIENT) as server, socket.create_connection(("127.0.0.1", server.port)) as idle:
-        idle.sendall(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")  # its answer is a head only: one read
+        idle.sendall(b"HEAD /nowhere HTTP/1.1\r\nHost: x\r\n\r\n")  # its answer is a head only: one read
         assert idle.recv(4096).startswith(b"HTTP/1.1 404")
         with asked(server, SHORT, True, True, False) as answers:
             server.signal_all(number)

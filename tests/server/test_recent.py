@@ -10,7 +10,7 @@ from engine.stats import PoolStats, RequestTimings, StepStats
 from engine.step_floor import Bound
 from server.protocol.stats import Percentiles, RecentSteps
 from server.recent import NUM_GAPS, NUM_REQUESTS, Recent
-from tests.server.live_server import LiveServer, live_server
+from tests.server.live_server import live_server
 
 
 def timings(ttft_ms: int, *gaps_ms: int) -> RequestTimings:
@@ -71,10 +71,11 @@ def test_steps_are_told_by_phase_with_their_share_of_the_ceiling() -> None:
     assert told.prefill is None
 
 
-def test_a_server_tells_what_it_did(server: LiveServer) -> None:
-    server.complete("Hi", max_tokens=5)
-    server.wait_until_idle()
-    told = server.client.get("/stats").json()
+def test_a_server_tells_what_it_did() -> None:
+    with live_server() as server:  # one of its own: all that it did is told
+        server.complete("Hi", max_tokens=5)
+        server.wait_until_idle()
+        told = server.client.get("/stats").json()
     assert told["totals"] == {"requests": 1, "prompt_tokens": 3, "generated_tokens": 5}
     recent = told["requests"]
     assert recent["count"] == 1 and recent["itl_ms"]["max"] == 0.5
