@@ -22,7 +22,7 @@
 
 namespace twostep::vector {
 
-constexpr int64_t kRowsPerTask = 32 * kTileRows, kPieceSteps = 128;
+constexpr int64_t kRowsPerTask = 32 * kTileRows;
 
 // Adds the bias to the finished sums of one panel, and rounds, or gates them.
 template <class Element>
@@ -105,7 +105,7 @@ class PanelProduct {
   PanelProduct(const Problem<Element>& p, const Panels& panels, const Task& task, const Task& next, float* sums)
       : p_(p), panels_(panels), task_(task), next_(next), sums_(sums), writer_(p, task.panel),
         all_steps_(divide_up(p.k, kStep)), passes_(divide_up(task.row_end - task.row, kTileRows)),
-        max_steps_(passes_ == 1 ? all_steps_ : divide_up(all_steps_, divide_up(all_steps_, kPieceSteps))) {}
+        max_steps_(passes_ == 1 ? all_steps_ : divide_up(all_steps_, divide_up(all_steps_, Panels::kPieceSteps))) {}
 
   void compute() {
     for (int64_t step = 0; step < all_steps_; step += max_steps_) {
@@ -201,7 +201,7 @@ inline void multiply_coded(const Problem<at::BFloat16>& p, const uint8_t* packed
   multiply_panels(p, [&] {
     static thread_local Scratch<at::BFloat16> scratch;
     const high_bytes::Panels panels(packed, panel_bytes, divide_up(p.k, kStep));
-    return CodedPanels{panels, scratch.get(kPieceSteps * kStepElements)};
+    return CodedPanels{panels, CodedPanels::kKeeps ? scratch.get(CodedPanels::kPieceSteps * kStepElements) : nullptr};
   });
 }
 #endif

@@ -26,6 +26,7 @@ struct PlainPanels {
   using Format = FormatOf;
   using Element = typename Format::Element;
   static constexpr int64_t kStepBytes = kStepElements * sizeof(Element);
+  static constexpr int64_t kPieceSteps = 128;  // at most, where several passes meet a piece in the L1 cache
 
   // One after the other; asks for those to come, if wanted.
   template <bool kAsks>
@@ -56,12 +57,20 @@ struct PlainPanels {
 };
 
 #if defined(__AVX512BW__)
-// Panels in 12 bits a number. A piece is expanded in the first pass over it, for all others, too.
+// Panels in 12 bits a number. Expanding takes no time beside dot products of bfloat16, which leave shuffles a port of
+// their own, but storing what was expanded does: so every pass over a piece expands it, and pieces are long. Without
+// that instruction the first pass expands a piece for all others, too.
 struct CodedPanels {
   using Format = BFloat16;
   using Element = at::BFloat16;
   static_assert(kStepElements == high_bytes::kUnit);
   static constexpr int64_t kStepBytes = high_bytes::kUnitBytes;
+#if defined(__AVX512BF16__)
+  static constexpr bool kKeeps = false;
+#else
+  static constexpr bool kKeeps = true;
+#endif
+  static constexpr int64_t kPieceSteps = kKeeps ? PlainPanels<Format>::kPieceSteps : 512;
 
   struct Step {
     Expanded unit;
@@ -72,15 +81,15 @@ struct CodedPanels {
     }
   };
 
-  template <bool kIsOnlyPass>
+  template <bool kAsks, bool kStores>
   class Steps {
    public:
     Steps(const CodedPanels& panels, const Piece& piece)
         : expander_(panels.numbers, piece.panel, piece.step), expanded_(panels.expanded) {}
 
     TWOSTEP_INLINE Step next() {
-      const Step step{expander_.expand<kIsOnlyPass>()};
-      if constexpr (!kIsOnlyPass) step.unit.store(reinterpret_cast<uint8_t*>(expanded_)), expanded_ += kStepElements;
+      const Step step{expander_.expand<kAsks>()};
+      if constexpr (kStores) step.unit.store(reinterpret_cast<uint8_t*>(expanded_)), expanded_ += kStepElements;
       return step;
     }
 
@@ -90,13 +99,14 @@ struct CodedPanels {
   };
 
   high_bytes::Panels numbers;
-  Element* expanded;  // of a piece
+  Element* expanded;  // of a piece, if kKeeps
 
   const uint8_t* start_of(const Piece& piece) const { return numbers.unit_of(piece.panel, piece.step); }
-  Steps<true> only_pass(const Piece& piece) const { return {*this, piece}; }
-  Steps<false> first_pass(const Piece& piece) const { return {*this, piece}; }
-  PlainPanels<Format>::Steps<false> later_pass(const Piece&) const {
-    return PlainPanels<Format>::Steps<false>(expanded);
+  Steps<true, false> only_pass(const Piece& piece) const { return {*this, piece}; }
+  Steps<true, kKeeps> first_pass(const Piece& piece) const { return {*this, piece}; }
+  auto later_pass(const Piece& piece) const {
+    if constexpr (kKeeps) return PlainPanels<Format>::Steps<false>(expanded);
+    else return Steps<false, false>(*this, piece);
   }
 };
 #endif
