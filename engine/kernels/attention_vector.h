@@ -17,9 +17,9 @@ constexpr int kTileKeys = 64;
 constexpr int kTileVecs = kTileKeys / kLanes;
 
 #if defined(__AVX512F__)
-constexpr int kColumnVecs = 4;  // rows of a block x kColumnVecs sums stay in registers, of 32
+constexpr int kColumnVecs = 4, kMaxRows = 7;  // rows of a block x kColumnVecs sums stay in registers, of 32
 #else
-constexpr int kColumnVecs = 1;
+constexpr int kColumnVecs = 1, kMaxRows = 6;
 #endif
 
 inline int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
@@ -79,14 +79,12 @@ inline int64_t num_words(int64_t head_size) {
 template <class Element>
 inline Quad load_words(const Element* key, int64_t first, int64_t head_size) {
   constexpr int64_t kElements = sizeof(Quad) / sizeof(Element);
-  Element elements[kElements] = {};
+  Quad words{};
   if (first + kElements <= head_size) {
-    std::memcpy(elements, key + first, sizeof(Quad));
+    std::memcpy(&words, key + first, sizeof(words));
   } else {
-    std::memcpy(elements, key + first, (head_size - first) * sizeof(Element));
+    std::memcpy(&words, key + first, (head_size - first) * sizeof(Element));
   }
-  Quad words;
-  std::memcpy(&words, elements, sizeof(words));
   return words;
 }
 
@@ -141,38 +139,48 @@ void score_rows(const float* queries, const float* keys, int64_t num_words, floa
   }
 }
 
+// A tile's values where they lie: expanding them takes no time beside the products of a block of rows.
+template <class Element>
+struct Values {
+  const Element* at[kTileKeys];
+  int64_t size;
+};
+
 // out[row] = out[row] * factors[row] + sum over keys [begin, end), in order, of weights[row][key] * values[key], for
-// VECS vectors of columns.
-template <int ROWS, int VECS>
-void add_columns(const float* weights, const float* factors, const float* values, int begin, int end, int64_t stride,
-                 float* out) {
+// VECS vectors of columns; several are within the values.
+template <int ROWS, int VECS, class Element>
+void add_columns(const float* weights, const float* factors, const Values<Element>& values, int64_t column, int begin,
+                 int end, int64_t stride, float* out) {
   Vec sums[ROWS][VECS];
   unroll<ROWS>([&](auto row) TWOSTEP_INLINE {
     unroll<VECS>([&](auto v) TWOSTEP_INLINE {
-      sums[row][v] = load(out + row * stride + v * kLanes) * broadcast(factors[row]);
+      sums[row][v] = load(out + row * stride + column + v * kLanes) * broadcast(factors[row]);
     });
   });
   for (int key = begin; key < end; ++key) {
+    Vec value[VECS];
+    unroll<VECS>([&](auto v) TWOSTEP_INLINE {
+      const int64_t first = column + v * kLanes;
+      value[v] = VECS > 1 ? load(values.at[key] + first) : load_columns(values.at[key], first, values.size);
+    });
     unroll<ROWS>([&](auto row) TWOSTEP_INLINE {
       const Vec weight = broadcast(weights[row * kTileKeys + key]);
-      unroll<VECS>([&](auto v) TWOSTEP_INLINE {
-        sums[row][v] = fma(weight, load(values + key * stride + v * kLanes), sums[row][v]);
-      });
+      unroll<VECS>([&](auto v) TWOSTEP_INLINE { sums[row][v] = fma(weight, value[v], sums[row][v]); });
     });
   }
   unroll<ROWS>([&](auto row) TWOSTEP_INLINE {
-    unroll<VECS>([&](auto v) TWOSTEP_INLINE { store(out + row * stride + v * kLanes, sums[row][v]); });
+    unroll<VECS>([&](auto v) TWOSTEP_INLINE { store(out + row * stride + column + v * kLanes, sums[row][v]); });
   });
 }
 
-template <int ROWS>
-void add_rows(const float* weights, const float* factors, const float* values, int begin, int end, int64_t stride,
-              float* out) {
+template <int ROWS, class Element>
+void add_rows(const float* weights, const float* factors, const Values<Element>& values, int begin, int end,
+              int64_t stride, float* out) {
   int64_t column = 0;
-  for (; column + kColumnVecs * kLanes <= stride; column += kColumnVecs * kLanes)
-    add_columns<ROWS, kColumnVecs>(weights, factors, values + column, begin, end, stride, out + column);
+  for (; column + kColumnVecs * kLanes <= values.size; column += kColumnVecs * kLanes)
+    add_columns<ROWS, kColumnVecs>(weights, factors, values, column, begin, end, stride, out);
   for (; column < stride; column += kLanes)
-    add_columns<ROWS, 1>(weights, factors, values + column, begin, end, stride, out + column);
+    add_columns<ROWS, 1>(weights, factors, values, column, begin, end, stride, out);
 }
 
 // ---- The tile arithmetic that attention_worker.h is written for -----------------------------------------------------
@@ -181,18 +189,17 @@ template <class TheWords>
 struct VectorTiles {
   using Words = TheWords;
   using Element = typename Words::Element;
-  static constexpr int kRowBlock = 6;      // rows computed together, at most
-  static constexpr int kRowsPerTask = 64;  // rows (tokens x heads of a group) that share each loaded tile
+  static constexpr int kRowBlock = kMaxRows;  // rows computed together, at most
+  static constexpr int kRowsPerTask = 64;     // rows (tokens x heads of a group) that share each loaded tile
 
   static int64_t query_words(int64_t head_size) { return num_words<Words>(head_size); }
-  static int64_t value_words(int64_t stride) { return kTileKeys * stride; }
+  static int64_t value_words(int64_t /*stride*/) { return 0; }
 
-  // Values of keys [0, num_keys) as floats [key][stride]; the rest keeps what it held, and nobody reads it.
-  static void load_values(const Element* cache, int64_t value_size, const int64_t* entries, int64_t first,
-                          int64_t num_keys, int64_t stride, float* target) {
-    for (int64_t key = first; key < std::min(first + kLanes, num_keys); ++key)
-      for (int64_t column = 0; column < stride; column += kLanes)
-        store(target + key * stride + column, load_columns(cache + entries[key] * value_size, column, value_size));
+  // Of sixteen keys from `first` on; values past those that are there are not read.
+  void load_values(const Element* cache, int64_t value_size, const int64_t* entries, int64_t first,
+                   int64_t /*num_keys*/, int64_t /*stride*/, float* /*target*/) {
+    values_.size = value_size;
+    for (int64_t key = first; key < first + kLanes; ++key) values_.at[key] = cache + entries[key] * value_size;
   }
 
   // scores [rows][kTileKeys] of queries [rows][num_words].
@@ -207,9 +214,9 @@ struct VectorTiles {
 
   // out [rows][stride] = out * factors + weights [rows][kTileKeys] * values, where weights outside of the keys
   // [begin, end) are all zero.
-  static void add(int rows, const float* weights, const float* factors, const float* values, int begin, int end,
-                  int64_t stride, float* out) {
-    with_constant(rows, [&](auto n) { add_rows<n.value>(weights, factors, values, begin, end, stride, out); });
+  void add(int rows, const float* weights, const float* factors, const float* /*values*/, int begin, int end,
+           int64_t stride, float* out) const {
+    with_constant(rows, [&](auto n) { add_rows<n.value>(weights, factors, values_, begin, end, stride, out); });
   }
 
  private:
@@ -222,9 +229,12 @@ struct VectorTiles {
       case 3: return f(std::integral_constant<int, 3>{});
       case 4: return f(std::integral_constant<int, 4>{});
       case 5: return f(std::integral_constant<int, 5>{});
+      case 6: return f(std::integral_constant<int, 6>{});
       default: return f(std::integral_constant<int, kRowBlock>{});
     }
   }
+
+  Values<Element> values_;
 };
 
 }  // namespace twostep::attention
