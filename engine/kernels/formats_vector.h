@@ -145,8 +145,13 @@ struct BFloat16 {
 
 inline void narrow_store(Vec values, float* out) { std::memcpy(out, &values, sizeof(values)); }
 
+// The nearest bfloat16, ties to even.
 inline void narrow_store(Vec values, at::BFloat16* out) {
+#if defined(__AVX512BF16__)
+  const __m256bh half = _mm512_cvtneps_pbh((__m512)values);  // subnormal numbers become zero, as in dot products
+#else
   const VecU16 half = __builtin_convertvector(rounded_bits(values), VecU16);
+#endif
   std::memcpy(out, &half, sizeof(half));
 }
 
