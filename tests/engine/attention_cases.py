@@ -19,6 +19,7 @@ SHAPES = {
     "size_one": Shape(heads=2, kv_heads=2, size=1, value_size=1),
     "values_smaller": Shape(heads=2, kv_heads=2, size=192, value_size=128),
     "values_larger": Shape(heads=4, kv_heads=2, size=80, value_size=96),
+    "last_vector_not_full": Shape(heads=7, kv_heads=1, size=60, value_size=60),
     "group_beyond_a_task": Shape(heads=70, kv_heads=1, size=16, value_size=16),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
