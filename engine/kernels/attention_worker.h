@@ -117,9 +117,9 @@ class Worker {
       attend_rows(task, tile, row, int(std::min(size, end_row - row)), part);
   }
 
-  // Copies the tile's first `num_keys` keys and values out of their blocks, packed as Tiles wants them. Columns of keys
-  // that are not there keep what they held; their scores are masked. Between copies, and then twice per row, memory is
-  // asked for the tile to come.
+  // Copies the tile's first `num_keys` keys out of their blocks, and shows values to Tiles, which packs them or leaves
+  // them there. Columns of keys that are not there keep what they held; their scores are masked. Between copies, and
+  // then twice per row, memory is asked for the tile to come.
   void load_tile(const Task& task, int64_t tile, int64_t num_keys, int64_t rows) {
     int64_t entries[kTileKeys];
     std::copy_n(entries_, kTileKeys, entries);
