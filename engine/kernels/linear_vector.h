@@ -3,8 +3,8 @@
 //
 // A thread takes a panel of columns and a block of rows. One micro-kernel, a template over the number of rows in
 // registers, walks the panel along K with explicit fused multiply-adds: rows of a full tile and rows of a tail run the
-// same instructions. Where there are several tiles of rows, they meet the panel in pieces of K that stay in the L1
-// cache; a sum waits between two pieces as the float32 it is. The compiler's target selects the vector width and, for
+// same instructions. Where there are several tiles of rows, they meet the panel in pieces of K that stay in a core's
+// caches; a sum waits between two pieces as the float32 it is. The compiler's target selects the vector width and, for
 // bfloat16, the dot-product instruction; everything else is shared.
 
 #pragma once
