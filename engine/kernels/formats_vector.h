@@ -29,29 +29,9 @@ constexpr int kLanes = kVectorBytes / 4;
 constexpr int kPanel = kLanes * kVectors;  // columns of one panel
 constexpr int64_t kStep = 2, kStepElements = kStep * kPanel;  // of K, and of a panel
 
-typedef float Vec __attribute__((vector_size(kVectorBytes)));
+using Vec = PartF;
+static_assert(sizeof(Vec) == kVectorBytes);
 typedef uint32_t VecU32 __attribute__((vector_size(kVectorBytes)));
-typedef uint16_t VecU16 __attribute__((vector_size(kVectorBytes / 2)));
-
-inline Vec fused_multiply_add(Vec a, Vec b, Vec c) {
-#if defined(__AVX512F__)
-  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__AVX2__) && defined(__FMA__)
-  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif defined(__FP_FAST_FMAF)
-  for (int lane = 0; lane < kLanes; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
-  return c;
-#else
-  return a * b + c;  // a target without fused multiply-add has nothing to contract this into
-#endif
-}
-
-// The bits of the nearest bfloat16, ties to even. The NaNs there can be have zeros in the low half, as all bfloat16
-// numbers, and stay NaNs.
-inline VecU32 rounded_bits(Vec values) {
-  const VecU32 bits = (VecU32)values;
-  return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-}
 
 // A step of a panel where it lies: its vectors, as every step has them.
 struct StepInMemory {
@@ -89,7 +69,7 @@ struct Float32 {
     return x[kPart] - Vec{};
   }
   static Input broadcast_last(const Element* x) { return *x - Vec{}; }
-  static Vec multiply_add(Vec sum, Weights w, Input x) { return fused_multiply_add(w, x, sum); }
+  static Vec multiply_add(Vec sum, Weights w, Input x) { return fma_part(w, x, sum); }
 };
 
 #if defined(__AVX512BF16__)
@@ -133,7 +113,7 @@ struct BFloat16 {
     return widened<kPart>(pair - VecU32{});
   }
   static Input broadcast_last(const Element* x) { return widened<0>(x->x - VecU32{}); }
-  static Vec multiply_add(Vec sum, Weights w, Input x) { return fused_multiply_add(w, x, sum); }
+  static Vec multiply_add(Vec sum, Weights w, Input x) { return fma_part(w, x, sum); }
 
  private:
   template <int kPart>
@@ -145,14 +125,9 @@ struct BFloat16 {
 
 inline void narrow_store(Vec values, float* out) { std::memcpy(out, &values, sizeof(values)); }
 
-// The nearest bfloat16, ties to even.
 inline void narrow_store(Vec values, at::BFloat16* out) {
-#if defined(__AVX512BF16__)
-  const __m256bh half = _mm512_cvtneps_pbh((__m512)values);  // subnormal numbers become zero, as in dot products
-#else
-  const VecU16 half = __builtin_convertvector(rounded_bits(values), VecU16);
-#endif
-  std::memcpy(out, &half, sizeof(half));
+  const PartH halves = rounded_to_halves(values);
+  std::memcpy(out, &halves, sizeof(halves));
 }
 
 }  // namespace twostep::vector

@@ -37,7 +37,7 @@ struct Gated {
   }
 
  private:
-  static Vec widen(__m256i x) { return Vec{{(PartF)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)}}; }
+  static Vec widen(__m256i x) { return Vec{{widened((PartH)x)}}; }
 };
 
 // Adds the bias to the finished sums of some rows of one panel and finishes them. It does so one row at a turn, between

@@ -46,7 +46,7 @@ TWOSTEP_INLINE inline void store_upto(Element* target, int64_t count, Vec v) {
 
 inline Vec rounded_to(Vec v, const float*) { return v; }
 inline Vec rounded_to(Vec v, const at::BFloat16*) {
-  return each_part([&](int i) { return (PartF)(rounded_to_upper_halves(v.part[i]) & 0xffff0000u); });
+  return each_part([&](int i) { return rounded_to_bfloat16(v.part[i]); });
 }
 
 // Calls f(i, count) for every sixteen elements of `size`, and for what is left of them. That a vector is whole is known

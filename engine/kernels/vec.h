@@ -100,18 +100,21 @@ inline Vec load(const float* source) {
     return part;
   });
 }
+inline PartF widened(PartH halves) {
+#if defined(__AVX512F__)
+  const PartU words = (PartU)_mm512_cvtepu16_epi32((__m256i)halves);
+#elif defined(__AVX2__) && defined(__FMA__)
+  const PartU words = (PartU)_mm256_cvtepu16_epi32((__m128i)halves);
+#else
+  const PartU words = __builtin_convertvector(halves, PartU);
+#endif
+  return (PartF)(words << 16);
+}
 inline Vec load(const at::BFloat16* source) {
   return each_part([&](int i) {
     PartH halves;
     std::memcpy(&halves, source + i * kPartLanes, sizeof(halves));
-#if defined(__AVX512F__)
-    const PartU words = (PartU)_mm512_cvtepu16_epi32((__m256i)halves);
-#elif defined(__AVX2__) && defined(__FMA__)
-    const PartU words = (PartU)_mm256_cvtepu16_epi32((__m128i)halves);
-#else
-    const PartU words = __builtin_convertvector(halves, PartU);
-#endif
-    return (PartF)(words << 16);
+    return widened(halves);
   });
 }
 // The first `count` < 16 elements, zeros after them; reads nothing beyond.
@@ -124,13 +127,20 @@ inline Vec load_first(const Element* source, int64_t count) {
 inline void store(float* target, Vec v) {
   unroll<kParts>([&](auto i) { std::memcpy(target + i * kPartLanes, &v.part[i], sizeof(v.part[i])); });
 }
-// The nearest bfloat16, ties to even, in upper halves; lower halves mean nothing. A NaN stays one. Unlike vcvtneps2bf16
-// also of numbers so small that they are subnormal.
-inline PartU rounded_to_upper_halves(PartF x) {
+// The nearest bfloat16, ties to even; a NaN stays one. What is so small that it is subnormal becomes zero where the CPU
+// has an instruction for this, as in its dot products.
+#if defined(__AVX512BF16__)
+inline PartH rounded_to_halves(PartF x) { return (PartH)_mm512_cvtneps_pbh((__m512)x); }
+inline PartF rounded_to_bfloat16(PartF x) { return widened(rounded_to_halves(x)); }
+#else
+// Its bits in upper halves; lower halves mean nothing.
+inline PartU rounded_bits(PartF x) {
   const PartU bits = (PartU)x;
   return x == x ? bits + 0x7fffu + ((bits >> 16) & 1u) : bits | 0x400000u;
 }
-inline PartH rounded_to_halves(PartF x) { return __builtin_convertvector(rounded_to_upper_halves(x) >> 16, PartH); }
+inline PartH rounded_to_halves(PartF x) { return __builtin_convertvector(rounded_bits(x) >> 16, PartH); }
+inline PartF rounded_to_bfloat16(PartF x) { return (PartF)(rounded_bits(x) & 0xffff0000u); }
+#endif
 inline void store(at::BFloat16* target, Vec v) {
   unroll<kParts>([&](auto i) {
     const PartH halves = rounded_to_halves(v.part[i]);
