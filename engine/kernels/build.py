@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from engine.kernels.cpu_features import IsaLevel, macros_of
+from engine.kernels.cpu_features import IsaLevel
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def _compile(compiler: Sequence[str], level: IsaLevel, scratch: Path) -> Path:
 
 
 def _level_flags(level: IsaLevel) -> list[str]:
-    return [*_COMMON_FLAGS, *level.compiler_flags, *(f"-D{macro}" for macro in macros_of(level))]
+    return [*_COMMON_FLAGS, *level.compiler_flags]
 
 
 def _torch_compile_flags() -> list[str]:

@@ -19,11 +19,6 @@ class IsaLevel:
     cpu_flags: frozenset[str]  # names as in /proc/cpuinfo; all of them, those of the levels below included
     compiler_flags: tuple[str, ...]
 
-    @property
-    def macro(self) -> str:
-        """The C++ macro that is defined at this level and at every higher one."""
-        return f"TWOSTEP_ISA_{self.name.upper()}"
-
 
 _AVX2_CPU = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"})
 _AVX512_CPU = _AVX2_CPU | {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}
@@ -83,11 +78,6 @@ def level_named(name: str) -> IsaLevel:
         if level.name == name:
             return level
     raise ValueError(f"unknown ISA level {name!r}: one of {', '.join(level.name for level in ISA_LEVELS)}")
-
-
-def macros_of(level: IsaLevel) -> tuple[str, ...]:
-    """The macros defined when compiling for `level`: its own and those of all levels below it."""
-    return tuple(lower.macro for lower in ISA_LEVELS[ISA_LEVELS.index(level) :])
 
 
 def has_native_bf16() -> bool:

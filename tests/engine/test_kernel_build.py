@@ -58,7 +58,6 @@ def make_library(level: cpu_features.IsaLevel, directory: Path) -> Path:
 def test_levels_are_ordered_and_each_includes_those_below() -> None:
     for higher, lower in pairwise(ISA_LEVELS):
         assert higher.cpu_flags > lower.cpu_flags
-        assert set(cpu_features.macros_of(higher)) > set(cpu_features.macros_of(lower))
 
 
 @pytest.mark.parametrize("level", ISA_LEVELS, ids=lambda level: level.name)
