@@ -1,0 +1,141 @@
+"""Calls every operator of the kernels with inputs that begin or end at a page nobody may touch, and compares results.
+
+A process of its own (`python -m tests.engine.fenced_operators`), since it ends where an operator reads too far. Tells
+each case before it begins.
+"""
+
+import ctypes
+import mmap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from engine.kernels import load_kernels
+from engine.quantized_weight import KernelQuantizedWeight
+from tests.engine.attention_cases import LENGTHS, SHAPES
+
+Case = tuple[str, Callable[..., Any], tuple[Any, ...]]
+
+DTYPES = (torch.float32, torch.bfloat16)
+LINEARS = ((1, 1), (3, 17), (33, 64), (100, 130), (64, 1), (70, 2100))  # N, K
+ROWS = (1, 2, 3, 7, 16, 33)
+PROT_NONE = 0
+
+
+def main() -> None:
+    load_kernels()
+    torch.manual_seed(0)
+    for name, op, inputs in cases():
+        print(name, flush=True)
+        check(op, inputs)
+
+
+def check(op: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
+    """Results, and inputs that the operator changes, must not depend on where inputs lie."""
+    expected = _run(op, inputs, torch.clone)
+    for place in (_behind_a_fence, _before_a_fence):
+        for one, other in zip(expected, _run(op, inputs, place), strict=True):
+            assert torch.equal(one, other), place.__name__
+
+
+def _run(op: Callable[..., Any], inputs: tuple[Any, ...], place: Callable[[Tensor], Tensor]) -> list[Any]:
+    placed = tree_map_only(Tensor, place, inputs)
+    return [leaf for leaf in tree_leaves((op(*placed), placed)) if isinstance(leaf, Tensor)]
+
+
+def _behind_a_fence(tensor: Tensor) -> Tensor:
+    return _fenced(tensor, at_end=False)
+
+
+def _before_a_fence(tensor: Tensor) -> Tensor:
+    return _fenced(tensor, at_end=True)
+
+
+def _fenced(tensor: Tensor, *, at_end: bool) -> Tensor:
+    """A copy in pages of its own, with one before and one behind them that is out of bounds."""
+    if tensor.numel() == 0:
+        return tensor
+    size = tensor.numel() * tensor.element_size()
+    room = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, room + 2 * mmap.PAGESIZE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for fence in (address, address + mmap.PAGESIZE + room):
+        if ctypes.CDLL(None).mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(mmap.PAGESIZE), PROT_NONE) != 0:
+            raise OSError("mprotect failed")
+    start = mmap.PAGESIZE + (room - size if at_end else 0)
+    copy = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
+    return copy.view(tensor.shape).copy_(tensor)
+
+
+def cases() -> Iterator[Case]:
+    for dtype in DTYPES:
+        yield from _fused(dtype)
+        yield from _attention(dtype)
+        yield from _products(dtype)
+        yield from _logits(dtype)
+
+
+def _fused(dtype: torch.dtype) -> Iterator[Case]:
+    ops, rows = torch.ops.twostep, 3
+    for size in (1, 7, 16, 40, 900):
+        x, weight = torch.randn(rows, size).to(dtype), torch.randn(size).to(dtype)
+        yield f"rms_norm of {size}, {dtype}", ops.rms_norm, (x, weight, 1e-6)
+        yield f"add_rms_norm of {size}, {dtype}", ops.add_rms_norm, (x, x + 1, weight, 1e-6)
+        yield f"gate of {size}, {dtype}", ops.gate, (torch.randn(rows, 2 * size).to(dtype), "silu")
+    for size in (2, 14, 32, 72):
+        heads, angles = torch.randn(rows, 4 * size).to(dtype), torch.randn(rows, size).to(dtype)
+        norm = torch.randn(size).to(dtype)
+        yield f"rotate_heads of {size}, {dtype}", ops.rotate_heads, (heads, angles, angles, 2, 1, norm, norm, 1e-6)
+
+
+def _attention(dtype: torch.dtype) -> Iterator[Case]:
+    block_size = 16
+    for name, shape in SHAPES.items():
+        for queries, context in LENGTHS:
+            blocks = -(-context // block_size)
+            keys = torch.randn(blocks, shape.kv_heads, block_size, shape.size).to(dtype)
+            values = torch.randn(blocks, shape.kv_heads, block_size, shape.value_size).to(dtype)
+            query = torch.randn(queries, shape.heads, shape.size).to(dtype)
+            table = torch.randperm(blocks).int().view(1, -1)
+            starts, lens = torch.tensor([0, queries]).int(), torch.tensor([context]).int()
+            inputs = (query, keys, values, table, starts, lens, shape.scaling, None, None, torch.randn(shape.heads))
+            yield f"paged_attention, {name}, {queries} of {context}, {dtype}", torch.ops.twostep.paged_attention, inputs
+        new = torch.randn(5, shape.kv_heads, shape.size).to(dtype), torch.randn(5, shape.kv_heads, shape.value_size)
+        caches = keys[:1], values[:1]
+        slots = torch.tensor([0, 3, 4, 14, 15])
+        yield f"write_kv, {name}, {dtype}", torch.ops.twostep.write_kv, (new[0], new[1].to(dtype), *caches, slots)
+
+
+def _products(dtype: torch.dtype) -> Iterator[Case]:
+    ops = torch.ops.twostep
+    for n, k in LINEARS:
+        weight, bias = torch.randn(n, k).to(dtype), torch.randn(n).to(dtype)
+        packed = {
+            "linear": ops.pack_weight(weight),
+            "linear, not coded": ops.pack_weight(weight, False),
+            "linear_int8": KernelQuantizedWeight(weight, 8).packed,
+            "linear_int8_wide_rows": KernelQuantizedWeight(weight, 8, row_bits=16).packed,
+            "linear_int4": KernelQuantizedWeight(weight, 4).packed,
+        }
+        for rows in ROWS:
+            x = torch.randn(rows, k).to(dtype)
+            for name, one in packed.items():
+                op = getattr(ops, name.split(",")[0])
+                yield f"{name} of [{n}, {k}] and {rows} rows, {dtype}", op, (x, one, bias, n)
+
+
+def _logits(dtype: torch.dtype) -> Iterator[Case]:
+    ops, rows = torch.ops.twostep, 3
+    for size in (1, 15, 77, 1000):
+        logits, tokens = torch.randn(rows, size).to(dtype), torch.full((rows,), size - 1)
+        yield f"argmax of {size}, {dtype}", ops.argmax, (logits,)
+        yield f"score_tokens of {size}, {dtype}", ops.score_tokens, (logits, tokens, 1)
+        controls = torch.tensor([[0.8, 0.3, 0, 1, 0], [0.8, 0.6, 3, 1, 0], [0.8, 0.9, 0, 0.7, 0.1]]).double()
+        yield f"draw_tokens of {size}, {dtype}", ops.draw_tokens, (logits, logits.argmax(dim=1), controls)
+
+
+if __name__ == "__main__":
+    main()
