@@ -185,20 +185,29 @@ class BlockProduct {
                         bench_.sums[index - block_.panel] + pass * kTiles};
       const auto multiply_both = multiply_tiles<Weight, kTiles, decltype(panel)>;
       const auto multiply_one = multiply_tiles<Weight, 1, decltype(panel)>;
-      (count > kTileRows ? multiply_both : multiply_one)(rows_, place, panel, pass == 0, ahead_of(at, group, end, pass),
-                                                         group, end, bench_);
+      const Ahead ahead = ahead_of(index, group, end, pass);
+      (count > kTileRows ? multiply_both : multiply_one)(rows_, place, panel, pass == 0, ahead, group, end, bench_);
       if (end == rows_.groups) write(index, first, count, place.sums);
     }
   }
 
-  // A share of what is multiplied next. What is expanded asks for itself.
-  Ahead ahead_of(const uint8_t* panel, int64_t group, int64_t end, int64_t pass) const {
+  // A share of what is multiplied after the groups [group, end) of a panel. What is expanded asks for itself.
+  Ahead ahead_of(int64_t panel, int64_t group, int64_t end, int64_t pass) const {
     if (Weight::kIsExpanded) return {};
-    const uint8_t* then = panel + (is_by_piece() ? panel_bytes<Weight>(p_.k) + group * kGroupBytes<Weight>
-                                                 : end * kGroupBytes<Weight>);
-    const int64_t lines = (end - group) * kGroupBytes<Weight> / kLineBytes;
-    return Ahead(then, lines, pass, passes_, (end - group) * kGroupSteps);
+    int64_t next_panel = panel, next = end;  // which may be the panel's end
+    if (is_by_piece()) {
+      const bool is_last = panel + 1 == block_.panel_end;
+      next_panel = is_last ? block_.panel : panel + 1, next = is_last ? end : group;
+    } else if (end == rows_.groups) {
+      next_panel = panel + 1, next = 0;
+    }
+    const int64_t start = place_of(next), bytes = place_of(next + piece_length()) - start;
+    const int64_t steps = std::min(end * kGroupSteps, rows_.steps) - group * kGroupSteps;
+    return Ahead(packed_ + next_panel * place_of(rows_.groups) + start, bytes / kLineBytes, pass, passes_, steps);
   }
+
+  // Of a group in its panel; from the last one on, the panel's end.
+  int64_t place_of(int64_t group) const { return std::min(group * kGroupBytes<Weight>, panel_bytes<Weight>(p_.k)); }
 
   void write(int64_t panel, int64_t first, int64_t count, const TileSums* sums) {
     bench_.addition.finish();
