@@ -86,10 +86,12 @@ def _is_known(layer: FusedDecoderLayer) -> bool:
     if not isinstance(attention, FusedAttention) or not isinstance(mlp, FusedMLP):
         return False
     linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
-    return all(
-        isinstance(linear, PackedLinear) and isinstance(linear.packed, KernelWeight | KernelQuantizedWeight)
-        for linear in linears
-    )
+    return all(isinstance(linear, PackedLinear) and _is_known_weight(linear.packed) for linear in linears)
+
+
+def _is_known_weight(packed: object) -> bool:
+    """Of those that are quantized layers know the rows of 8 bits only."""
+    return isinstance(packed, KernelWeight) or (isinstance(packed, KernelQuantizedWeight) and packed.row_bits == 8)
 
 
 def kernel_norm(norm: FusedRMSNorm) -> Any:

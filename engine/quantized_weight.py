@@ -28,7 +28,7 @@ class KernelQuantizedWeight:
     def __init__(self, weight: Tensor, bits: int, row_bits: int = 8) -> None:  # [N, K]
         _check_finite(weight)
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
-        self.bits, ops = bits, torch.ops.twostep
+        self.bits, self.row_bits, ops = bits, row_bits, torch.ops.twostep
         parts = map_rows(functools.partial(_quantize_rows, bits=bits, row_bits=row_bits), weight)
         self.packed: Tensor
         if bits == 4:

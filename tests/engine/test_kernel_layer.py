@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from engine.kernel_layer import KernelDecoderLayer, move_layers_to_kernels
-from engine.linear import prepare_linears
+from engine.linear import PackedLinear, prepare_linears
 from engine.packed_weight import pack_weight
 from engine.packing import packing_for
+from engine.quantized_weight import KernelQuantizedWeight
 from tests.engine.fused_models import LAYERS, PARTS, constants, fuse, model_of, run
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
@@ -44,6 +45,18 @@ def test_a_layer_without_kernel_weights_stays() -> None:
     model = model_of("llama")
     fuse(model)
     prepare_linears(model, False)
+    move_layers_to_kernels(model)
+    assert not any(isinstance(module, KernelDecoderLayer) for module in model.modules())
+
+
+def test_a_layer_whose_products_take_rows_of_16_bits_stays() -> None:
+    model = model_of("llama")
+    fuse(model)
+    prepare_linears(model, True, "int8")
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            weight = torch.ones(module.out_features, module.in_features)
+            module.packed = KernelQuantizedWeight(weight, 8, row_bits=16)
     move_layers_to_kernels(model)
     assert not any(isinstance(module, KernelDecoderLayer) for module in model.modules())
 
