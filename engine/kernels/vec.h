@@ -182,12 +182,13 @@ inline float fold_add(Vec v) {
   return fold(v, [](Quad a, Quad b) { return a + b; });
 }
 
-// e**x for x <= 0, to 1 or 2 units in the last place; e**0 is 1, and x < -87 gives 0 (near the least normal number).
+// e**x for x <= 0, to 1 or 2 units in the last place; e**0 is 1, x < -87 gives 0 (near the least normal number), and
+// NaN stays NaN.
 //
 // e**x = 2**n * e**r with n = round(x / ln 2) and |r| <= ln(2) / 2; e**r is 1 + r + r**2 * P(r), with P fitted for the
 // least relative error on that interval (3e-9). Adding 1.5 * 2**23 rounds to an integer and leaves it in the low bits.
 inline Vec exp_nonpositive(Vec x) {
-  const Vec shift = broadcast(12582912.0f);
+  const Vec shift = broadcast(12582912.0f + 127.0f);  // of 2**n as a float, 127 + n is the exponent
   const Vec shifted = fma(x, broadcast(1.44269504f), shift);
   const Vec n = shifted - shift;
   Vec r = fma(n, broadcast(-0.693359375f), x);  // ln 2 in two steps: n times the first is exact
@@ -197,8 +198,8 @@ inline Vec exp_nonpositive(Vec x) {
   p = fma(p, r, broadcast(0.16666521f));
   p = fma(p, r, broadcast(0.49999994f));
   p = fma(p, r * r, r) + broadcast(1.0f);
-  const Vec scaled = each_part([&](int i) { return (PartF)((PartU)p.part[i] + ((PartU)shifted.part[i] << 23)); });
-  return where_less(x, broadcast(-87.0f), Vec{}, scaled);
+  const Vec power = each_part([&](int i) { return (PartF)((PartU)shifted.part[i] << 23); });
+  return where_less(x, broadcast(-87.0f), Vec{}, p * power);
 }
 inline float exp_nonpositive(float x) { return exp_nonpositive(broadcast(x)).part[0][0]; }
 

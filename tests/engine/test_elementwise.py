@@ -85,6 +85,13 @@ def test_nan_stays_nan_and_nothing_else_becomes_it() -> None:
     assert functional.silu(x).isnan().tolist() == [True, False, True, False]
 
 
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00001, 0x7FC0007F, 0x7FFFFFFF])
+def test_any_nan_stays_nan(bits: int) -> None:
+    x = torch.tensor([bits] * 20, dtype=torch.int32).view(torch.float32)
+    for sign in (1, -1):
+        assert all(ACTIVATIONS[name](sign * x).isnan().all() for name in ACTIVATIONS)
+
+
 def test_an_unknown_element_type_is_refused_by_name() -> None:
     with pytest.raises(NotImplementedError, match="Half"):
         functional.silu(torch.ones(3, dtype=torch.float16))
