@@ -2,14 +2,11 @@
 
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <limits>
-#include <memory>
 
+#include "sizes.h"
 #include "vec.h"
 
 namespace twostep::attention {
@@ -59,31 +56,6 @@ struct State {
     std::fill_n(maximum, rows, -kInfinity);
     std::fill_n(total, rows, 0.0f);
   }
-};
-
-// Memory that a thread keeps from call to call; it only grows.
-class Scratch {
- public:
-  float* take(int64_t num_floats) {
-    float* taken = memory_.get() + used_;
-    used_ += round_up(num_floats, kLanes);
-    return taken;
-  }
-  void reset(int64_t num_floats) {
-    used_ = 0;
-    if (num_floats <= size_) return;
-    size_ = round_up(num_floats, kLanes);
-    memory_.reset(static_cast<float*>(std::aligned_alloc(64, size_ * sizeof(float))));
-    TORCH_CHECK(memory_, "out of memory");
-    std::fill_n(memory_.get(), size_, 0.0f);
-  }
-
- private:
-  struct Free {
-    void operator()(float* memory) const { std::free(memory); }
-  };
-  std::unique_ptr<float, Free> memory_;
-  int64_t size_ = 0, used_ = 0;
 };
 
 }  // namespace twostep::attention

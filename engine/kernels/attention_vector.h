@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "sizes.h"
 #include "vec.h"
 
 namespace twostep::attention {
@@ -21,8 +22,6 @@ constexpr int kColumnVecs = 4, kMaxRows = 7;  // rows of a block x kColumnVecs s
 #else
 constexpr int kColumnVecs = 1, kMaxRows = 6;
 #endif
-
-inline int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 // ---- Words ----------------------------------------------------------------------------------------------------------
 
@@ -109,13 +108,6 @@ inline void load_sixteen_keys(const typename Words::Element* cache, int64_t head
   }
 }
 
-// The 16 elements of one value from `column` on, as floats; zeros past its end.
-template <class Element>
-inline Vec load_columns(const Element* value, int64_t column, int64_t value_size) {
-  if (column + kLanes <= value_size) return load(value + column);
-  return load_first(value + column, value_size - column);
-}
-
 // ---- ROWS query rows against a tile ---------------------------------------------------------------------------------
 
 // scores[row][key] = sum over words, in order; keys is [num_words][kTileKeys].
@@ -161,7 +153,7 @@ void add_columns(const float* weights, const float* factors, const Values<Elemen
     Vec value[VECS];
     unroll<VECS>([&](auto v) TWOSTEP_INLINE {
       const int64_t first = column + v * kLanes;
-      value[v] = VECS > 1 ? load(values.at[key] + first) : load_columns(values.at[key], first, values.size);
+      value[v] = load_upto(values.at[key] + first, VECS > 1 ? kLanes : values.size - first);
     });
     unroll<ROWS>([&](auto row) TWOSTEP_INLINE {
       const Vec weight = broadcast(weights[row * kTileKeys + key]);

@@ -7,6 +7,7 @@
 
 #include "attention_problem.h"
 #include "attention_vector.h"
+#include "scratch.h"
 #include "threads.h"
 
 namespace twostep::attention {
@@ -27,17 +28,16 @@ class Worker {
         num_words_(Tiles::query_words(p_.head_size)),
         stride_(p_.padded_value_size()),
         state_floats_(State::num_floats(max_rows, stride_)) {
-    static thread_local Scratch scratch;
-    const int64_t query_words = max_rows * num_words_, key_words = num_words_ * kTileKeys;
+    const int64_t query_words = round_up(max_rows * num_words_, kLanes), key_words = num_words_ * kTileKeys;
     const int64_t value_words = Tiles::value_words(stride_), num_scores = Tiles::kRowBlock * kTileKeys;
-    scratch.reset(query_words + key_words + value_words + num_scores + max_rows * kLanes + 2 * state_floats_);
-    queries_ = scratch.take(query_words);
-    keys_ = scratch.take(key_words);
-    values_ = scratch.take(value_words);
-    scores_ = scratch.take(num_scores);
-    lane_totals_ = scratch.take(max_rows * kLanes);
-    part_memory_ = scratch.take(state_floats_);
-    whole_memory_ = scratch.take(state_floats_);
+    static thread_local Scratch<float> scratch;
+    queries_ = scratch.get(query_words + key_words + value_words + num_scores + max_rows * kLanes + 2 * state_floats_);
+    keys_ = queries_ + query_words;
+    values_ = keys_ + key_words;
+    scores_ = values_ + value_words;
+    lane_totals_ = scores_ + num_scores;
+    part_memory_ = lane_totals_ + max_rows * kLanes;
+    whole_memory_ = part_memory_ + state_floats_;
     std::fill_n(queries_, query_words, 0.0f);  // the padding of words stays zero, for all tasks
     std::fill_n(keys_, key_words, 0.0f);
   }
@@ -252,11 +252,10 @@ class Worker {
       const int64_t token = task.first_token + row / p_.group, head = task.kv_head * p_.group + row % p_.group;
       const Vec norm = broadcast(normalizer(whole.maximum[row], whole.total[row], head));
       Element* target = p_.output + (token * p_.num_heads + head) * p_.value_size;
-      for (int64_t column = 0; column < p_.value_size; column += kLanes) {
+      for_each_vector(p_.value_size, [&](int64_t column, int64_t count) {
         const Vec result = fma(load(whole.out + row * stride_ + column), norm, Vec{});  // + 0: no result is -0
-        const int64_t count = p_.value_size - column;
-        count < kLanes ? store_first(target + column, count, result) : store(target + column, result);
-      }
+        store_upto(target + column, count, result);
+      });
     }
   }
 

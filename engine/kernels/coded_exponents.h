@@ -52,7 +52,7 @@ class Panels {
         list_(packed + list_at(panels, units)) {}
 
   static int64_t list_at(int64_t panels, int64_t units) {
-    const int64_t starts = divide_up(panels * units * sizeof(uint32_t), kLineBytes) * kLineBytes;
+    const int64_t starts = round_up(panels * units * sizeof(uint32_t), kLineBytes);
     return panels * (sizeof(Header) + units * kUnitBytes) + starts;
   }
 
@@ -171,8 +171,7 @@ class PanelCoder {
       const int64_t place = i % kUnit;
       uint8_t* unit = to + i / kUnit * kUnitBytes;
       if (place == 0) starts[i / kUnit] = listed;
-      const size_t from = i / kUnit * kUnit + number_at(place);
-      const uint16_t number = from < numbers.size() ? numbers[from].x : 0;
+      const uint16_t number = numbers[i / kUnit * kUnit + number_at(place)].x;
       const uint8_t exponent = exponent_of(number), code = codes_[exponent];
       unit[place] = (number & 127) << 1 | number >> 15;
       put_code(unit + kCodesAt * kLineBytes + place % kLineBytes, place / kLineBytes, code);
@@ -219,7 +218,7 @@ std::optional<at::Tensor> pack(const at::Tensor& weight, int64_t columns, int64_
   for (const auto& coder : coders) listed += coder->num_listed();
   if (listed > std::min<int64_t>(panels * size / kMaxListedShare, UINT32_MAX)) return {};
   const int64_t panel_bytes = sizeof(Header) + units * kUnitBytes, list_at = Panels::list_at(panels, units);
-  const int64_t bytes = divide_up(list_at + listed, kLineBytes) * kLineBytes + kLineBytes;  // the list is read by lines
+  const int64_t bytes = round_up(list_at + listed, kLineBytes) + kLineBytes;  // the list is read by lines
   at::Tensor packed = zeros_in_huge_pages({bytes}, weight.options().dtype(at::kByte));
   uint8_t* target = packed.mutable_data_ptr<uint8_t>();
   listed = 0;

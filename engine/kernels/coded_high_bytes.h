@@ -194,7 +194,7 @@ std::optional<at::Tensor> pack(const at::Tensor& weight, int64_t columns, int64_
   int64_t most = 0;
   for (const auto& coder : coders) most = std::max(most, coder->num_exceptions());
   if (most * kMaxExceptionShare > size) return {};
-  const int64_t header_bytes = divide_up(sizeof(Header) + (most + 1) * sizeof(Exception), kLineBytes) * kLineBytes;
+  const int64_t header_bytes = round_up(sizeof(Header) + (most + 1) * sizeof(Exception), kLineBytes);
   const int64_t panel_bytes = header_bytes + units * kUnitBytes;
   at::Tensor packed = zeros_in_huge_pages({panels, panel_bytes}, weight.options().dtype(at::kByte));
   uint8_t* target = packed.mutable_data_ptr<uint8_t>();

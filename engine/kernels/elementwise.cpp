@@ -10,7 +10,6 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <cmath>
 #include <string_view>
 
@@ -23,27 +22,26 @@ using namespace twostep;
 
 constexpr int64_t kGrain = 1 << 13;  // elements below which waking another thread costs more than it saves
 
-// Elements [begin, end), sixteen at a time; the last few fill a register up with zeros.
+// Sixteen at a time; the last few fill a register up with zeros.
 template <class Op, class Element>
-void run(const Element* from, Element* to, int64_t begin, int64_t end) {
-  alignas(64) float results[kLanes];
-  for (int64_t i = begin; i < end; i += kLanes) {
-    const int64_t count = std::min<int64_t>(kLanes, end - i);
-    store(results, Op::apply(count == kLanes ? load(from + i) : load_first(from + i, count)));
-    for (int64_t lane = 0; lane < count; ++lane) to[i + lane] = static_cast<Element>(results[lane]);
-  }
+void run(const Element* from, int64_t size, Element* to) {
+  for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+    store_upto(to + i, count, Op::apply(load_upto(from + i, count)));
+  });
 }
 
 template <class Op>
-void run(const double* from, double* to, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; ++i) to[i] = Op::apply(from[i]);
+void run(const double* from, int64_t size, double* to) {
+  for (int64_t i = 0; i < size; ++i) to[i] = Op::apply(from[i]);
 }
 
 template <class Op, class Element>
 void run_all(const at::Tensor& input, at::Tensor& output) {
   const Element* from = input.const_data_ptr<Element>();
   Element* to = output.mutable_data_ptr<Element>();
-  run_ranges(input.numel(), kGrain, [&](int64_t begin, int64_t end) { run<Op>(from, to, begin, end); });
+  run_ranges(input.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    run<Op>(from + begin, end - begin, to + begin);
+  });
 }
 
 // Into `output`, which is contiguous and may be the input.

@@ -9,29 +9,21 @@
 
 #include "vec.h"
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 namespace twostep::vector {
+
+using Vec = PartF;  // one register
+constexpr int kLanes = kPartLanes, kVectorBytes = sizeof(Vec);
 
 // kTileRows * kVectors sums, kVectors weights and one value of x fill the vector registers.
 #if defined(__AVX512F__)
-constexpr int kVectorBytes = 64, kVectors = 4, kTileRows = 6;
-#elif defined(__AVX2__) && defined(__FMA__)
-constexpr int kVectorBytes = 32, kVectors = 2, kTileRows = 6;
+constexpr int kVectors = 4, kTileRows = 6;
 #elif defined(__aarch64__)
-constexpr int kVectorBytes = 16, kVectors = 3, kTileRows = 8;
+constexpr int kVectors = 3, kTileRows = 8;
 #else
-constexpr int kVectorBytes = 16, kVectors = 2, kTileRows = 6;
+constexpr int kVectors = 2, kTileRows = 6;
 #endif
-constexpr int kLanes = kVectorBytes / 4;
 constexpr int kPanel = kLanes * kVectors;  // columns of one panel
 constexpr int64_t kStep = 2, kStepElements = kStep * kPanel;  // of K, and of a panel
-
-using Vec = PartF;
-static_assert(sizeof(Vec) == kVectorBytes);
-typedef uint32_t VecU32 __attribute__((vector_size(kVectorBytes)));
 
 // A step of a panel where it lies: its vectors, as every step has them.
 struct StepInMemory {
@@ -104,20 +96,20 @@ struct BFloat16 {
 
   template <int kPart, int kVector>
   TWOSTEP_INLINE static Weights weights(const auto& step) {
-    return widened<kPart>((VecU32)step.template vector<kVector>());
+    return widened<kPart>((PartU)step.template vector<kVector>());
   }
   template <int kPart>
   static Input broadcast(const Element* x) {
     uint32_t pair;
     std::memcpy(&pair, x, sizeof(pair));
-    return widened<kPart>(pair - VecU32{});
+    return widened<kPart>(pair - PartU{});
   }
-  static Input broadcast_last(const Element* x) { return widened<0>(x->x - VecU32{}); }
+  static Input broadcast_last(const Element* x) { return widened<0>(x->x - PartU{}); }
   static Vec multiply_add(Vec sum, Weights w, Input x) { return fma_part(w, x, sum); }
 
  private:
   template <int kPart>
-  static Vec widened(VecU32 pairs) {
+  static Vec widened(PartU pairs) {
     return (Vec)(kPart == 0 ? pairs << 16 : pairs & 0xffff0000u);
   }
 };

@@ -13,6 +13,8 @@
 #include <memory>
 #include <mutex>
 
+#include "sizes.h"
+
 namespace twostep {
 
 // A mapping that tensors are cut from, one after the other, so that small ones lie in huge pages, too, and a model of
@@ -53,11 +55,9 @@ class Pages {
     void operator()(uint8_t* start) const { madvise(start, bytes, MADV_DONTNEED); }
   };
 
-  static size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
-
   uint8_t* cut(size_t bytes) {
     uint8_t* start = next_;
-    bytes = std::min(round_up(bytes, sysconf(_SC_PAGESIZE)), left_);
+    bytes = std::min<size_t>(round_up(bytes, sysconf(_SC_PAGESIZE)), left_);
     next_ += bytes, left_ -= bytes;
     return start;
   }

@@ -5,10 +5,20 @@
 #include <optional>
 #include <type_traits>
 
-#include "linear_kernels.h"
+#include "linear_vector.h"
+
+#if defined(__AMX_BF16__)
+#include "linear_amx.h"
+#endif
 
 namespace twostep {
 namespace {
+
+// Whether a product with n columns gates itself; else gating is a step of its own.
+bool gates_itself(int64_t n) {
+  constexpr int64_t kPair = 2 * kGateBlock;  // of blocks, which must not lie in two panels
+  return vector::kPanel % kPair == 0 && n % kPair == 0;
+}
 
 void check_dtype(const at::Tensor& tensor) {
   TORCH_CHECK(tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16,

@@ -7,11 +7,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <optional>
 
 #include "operators.h"
+#include "scratch.h"
 #include "threads.h"
 
 namespace twostep {
@@ -23,27 +22,6 @@ struct Problem {
   Element* out;         // [rows, n]
   int64_t rows, k, n;
   Activation activation;  // with one, out is [rows, n / 2], gated
-};
-
-struct Free {
-  void operator()(void* memory) const { std::free(memory); }
-};
-
-// Memory of one thread, kept between calls, grown on demand.
-template <class T>
-class Scratch {
- public:
-  T* get(int64_t count) {
-    if (count > count_) {
-      memory_.reset(static_cast<T*>(std::aligned_alloc(64, divide_up(count * sizeof(T), 64) * 64)));
-      count_ = count;
-    }
-    return memory_.get();
-  }
-
- private:
-  std::unique_ptr<T, Free> memory_;
-  int64_t count_ = 0;
 };
 
 // Whether waking the thread pool would cost more than it saves.

@@ -38,9 +38,9 @@ struct RowTiles {
 
 inline RowTiles row_tiles_of(const Problem<BFloat16>& p) {
   static thread_local Scratch<BFloat16> scratch;
-  const int64_t width = divide_up(p.k, kStep) * kStep, num_direct = p.k == width ? p.rows / kTile : 0;
+  const int64_t width = round_up(p.k, kStep), num_direct = p.k == width ? p.rows / kTile : 0;
   const int64_t first_copied = num_direct * kTile, num_copied = p.rows - first_copied;
-  BFloat16* copied = scratch.get(divide_up(num_copied, kTile) * kTile * width);
+  BFloat16* copied = scratch.get(round_up(num_copied, kTile) * width);
   run_tasks(num_copied, num_copied <= kTile, [&](int64_t i) {
     std::copy_n(p.x + (first_copied + i) * p.k, p.k, copied + i * width);
     std::fill_n(copied + i * width + p.k, width - p.k, BFloat16(0));

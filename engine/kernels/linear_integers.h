@@ -133,9 +133,8 @@ class PanelWriter {
  private:
   void write_row(int64_t row, Vec low, Vec high) const {
     Element* out = p_.out + row * p_.n + first_;
-    if (columns_ == kPanel) return store(out, low), store(out + kLanes, high);
-    store_first(out, std::min<int64_t>(columns_, kLanes), low);
-    if (columns_ > kLanes) store_first(out + kLanes, columns_ - kLanes, high);
+    store_upto(out, columns_, low);
+    if (columns_ > kLanes) store_upto(out + kLanes, columns_ - kLanes, high);
   }
 
   template <class Op>

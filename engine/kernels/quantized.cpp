@@ -95,20 +95,20 @@ at::Tensor multiply_all(const at::Tensor& x, const at::Tensor& packed, const std
   });
 }
 
-// ---- 8 bits ----
-
 // weight [N, K] -> [N, K rounded up to a smallest block] float32: its product with transformed rows is that of weight
 // and rows.
 at::Tensor inverse_hadamard(const at::Tensor& weight) {
   TORCH_CHECK(weight.dim() == 2, "what is transformed must be a matrix");
   check_dtype(weight.scalar_type(), "what is transformed must be");
   const int64_t n = weight.size(0), k = weight.size(1);
-  at::Tensor all = at::zeros({n, divide_up(k, hadamard::kSmallestBlock) * hadamard::kSmallestBlock}, at::kFloat);
+  at::Tensor all = at::zeros({n, round_up(k, hadamard::kSmallestBlock)}, at::kFloat);
   all.narrow(1, 0, k).copy_(weight);
   auto* numbers = all.mutable_data_ptr<float>();
   run_tasks(n, false, [&](int64_t i) { hadamard::invert(numbers + i * all.size(1), all.size(1)); });
   return all;
 }
+
+// ---- 8 bits ----
 
 struct Quantized {
   const uint8_t* codes;                   // [n, k]

@@ -26,7 +26,7 @@ class Rotations {
     const at::Tensor which = positions.contiguous();
     const auto* position = which.const_data_ptr<int64_t>();
     const int64_t count = which.numel(), end = count > 0 ? *std::max_element(position, position + count) + 1 : 1;
-    if (end > known_) extend(divide_up(end, kAtOnce) * kAtOnce);
+    if (end > known_) extend(round_up(end, kAtOnce));
     return {take_rows(cos_, which), take_rows(sin_, which)};
   }
 

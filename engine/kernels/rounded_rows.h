@@ -91,7 +91,7 @@ inline float fold_larger(const Dots& magnitudes) {
 template <class Precision, class Element>
 void round_group(const Element* row, int64_t k, const Rows<Precision>& rows, int64_t index, int64_t group) {
   const int64_t tile = index / kTileRows, row_of_tile = index % kTileRows, at = rows.place(tile, group) + row_of_tile;
-  const int64_t start = group * kGroup, end = std::min(start + kGroup, k), size = divide_up(end - start, kStep) * kStep;
+  const int64_t start = group * kGroup, end = std::min(start + kGroup, k), size = round_up(end - start, kStep);
   const Vec shift = broadcast(12582912.0f);  // as in exp_nonpositive
   alignas(64) float values[kGroup];
   for (int64_t i = 0; i < size; i += kLanes) store(values + i, load_up_to(row, start + i, end));
@@ -121,7 +121,7 @@ Rows<Precision> round_rows(const Problem<Element>& p) {
   static thread_local Scratch<float> scales;
   static thread_local Scratch<typename Precision::Sum> sums;
   const int64_t steps = divide_up(p.k, kStep), groups = divide_up(p.k, kGroup);
-  const int64_t rows = divide_up(p.rows, kTileRows) * kTileRows;
+  const int64_t rows = round_up(p.rows, kTileRows);
   const Rows<Precision> rounded{steps, groups, numbers.get(rows * steps * kStep * Precision::kBytes),
                                 scales.get(rows * groups), sums.get(rows * groups)};
   run_tasks(p.rows, p.rows * p.k < 1 << 15, [&](int64_t i) {

@@ -26,7 +26,7 @@ inline at::Tensor take_rows(const at::Tensor& table, const at::Tensor& numbers) 
   const auto* source = static_cast<const char*>(from.const_data_ptr());
   auto* target = static_cast<char*>(out.mutable_data_ptr());
   constexpr int64_t kGrainBytes = 1 << 16;
-  run_ranges(which.numel(), std::max<int64_t>(1, kGrainBytes / row_bytes), [&](int64_t begin, int64_t end) {
+  run_ranges(which.numel(), divide_up(kGrainBytes, std::max<int64_t>(1, row_bytes)), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       std::memcpy(target + i * row_bytes, source + number[i] * stride_bytes, row_bytes);
     }
@@ -34,28 +34,9 @@ inline at::Tensor take_rows(const at::Tensor& table, const at::Tensor& numbers) 
   return out;
 }
 
-template <class Element>
-TWOSTEP_INLINE inline Vec load_upto(const Element* source, int64_t count) {
-  return count >= kLanes ? load(source) : load_first(source, count);
-}
-
-template <class Element>
-TWOSTEP_INLINE inline void store_upto(Element* target, int64_t count, Vec v) {
-  count >= kLanes ? store(target, v) : store_first(target, count, v);
-}
-
 inline Vec rounded_to(Vec v, const float*) { return v; }
 inline Vec rounded_to(Vec v, const at::BFloat16*) {
   return each_part([&](int i) { return rounded_to_bfloat16(v.part[i]); });
-}
-
-// Calls f(i, count) for every sixteen elements of `size`, and for what is left of them. That a vector is whole is known
-// to the compiler, wherever f is inlined.
-template <class F>
-TWOSTEP_INLINE inline void for_each_vector(int64_t size, F f) {
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) f(i, kLanes);
-  if (i < size) [[unlikely]] f(i, size - i);
 }
 
 // Of gate and up, numbers that the element has, which also tells what the activation is rounded to.

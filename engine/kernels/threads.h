@@ -16,14 +16,13 @@
 #include <vector>
 
 #include "cpus.h"
+#include "sizes.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 namespace twostep {
-
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Waits until is_done, first without sleep: waking up takes longer than the pause between two loops of a step. Then in
 // `sleep`, which may return too early.
@@ -217,7 +216,7 @@ void run_tasks(int64_t num_tasks, bool serial, const Task& task) {
   run_foreseen_tasks(num_tasks, serial, [&](int64_t i, int64_t) { task(i); });
 }
 
-// Calls f(begin, end) for parts of 0 ... size - 1, at least `grain` long, each once.
+// Calls f(begin, end) for parts of 0 ... size - 1, each once; what is longer than `grain` has several.
 template <class F>
 void run_ranges(int64_t size, int64_t grain, const F& f) {
   const int64_t parts = std::min<int64_t>(divide_up(size, grain), 2 * at::get_num_threads());

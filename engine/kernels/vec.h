@@ -154,6 +154,25 @@ inline void store_first(Element* target, int64_t count, Vec v) {
   std::memcpy(target, buffer, count * sizeof(Element));
 }
 
+// The elements of which `count` are left, at most sixteen.
+template <class Element>
+TWOSTEP_INLINE inline Vec load_upto(const Element* source, int64_t count) {
+  return count >= kLanes ? load(source) : load_first(source, count);
+}
+template <class Element>
+TWOSTEP_INLINE inline void store_upto(Element* target, int64_t count, Vec v) {
+  count >= kLanes ? store(target, v) : store_first(target, count, v);
+}
+
+// Calls f(i, count) for every sixteen elements of `size`, and for what is left of them. That a vector is whole is known
+// to the compiler, wherever f is inlined.
+template <class F>
+TWOSTEP_INLINE inline void for_each_vector(int64_t size, F f) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) f(i, kLanes);
+  if (i < size) [[unlikely]] f(i, size - i);
+}
+
 // 0, 1, ... 15
 inline Vec lane_numbers() {
   alignas(64) static constexpr float numbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
