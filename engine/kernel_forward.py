@@ -1,7 +1,8 @@
 """A whole model past transformers: one call into C++ from token ids to what the head reads, and then the head.
 
 For models that are known in all their parts, on the CPU and with kernels. `TransformersForward` is the plain path: the
-same operators in the same order, so the same bits.
+same operators in the same order, so the same bits. Only a layer's last sum is torch's there, which keeps subnormal
+numbers; here they may become zero, as they do in every product.
 """
 
 import logging

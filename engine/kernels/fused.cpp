@@ -1,8 +1,8 @@
 // What a decoder layer does between its matrix products and its attention, each in one pass over memory.
 //
 // Results are rounded wherever the plain layers of transformers round, so all but the sum of squares in a norm is, bit
-// for bit, what they compute. That sum has one order of its own: sixteen lanes, folded at the end. Every row is
-// computed by itself.
+// for bit, what they compute, save what rounding makes zero (rounded_to_halves in vec.h). That sum has one order of its
+// own: sixteen lanes, folded at the end. Every row is computed by itself.
 
 #include <ATen/ATen.h>
 #include <torch/library.h>

@@ -24,7 +24,7 @@ struct Rounded {
   }
 };
 
-// Or one tile of the panel gates the other. What is subnormal becomes zero, for which tiles would take it anyway.
+// Or one tile of the panel gates the other.
 template <class Op>
 struct Gated {
   static constexpr int64_t kColumns = kTile;
