@@ -1,8 +1,9 @@
 // Paged attention on CPUs: causal attention of query tokens over keys and values that lie in cache blocks.
 //
 // A query row's result is, bit for bit, a function of its query, its keys and values in position order and the
-// parameters. It does not depend on the rest of the batch, on how many tokens of its sequence are computed at once, on
-// block size or placement, or on threads. That holds because every sum has one order, which positions alone fix:
+// parameters, as long as these are finite. It does not depend on the rest of the batch, on how many tokens of its
+// sequence are computed at once, on block size or placement, or on threads. That holds because every sum has one order,
+// which positions alone fix:
 //
 //   - Keys are cut into tiles of kTileKeys and splits of kSplitKeys positions, counted from position 0.
 //   - A score sums over the head size in order. A row walks the tiles of a split in order with the online softmax
@@ -17,6 +18,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
@@ -52,6 +54,23 @@ void check_metadata(const at::Tensor& block_tables, const at::Tensor& cu_seqlens
               "metadata differ in their number of sequences");
 }
 
+// Kernels read blocks and tokens by these numbers.
+void check_numbers(const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
+                   int64_t num_tokens, int64_t num_blocks, int64_t block_size) {
+  const auto *tables = block_tables.const_data_ptr<int32_t>(), *starts = cu_seqlens_q.const_data_ptr<int32_t>();
+  const auto* lens = context_lens.const_data_ptr<int32_t>();
+  const int64_t num_seqs = block_tables.size(0), max_blocks = block_tables.size(1);
+  TORCH_CHECK(starts[0] == 0 && starts[num_seqs] == num_tokens, "cu_seqlens_q must cover all queries");
+  for (int64_t i = 0; i < num_seqs; ++i) {
+    const int64_t count = int64_t{starts[i + 1]} - starts[i], blocks = divide_up(lens[i], block_size);
+    TORCH_CHECK(0 <= count && count <= lens[i] && blocks <= max_blocks, "sequence ", i, " has ", count,
+                " queries, a context of ", lens[i], " and a table of ", max_blocks, " blocks");
+    const auto* table = tables + i * max_blocks;
+    TORCH_CHECK(std::all_of(table, table + blocks, [&](int64_t block) { return 0 <= block && block < num_blocks; }),
+                "a block of sequence ", i, " is out of range");
+  }
+}
+
 template <class Element>
 void attend(const at::Tensor& query, const at::Tensor& key_cache, const at::Tensor& value_cache,
             const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
@@ -85,6 +104,7 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache,
   TORCH_CHECK(query.dim() == 3 && query.size(2) == key_cache.size(3), "query is [tokens, heads, head size]");
   TORCH_CHECK(query.size(1) % key_cache.size(1) == 0, "query heads must be a multiple of kv heads");
   TORCH_CHECK(query.scalar_type() == key_cache.scalar_type(), "query and caches differ in type");
+  check_numbers(block_tables, cu_seqlens_q, context_lens, query.size(0), key_cache.size(0), key_cache.size(2));
   TORCH_CHECK(scaling > 0, "scaling must be positive");
   TORCH_CHECK(!sliding_window || *sliding_window > 0, "sliding_window must be positive");
   const at::Tensor rows = query.stride(2) == 1 ? query : query.contiguous();

@@ -177,12 +177,13 @@ struct Sequences {
 
   // Each of these tokens as a sequence of its own; `positions` are those of all tokens.
   Sequences of_tokens(const at::Tensor& tokens, const at::Tensor& positions) const {
-    const int64_t count = tokens.numel();
-    const at::Tensor owners = at::empty_like(tokens), lens = at::empty({count}, context_lens.options());
-    const auto *token = tokens.const_data_ptr<int64_t>(), *position = positions.const_data_ptr<int64_t>();
-    const auto* starts = cu_seqlens_q.const_data_ptr<int32_t>();
+    const at::Tensor which = tokens.contiguous(), where = positions.contiguous(), firsts = cu_seqlens_q.contiguous();
+    const int64_t count = which.numel();
+    const at::Tensor owners = at::empty_like(which), lens = at::empty({count}, context_lens.options());
+    const auto *token = which.const_data_ptr<int64_t>(), *position = where.const_data_ptr<int64_t>();
+    const auto* starts = firsts.const_data_ptr<int32_t>();
     for (int64_t i = 0; i < count; ++i) {
-      const auto* next = std::upper_bound(starts, starts + cu_seqlens_q.numel(), token[i]);
+      const auto* next = std::upper_bound(starts, starts + firsts.numel(), token[i]);
       owners.mutable_data_ptr<int64_t>()[i] = next - starts - 1;
       lens.mutable_data_ptr<int32_t>()[i] = position[token[i]] + 1;
     }

@@ -80,6 +80,7 @@ void with_element_of(const at::Tensor& tensor, const F& f) {
 void check_weight(const at::Tensor& weight, const at::Tensor& like, int64_t size) {
   TORCH_CHECK(weight.scalar_type() == like.scalar_type() && weight.is_contiguous() && weight.numel() == size,
               "a norm's weight must be contiguous, of the rows' dtype, with ", size, " elements");
+  TORCH_CHECK(size > 0, "rows of a norm must not be empty");
 }
 
 void check_fits(const at::Tensor& tensor, const at::Tensor& like, int64_t size, const char* name) {
@@ -128,6 +129,7 @@ void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
                   int64_t num_kv_heads, const std::optional<at::Tensor>& query_norm,
                   const std::optional<at::Tensor>& key_norm, double eps) {
   TORCH_CHECK(qkv.dim() == 2 && qkv.is_contiguous(), "heads lie in the columns of a contiguous matrix");
+  TORCH_CHECK(num_heads > 0 && num_kv_heads > 0, "there must be heads");
   const int64_t rows = qkv.size(0), width = qkv.size(1), all_heads = num_heads + 2 * num_kv_heads;
   const int64_t size = width / all_heads;
   TORCH_CHECK(size * all_heads == width && size % 2 == 0, "rows of ", width, " are not ", all_heads, " even heads");

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <type_traits>
+#include <utility>
 
 #include "linear_vector.h"
 
@@ -43,6 +44,14 @@ at::Tensor pack_weight(const at::Tensor& weight, [[maybe_unused]] bool may_be_co
   if (coded) return *coded;
 #endif
   return vector::pack<vector::BFloat16>(dense);
+}
+
+// Columns of a panel and K of a step, where a weight is not coded.
+std::pair<int64_t, int64_t> panel_sizes([[maybe_unused]] at::ScalarType dtype) {
+#if defined(__AMX_BF16__)
+  if (dtype == at::kBFloat16 && amx::is_granted()) return {amx::kPanel, amx::kStep};
+#endif
+  return {vector::kPanel, vector::kStep};
 }
 
 void multiply_any(const Problem<float>& p, const float* packed) {
@@ -93,11 +102,9 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::opti
 #if defined(__AVX512BW__)
   if (packed.scalar_type() == at::kByte) return multiply_coded(x, packed, bias, n, activation, out);
 #endif
-  TORCH_CHECK(packed.dim() == 4, "linear takes a packed weight");
-  const auto fits = [&](int64_t size, int dim) {
-    return packed.size(dim) == (size + packed.size(dim + 2) - 1) / packed.size(dim + 2);
-  };
-  TORCH_CHECK(fits(n, 0) && fits(x.size(1), 1) && x.scalar_type() == packed.scalar_type(),
+  const auto [panel, step] = panel_sizes(x.scalar_type());
+  TORCH_CHECK(packed.sizes() == at::IntArrayRef({divide_up(n, panel), divide_up(x.size(1), step), panel, step}) &&
+                  packed.is_contiguous() && packed.scalar_type() == x.scalar_type(),
               "rows and packed weight differ in size or dtype");
   return multiply_rows_of(x, bias, n, activation, out, [&]<class Element>(const Problem<Element>& p) {
     multiply_any(p, packed.const_data_ptr<Element>());

@@ -85,7 +85,7 @@ at::Tensor multiply_all(const at::Tensor& x, const at::Tensor& packed, const std
   check_dtype(x.scalar_type(), "linear takes");
   TORCH_CHECK(x.dim() == 2 && packed.dim() == 2, "linear takes rows [T, K] and a packed weight");
   TORCH_CHECK(packed.size(0) == divide_up(n, integers::kPanel) &&
-                  packed.size(1) == integers::panel_bytes<Weight>(x.size(1)),
+                  packed.size(1) == integers::panel_bytes<Weight>(x.size(1)) && packed.is_contiguous(),
               "rows and packed weight differ in size");
   if (activation != Activation::kNone && n % integers::kPanel != 0) {
     return gate(multiply_all<Weight>(x, packed, bias, n, Activation::kNone), activation, out);

@@ -45,8 +45,12 @@ void write_kv(const at::Tensor& key, const at::Tensor& value, const at::Tensor& 
   TORCH_CHECK(slot_mapping.scalar_type() == at::kLong && slot_mapping.is_contiguous() &&
                   slot_mapping.numel() == key.size(0) && slot_mapping.numel() == value.size(0),
               "slot_mapping is one int64 per token");
-  write_cache(key, key_cache, slot_mapping.const_data_ptr<int64_t>());
-  write_cache(value, value_cache, slot_mapping.const_data_ptr<int64_t>());
+  const auto* slots = slot_mapping.const_data_ptr<int64_t>();
+  const int64_t num_slots = key_cache.size(0) * key_cache.size(2);
+  TORCH_CHECK(std::all_of(slots, slots + key.size(0), [&](int64_t slot) { return 0 <= slot && slot < num_slots; }),
+              "a slot is out of range");
+  write_cache(key, key_cache, slots);
+  write_cache(value, value_cache, slots);
 }
 
 }  // namespace twostep

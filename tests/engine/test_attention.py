@@ -164,3 +164,36 @@ def test_what_the_kernel_does_not_do_is_refused() -> None:
         attend(backend, replace(paged, metadata=replace(paged.metadata, context_lens=paged.metadata.slot_mapping)))
     with pytest.raises(RuntimeError, match="scaling"):
         attend(backend, paged, scaling=0.0)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"cu_seqlens_q": [0, 2]}, "cover all queries"),
+        ({"cu_seqlens_q": [1, 3]}, "cover all queries"),
+        ({"context_lens": [2]}, "has 3 queries, a context of 2"),
+        ({"context_lens": [81]}, "a table of 5 blocks"),
+        ({"block_tables": [[0, 1, 2, 3, 8]]}, "block of sequence 0 is out of range"),
+        ({"block_tables": [[0, 1, -1, 3, 4]]}, "block of sequence 0 is out of range"),
+    ],
+)
+def test_numbers_that_lead_out_of_the_cache_are_refused(metadata: dict[str, list[Any]], message: str) -> None:
+    backend, paged = kernel_backend(), lay_out([make_sequence(Shape(), 3, 70)])
+    wrong = {name: torch.tensor(numbers, dtype=torch.int32) for name, numbers in metadata.items()}
+    with pytest.raises(RuntimeError, match=message):
+        attend(backend, replace(paged, metadata=replace(paged.metadata, **wrong)))
+
+
+@pytest.mark.parametrize("slot", [-1, 8 * 16])
+def test_slots_out_of_the_cache_are_refused(slot: int) -> None:
+    backend, paged = kernel_backend(), lay_out([make_sequence(Shape(), 3, 70)])
+    slots = torch.tensor([0, slot, 2])
+    with pytest.raises(RuntimeError, match="slot is out of range"):
+        backend.write_kv(paged.token_keys, paged.token_values, paged.key_cache, paged.value_cache, slots)
+
+
+def test_caches_without_heads_or_room_are_refused() -> None:
+    backend, paged = kernel_backend(), lay_out([make_sequence(Shape(), 3, 70)])
+    for empty in (paged.key_cache[:, :0], paged.key_cache[:, :, :0]):
+        with pytest.raises(RuntimeError, match="must have kv heads"):
+            attend(backend, replace(paged, key_cache=empty, value_cache=empty))

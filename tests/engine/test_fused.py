@@ -117,6 +117,10 @@ def test_what_does_not_fit_is_refused() -> None:
         ops.rms_norm(torch.zeros(2, 32), torch.ones(32, dtype=torch.bfloat16), 1e-6)
     with pytest.raises(RuntimeError, match="weight must be"):
         ops.rms_norm(torch.zeros(2, 32), torch.ones(2, 32), 1e-6)
+    with pytest.raises(RuntimeError, match="not be empty"):
+        ops.rms_norm(torch.zeros(2, 0), torch.ones(0), 1e-6)
+    with pytest.raises(RuntimeError, match="must be heads"):
+        ops.rotate_heads(torch.zeros(2, 0), torch.zeros(2, 0), torch.zeros(2, 0), 0, 0, None, None, 0.0)
     with pytest.raises(RuntimeError, match="differ in shape"):
         ops.add_rms_norm(torch.zeros(2, 32), torch.zeros(1, 32), torch.ones(32), 1e-6)
     with pytest.raises(RuntimeError, match="even heads"):

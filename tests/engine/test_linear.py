@@ -209,6 +209,14 @@ def test_the_kernel_refuses_dtypes_it_does_not_know() -> None:
         KernelWeight(torch.randn(3, 3).half())
 
 
+def test_another_layout_than_that_of_a_packed_weight_is_refused() -> None:
+    load_kernels() or pytest.skip("no kernels on this machine")
+    x, packed = torch.randn(2, 70), torch.ops.twostep.pack_weight(torch.randn(100, 70))
+    for wrong in (torch.ones(100, 70, 1, 1), packed[:0], packed[..., :1], packed.transpose(0, 1), packed.flatten()):
+        with pytest.raises(RuntimeError, match="packed weight differ"):
+            torch.ops.twostep.linear(x, wrong, None, 100)
+
+
 def test_a_linear_module_keeps_its_function_and_shape(pack: Pack) -> None:
     model = nn.Sequential(nn.Linear(12, 20), Conv1D(9, 20), nn.Linear(9, 4, bias=False))
     x = torch.randn(2, 5, 12)
