@@ -98,7 +98,7 @@ class EngineClient(Protocol):
         """Who is inside, and how long a new request would wait."""
 
     def check_room(self, tenant: Tenant) -> None:
-        """Raise OverloadedError if any request of the tenant that came now would be refused."""
+        """Raise OverloadedError, or EngineRestartingError, if any request of the tenant would be refused now."""
 
     def check_health(self) -> None:
         """Raise EngineUnavailableError when the engine is not loaded, given up, or silent although it has work. One

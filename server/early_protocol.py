@@ -1,5 +1,6 @@
 """uvicorn's HTTP/1.1 protocol, which says that there is no room before it makes a task of a request."""
 
+import logging
 import math
 from typing import Any, cast
 
@@ -11,6 +12,8 @@ from server.haste import Haste
 from server.raw_answer import raw_answer
 from server.record import note_arrival
 from server.upgrades import UpgradeProtocol
+
+logger = logging.getLogger("twostep.server")
 
 
 class EarlyProtocol(UpgradeProtocol):
@@ -37,17 +40,28 @@ class EarlyProtocol(UpgradeProtocol):
         if cycle.disconnected or self.transport.is_closing():
             return
         # Who does not read what he is told is answered by a task, which waits for him.
-        response = None if self.flow.write_paused else self._early.answer_to(cast(Scope, cycle.scope))
-        if response is None:
+        refusal = None if self.flow.write_paused else self._refusal_of(cycle)
+        if refusal is None:
             super()._start_asgi_task(cycle, app)
             return
         self._refused_at_s = self.loop.time()
-        self.transport.write(raw_answer(response, self.server_state.default_headers, cycle.keep_alive))
+        self.transport.write(refusal)
         cycle.response_started = cycle.response_complete = True
         cycle.on_response = _nothing  # as uvicorn does: the two would keep each other in memory
         if not (cycle.keep_alive or cycle.more_body):  # else it is closed when the body has been read
             self.transport.close()
         self.on_response_complete()
+
+    def _refusal_of(self, cycle: RequestResponseCycle) -> bytes | None:
+        """Raises nothing: the parser would take it for the client's mistake, and a timer for nobody's."""
+        try:
+            response = self._early.answer_to(cast(Scope, cycle.scope))
+            if response is None:
+                return None
+            return raw_answer(response, self.server_state.default_headers, cycle.keep_alive)
+        except Exception:
+            logger.exception("a request could not be looked at early; a task looks at it")
+            return None
 
 
 def _nothing() -> None:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from engine.client import Tenant
-from engine.errors import OverloadedError
+from engine.errors import EngineUnavailableError, OverloadedError, TwostepError
 from server.api_keys import NOBODY, ApiKey
 from server.context import AppContext
 from server.errors import error_response
@@ -45,11 +45,11 @@ class EarlyRefusals:
             return None
         try:
             context.backend.engine.check_room(Tenant(key.name, context.keys.share_of(key)))
-        except OverloadedError as error:  # answered here: an error that outlives this keeps all of it in a cycle
-            return self._refused(scope, key, error)
+        except (OverloadedError, EngineUnavailableError) as error:
+            return self._refused(scope, key, error)  # not later: an error that outlives this keeps all of it in a cycle
         return None
 
-    def _refused(self, scope: Scope, key: ApiKey, error: OverloadedError) -> Response:
+    def _refused(self, scope: Scope, key: ApiKey, error: TwostepError) -> Response:
         begin_record(scope)
         record = record_of(scope)
         record.key, scope["route"] = key, self._routes[scope["path"]]

@@ -10,6 +10,6 @@ from server.routes.json_route import JsonRoute
 
 class GenerationRoute(JsonRoute):
     def check(self, request: Request) -> None:
-        """Raises OverloadedError. What depends on the prompt is looked at again when it is known."""
+        """Raises as `check_room` does. What depends on the prompt is looked at again when it is known."""
         context, key = context_of(request), record_of(request.scope).key
         context.backend.engine.check_room(Tenant(key.name, context.keys.share_of(key)))

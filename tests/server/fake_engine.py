@@ -13,6 +13,7 @@ from engine.config import EngineInfo
 from engine.detokenizer import IncrementalDetokenizer
 from engine.errors import (
     EngineFailedError,
+    EngineRestartingError,
     EngineUnavailableError,
     OverloadedError,
     RequestAbortedError,
@@ -93,6 +94,8 @@ class FakeEngine:
     health: TwostepError | None = None
     is_full: bool = False
     """Refuses at the door."""
+    is_restarting: bool = False
+    """And has no room left to wait."""
     tenant_at_door: Tenant | None = None
     """Who came last."""
     num_cached_tokens: int = 0
@@ -122,6 +125,8 @@ class FakeEngine:
         self.tenant_at_door = tenant
         if self.is_full:
             raise OverloadedError("All places are taken; try again later.", retry_after_s=2.1)
+        if self.is_restarting:
+            raise EngineRestartingError("The engine is being restarted.", retry_after_s=7.2)
 
     def check_health(self) -> None:
         if self.health is not None:

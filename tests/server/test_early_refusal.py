@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from engine.client import Tenant
 from server import haste
 from server.app import generation_routes
 from server.lifecycle import State
@@ -73,6 +74,29 @@ def test_what_is_not_plain_is_told_the_same_by_the_app(full: LiveServer, tasks: 
     plain = header if header.startswith("Content-Length") else f"{header}\r\nContent-Length: 2"
     answer = answer_to(full, HEAD + f"Connection: close\r\n{plain}\r\n\r\n".encode() + b"{}" * 32768)
     assert b" 429 " in answer.partition(b"\r\n")[0] and tasks == ["/v1/completions"]
+
+
+def test_who_comes_while_the_engine_restarts_is_told_when_to_come_again(server: LiveServer, tasks: list[str]) -> None:
+    server.engine.is_restarting = True
+    early = server.post("/v1/completions", b"{}", {"X-Request-Id": "mine"})
+    assert (early.status_code, early.headers["retry-after"], tasks) == (503, "8", [])
+    late = server.post("/v1/completions", b"{}", {"X-Request-Id": "mine", "Origin": "http://a"})
+    assert (late.status_code, late.content) == (early.status_code, early.content)
+
+
+def break_door(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check_room(tenant: Tenant) -> None:
+        raise RuntimeError("A bug.")
+
+    monkeypatch.setattr(server.engine, "check_room", check_room)
+
+
+def test_what_fails_is_left_to_a_task_which_can_tell(
+    server: LiveServer, tasks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_door(server, monkeypatch)
+    assert server.post("/v1/completions", b"{}").status_code == 500
+    assert tasks == ["/v1/completions"]
 
 
 def test_others_are_answered_by_the_app(full: LiveServer, tasks: list[str]) -> None:
@@ -189,6 +213,21 @@ class TestHaste:
 
     def test_is_told_all_in_turn_and_the_connection_closed_behind_the_last(self, full: LiveServer) -> None:
         assert answer_to(full, ASK + ASK + LAST).count(b"HTTP/1.1 429 ") == 3
+
+    def test_is_told_that_the_engine_restarts(self, server: LiveServer) -> None:
+        server.engine.is_restarting = True
+        assert answer_to(server, ASK + ASK + LAST).count(b"HTTP/1.1 503 ") == 3
+
+    def test_is_answered_by_a_task_where_the_look_fails(
+        self, full: LiveServer, tasks: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with closing(full.connect()) as connection:
+            connection.sendall(ASK)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 429 ")
+            break_door(full, monkeypatch)
+            connection.sendall(LAST)
+            assert rest_of(connection).startswith(b"HTTP/1.1 500 ")
+        assert tasks == ["/v1/completions"]
 
     def test_on_another_connection_is_not_held_up(self, full: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(haste, "MIN_GAP_S", 60.0)
