@@ -130,10 +130,9 @@ def _target(schema: Any, path: str, reference: str) -> Any:
 
 
 def _check_format(path: str, part: Mapping[str, Any]) -> None:
-    if part.get("format") is not None and part["format"] not in FORMATS:
-        raise GrammarError(
-            f"the schema's {path}/format is {part['format']!r}; supported are {', '.join(sorted(FORMATS))}"
-        )
+    name = part.get("format")
+    if name is not None and not (isinstance(name, str) and name in FORMATS):
+        raise GrammarError(f"the schema's {path}/format is {name!r:.100}; supported are {', '.join(sorted(FORMATS))}")
 
 
 def _check_reference(path: str, part: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Random JSON schemas that some value satisfies, over all that is supported."""
 
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -8,6 +9,11 @@ Schema = dict[str, Any]
 PATTERNS = ("^[a-c]{2,4}$", "^x", "[0-9]$", "^(ab|cd)*$", r"^\d{3}-\d{4}$", "é")
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 NAMES = ("a", "b c", 'q"uote', "naïve", "x/y", "")
+KEYWORDS = (
+    *("type", "enum", "const", "format", "pattern", "$ref", "$defs", "anyOf", "allOf", "items", "prefixItems"),
+    *("properties", "patternProperties", "additionalProperties", "required", "minProperties", "uniqueItems"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxItems"),
+)
 VALUES = (None, True, 0, -7, 1.5, "text", 'q"\\\n', "é😀", [], [1, [None]], {}, {"k": {"l": [False]}})
 
 
@@ -19,6 +25,19 @@ def random_schema(rng: Random) -> Schema:
         "additionalProperties": False,
     }
     return {**_schema(rng, 3), "$defs": {"leaf": _schema(rng, 0), "tree": tree}}
+
+
+def broken_schema(rng: Random) -> Schema:
+    """With a value somewhere that its keyword may not have, or not beside the others."""
+    schema = deepcopy(random_schema(rng))
+    rng.choice(_objects_in(schema))[rng.choice(KEYWORDS)] = deepcopy(rng.choice(VALUES))
+    return schema
+
+
+def _objects_in(value: Any) -> list[Schema]:
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    own = [value] if isinstance(value, dict) else []
+    return own + [each for child in children for each in _objects_in(child)]
 
 
 def _children() -> Schema:

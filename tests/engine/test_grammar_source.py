@@ -3,6 +3,7 @@
 import contextlib
 import string
 from functools import reduce
+from random import Random
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from engine.grammar_source import (
     to_lark,
 )
 from tests.engine.grammars import accepted, accepts
+from tests.engine.random_schemas import broken_schema
 
 NAMED = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
 OTHER = {**NAMED, "properties": {"b": {"const": 2}}, "required": ["b"]}
@@ -197,6 +199,8 @@ def refusal(schema: dict[str, Any]) -> str:
         ({"items": {"$ref": "https://example.com/x"}}, "/items/$ref"),
         ({"allOf": [{"minProperties": 2}]}, "/allOf/0/minProperties"),
         ({"oneOf": [{"format": "unknown"}]}, "/oneOf/0/format"),
+        ({"items": {"format": ["date"]}}, "/items/format"),
+        ({"format": {"date": 1}}, "/format"),
         ({"items": {"exclusiveMinimum": 3, "maximum": 3.5}}, "/items/exclusiveMinimum"),
         ({"exclusiveMaximum": -97.0, "minimum": -97.5}, "/exclusiveMaximum"),
         ({"items": [{}, {"minProperties": 3}]}, "/items/1/minProperties"),
@@ -213,6 +217,12 @@ def refusal(schema: dict[str, Any]) -> str:
 )
 def test_what_cannot_be_enforced_is_named_with_its_place(schema: dict[str, Any], path: str) -> None:
     assert f"schema's {path} " in refusal(schema)
+
+
+def test_no_value_in_a_schema_is_more_than_a_refusal() -> None:
+    for seed in range(2000):
+        with contextlib.suppress(GrammarError):
+            to_lark(JsonSchema(broken_schema(Random(seed))))
 
 
 @pytest.mark.parametrize(

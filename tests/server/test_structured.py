@@ -100,6 +100,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "both": ({"structured_outputs": {"regex": "a"}, "response_format": named({})}, "cannot be combined"),
     "an unsupported keyword": ({"response_format": named({"items": {"not": {}}})}, "/items/not is not supported"),
     "an unknown format": ({"response_format": named({"format": "color"})}, "/format is 'color'"),
+    "a format that is no text": ({"response_format": named({"format": ["date"] * 300})}, "/format is ['date', 'date'"),
     "contradictions": ({"response_format": named({"type": "integer", "minimum": 2, "maximum": 1})}, "minimum"),
     "endless recursion": ({"response_format": named({"$ref": "#"})}, "no text satisfies it"),
     "depth": ({"response_format": named(deep)}, "levels deep"),
