@@ -58,3 +58,41 @@ def snapshot(model: str, revision: str | None, files: Sequence[str]) -> Path:
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
         reason = reason_of(error) or type(error).__name__
         raise ModelError(f"{model} is neither a directory nor a model that the hub can give: {reason}") from error
+
+
+def optional_file(model: str, revision: str | None, name: str) -> Path | None:
+    """A file that a checkpoint need not have. None if it has none, or, which is logged, if nobody may be asked.
+
+    Raises ModelError where the hub does not say whether there is one.
+    """
+    if is_local(model):
+        path = Path(model) / name
+        return path if path.is_file() else None
+    import huggingface_hub.errors
+
+    try:
+        return Path(huggingface_hub.hf_hub_download(model, name, revision=revision))
+    except huggingface_hub.errors.LocalEntryNotFoundError as error:  # derived from EntryNotFoundError, but no answer
+        if _had_none(model, revision, name):
+            return None
+        if huggingface_hub.is_offline_mode():
+            logger.warning("HF_HUB_OFFLINE: %s of %s was not downloaded, so what it may say is not known", name, model)
+            return None
+        raise _not_fetched(model, name, error) from error
+    except huggingface_hub.errors.EntryNotFoundError:
+        return None
+    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+        raise _not_fetched(model, name, error) from error
+
+
+def _had_none(model: str, revision: str | None, name: str) -> bool:
+    """Whether the hub said so when it was asked before."""
+    import huggingface_hub
+
+    found = huggingface_hub.try_to_load_from_cache(model, name, revision=revision)
+    return found is huggingface_hub._CACHED_NO_EXIST
+
+
+def _not_fetched(model: str, name: str, error: Exception) -> ModelError:
+    reason = reason_of(error) or type(error).__name__
+    return ModelError(f"{name} of {model} cannot be fetched; try again, or do without it by HF_HUB_OFFLINE=1: {reason}")

@@ -27,6 +27,7 @@ from engine.errors import (
     reason_of,
 )
 from engine.fusion import fuse_modules
+from engine.hub import optional_file
 from engine.kernel_layer import move_layers_to_kernels
 from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
@@ -121,7 +122,7 @@ def _load(config: EngineConfig) -> LoadedModel:
         architecture=type(module).__name__,
         vocab_size=text_config.vocab_size,
         max_model_len=_context_limit(text_config),
-        eos_token_ids=_eos_token_ids(config, source, text_config),
+        eos_token_ids=_eos_token_ids(config, text_config),
         weight_bytes=report.packed_bytes + sum(p.nbytes for p in module.parameters()),
         size=size_of(module, text_config, calls),
         linear=_linear_name(kernels, config.quantization),
@@ -255,11 +256,13 @@ def _context_limit(text_config: PreTrainedConfig) -> int:
     return min(limits)
 
 
-def _eos_token_ids(config: EngineConfig, source: dict[str, Any], text_config: PreTrainedConfig) -> tuple[int, ...]:
+def _eos_token_ids(config: EngineConfig, text_config: PreTrainedConfig) -> tuple[int, ...]:
     """Those of the vocabulary: others never come."""
+    path = optional_file(config.model, config.revision, "generation_config.json")
     try:
-        eos = GenerationConfig.from_pretrained(config.model, **source).eos_token_id
-    except OSError:  # the checkpoint has no generation_config.json
+        eos = None if path is None else GenerationConfig.from_pretrained(str(path.parent)).eos_token_id
+    except OSError as error:
+        logger.warning("%s: which tokens end a text is taken from config.json", reason_of(error))
         eos = None
     if eos is None:
         eos = getattr(text_config, "eos_token_id", None)

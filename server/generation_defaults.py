@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import InvalidParameterError, ModelError
+from engine.hub import optional_file
 from engine.sampling_params import SamplingParams
 
 FILE_NAME = "generation_config.json"
@@ -27,7 +28,7 @@ def load_generation_defaults(source: str, model: str, revision: str | None) -> G
     """`source` is --generation-config: auto (the model's own), none, or a directory. Raises ModelError."""
     if source == "none":
         return GenerationDefaults()
-    path = _find(model, revision) if source == "auto" else _given(source)
+    path = optional_file(model, revision, FILE_NAME) if source == "auto" else _given(source)
     return GenerationDefaults() if path is None else _read(path)
 
 
@@ -36,21 +37,6 @@ def _given(directory: str) -> Path:
     if not path.is_file():
         raise ModelError(f"--generation-config: there is no {path}; give auto, none or a directory that has one.")
     return path
-
-
-def _find(model: str, revision: str | None) -> Path | None:
-    folder = Path(model)
-    if folder.is_dir():
-        path = folder / FILE_NAME
-        return path if path.is_file() else None
-    import huggingface_hub.errors
-
-    try:
-        return Path(huggingface_hub.hf_hub_download(model, FILE_NAME, revision=revision))
-    except huggingface_hub.errors.EntryNotFoundError:
-        return None
-    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
-        raise ModelError(f"{FILE_NAME} of {model} cannot be fetched; --generation-config none does without.") from error
 
 
 def _read(path: Path) -> GenerationDefaults:

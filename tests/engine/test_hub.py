@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import EntryNotFoundError
 
 from engine.config import EngineConfig
-from engine.hub import look_for_hub, pinned
+from engine.errors import ModelError
+from engine.hub import look_for_hub, optional_file, pinned
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +63,54 @@ def test_a_hub_that_is_found_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_directory_has_no_commit(tmp_path: Path) -> None:
     config = EngineConfig(model=str(tmp_path))
     assert pinned(config) is config
+
+
+class TestAFileThatNotAllHave:
+    COMMIT = "1" * 40
+
+    @pytest.fixture
+    def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """What was downloaded of org/model, from a hub that cannot be asked."""
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        for folder in ("snapshots", ".no_exist"):
+            (tmp_path / "models--org--model" / folder / self.COMMIT).mkdir(parents=True)
+        return tmp_path / "models--org--model"
+
+    @pytest.fixture
+    def asked(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """The same, and nobody said that it must not be asked."""
+        monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: False)
+        return cache
+
+    def find(self) -> Path | None:
+        return optional_file("org/model", self.COMMIT, "extra.json")
+
+    def test_is_taken_where_it_is(self, asked: Path) -> None:
+        path = asked / "snapshots" / self.COMMIT / "extra.json"
+        path.touch()
+        assert self.find() == path
+
+    def test_is_not_missed_where_the_hub_said_that_there_is_none(self, asked: Path) -> None:
+        (asked / ".no_exist" / self.COMMIT / "extra.json").touch()
+        assert self.find() is None
+
+    def test_may_be_there_where_the_hub_does_not_answer(self, asked: Path) -> None:
+        with pytest.raises(ModelError, match=r"extra\.json of org/model cannot be fetched; .* HF_HUB_OFFLINE=1"):
+            self.find()
+
+    def test_is_done_without_where_nobody_may_be_asked(self, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+        assert self.find() is None
+        assert "extra.json of org/model was not downloaded" in caplog.text
+
+    def test_is_none_where_the_hub_has_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any, **__: Any) -> None:
+            raise EntryNotFoundError("404")
+
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
+        assert self.find() is None
+
+    def test_is_looked_for_in_a_directory(self, tmp_path: Path) -> None:
+        assert optional_file(str(tmp_path), None, "extra.json") is None
+        (tmp_path / "extra.json").touch()
+        assert optional_file(str(tmp_path), None, "extra.json") == tmp_path / "extra.json"

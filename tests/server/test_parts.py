@@ -51,6 +51,15 @@ class TestGenerationDefaults:
         with pytest.raises(ModelError, match="--generation-config"):
             self.load(tmp_path, None, str(tmp_path / "missing"))
 
+    def test_a_hub_that_does_not_answer_is_not_one_that_has_none(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        with pytest.raises(ModelError, match="cannot be fetched"):
+            load_generation_defaults("auto", "org/model", "1" * 40)
+
     def test_requests_override_them_one_by_one(self) -> None:
         backend = FakeBackend(defaults=GenerationDefaults(temperature=0.5, top_k=7, top_p=0.9))
         with live_server(backend) as server:
