@@ -7,6 +7,7 @@ import itertools
 import logging
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from engine.admission import check_request
@@ -167,11 +168,10 @@ class AsyncEngine:
         place = self._ask_room(lambda: self._room.let_in(request))
         engine_id = f"{request.group_id or request.request_id}/{next(self._numbers)}"
         live = LiveRequest(request, engine_id, self._table, place)
+        limit_s = self._room.queue_limit_s(request.max_queue_s)
+        leave_queue = partial(live.leave_queue, limit_s)
         live.expiry = Expiry(
-            request,
-            self._room.queue_limit_s(request.max_queue_s),
-            lambda: self._expire(live, live.leave_queue),
-            lambda: self._expire(live, live.expire),
+            request, limit_s, lambda: self._expire(live, leave_queue), lambda: self._expire(live, live.expire)
         )
         if not self._roster:
             self._watchdog.heard()

@@ -10,7 +10,7 @@
     │   ├── InvalidParameterError   one parameter has a value that cannot be honoured; `.param` names it
     │   └── ContextLengthError      prompt and max_tokens do not fit the context
     ├── OverloadedError             no room at the moment; `.retry_after_s` says when to come back
-    ├── RequestTimeoutError         the request's own deadline passed
+    ├── RequestTimeoutError         it waited for longer than it may; `.is_own_limit` if it said so itself
     ├── RequestAbortedError         the request was ended from outside before its first token
     └── EngineUnavailableError      the engine process is loading, dead or shutting down
         ├── EngineRestartingError   the engine is being restarted, and no room is left to wait; `.retry_after_s`
@@ -73,7 +73,12 @@ class OverloadedError(TwostepError):
 
 
 class RequestTimeoutError(TwostepError):
-    """The request's queue limit or deadline passed before its first token."""
+    """The queue's limit or the request's deadline passed before its first token."""
+
+    def __init__(self, message: str, is_own_limit: bool = False) -> None:
+        """`is_own_limit` if the request itself said that it would wait no longer."""
+        super().__init__(message)
+        self.is_own_limit = is_own_limit
 
 
 class RequestAbortedError(TwostepError):

@@ -139,15 +139,16 @@ class LiveRequest:
 
     def expire(self) -> None:
         """End it at its deadline with the tokens that there are. The engine must be told, too."""
-        self._cut("deadline", RequestTimeoutError("The deadline passed before the first token."))
+        self._cut("deadline", RequestTimeoutError("The deadline passed before the first token.", is_own_limit=True))
 
     def abort(self) -> None:
         """End it as at a deadline, because somebody asked for that."""
         self._cut("abort", RequestAbortedError("The request was aborted before its first token."))
 
-    def leave_queue(self) -> None:
-        """End it because it waited too long to be scheduled."""
-        self._put_last(RequestTimeoutError("The request waited too long to be scheduled; try again later."))
+    def leave_queue(self, limit_s: float) -> None:
+        """End it because it waited too long to be scheduled: `limit_s`, which may be less than it asked for."""
+        message = "The request waited too long to be scheduled; try again later."
+        self._put_last(RequestTimeoutError(message, is_own_limit=limit_s == self.request.max_queue_s))
 
     def _cut(self, stop_reason: str, error: TwostepError) -> None:
         """The error is for one without tokens."""

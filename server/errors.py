@@ -166,7 +166,7 @@ def error_response(scope: Scope, error: Exception) -> JSONResponse:
     record = record_of(scope)
     kind, body = describe(error, record.request_id)
     headers = error_headers(kind, error)
-    if isinstance(error, RequestTimeoutError) and record.has_own_limit:
+    if isinstance(error, RequestTimeoutError) and error.is_own_limit:
         headers = _NO_RETRY
     return _response(scope, kind, body, headers)
 

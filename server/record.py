@@ -20,8 +20,6 @@ class RequestRecord:
     """On `time.monotonic()`, when the request's head was read."""
     key: ApiKey = NOBODY
     """Who calls."""
-    has_own_limit: bool = False
-    """The client said how long it may wait or take."""
     status: int = 0
     error_code: str | None = None
     client_left: bool = False

@@ -51,7 +51,7 @@ class Arrival:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise RequestTimeoutError("The deadline passed before the request was read.") from error
+            raise RequestTimeoutError("The deadline passed before the request was read.", is_own_limit=True) from error
 
     def generation(
         self, name: str, prompt_token_ids: list[int], params: SamplingParams, repeats_prompt: bool = False
@@ -79,7 +79,6 @@ def let_in(body: RequestFields, refusals: Mapping[str, str], request: Request) -
     """Raises ModelNotFoundError, or BadRequestError for a field that this endpoint refuses."""
     context, record = context_of(request), record_of(request.scope)
     model = context.check_model(body.model)
-    record.has_own_limit = body.max_queue_ms is not None or body.deadline_ms is not None
     if body.request_id is not None:
         _check_request_id(body.request_id)
     _check_extra_fields(body, refusals, record.request_id)

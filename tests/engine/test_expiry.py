@@ -37,23 +37,28 @@ def sibling(wanted: GenerationRequest) -> GenerationRequest:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "limits", "why"),
+    ("wanted", "limits", "why", "is_own"),
     [
-        (limited(fake.WAIT, max_queue_s=0.05), RoomLimits(), "to be scheduled"),
-        (limited(fake.WAIT, max_queue_s=50.0), RoomLimits(max_queue_s=0.05), "to be scheduled"),
-        (limited(fake.WAIT), RoomLimits(max_queue_s=0.05), "to be scheduled"),
-        (limited(fake.WAIT, deadline_s=0.05), RoomLimits(), "deadline"),
-        (limited(fake.PREFILL, max_queue_s=0.2, deadline_s=1.0), RoomLimits(), "deadline"),
-        (sibling(limited(fake.WAIT, max_queue_s=0.05, deadline_s=0.3)), RoomLimits(max_queue_s=0.05), "deadline"),
+        (limited(fake.WAIT, max_queue_s=0.05), RoomLimits(), "to be scheduled", True),
+        (limited(fake.WAIT, max_queue_s=0.05), RoomLimits(max_queue_s=0.05), "to be scheduled", True),
+        (limited(fake.WAIT, max_queue_s=50.0), RoomLimits(max_queue_s=0.05), "to be scheduled", False),
+        (limited(fake.WAIT, deadline_s=50.0), RoomLimits(max_queue_s=0.05), "to be scheduled", False),
+        (limited(fake.WAIT), RoomLimits(max_queue_s=0.05), "to be scheduled", False),
+        (limited(fake.WAIT, deadline_s=0.05), RoomLimits(), "deadline", True),
+        (limited(fake.PREFILL, max_queue_s=0.2, deadline_s=1.0), RoomLimits(), "deadline", True),
+        (sibling(limited(fake.WAIT, max_queue_s=0.05, deadline_s=0.3)), RoomLimits(max_queue_s=0.05), "deadline", True),
     ],
 )
-def test_without_a_token_it_ends_with_an_error(wanted: GenerationRequest, limits: RoomLimits, why: str) -> None:
+def test_without_a_token_it_ends_with_an_error_that_says_whose_limit_it_was(
+    wanted: GenerationRequest, limits: RoomLimits, why: str, is_own: bool
+) -> None:
     async def check() -> None:
         recorder = Recorder()
         async with running(limits=limits, observer=recorder) as engine:
             now = dataclasses.replace(wanted, arrival_s=request().arrival_s)
-            with pytest.raises(RequestTimeoutError, match=why):
+            with pytest.raises(RequestTimeoutError, match=why) as end:
                 await collect(engine, now)
+            assert end.value.is_own_limit is is_own
             await assert_free(engine)
         assert recorder.ends == [(FinishReason.ABORT, None)]
 

@@ -77,7 +77,7 @@ def test_it_understands_errors(client: Anthropic, agent: LiveServer) -> None:
 
 
 def test_it_does_not_repeat_what_its_own_deadline_ended(client: Anthropic, agent: LiveServer) -> None:
-    agent.engine.refusal = RequestTimeoutError("Late.")
+    agent.engine.refusal = RequestTimeoutError("Late.", is_own_limit=True)
     with pytest.raises(anthropic.APIStatusError) as late:
         client.with_options(max_retries=2).messages.create(**ask(extra_body={"max_queue_ms": 1000}))
     assert late.value.status_code == 504 and late.value.request.headers["x-stainless-retry-count"] == "0"

@@ -51,7 +51,7 @@ def test_it_understands_errors(server: LiveServer, client: OpenAI) -> None:
 
 
 def test_it_does_not_repeat_what_its_own_deadline_ended(server: LiveServer, client: OpenAI) -> None:
-    server.engine.refusal = RequestTimeoutError("Late.")
+    server.engine.refusal = RequestTimeoutError("Late.", is_own_limit=True)
     with pytest.raises(openai.APIStatusError) as late:
         client.with_options(max_retries=2).completions.create(
             model="fake", prompt="Hi", extra_body={"deadline_ms": 1000}

@@ -166,9 +166,10 @@ def late() -> Generator[LiveServer, None, None]:
 
 
 def test_the_limit_of_the_queue_is_told_as_a_timeout(late: LiveServer) -> None:
-    refused = late.complete("Hi", n=2)
-    assert refused.status_code == 408 and "x-should-retry" not in refused.headers
-    late.engine.hold_at, late.engine.num_holding = 1, 0
+    for patience in ({}, {"max_queue_ms": 60_000, "deadline_ms": 60_000}):
+        refused = late.complete("Hi", n=2, **patience)
+        assert refused.status_code == 408 and "x-should-retry" not in refused.headers
+        late.engine.hold_at, late.engine.num_holding = 1, 0
     assert chunks_of(late.complete("Hi", n=2, stream=True))[-1]["error"]["code"] == "request_timeout"
 
 
