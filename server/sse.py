@@ -19,8 +19,8 @@ logger = logging.getLogger("twostep.server")
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-IDLE_S = 15.0
-PING_S = 16.0  # more than IDLE_S: a keep-alive counts as traffic, and must not silence the next one
+IDLE_S = 14.0
+PING_S = 1.0  # from one look to the next: no stream is silent for longer than both
 
 SLICE = 10  # entries of an iterator, which may have a hundred scores each
 
@@ -108,6 +108,8 @@ class EventStream(EventSourceResponse):
         self._record = record_of(scope)
 
         async def noting_send(message: Message) -> None:
+            if message.get("more_body") and not message["body"]:
+                return  # a stream that is not idle has no ping
             self._last_sent_s = time.monotonic()
             self._is_complete = message.get("more_body") is False
             watch.begin()

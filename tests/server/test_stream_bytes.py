@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncGenerator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from starlette.types import Message, Send
 from server.record import RequestRecord, attach_record
 from server.sse import DONE, KEEP_ALIVE, EventStream, event
 from server.stall_watch import StallWatch
+from tests import virtual_time
 from tests.server.fake_engine import saying
 from tests.server.live_server import LiveServer
 
@@ -114,6 +116,27 @@ def test_an_idle_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_busy_stream_has_no_keep_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.sse.time", SimpleNamespace(monotonic=lambda: 0.0))  # no time passes between tokens
     assert KEEP_ALIVE not in asyncio.run(collect([b"x"] * 5, 0.02, monkeypatch))
+
+
+@pytest.mark.parametrize("pause_s", [0.5, 8.0, 13.5, 14.0])
+def test_no_stream_is_silent_for_longer_than_is_promised(pause_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is it told more often than it must be."""
+    sent_s: list[float] = []
+
+    async def source() -> AsyncGenerator[bytes, None]:
+        for silence_s in (0.0, pause_s, 100.0):
+            await asyncio.sleep(silence_s)
+            yield b"x"
+
+    async def send(message: Message) -> None:
+        if message.get("body"):
+            sent_s.append(asyncio.get_running_loop().time())
+
+    clock = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time())
+    monkeypatch.setattr("server.sse.time", clock)
+    virtual_time.run(respond(source(), send, stall_timeout_s=1))
+    gaps_s = [later_s - sooner_s for sooner_s, later_s in pairwise(sent_s)]
+    assert max(gaps_s) <= 15.1 and min(gaps_s[1:-1]) >= 13.9 and len(gaps_s) in (8, 9)
 
 
 def test_a_stream_whose_client_takes_nothing_ends_with_its_source(caplog: pytest.LogCaptureFixture) -> None:
