@@ -99,12 +99,19 @@ class Metrics:
         """`reason` is the error's code."""
         self._rejections.labels(reason).inc()
 
+    def on_broken_stream(self, reason: str) -> None:
+        """It had begun, so it was no refusal. `reason` is the error's code."""
+        self._broken_streams.labels(reason).inc()
+
     def on_refusal_answer(self, verdict: str) -> None:
         """See `refusal_pace`."""
         self._refusal_answers.labels(verdict).inc()
 
     def on_key_request(self, key: str, counts: TokenCounts | None, error_code: str | None) -> None:
-        """A POST has ended that came with this key; `counts` is None if it got no token."""
+        """A POST has ended that came with this key; `counts` is None if it got no token.
+
+        `error_code` is that of a refusal.
+        """
         self._key_requests.labels(key).inc()
         if counts is not None:
             self._key_tokens.labels(key, "prompt").inc(counts.prompt)
@@ -156,6 +163,9 @@ class Metrics:
             "requests", "Sequences that ended, by how: one for each answer.", "finish_reason"
         )
         self._rejections = self._counter("rejections", "POST requests that were refused, by error code.", "reason")
+        self._broken_streams = self._counter(
+            "broken_streams", "Streams that failed after they had begun, by error code.", "reason"
+        )
         self._refusal_answers = self._counter(
             "refusal_answers", "Answers that have a pace, by what became of them.", "how"
         )

@@ -22,6 +22,9 @@ class RequestRecord:
     """Who calls."""
     status: int = 0
     error_code: str | None = None
+    """Of the answer."""
+    broken_by: str | None = None
+    """Code of the error that ended a stream after it had begun."""
     client_left: bool = False
     """Before the response was complete."""
     report: Callable[[], PhaseReport] | None = None

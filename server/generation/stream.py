@@ -32,7 +32,7 @@ def nothing(_: RequestOutput) -> Mapping[str, Any]:
 def note_failure(error: Exception, record: RequestRecord) -> tuple[ErrorKind, dict[str, Any]]:
     """In log and record; what to tell the client, whose response has begun."""
     kind, body = describe(error, record.request_id)
-    record.error_code = kind.code
+    record.broken_by = kind.code
     log_failure(error, record.request_id)
     return kind, body
 

@@ -52,6 +52,8 @@ def report_request(scope: Scope, metrics: Metrics) -> None:
     metrics.on_http_request(_handler(scope), method, record.status, elapsed_s)
     if record.error_code is not None and method == "POST":
         metrics.on_rejection(record.error_code)
+    if record.broken_by is not None:
+        metrics.on_broken_stream(record.broken_by)
     if record.key.name and method == "POST":
         counts = None if record.report is None else record.report().counts
         metrics.on_key_request(record.key.name, counts, record.error_code)
@@ -73,8 +75,8 @@ def _path(scope: Scope) -> str:
 
 def _notes(record: RequestRecord) -> str:
     notes = [f"id={record.request_id}"]
-    if record.error_code is not None:
-        notes.append(f"error={record.error_code}")
+    if error_code := record.error_code or record.broken_by:
+        notes.append(f"error={error_code}")
     if record.client_left:
         notes.append("client=left")
     if record.report is not None:

@@ -243,3 +243,17 @@ class TestAccessLog:
             server.wait_until_idle()
         (line,) = [record.getMessage() for record in caplog.records]
         assert line.startswith("GET '/no\\nwhere' 404 ") and "error=not_found" in line
+
+    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])
+    def test_a_stream_that_breaks_is_named_and_no_refusal(self, path: str, caplog: pytest.LogCaptureFixture) -> None:
+        body = {"stream": True, "max_tokens": 3}
+        body |= {"prompt": "Hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hi"}]}
+        with live_server(api_key=["one"]) as server, caplog.at_level("INFO", logger="twostep.access"):
+            server.engine.fail_at = 1
+            assert server.post_json(path, body, {"Authorization": "Bearer one"}).status_code == 200
+            server.wait_until_idle()
+            text = server.client.get("/metrics").text
+        assert 'twostep_broken_streams_total{reason="internal_error"} 1.0' in text
+        assert "_rejections_total{" not in text and "twostep_key_requests_total{" in text
+        (line,) = [record.getMessage() for record in caplog.records if record.name == "twostep.access"]
+        assert f"POST {path} 200 " in line and "error=internal_error" in line

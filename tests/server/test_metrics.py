@@ -48,6 +48,7 @@ TABLE: dict[str, tuple[str, set[str], list[str]]] = {
     "accepted_draft_tokens": ("counter", set(), ["vllm:spec_decode_num_accepted_tokens"]),
     "drafting_seconds": ("counter", set(), []),
     "rejections": ("counter", {"reason"}, []),
+    "broken_streams": ("counter", {"reason"}, []),
     "refusal_answers": ("counter", {"how"}, []),
     "key_requests": ("counter", {"key"}, []),
     "key_tokens": ("counter", {"key", "kind"}, []),
@@ -108,6 +109,7 @@ def busy_metrics(with_vllm_names: bool = True) -> Metrics:
     metrics.on_finish(FinishReason.STOP, timings)
     metrics.on_finish(FinishReason.ABORT, None)
     metrics.on_rejection("slow_down")
+    metrics.on_broken_stream("internal_error")
     metrics.on_refusal_answer("late")
     metrics.watch_room(lambda: RoomStats(12, 345, 6.5))
     metrics.on_key_request("alice", TokenCounts(11, 4, 2), None)
