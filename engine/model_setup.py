@@ -106,9 +106,10 @@ def _size_pool(config: EngineConfig, model: LoadedModel, max_model_len: int) -> 
     if capacity >= max_model_len:
         return num_blocks, max_model_len
     if config.max_model_len is not None or capacity < 1:
+        setting = "--kv-cache-memory-bytes" if config.num_blocks is None else "--num-gpu-blocks-override"
         raise ConfigError(
             f"The KV cache has room for {capacity} tokens, less than a context of {max_model_len}: "
-            "give it more with --kv-cache-memory-bytes, or lower --max-model-len."
+            f"give it more with {setting}, or lower --max-model-len."
         )
     logger.warning("the KV cache holds %d tokens: contexts are limited to that, not %d", capacity, max_model_len)
     return num_blocks, capacity

@@ -7,13 +7,23 @@ import re
 from importlib.resources import files
 from os.path import expanduser
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ByteSize, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    BeforeValidator,
+    ByteSize,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from engine.config import MAX_SPECULATIVE_TOKENS, EngineConfig
+from engine.errors import ConfigError
 from engine.waiting_room import RoomLimits
 from server.settings_file import SettingsFile
 
@@ -118,7 +128,9 @@ class Settings(BaseSettings):
         "BYTES",
         gt=0,
     )
-    num_gpu_blocks_override: PositiveInt | None = setting("Engine", None, "Exact number of KV blocks, on any device.")
+    num_gpu_blocks_override: PositiveInt | None = setting(
+        "Engine", None, "Exact number of KV blocks, on any device, instead of memory for them."
+    )
     enable_prefix_caching: bool = setting("Engine", True, "Share KV blocks of equal prompt beginnings.")
     num_speculative_tokens: int = setting(
         "Engine",
@@ -152,6 +164,14 @@ class Settings(BaseSettings):
             if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
                 raise ValueError(f"{origin} is no origin: write https://example.org, with no path and no / at its end")
         return origins
+
+    @model_validator(mode="after")
+    def _one_size_of_the_kv_cache(self) -> Self:
+        if self.num_gpu_blocks_override is not None and self.kv_cache_memory_bytes is not None:
+            raise ConfigError(
+                "--num-gpu-blocks-override and --kv-cache-memory-bytes both size the KV cache: leave one out."
+            )
+        return self
 
     @classmethod
     def settings_customise_sources(

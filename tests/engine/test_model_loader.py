@@ -232,8 +232,10 @@ def test_an_engine_from_a_checkpoint_generates(llama: Path) -> None:
 
 
 def test_a_context_the_user_asked_for_must_fit_the_kv_cache(llama: Path) -> None:
-    with pytest.raises(ConfigError, match="kv-cache-memory-bytes"):
+    with pytest.raises(ConfigError, match="more with --num-gpu-blocks-override,"):
         engine_over(llama, max_model_len=200, num_blocks=4)
+    with pytest.raises(ConfigError, match="more with --kv-cache-memory-bytes,"):
+        engine_over(llama, max_model_len=200, kv_cache_bytes=10_000)
 
 
 def test_the_models_own_context_is_lowered_to_what_fits(llama: Path) -> None:

@@ -183,6 +183,14 @@ def test_wrong_flags_are_named(arguments: list[str], words: list[str]) -> None:
     assert_told(words, lambda: read(*arguments))
 
 
+def test_two_sizes_of_the_kv_cache_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--kv-cache-memory-bytes", "--num-gpu-blocks-override", "leave one out"]
+    assert_told(words, lambda: read("--kv-cache-memory-bytes", "1GiB", "--num-gpu-blocks-override", "9"))
+    path = write(tmp_path, "num-gpu-blocks-override: 9\n")
+    monkeypatch.setenv("TWOSTEP_KV_CACHE_MEMORY_BYTES", "1GiB")
+    assert_told(words, lambda: read("--config", path))
+
+
 def test_wrong_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOSTEP_PORT", "x")
     assert_told(["TWOSTEP_PORT", "'x'"], read)
