@@ -13,6 +13,7 @@ from pathlib import Path
 from engine.checkpoint import check_checkpoint, is_local
 from engine.client import EngineClient, EngineObserver
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 from engine.grammar_checker import GrammarChecker
 from engine.hub import look_for_hub, pinned
 from engine.room_shares import most_places, most_tokens
@@ -74,11 +75,18 @@ def backend_opener(settings: Settings) -> OpenBackend:
     no library to be refused."""
     config = settings.engine_config()
     check_checkpoint(config.model)
+    _check_revision(settings, config.model)
     if not is_local(config.model):
         look_for_hub(config.model)
     if config.trace:
         check_trace_file(config.trace)
     return partial(_open_backend, settings, config)
+
+
+def _check_revision(settings: Settings, model: str) -> None:
+    if settings.revision is not None and is_local(model):
+        what = "the embedded model comes with twostep" if settings.is_embedded_model else f"{model} is a directory"
+        raise ConfigError(f"--revision names a branch, tag or commit on the hub, and {what}: leave it out.")
 
 
 @asynccontextmanager

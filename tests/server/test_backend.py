@@ -9,9 +9,10 @@ import pytest
 import engine as engine_package
 from engine.client import NullObserver
 from engine.config import EngineConfig
-from engine.errors import ModelError
+from engine.errors import ConfigError, ModelError
 from server.backend import backend_opener
 from server.generation_defaults import GenerationDefaults
+from server.settings import EMBEDDED_MODEL_DIR
 from tests.server.given_settings import read
 
 OLD, NEW = "1" * 40, "2" * 40
@@ -29,6 +30,13 @@ def main_ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     refs.mkdir()
     (refs / "main").write_text(OLD)
     return refs / "main"
+
+
+@pytest.mark.parametrize("model", [[], [str(EMBEDDED_MODEL_DIR)]])
+def test_a_revision_of_what_is_not_on_the_hub_is_refused(model: list[str]) -> None:
+    what = f"{model[0]} is a directory" if model else "the embedded model"
+    with pytest.raises(ConfigError, match=f"--revision names .* on the hub, and {what}"):
+        backend_opener(read(*model, "--revision", "main"))
 
 
 def test_all_is_of_the_commit_that_the_branch_was_at_the_start(main_ref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
