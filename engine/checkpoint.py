@@ -1,5 +1,6 @@
 """Where a model comes from: a directory on this machine or a hub id, and what its config.json may say; torch-free."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 from engine.errors import ModelError, UnsupportedModelError
 
+_WEIGHT_FILES = ("*.safetensors", "*.bin")
 _SAFETENSORS = "serve the checkpoint that it was made from, with config.json and safetensors files."
 
 
@@ -35,14 +37,20 @@ def read_config(folder: Path) -> dict[str, Any]:
     """What config.json says. Raises ModelError."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}.") from error
+        config = json.loads(_content(path))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}.") from error
     if not isinstance(config, dict):
         raise ModelError(f"{path} is damaged: it holds no JSON object.")
     return config
+
+
+def state_of(folder: Path) -> str:
+    """Another one once config.json or weights were replaced. Of the weights, which are not read for this, it knows
+    names, sizes and times of modification. Raises ModelError."""
+    files = sorted(path for pattern in _WEIGHT_FILES for path in folder.glob(pattern))
+    facts = [_content(folder / "config.json"), *((path.name, _size_and_time(path)) for path in files)]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()  # a name may hold what is no text: repr escapes it
 
 
 def check_model_type(config: Mapping[str, Any], model: str, trust_remote_code: bool) -> None:
@@ -71,6 +79,22 @@ def check_unquantized(config: Mapping[str, Any], model: str) -> None:
         f"The weights of {model} are quantized ({method}), which cannot be served: take the checkpoint that is not, "
         "with --quantization int4 or int8 if its weights shall be small."
     )
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _size_and_time(path: Path) -> tuple[int, int] | None:
+    """None of a link that leads nowhere."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 def _without_config(path: Path) -> ModelError:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from engine.checkpoint import check_checkpoint, is_local
+from engine.checkpoint import check_checkpoint, is_local, state_of
 from engine.client import EngineClient, EngineObserver
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -51,15 +51,18 @@ class Backend:
     defaults: GenerationDefaults
     room: RoomSize
     grammars: GrammarChecker
+    weights: str = ""
+    """Which ones were there when the server started: their commit on the hub, or the state of their directory."""
     loaded_at: int = field(default_factory=lambda: int(time.time()))
     """Unix time; the models' `created`."""
 
     @property
     def fingerprint(self) -> str:
-        """OpenAI's `system_fingerprint`: equal for equal backends, so that equal seeds promise equal answers."""
+        """OpenAI's `system_fingerprint`: where it is equal, backends are, so that equal seeds promise equal answers.
+        Equal weights in two directories may have two."""
         info = self.engine.info
-        model = Path(info.model).name
-        parts = (VERSION, model, info.architecture, info.device, info.dtype, info.attention, info.linear)
+        model = (Path(info.model).name, self.weights, info.architecture)
+        parts = (VERSION, *model, info.device, info.dtype, info.attention, info.linear)
         return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
 
 
@@ -89,6 +92,11 @@ def _check_revision(settings: Settings, model: str) -> None:
         raise ConfigError(f"--revision names a branch, tag or commit on the hub, and {what}: leave it out.")
 
 
+def _weights_of(config: EngineConfig) -> str:
+    """Of a configuration that is pinned. Raises ModelError."""
+    return config.revision or state_of(Path(config.model))
+
+
 @asynccontextmanager
 async def _open_backend(
     settings: Settings, config: EngineConfig, observer: EngineObserver
@@ -98,6 +106,7 @@ async def _open_backend(
     from engine.tokenizer import Tokenizer as EngineTokenizer
 
     config = await asyncio.to_thread(pinned, config)
+    weights = await asyncio.to_thread(_weights_of, config)
     defaults = await asyncio.to_thread(
         load_generation_defaults, settings.generation_config, config.model, config.revision
     )
@@ -123,7 +132,7 @@ async def _open_backend(
         room = RoomSize(settings.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
         gc.collect()
         gc.freeze()  # tokenizer, routes and validators stay: no collection, which holds up all streams, looks at them
-        yield Backend(engine, tokenizer, chat, defaults, room, grammars)
+        yield Backend(engine, tokenizer, chat, defaults, room, grammars, weights)
     finally:
         grammars.close()
         await engine.stop()

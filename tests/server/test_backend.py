@@ -1,21 +1,38 @@
 """What the server loads before it is ready."""
 
 import asyncio
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import engine as engine_package
 from engine.client import NullObserver
-from engine.config import EngineConfig
+from engine.config import EngineConfig, EngineInfo
 from engine.errors import ConfigError, ModelError
 from server.backend import backend_opener
 from server.generation_defaults import GenerationDefaults
 from server.settings import EMBEDDED_MODEL_DIR
+from tests.server.fake_engine import INFO
 from tests.server.given_settings import read
 
 OLD, NEW = "1" * 40, "2" * 40
+
+
+class InstantEngine:
+    """Loads nothing, and tells which model it was asked for."""
+
+    def __init__(self, config: EngineConfig, *_: Any, **__: Any) -> None:
+        self.info = msgspec.structs.replace(INFO, model=config.model)
+
+    async def start(self) -> EngineInfo:
+        return self.info
+
+    async def stop(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -37,6 +54,31 @@ def test_a_revision_of_what_is_not_on_the_hub_is_refused(model: list[str]) -> No
     what = f"{model[0]} is a directory" if model else "the embedded model"
     with pytest.raises(ConfigError, match=f"--revision names .* on the hub, and {what}"):
         backend_opener(read(*model, "--revision", "main"))
+
+
+def fingerprint_of(model: Path | str) -> str:
+    async def load() -> str:
+        async with backend_opener(read(str(model)))(NullObserver()) as backend:
+            return backend.fingerprint
+
+    return asyncio.run(load())
+
+
+def test_the_fingerprint_tells_a_directorys_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.async_engine.AsyncEngine", InstantEngine)
+    one, other = (Path(shutil.copytree(str(EMBEDDED_MODEL_DIR), tmp_path / name / "model")) for name in "ab")
+    assert fingerprint_of(one) == fingerprint_of(one)
+    os.utime(one / "model.safetensors", ns=(0, 1))
+    os.utime(other / "model.safetensors", ns=(0, 2))
+    assert fingerprint_of(one) != fingerprint_of(other)
+
+
+def test_the_fingerprint_tells_the_commit(main_ref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.async_engine.AsyncEngine", InstantEngine)
+    (main_ref.parents[1] / "snapshots" / NEW).symlink_to(str(EMBEDDED_MODEL_DIR))
+    before, again = fingerprint_of("org/model"), fingerprint_of("org/model")
+    main_ref.write_text(NEW)
+    assert fingerprint_of("org/model") != before == again
 
 
 def test_all_is_of_the_commit_that_the_branch_was_at_the_start(main_ref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
