@@ -67,6 +67,7 @@ def server_config(app: FastAPI, context: AppContext) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # anybody can write them, and what is bounded by address would not be
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
     )

@@ -118,14 +118,18 @@ def test_beyond_the_limit_large_bodies_wait_and_small_ones_do_not(server: LiveSe
         assert late.recv(12) == b"HTTP/1.1 200"
 
 
-def test_who_found_no_place_is_told_to_come_again(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("headers", [{}, {"X-Forwarded-For": "10.1.2.3"}])
+def test_who_found_no_place_is_told_to_come_again(
+    server: LiveServer, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever he says that he comes from."""
     monkeypatch.setattr(large_bodies, "MAX_WAIT_S", 0.01)
     head = HEAD + b"Content-Length: %d\r\n\r\n" % len(LARGE)
     with ExitStack() as stack:
         for _ in range(MAX_HELD_BY_ONE):
             stack.enter_context(server.connect()).sendall(head + LARGE[:-1])
         server.wait_until(lambda: server.context.lifecycle.num_under_way == MAX_HELD_BY_ONE)
-        refused = server.post("/v1/completions", LARGE)
+        refused = server.post("/v1/completions", LARGE, headers)
         assert (refused.status_code, error_of(refused)["code"]) == (429, "slow_down")
 
 
