@@ -11,7 +11,7 @@ from server.errors import AuthenticationError, error_response
 from server.key_ring import KeyRing
 from server.record import record_of
 
-OPEN_PATHS = frozenset({"/", "/metrics", "/health", "/ready"})  # the page of "/" asks for the key itself
+KEYLESS_PATHS = frozenset({"/", "/metrics", "/health", "/ready"})  # the page of "/" asks for the key itself
 
 
 class AuthMiddleware:
@@ -20,7 +20,7 @@ class AuthMiddleware:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in KEYLESS_PATHS:
             await self._app(scope, receive, send)
             return
         key = key_sent(scope, self._keys)

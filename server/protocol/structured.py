@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from engine.grammar_source import JSON_OBJECT, JsonSchema, Lark, Part, Regex, choice
 from server.protocol.wire import ClosedModel, JsonObject, Text
 
-MAX_CHOICES = 8192
+MAX_ALTERNATIVES = 8192
 MAX_SCHEMA_CHARS = 2**20
 """Of a schema that is written as a string."""
 
@@ -64,7 +64,7 @@ class StructuredOutputs(ClosedModel):
 
     json_: Annotated[JsonObject, BeforeValidator(_parsed)] | None = Field(None, alias="json")
     regex: Text | None = Field(None, description="The whole text matches.")
-    choice: list[Text] | None = Field(None, min_length=1, max_length=MAX_CHOICES, fail_fast=True)
+    choice: list[Text] | None = Field(None, min_length=1, max_length=MAX_ALTERNATIVES, fail_fast=True)
     grammar: Text | None = Field(None, description="In Lark's notation.")
 
     @model_validator(mode="after")
