@@ -15,6 +15,7 @@ from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
 from server.errors import ErrorKind
 from server.sse import typed_event
+from server.tools.json_beginning import JsonBeginning
 
 PING = typed_event({"type": "ping"})
 
@@ -48,6 +49,7 @@ class _ToolUseBlock:
         self._index = index
         self._call = call
         self._arguments = ""
+        self._beginning = JsonBeginning()
         self._is_broken = False
 
     def start(self) -> list[Event]:
@@ -59,7 +61,7 @@ class _ToolUseBlock:
             return []
         self._arguments += part.arguments
         # Anthropic's clients read what they have at each event, and give up the stream where it cannot become JSON.
-        self._is_broken = self._is_broken or not _begins_json(self._arguments)
+        self._is_broken = self._is_broken or not self._beginning.add(part.arguments)
         if self._is_broken:
             return []
         return [_delta(self._index, {"type": "input_json_delta", "partial_json": part.arguments})]
@@ -78,14 +80,6 @@ class _ToolUseBlock:
         except ValueError:
             return {}
         return parsed if isinstance(parsed, dict) else {}
-
-
-def _begins_json(text: str) -> bool:
-    try:
-        from_json(text, allow_inf_nan=False, allow_partial=True)
-    except ValueError:
-        return False
-    return True
 
 
 def _delta(index: int, delta: dict[str, str]) -> Event:
