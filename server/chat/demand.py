@@ -16,16 +16,16 @@ from server.tools.readers import THINK_CLOSE, THINK_OPEN
 _LINE_BREAKS = Regex("\n{0,2}")  # that models write behind the thinking
 
 
-async def chat_grammar(request: ChatRequest, answer: Answer, checker: GrammarChecker, tenant: str) -> str | None:
+async def chat_grammar(request: ChatRequest, answer: Answer, checker: GrammarChecker, caller: str) -> str | None:
     """Raises BadRequestError for what cannot be followed, and names the function whose schema it is."""
     demand = after_thinking(_demand(request, answer), answer)
     try:
-        return await grammar_of(demand, checker, tenant)
+        return await grammar_of(demand, checker, caller)
     except BadRequestError:
         for index, function in request.callable_functions.items():
             if function.strict or request.must_call or request.demand is not None:
                 place = f"tools.{index}.function.parameters"
-                await grammar_of(Demand(place, arguments_of(function)), checker, tenant)
+                await grammar_of(Demand(place, arguments_of(function)), checker, caller)
         raise
 
 

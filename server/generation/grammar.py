@@ -9,13 +9,14 @@ from server.errors import BadRequestError
 from server.protocol.structured import Demand
 
 
-async def grammar_of(demand: Demand | None, checker: GrammarChecker, tenant: str) -> str | None:
-    """Off the event loop, all of it. Raises BadRequestError for what cannot be followed, and OverloadedError."""
+async def grammar_of(demand: Demand | None, checker: GrammarChecker, caller: str) -> str | None:
+    """Off the event loop, all of it. Raises BadRequestError for what cannot be followed, and OverloadedError where the
+    caller (`record.caller_of`) has too many tried."""
     if demand is None:
         return None
     try:
         grammar = await asyncio.to_thread(to_lark, demand.source)
-        await checker.check(grammar, tenant)
+        await checker.check(grammar, caller)
     except GrammarError as error:
         raise BadRequestError(f"{demand.param}: {error}.", demand.param) from error
     return grammar

@@ -5,6 +5,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
@@ -18,6 +19,22 @@ from tests.server.events import error_of
 from tests.server.key_files import FILE, HASHES, SECRETS, bearer, write
 from tests.server.live_server import LiveServer, in_thread, live_server
 from tests.server.published_metrics import advance
+
+CHAT = [{"role": "user", "content": "Hi"}]
+ANY_OBJECT = {"type": "json_schema", "schema": {"type": "object"}}
+
+
+@pytest.fixture
+def grammar_askers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """In whose names grammars are tried."""
+    asked, check = list[str](), GrammarChecker.check
+
+    async def remember(checker: GrammarChecker, grammar: str, tenant: str = "") -> None:
+        asked.append(tenant)
+        await check(checker, grammar, tenant)
+
+    monkeypatch.setattr(GrammarChecker, "check", remember)
+    return asked
 
 
 @pytest.fixture
@@ -47,21 +64,32 @@ class TestServer:
 
     @pytest.mark.parametrize(
         ("path", "body"),
-        [("completions", {"prompt": "Hi"}), ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})],
+        [("completions", {"prompt": "Hi"}), ("chat/completions", {"messages": CHAT})],
     )
     def test_grammars_are_tried_in_the_name_of_the_key(
-        self, keyed: LiveServer, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+        self, keyed: LiveServer, path: str, body: dict[str, Any], grammar_askers: list[str]
     ) -> None:
-        asked, check = list[str](), GrammarChecker.check
-
-        async def remember(checker: GrammarChecker, grammar: str, tenant: str = "") -> None:
-            asked.append(tenant)
-            await check(checker, grammar, tenant)
-
-        monkeypatch.setattr(GrammarChecker, "check", remember)
         demand = {"structured_outputs": {"choice": ["a", "b"]}, "max_tokens": 1}
         response = keyed.client.post(f"/v1/{path}", json=body | demand, headers=bearer("bob"))
-        assert response.status_code == 200 and asked == ["bob"]
+        assert response.status_code == 200 and grammar_askers == ["bob"]
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("completions", {"prompt": "Hi", "structured_outputs": {"regex": "a"}}),
+            ("chat/completions", {"messages": CHAT, "structured_outputs": {"regex": "a"}}),
+            ("chat/completions/render", {"messages": CHAT, "structured_outputs": {"regex": "a"}}),
+            ("responses", {"input": "Hi", "text": {"format": {"type": "json_object"}}}),
+            ("messages", {"messages": CHAT, "max_tokens": 9, "output_config": {"format": ANY_OBJECT}}),
+        ],
+    )
+    def test_without_keys_grammars_are_tried_in_the_name_of_the_address(
+        self, server: LiveServer, path: str, body: dict[str, Any], grammar_askers: list[str]
+    ) -> None:
+        for source in ("127.0.0.1", "127.0.0.2"):
+            with httpx.Client(transport=httpx.HTTPTransport(local_address=source)) as client:
+                assert client.post(f"{server.url}/v1/{path}", json=body).status_code == 200
+        assert grammar_askers == ["peer 127.0.0.1", "peer 127.0.0.2"]
 
     def test_without_keys_there_is_one_tenant(self, server: LiveServer) -> None:
         server.complete("Hi")
