@@ -103,7 +103,7 @@ struct CodedPanels {
 
   const uint8_t* start_of(const Piece& piece) const { return numbers.unit_of(piece.panel, piece.step); }
   Steps<true, false> only_pass(const Piece& piece) const { return {*this, piece}; }
-  Steps<true, kKeeps> first_pass(const Piece& piece) const { return {*this, piece}; }
+  Steps<false, kKeeps> first_pass(const Piece& piece) const { return {*this, piece}; }
   auto later_pass(const Piece& piece) const {
     if constexpr (kKeeps) return PlainPanels<Format>::Steps<false>(expanded);
     else return Steps<false, false>(*this, piece);
