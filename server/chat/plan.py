@@ -16,13 +16,13 @@ ChatPlan = GenerationPlan[ChatRequest]
 _NAMES = ResponseNames("chatcmpl", "chat.completion", "chat.completion.chunk")
 
 
-async def plan_chat(request: ChatRequest, backend: Backend, arrival: Arrival, caller: str) -> tuple[ChatPlan, Answer]:
+async def plan_chat(request: ChatRequest, backend: Backend, arrival: Arrival) -> tuple[ChatPlan, Answer]:
     """Raises RequestError or BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
     prompt = await chat_prompt(request, backend)
     wanted = request.token_limit
     max_tokens = _room(backend.engine.info.max_model_len, len(prompt.token_ids)) if wanted is None else wanted
     answer = expected_answer(request, backend.chat.dialect_for(request), prompt.token_ids, backend.tokenizer)
-    grammar = await chat_grammar(request, answer, backend.grammars, caller)
+    grammar = await chat_grammar(request, answer, backend.grammars, arrival.caller)
     params = msgspec.structs.replace(
         sampling_params(request, backend.defaults, backend.tokenizer, max_tokens, grammar),
         shown_token_ids=answer.shown_token_ids,

@@ -19,7 +19,7 @@ from server.middleware.record import is_sane_request_id
 from server.protocol.elsewhere import find_refused
 from server.protocol.refusals import find_typo, find_unknown
 from server.protocol.request import RequestFields
-from server.record import record_of
+from server.record import caller_of, record_of
 
 logger = logging.getLogger("twostep.server")
 
@@ -34,6 +34,8 @@ class Arrival:
     """The name to answer with."""
     request_id: str
     arrival_s: float
+    caller: str
+    """For what is bounded by caller."""
     key: ApiKey
     share: float
     """The key's, of all weights."""
@@ -84,7 +86,8 @@ def let_in(body: RequestFields, refusals: Mapping[str, str], request: Request) -
     _check_extra_fields(body, refusals, record.request_id)
     cache_salt = body.cache_salt if context.settings.share_prefix_cache else record.key.salt(body.cache_salt)
     share = context.keys.share_of(record.key)
-    return Arrival(model, record.request_id, record.arrival_s, record.key, share, cache_salt, body)
+    caller = caller_of(request.scope)
+    return Arrival(model, record.request_id, record.arrival_s, caller, record.key, share, cache_salt, body)
 
 
 def _seconds(milliseconds: int | None) -> float | None:

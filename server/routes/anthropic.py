@@ -24,7 +24,7 @@ from server.protocol.anthropic import (
 )
 from server.protocol.chat import ChatRequest
 from server.protocol.refusals import ANTHROPIC_REFUSALS
-from server.record import caller_of, record_of
+from server.record import record_of
 from server.routes.documented import anthropic_error_responses
 from server.routes.generation_route import GenerationRoute
 from server.routes.json_route import JsonRoute
@@ -47,9 +47,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     arrival = let_in(body, ANTHROPIC_REFUSALS, request)
     backend, record = context_of(request).backend, record_of(request.scope)
     with RENAMING():
-        plan, answer = await arrival.in_time(
-            plan_chat(_chat_of(body, backend), backend, arrival, caller_of(request.scope))
-        )
+        plan, answer = await arrival.in_time(plan_chat(_chat_of(body, backend), backend, arrival))
         reader = AnswerReader(answer, arrival.request_id, 0)
         tally = ChatTally(plan, [reader], record)
         head = {"id": f"msg_{arrival.request_id}", "type": "message", "role": "assistant", "model": arrival.model}

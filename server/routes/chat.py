@@ -16,7 +16,7 @@ from server.generation.door import let_in
 from server.generation.respond import all_outputs, stream_response
 from server.protocol.chat import ChatChunk, ChatRequest, ChatResponse, RenderResponse
 from server.protocol.refusals import CHAT_REFUSALS
-from server.record import caller_of, record_of
+from server.record import record_of
 from server.routes.documented import error_responses
 from server.routes.generation_route import GenerationRoute
 from server.routes.json_route import JsonRoute
@@ -37,7 +37,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     """Answer a conversation. Streamed responses start with the first token; every response tells its phases."""
     arrival = let_in(body, CHAT_REFUSALS, request)
     backend = context_of(request).backend
-    plan, answer = await arrival.in_time(plan_chat(body, backend, arrival, caller_of(request.scope)))
+    plan, answer = await arrival.in_time(plan_chat(body, backend, arrival))
     readers = [AnswerReader(answer, str(plan.head["id"]), index) for index in range(len(plan.generations))]
     choices = [ChatChoice(index, body, reader, backend.tokenizer) for index, reader in enumerate(readers)]
     tally = ChatTally(plan, readers, record_of(request.scope))
@@ -52,7 +52,7 @@ async def render_chat_completion(body: ChatRequest, request: Request) -> RenderR
     """The prompt that this request makes, as text and token ids. Nothing is generated."""
     arrival = let_in(body, CHAT_REFUSALS, request)
     backend = context_of(request).backend
-    plan, _ = await arrival.in_time(plan_chat(body, backend, arrival, caller_of(request.scope)))
+    plan, _ = await arrival.in_time(plan_chat(body, backend, arrival))
     prompt = plan.prompts[0]
     return RenderResponse(
         prompt=prompt.text,

@@ -14,7 +14,7 @@ from server.generation.respond import all_outputs, stream_response
 from server.generation.tally import Tally
 from server.protocol.completions import CompletionRequest, CompletionResponse
 from server.protocol.refusals import COMPLETION_REFUSALS
-from server.record import caller_of, record_of
+from server.record import record_of
 from server.routes.documented import error_responses
 from server.routes.generation_route import GenerationRoute
 
@@ -33,7 +33,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     """Continue each prompt. Streamed responses start with the first token; every response tells its phases."""
     arrival = let_in(body, COMPLETION_REFUSALS, request)
     backend = context_of(request).backend
-    plan = await arrival.in_time(plan_completion(body, backend, arrival, caller_of(request.scope)))
+    plan = await arrival.in_time(plan_completion(body, backend, arrival))
     tally = Tally(plan, record_of(request.scope))
     if body.stream:
         choices = [

@@ -17,7 +17,7 @@ from server.generation.typed_stream import TypedStream
 from server.protocol.refusals import RESPONSES_REFUSALS
 from server.protocol.response_answers import ResponseBody
 from server.protocol.responses import ResponsesRequest
-from server.record import caller_of, record_of
+from server.record import record_of
 from server.responses.head import response_head
 from server.responses.translate import RENAMING, to_chat
 from server.responses.whole import whole_response
@@ -41,7 +41,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     arrival = let_in(body, RESPONSES_REFUSALS, request)
     backend, record = context_of(request).backend, record_of(request.scope)
     with RENAMING():
-        plan, answer = await arrival.in_time(plan_chat(to_chat(body), backend, arrival, caller_of(request.scope)))
+        plan, answer = await arrival.in_time(plan_chat(to_chat(body), backend, arrival))
         reader = AnswerReader(answer, arrival.request_id, 0)
         tally = ChatTally(plan, [reader], record)
         logprobs = (

@@ -126,7 +126,7 @@ class FullEngine(FakeEngine):
 
 def test_a_deadline_counts_from_the_arrival() -> None:
     fields = RequestFields(deadline_ms=5000)
-    old, new = (Arrival("m", "r", time.monotonic() - age_s, NOBODY, 1.0, "", fields) for age_s in (6.0, 0.0))
+    old, new = (Arrival("m", "r", time.monotonic() - age_s, "", NOBODY, 1.0, "", fields) for age_s in (6.0, 0.0))
     asyncio.run(new.in_time(asyncio.sleep(0.01)))
     with pytest.raises(RequestTimeoutError):
         asyncio.run(old.in_time(asyncio.sleep(0.01)))
