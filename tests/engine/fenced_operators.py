@@ -1,5 +1,6 @@
-"""Calls every operator of the kernels with inputs that begin or end at a page nobody may touch, and compares results.
+"""Calls the kernels' operators with inputs that begin or end at a page nobody may touch, and compares results.
 
+All but whole layers, which are made of these.
 A process of its own (`python -m tests.engine.fenced_operators`), since it ends where an operator reads too far. Tells
 each case before it begins.
 """
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from engine.kernels import load_kernels
+from engine.quantization import NUM_REFITS
 from engine.quantized_weight import KernelQuantizedWeight
 from tests.engine.attention_cases import LENGTHS, SHAPES
 
@@ -74,6 +76,7 @@ def cases() -> Iterator[Case]:
     for dtype in DTYPES:
         yield from _fused(dtype)
         yield from _attention(dtype)
+        yield from _packing(dtype)
         yield from _products(dtype)
         yield from _logits(dtype)
 
@@ -109,6 +112,21 @@ def _attention(dtype: torch.dtype) -> Iterator[Case]:
         yield f"write_kv, {name}, {dtype}", torch.ops.twostep.write_kv, (new[0], new[1].to(dtype), *caches, slots)
 
 
+def _packing(dtype: torch.dtype) -> Iterator[Case]:
+    ops = torch.ops.twostep
+    for n, k in LINEARS:
+        weight, size = torch.randn(n, k).to(dtype), f"[{n}, {k}], {dtype}"
+        yield f"pack_weight of {size}", ops.pack_weight, (weight,)
+        yield f"pack_weight, not coded, of {size}", ops.pack_weight, (weight, False)
+        yield f"inverse_hadamard of {size}", ops.inverse_hadamard, (weight,)
+        for bits in NUM_REFITS:
+            yield f"quantize to {bits} bits of {size}", ops.quantize, (weight, bits, NUM_REFITS[bits])
+        yield f"pack_int8 of {size}", ops.pack_int8, ops.quantize(weight, 8, NUM_REFITS[8])
+        _, scales, minimums = ops.quantize(weight, 4, NUM_REFITS[4])
+        yield f"to_levels of {size}", ops.to_levels, (weight, scales, minimums)
+        yield f"pack_int4 of {size}", ops.pack_int4, ops.to_levels(weight, scales, minimums)
+
+
 def _products(dtype: torch.dtype) -> Iterator[Case]:
     ops = torch.ops.twostep
     for n, k in LINEARS:
@@ -135,6 +153,7 @@ def _logits(dtype: torch.dtype) -> Iterator[Case]:
         yield f"score_tokens of {size}, {dtype}", ops.score_tokens, (logits, tokens, 1)
         controls = torch.tensor([[0.8, 0.3, 0, 1, 0], [0.8, 0.6, 3, 1, 0], [0.8, 0.9, 0, 0.7, 0.1]]).double()
         yield f"draw_tokens of {size}, {dtype}", ops.draw_tokens, (logits, logits.argmax(dim=1), controls)
+        yield f"token_weights of {size}", ops.token_weights, (logits[0].float(), 5.0, 0.8)
 
 
 if __name__ == "__main__":
