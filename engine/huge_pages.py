@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["empty_in_huge_pages"]
+__all__ = ["HUGE_PAGE", "empty_in_huge_pages"]
+
+HUGE_PAGE = 2 << 20  # bytes: the usual size
 
 
 def empty_in_huge_pages(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.huge_pages import empty_in_huge_pages
+from engine.pages_ahead import PagesAhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class LayerShape:
 class KVCache:
     """`keys[layer]` is [num_blocks, num_kv_heads, block_size, head_size]; `values[layer]` likewise with head_size_v.
 
-    The memory is left to the operating system until a block is first written.
+    The memory is left to the operating system until blocks near it are written.
     """
 
     def __init__(
@@ -37,6 +38,11 @@ class KVCache:
         self.block_size = block_size
         self.keys = [allocate(layer, layer.head_size) for layer in layers]
         self.values = [allocate(layer, layer.head_size_v) for layer in layers]
+        self._pages = PagesAhead([*self.keys, *self.values])
+
+    def reach(self, block: int, num_tokens: int) -> None:
+        """Tell, before a step, the last block that it writes, so that memory is there when later ones are."""
+        self._pages.reach(block, num_tokens / self.block_size)
 
     @property
     def num_bytes(self) -> int:

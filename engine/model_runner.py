@@ -12,6 +12,7 @@ from engine.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput,
 from engine.draft_rows import last_row, num_right, rows_of, with_guess
 from engine.embedding import embedding_bytes
 from engine.forward import Forward
+from engine.kv_cache import KVCache
 from engine.model_inputs import build_inputs
 from engine.model_loader import LoadedModel
 from engine.sampler import Sampler
@@ -24,11 +25,11 @@ class ModelRunner:
     """Stateless but for the KV cache: a batch carries everything else."""
 
     def __init__(
-        self, model: LoadedModel, block_size: int, forward: Forward, draft_forward: Forward | None = None
+        self, model: LoadedModel, cache: KVCache, forward: Forward, draft_forward: Forward | None = None
     ) -> None:
-        """`draft_forward` runs the weights that guess, if there are any."""
+        """Both write to `cache`; `draft_forward` runs the weights that guess, if there are any."""
         self._model = model
-        self._block_size = block_size
+        self._cache = cache
         self._run_model = forward
         self._run_draft_model = draft_forward
         self._scorer = Scorer(model.has_kernels)
@@ -71,15 +72,17 @@ class ModelRunner:
         requests = list(batch.requests)
         while wanting := [index for index, each in enumerate(requests) if each.num_wanted > each.num_drafts]:
             rows = [last_row(requests[index]) for index in wanting]
-            logits = self._run_draft_model(build_inputs(rows, self._block_size, self._model.device), None)
+            logits = self._run_draft_model(build_inputs(rows, self._cache.block_size, self._model.device), None)
             for index, token_id in zip(wanting, self._sampler.sample(logits, rows), strict=True):
                 requests[index] = with_guess(requests[index], token_id)
         return replace(batch, requests=tuple(requests))
 
     def _forward(self, batch: Batch, kept: Sequence[int] | None) -> Tensor:
         """Logits [num_kept, vocab] at the `kept` flat positions; None keeps all."""
-        inputs = build_inputs(batch.requests, self._block_size, self._model.device)
-        return self._run_model(inputs, kept)
+        block_size = self._cache.block_size
+        last_block = max(request.block_table[(request.end - 1) // block_size] for request in batch.requests)
+        self._cache.reach(last_block, batch.num_tokens)
+        return self._run_model(build_inputs(batch.requests, block_size, self._model.device), kept)
 
     def _say_one_each(self, logits: Tensor, requests: Sequence[ScheduledRequest]) -> dict[str, RequestStepOutput]:
         """By the id of the request; `logits` [len(requests), vocab]."""

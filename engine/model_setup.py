@@ -57,7 +57,7 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
     )
     forward = choose_forward(model.module, cache, backend)
     draft_forward = choose_forward(model.draft.module, cache, backend) if model.draft else None
-    return ModelRunner(model, config.block_size, forward, draft_forward), info
+    return ModelRunner(model, cache, forward, draft_forward), info
 
 
 def _set_threads(num_threads: int) -> None:

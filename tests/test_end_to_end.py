@@ -15,7 +15,8 @@ import pytest
 import torch
 from openai import OpenAI
 
-from tests.soak.server import ROOT, ServerProcess, eventually, resident_bytes, running_server
+from tests.resident_memory import resident_bytes
+from tests.soak.server import ROOT, ServerProcess, eventually, running_server
 
 MINE: dict[str, Any] = {"prompt": "Return the absolute", "max_tokens": 24, "logprobs": 3, "ignore_eos": True}
 WEIGHT_BYTES = (ROOT / "engine" / "embedded_model" / "model.safetensors").stat().st_size

@@ -110,7 +110,7 @@ def test_guesses_are_what_the_rounded_model_says_after_the_models_own_keys_and_v
     backend = select_backend(model.device, load_kernels())
     assert model.draft is not None
     forwards = [TransformersForward(each.module, cache, backend) for each in (model, model.draft, rounded)]
-    runner, reference = ModelRunner(model, 16, *forwards[:2]), ModelRunner(rounded, 16, forwards[2])
+    runner, reference = ModelRunner(model, cache, *forwards[:2]), ModelRunner(rounded, cache, forwards[2])
 
     def scheduled(said: list[int], num_wanted: int = 0) -> ScheduledRequest:
         tokens = [*PROMPT, *said]
@@ -135,7 +135,7 @@ def test_each_request_gets_as_many_guesses_as_it_wants(tiny_model: Callable[...,
     cache = KVCache(model.layers, 8, 16, model.dtype, model.device)
     backend = select_backend(model.device, load_kernels())
     forwards = [TransformersForward(each.module, cache, backend) for each in (model, model.draft)]
-    runner, wanted = ModelRunner(model, 16, *forwards), [2, 0, 5, 1]
+    runner, wanted = ModelRunner(model, cache, *forwards), [2, 0, 5, 1]
 
     def batch_of(*indices: int) -> Batch:
         return Batch(

@@ -1,18 +1,12 @@
 """Memory in huge pages behaves as any other memory of tensors."""
 
-import resource
-from pathlib import Path
-
 import pytest
 import torch
 
 from engine.huge_pages import empty_in_huge_pages
+from tests.resident_memory import resident_bytes
 
 CPU = torch.device("cpu")
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (1000, 2, 16, 64), (0, 4)])

@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from engine.batch import Batch, Phase, ScheduledRequest
+from engine.forward import Forward
+from engine.kv_cache import KVCache
 from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
 from engine.sampling_params import SamplingParams
@@ -22,6 +24,10 @@ class Reads(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += function in (Tensor.item, Tensor.tolist)
         return function(*args, **(kwargs or {}))
+
+
+def runner_of(model: LoadedModel, forward: Forward) -> ModelRunner:
+    return ModelRunner(model, KVCache(model.layers, 1, 16, model.dtype, model.device), forward)
 
 
 def chunk(samples: bool, scores_prompt: bool = False) -> ScheduledRequest:
@@ -44,7 +50,7 @@ def test_a_prefill_step_ends_when_the_device_has_done_it(
     def forward(_: Any, kept: Any) -> Tensor:
         return torch.zeros(len(kept) or 1, 10)
 
-    runner = ModelRunner(tiny_model("llama"), 16, forward)
+    runner = runner_of(tiny_model("llama"), forward)
     with Reads() as reads:
         runner.prefill(Batch(Phase.PREFILL, tuple(chunks)))
     assert reads.count >= 1
@@ -61,7 +67,7 @@ def test_where_no_token_is_left_it_tells_whether_there_were_numbers(
 
     banned = [0, 2] if logit else [0, 1, 2]
     params = SamplingParams(temperature=temperature, bad_words=tuple((token,) for token in banned))
-    runner = ModelRunner(tiny_model("llama"), 16, forward)
+    runner = runner_of(tiny_model("llama"), forward)
     request = ScheduledRequest("a", range(1), 8, (0,), params, range(9), (), True)
     [said] = getattr(runner, phase)(Batch(Phase(phase), (request,))).requests
     assert (said.token_ids, said.is_finite) == ((), is_finite)
@@ -73,7 +79,7 @@ def test_each_request_has_the_scores_that_it_asked_for(tiny_model: Callable[...,
     wanted = [None, 0, 2, None, 0]
     params = [SamplingParams(temperature=0.0, logprobs=each) for each in wanted]
     requests = tuple(ScheduledRequest(str(i), [1], 8, (0,), each, range(9), (), True) for i, each in enumerate(params))
-    runner = ModelRunner(tiny_model("llama"), 16, lambda *_: torch.eye(5)[:, :4])
+    runner = runner_of(tiny_model("llama"), lambda *_: torch.eye(5)[:, :4])
     said = getattr(runner, phase)(Batch(Phase(phase), requests)).requests
     assert [each.token_ids for each in said] == [(0,), (1,), (2,), (3,), (0,)]
     assert [[len(score.top) for score in each.logprobs] for each in said] == [[], [0], [2], [], [0]]

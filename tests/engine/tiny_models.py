@@ -184,7 +184,7 @@ def tiny_engine(
         **{**fields, "vocab_size": model.vocab_size, "eos_token_ids": eos_token_ids or model.eos_token_ids}
     )
     forwards = [choose_forward(each.module, cache, backend) for each in (model, model.draft) if each]
-    runner = RecordingRunner(ModelRunner(model, block_size, *forwards))
+    runner = RecordingRunner(ModelRunner(model, cache, *forwards))
     grammars = GrammarQueue(_grammar_compiler()) if grammars is None else grammars
     return Engine(config, info, runner, clock=clock, grammars=grammars, new_drafter=new_drafter)
 

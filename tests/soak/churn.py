@@ -12,8 +12,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.resident_memory import resident_bytes
 from tests.soak.client import Answer, Stage, ask
-from tests.soak.server import ServerProcess, eventually, resident_bytes, running_server
+from tests.soak.server import ServerProcess, eventually, running_server
 
 CONCURRENCY = 48
 ABORTS = 0.2

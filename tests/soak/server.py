@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.resident_memory import resident_bytes
+
 ROOT = Path(__file__).resolve().parents[2]
 SETTLE_S = 60.0  # generous: the machine may be busy; what is tested is that it settles at all
 
@@ -89,11 +91,6 @@ def _is_engine(pid: str) -> bool:
         return "engine.process" in Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return False  # it has ended
-
-
-def resident_bytes(pid: int) -> int:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_seconds(pid: int) -> float:

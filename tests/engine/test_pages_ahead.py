@@ -1,0 +1,92 @@
+"""Pages of the KV cache are filled before they are needed, few at a time, and lose nothing that was written."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.huge_pages import HUGE_PAGE, empty_in_huge_pages
+from engine.pages_ahead import PagesAhead
+from tests.resident_memory import resident_bytes
+
+
+def has_huge_pages() -> bool:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return setting.exists() and "[never]" not in setting.read_text()
+
+
+def blocks(num_blocks: int, block_bytes: int) -> Tensor:
+    return empty_in_huge_pages((num_blocks, block_bytes), torch.uint8, torch.device("cpu"))
+
+
+def test_what_was_written_stays() -> None:
+    tensors = [blocks(64, HUGE_PAGE // 8), blocks(64, HUGE_PAGE // 16)]
+    for tensor in tensors:
+        tensor.fill_(7)
+    pages = PagesAhead(tensors)
+    for block in range(64):
+        pages.reach(block, 1)
+    assert all((tensor == 7).all() for tensor in tensors)
+
+
+@pytest.mark.skipif(not has_huge_pages(), reason="this system has no huge pages")
+def test_no_page_is_empty_when_its_blocks_are_written() -> None:
+    """What memory grows by is what is filled ahead; writing itself takes none."""
+    tensors = [blocks(256, HUGE_PAGE // 32), blocks(256, HUGE_PAGE // 64), blocks(256, HUGE_PAGE // 32)]
+    pages = PagesAhead(tensors)
+    for block in range(192):
+        pages.reach(block, 1)
+        before = resident_bytes()
+        for tensor in tensors:
+            tensor[block].fill_(1)
+        assert resident_bytes() - before < HUGE_PAGE // 2, block
+
+
+@given(
+    block_bytes=st.lists(st.integers(1, 64).map(lambda size: size << 13), min_size=1, max_size=6),
+    steps=st.lists(st.integers(0, 9), min_size=1, max_size=40),
+)
+def test_pages_come_in_order_ahead_of_the_blocks_and_evenly(block_bytes: list[int], steps: list[int]) -> None:
+    num_blocks = sum(steps) + 1
+    tensors = [torch.empty(num_blocks, size, dtype=torch.uint8) for size in block_bytes]
+    pages = PagesAhead(tensors)
+    starts = sorted(
+        at // tensor[0].nbytes
+        for tensor in tensors
+        for at in range(-tensor.data_ptr() % HUGE_PAGE, tensor.nbytes, HUGE_PAGE)
+    )
+    rate, block = sum(block_bytes) / HUGE_PAGE, 0
+    for step in steps:
+        block += step
+        before = pages.num_filled
+        pages.reach(block, step)
+        filled = pages.num_filled - before
+        assert filled <= step * rate + 1
+        assert all(start > block for start in starts[pages.num_filled :])
+
+
+def test_blocks_that_were_passed_over_are_made_up_for_a_page_at_a_time() -> None:
+    pages = PagesAhead([blocks(2048, HUGE_PAGE // 64) for _ in range(2)])
+    filled = [pages.num_filled]
+    for block in (640, *range(641, 700)):
+        pages.reach(block, 1)
+        filled.append(pages.num_filled)
+    assert {after - before for before, after in itertools.pairwise(filled)} == {0, 1}
+    assert filled[-1] - filled[0] == 699 * 2 // 64
+
+
+def test_memory_is_left_alone_far_from_what_is_written() -> None:
+    before = resident_bytes()
+    tensors = [blocks(1024, HUGE_PAGE // 16) for _ in range(4)]
+    pages = PagesAhead(tensors)
+    for block in range(32):
+        pages.reach(block, 1)
+    assert resident_bytes() - before < 20 * HUGE_PAGE
+
+
+def test_other_devices_have_no_pages() -> None:
+    PagesAhead([torch.empty(8, HUGE_PAGE, device="meta")]).reach(7, 8)
