@@ -8,11 +8,11 @@ from engine.batch import Batch, Phase
 from engine.cost_model import CostModel, Work
 from engine.request import Request
 
-NO_PREFILL: Work = (1, 0, 0, 0, 0)
-"""The work of a prefill step: the step itself, prompt tokens, requests, pairs of a token and one that it attends to,
-and tokens that are scored, each against the whole vocabulary."""
+NO_PREFILL: Work = (0, 1, 0, 0, 0)
+"""The work of a prefill step: prompt tokens, which take most of its time and come first, the step itself, requests,
+pairs of a token and one that it attends to, and tokens that are scored, each against the whole vocabulary."""
 
-_TRUSTED_PREFILL: Work = (1, 32, 1 << 30, 1 << 15, 8)
+_TRUSTED_PREFILL: Work = (32, 1, 1 << 30, 1 << 15, 8)
 _TRUSTED_DECODE: Work = (1, 1 << 30, 1 << 40)  # it is not ours to choose, so mistrust would gain nothing
 
 
@@ -73,7 +73,7 @@ class StepCosts:
 def with_chunk(work: Work, start: int, num_tokens: int, is_scored: bool) -> Work:
     """The work of a prefill step that also computes one request's positions [start, start + num_tokens)."""
     pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
-    return tuple(map(add, work, (0, num_tokens, 1, pairs, num_tokens if is_scored else 0)))
+    return tuple(map(add, work, (num_tokens, 0, 1, pairs, num_tokens if is_scored else 0)))
 
 
 def _decode_work(requests: Sequence[Request]) -> Work:

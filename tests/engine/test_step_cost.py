@@ -43,7 +43,19 @@ def test_the_phases_know_nothing_of_each_other() -> None:
 
 def test_a_token_attends_to_itself_and_all_before_it() -> None:
     work = with_chunk(with_chunk(NO_PREFILL, 0, 3, False), 10, 2, True)
-    assert work == (1, 5, 2, (1 + 2 + 3) + (11 + 12), 2)
+    assert work == (5, 1, 2, (1 + 2 + 3) + (11 + 12), 2)
+
+
+def prefill(num_tokens: int) -> Batch:
+    prompt = range(num_tokens)
+    return Batch(Phase.PREFILL, (ScheduledRequest("", prompt, 0, (), SamplingParams(), prompt, (), True),))
+
+
+@pytest.mark.parametrize(("first", "second"), [(96, 187), (256, 16)])
+def test_after_a_single_prefill_step_more_tokens_are_known_to_take_longer(first: int, second: int) -> None:
+    costs = StepCosts()
+    costs.observe(prefill(first), 0.0018 * first)
+    assert costs.predict(prefill(second)) == pytest.approx(0.0018 * second, rel=0.35)
 
 
 def drafted(num_rows: int, context: int, *counts: int) -> Batch:
