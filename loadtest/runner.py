@@ -90,5 +90,7 @@ async def long_among_decoders(
 
 
 async def _sleep_until(due_s: float) -> None:
+    """Also where that is long ago, all others get a turn: what is late must not keep the rest from being sent."""
+    await asyncio.sleep(0)
     while (left_s := due_s - time.perf_counter()) > 0:
         await asyncio.sleep(left_s)

@@ -61,6 +61,23 @@ def test_a_bounded_open_loop_holds_back_what_is_due() -> None:
     assert lags_s[-1] >= 0.02
 
 
+def test_arrivals_that_come_faster_than_they_are_drawn_are_sent_meanwhile() -> None:
+    drawn: list[int] = []
+    drawn_when_sent = []
+
+    def draw() -> Iterator[RequestSpec]:
+        for number in range(100):
+            drawn.append(number)
+            yield RequestSpec("all", [number], 1)
+
+    async def send(spec: RequestSpec, due_s: float | None) -> None:
+        drawn_when_sent.append(len(drawn))
+
+    asyncio.run(open_loop(send, draw(), (0.0 for _ in count())))
+    assert len(drawn_when_sent) == 100
+    assert drawn_when_sent[0] <= 2
+
+
 def test_an_open_loop_ends_with_the_shorter_of_arrivals_and_requests() -> None:
     few_arrivals, few_requests = FakeSend(0), FakeSend(0)
     asyncio.run(open_loop(few_arrivals, specs(9), [0.0, 0.0]))
