@@ -239,6 +239,7 @@ def _header(text: str) -> tuple[str, str]:
 def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
+        json.dumps(value, allow_nan=False)  # Python reads NaN, Infinity and 1e999; no server does
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
     if not isinstance(value, dict):

@@ -106,6 +106,8 @@ def test_flags_that_do_not_go_together_are_refused(flags: tuple[str, ...]) -> No
         ("--header", "a: b\r\nc: d"),
         ("--extra-body", "[1]"),
         ("--extra-body", "{"),
+        ("--extra-body", '{"top_p": NaN}'),
+        ("--extra-body", '{"top_p": 1e999}'),
         ("--scenario", "S9"),
         ("--unknown",),
     ],
