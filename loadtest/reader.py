@@ -78,7 +78,13 @@ class ResponseReader(asyncio.Protocol):
         try:
             return error_message(json.loads(self._error_body))
         except ValueError:
-            return self._error_body.decode(errors="replace")[:300] or self.problem
+            text = self._error_body.decode(errors="replace").strip()[:300]
+            return text or self.problem or self._without_words()
+
+    def _without_words(self) -> str:
+        """Of an error with an empty body. A redirection is not followed, but told."""
+        location = self.response.headers.get("location")
+        return f"status {self.response.status}" + (f": it is at {location}" if location else ", and no word why")
 
     @property
     def retry_after_s(self) -> float | None:

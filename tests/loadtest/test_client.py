@@ -126,6 +126,21 @@ def test_an_error_event_says_more_than_the_broken_end_after_it() -> None:
     assert asyncio.run(read()) == (Outcome.STREAM_ERROR, "out of memory")
 
 
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [("502 Bad Gateway", "status 502"), ("307 Moved\r\nLocation: http://other:1/v1/completions", "http://other:1/v1/")],
+)
+def test_a_status_without_a_body_is_told_too(head: str, why: str) -> None:
+    async def read() -> tuple[Outcome, str]:
+        reader = ResponseReader()
+        reader.data_received(f"HTTP/1.1 {head}\r\nContent-Length: 0\r\n\r\n".encode())
+        return reader.verdict()
+
+    outcome, message = asyncio.run(read())
+    assert outcome is Outcome.HTTP_ERROR
+    assert why in message
+
+
 def test_a_request_that_takes_too_long_is_cut() -> None:
     fake = FakeServer(gap_s=60)
     reply = sent(fake, WireOptions(timeout_s=0.5)).reply
