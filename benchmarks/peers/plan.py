@@ -158,8 +158,9 @@ def _server(entry: Mapping[str, Any], scenarios: Sequence[str], where: str) -> S
 def _skipped_if_unset(server: ServerPlan, where: str) -> ServerPlan:
     """A variable that is not set says that this server is not installed here: no mistake, and told in its row."""
     try:
-        for command in (server.command, server.version):
-            _words(command, 0)
+        _words(server.version, 0)
+        if not _words(server.command, 0):
+            raise UsageError(f"{where}: command is missing: all of it is a comment")
         for text in (*server.environment.values(), *server.load):
             _filled(text, 0)
     except KeyError as missing:

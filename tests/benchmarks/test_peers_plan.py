@@ -33,6 +33,7 @@ def plan_of(tmp_path: Path, text: str, **wishes: object) -> Plan:
         (ONE + ONE, "the same name"),
         ('[[server]]\nname = "a"', "server 1: command is missing"),
         ('[[server]]\nname = "a"\ncommand = " "', "server 1: command is missing"),
+        ('[[server]]\nname = "a"\ncommand = "# x"', "server 1: command is missing"),
         ('[[server]]\nname = 3\ncommand = "x"', "server 1: name is missing"),
         (ONE + 'port = 3', "server 1: nothing is called port"),
         (ONE + "environment = { A = 3 }", "environment is a table of strings"),
