@@ -96,7 +96,8 @@ def read_plan(path: Path, wishes: Wishes, new_seed: int) -> Plan:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path}: {error}") from None
     _known(table, {"server", "scenarios", "subject", "rounds", "limit_s", "load"}, str(path))
-    scenarios = tuple(wishes.scenarios) or _strings(table, "scenarios", str(path)) or tuple(SCENARIOS)
+    asked = tuple(wishes.scenarios) or _strings(table, "scenarios", str(path)) or tuple(SCENARIOS)
+    scenarios = tuple(dict.fromkeys(asked))  # named twice, a prefix cache would know its prompts the second time
     entries = table.get("server", [])
     if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
         raise UsageError(f"{path}: servers are written as [[server]]")

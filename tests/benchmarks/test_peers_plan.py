@@ -107,6 +107,12 @@ def test_a_server_may_have_fewer_scenarios_in_the_order_of_all(tmp_path: Path) -
     assert plan.servers[0].scenarios == ("S2", "S1")
 
 
+def test_a_scenario_that_is_named_twice_is_measured_once(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, f'scenarios = ["S2", "S1", "S2"]\n{ONE}')
+    assert plan.scenarios == plan.servers[0].scenarios == ("S2", "S1")
+    assert plan_of(tmp_path, ONE, scenarios=["S3", "S3"]).scenarios == ("S3",)
+
+
 def test_the_subject_is_the_first_server_unless_another_is_named(tmp_path: Path) -> None:
     two = ONE + ONE.replace('"a"', '"b"')
     assert plan_of(tmp_path, two).subject == "a"
