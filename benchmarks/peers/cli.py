@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.plot is not None:
             check_plot(options.plot)
+            _check_writable("--plot", options.plot)
         if options.file.suffix == ".json":
             return _redraw(options, load)
         wishes = Wishes(
@@ -68,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         plan = read_plan(options.file, wishes, random.SystemRandom().randrange(2**31))
         if options.json is not None:
-            _check_writable(options.json)
+            _check_writable("--json", options.json)
+        if options.logs is not None and not options.dry_run:
+            _make_directory(options.logs)
     except LoadTestError as error:
         return _fail(str(error))
     _say_plan(plan)
@@ -77,9 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if all(server.skipped for server in plan.servers):
         return _fail("no server can be started: all are left out")
     with tempfile.TemporaryDirectory(prefix="peers-") as directory:
-        logs = options.logs or Path(directory)
-        logs.mkdir(parents=True, exist_ok=True)
-        return _run(plan, options, logs)
+        return _run(plan, options, options.logs or Path(directory))
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -149,16 +150,24 @@ async def _until_signalled(comparison: Comparison) -> bool:
     return True
 
 
-def _check_writable(path: Path) -> None:
-    """UsageError, before hours are spent. An earlier document stays as it is."""
+def _check_writable(flag: str, path: Path) -> None:
+    """UsageError, before hours are spent. An earlier file stays as it is."""
     if path.is_dir():
-        raise UsageError(f"--json: {path} is a directory")
+        raise UsageError(f"{flag}: {path} is a directory")
     beside = _beside(path)
     try:
         beside.touch()
         beside.unlink()
     except OSError as error:
-        raise UsageError(f"--json: cannot write {path}: {error.strerror}") from None
+        raise UsageError(f"{flag}: cannot write {path}: {error.strerror}") from None
+
+
+def _make_directory(path: Path) -> None:
+    """UsageError for one that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--logs: cannot make {path}: {error.strerror}") from None
 
 
 def _beside(path: Path) -> Path:

@@ -194,6 +194,13 @@ def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: Capture) -> None:
     assert "tests.benchmarks.peer" in bench.err
 
 
+def test_where_no_logs_can_be_kept_nothing_is_started(tmp_path: Path, capsys: Capture) -> None:
+    bench = Bench(tmp_path, capsys, a="")
+    assert bench.run("--logs", str(bench.file)) == 2
+    assert f"--logs: cannot make {bench.file}: File exists" in bench.err
+    assert bench.notes("a") == ""
+
+
 @pytest.mark.parametrize(
     ("name", "words"), [("", "is a directory"), ("no/x.json", "No such file or directory"), ("x" * 252, "too long")]
 )

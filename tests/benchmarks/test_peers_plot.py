@@ -40,6 +40,18 @@ def test_a_picture_that_could_not_be_written_is_refused_first(tmp_path: Path, mo
             check_plot(path)
 
 
+def test_where_no_picture_can_be_written_nothing_is_measured_or_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plot, "find_spec", lambda _: SimpleNamespace())
+    (tmp_path / "x.svg").mkdir()
+    (tmp_path / "servers.toml").write_text('[[server]]\nname = "a"\ncommand = "true"\n')
+    (tmp_path / "peers.json").write_text(json.dumps(DOCUMENT))
+    for file in ("servers.toml", "peers.json"):
+        assert main([str(tmp_path / file), "--plot", str(tmp_path / "x.svg")]) == 2
+        assert capsys.readouterr().err == f"peers: --plot: {tmp_path / 'x.svg'} is a directory\n"
+
+
 def test_a_document_is_drawn_without_measuring_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(plot, "find_spec", lambda _: SimpleNamespace())
