@@ -101,7 +101,9 @@ def _redraw(options: argparse.Namespace, load: Sequence[str]) -> int:
         return _fail("a document can only be drawn: --plot FILE says where to")
     try:
         draw(json.loads(options.file.read_text(encoding="utf-8")), options.plot)
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except OSError as error:
+        return _fail(str(error))
+    except (ValueError, LookupError, TypeError) as error:
         return _fail(f"{options.file}: not a document of a comparison: {error!r}")
     return 0
 

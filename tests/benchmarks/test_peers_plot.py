@@ -63,6 +63,15 @@ def test_a_document_is_drawn_without_measuring_again(tmp_path: Path, monkeypatch
     assert main([str(tmp_path / "other.json"), "--plot", str(tmp_path / "x.svg")]) == 2
 
 
+def test_a_document_that_is_not_there_is_not_called_a_wrong_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plot, "find_spec", lambda _: SimpleNamespace())
+    assert main([str(tmp_path / "no.json"), "--plot", str(tmp_path / "x.svg")]) == 2
+    told = capsys.readouterr().err
+    assert "No such file" in told and "not a document" not in told
+
+
 @pytest.mark.parametrize(
     "asked",
     ["--dry-run", "--only a", "--rounds 2", "--json x.json", "--scenario S1", "--subject a", "--limit 3", "--seed 0",
