@@ -173,6 +173,15 @@ def test_warm_up_requests_are_short_and_one_of_them_is_as_long_as_the_long_ones(
     assert {body["max_tokens"] for body in fake.bodies[3:]} == {20}
 
 
+def test_streams_without_a_request_are_no_load_and_warned_of(capsys: Capture) -> None:
+    with running(FakeServer()) as fake:
+        few = Run(capsys, fake.url, *QUICK, "--concurrency", "8")
+        enough = Run(capsys, fake.url, *QUICK, "--concurrency", "6")
+        arrivals = Run(capsys, fake.url, *QUICK, "--concurrency", "8", "--rate", "1000")
+    assert few.document["warnings"] == ["A: only 6 of the 8 streams had a request (--requests)"]
+    assert enough.document["warnings"] == arrivals.document["warnings"] == []
+
+
 def test_decoders_that_no_long_prompt_disturbed_are_warned_of(capsys: Capture) -> None:
     with running(FakeServer()) as fake:
         run = Run(capsys, fake.url, "--scenario", "S5", "--max-tokens", "2", "--quiet")
