@@ -38,7 +38,7 @@ def parse_target(label: str, url: str) -> Target:
         raise UsageError(f"{url}: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url}: a URL looks like http://127.0.0.1:8000")
-    if parts.username or parts.query or parts.fragment:
+    if "@" in parts.netloc or parts.query or parts.fragment:
         raise UsageError(f"{url}: a URL has no user, query or fragment here (--api-key and --header exist)")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return Target(

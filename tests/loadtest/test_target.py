@@ -33,7 +33,9 @@ def test_a_url_may_name_the_server_or_its_v1(url: str, base: str, port: int, pat
     assert (target.tls is not None) == url.startswith("https")
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:80", "ftp://a", "http://", "http://a:x", "http://a?b=c", "http://u:p@a"])
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:80", "ftp://a", "http://", "http://a:x", "http://a?b=c", "http://u:p@a", "http://:p@a"]
+)
 def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
     with pytest.raises(UsageError):
         parse_target("A", url)
