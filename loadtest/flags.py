@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import re
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -10,6 +11,7 @@ from typing import Any, NoReturn
 from loadtest.config import API_KEY_VARIABLES, DECODER_DEFAULTS, DEFAULT_NUM_REQUESTS, SCENARIOS
 from loadtest.workload import WorkloadKind
 
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a token of RFC 9110
 _DEFAULT_URL = "http://127.0.0.1:8000"
 _EPILOG = """\
 scenarios (prompt/output tokens, requests); any flag given beside --scenario wins over it:
@@ -231,8 +233,10 @@ def _positive_number(text: str) -> float:
 
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = (part.strip() for part in text.partition(":"))
-    if not (colon and name and text.isascii() and text.isprintable()) or " " in name:
+    if not (colon and _HEADER_NAME.fullmatch(name) and text.isascii() and text.isprintable()):
         raise argparse.ArgumentTypeError(f"{text!r} does not look like 'Name: value'")
+    if name.lower() in ("content-length", "transfer-encoding"):
+        raise argparse.ArgumentTypeError(f"{name} follows from the request")
     return name.lower(), value
 
 

@@ -104,6 +104,8 @@ def test_flags_that_do_not_go_together_are_refused(flags: tuple[str, ...]) -> No
         ("--warmup", "-1"),
         ("--header", "nonsense"),
         ("--header", "a: b\r\nc: d"),
+        ("--header", "a(b: c"),
+        ("--header", "Content-Length: 3"),
         ("--extra-body", "[1]"),
         ("--extra-body", "{"),
         ("--extra-body", '{"top_p": NaN}'),
