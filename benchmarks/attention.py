@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.command import exit_with, positive, positive_number
 from engine.attention import AttentionMetadata, cpu
 from engine.kernels import load_kernels
 
@@ -119,10 +120,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.attention", description=(__doc__ or "").split("\n\n")[1]
     )
-    parser.add_argument("--heads", type=int, default=14)
-    parser.add_argument("--kv-heads", type=int, default=2)
-    parser.add_argument("--head-size", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=1.0, help="spent on each measurement (default: 1)")
+    parser.add_argument("--heads", type=positive, default=14)
+    parser.add_argument("--kv-heads", type=positive, default=2)
+    parser.add_argument("--head-size", type=positive, default=64)
+    parser.add_argument("--seconds", type=positive_number, default=1.0, help="spent on each measurement (default: 1)")
     parser.add_argument("--no-sdpa", action="store_true", help="leave out the comparison with gather + SDPA")
     options = parser.parse_args(arguments)
     kernels = load_kernels()
@@ -149,4 +150,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable
 from statistics import median
@@ -10,6 +9,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import exit_with, positive
 from engine.tokenizer import Tokenizer
 from server.chat.render import ChatRenderer
 from server.protocol.chat import ChatRequest
@@ -38,7 +38,7 @@ def median_ms(work: Callable[[], object]) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chat", description=__doc__)
-    parser.add_argument("--tokens", type=int, default=1000, help="length of the conversation (default: 1000)")
+    parser.add_argument("--tokens", type=positive, default=1000, help="length of the conversation (default: 1000)")
     parser.add_argument("--model", default=str(EMBEDDED_MODEL_DIR), help="checkpoint (default: the embedded model)")
     options = parser.parse_args(arguments)
     tokenizer = Tokenizer.from_pretrained(options.model)
@@ -62,4 +62,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

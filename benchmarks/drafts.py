@@ -19,6 +19,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import exit_with, positive
 from benchmarks.grammar import EMBEDDED
 from benchmarks.padded_model import save_padded_model
 from engine.config import EngineConfig
@@ -113,10 +114,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.drafts", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", type=Path, help="checkpoint directory (default: the embedded model, padded)")
     parser.add_argument("--text", type=Path, help="file that prompts are taken from (default: a module of Python's)")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8], help="at once (default: 1 2 4 8)")
-    parser.add_argument("--max-tokens", type=int, default=256, help="of each answer (default: 256)")
+    parser.add_argument("--streams", type=positive, nargs="+", default=[1, 2, 4, 8], help="at once (default: 1 2 4 8)")
+    parser.add_argument("--max-tokens", type=positive, default=256, help="of each answer (default: 256)")
     parser.add_argument("--weights-only", action="store_true", help="guess nothing from the text, in either")
-    parser.add_argument("--rounds", type=int, default=5, help="measured, after one that is not (default: 5)")
+    parser.add_argument("--rounds", type=positive, default=5, help="measured, after one that is not (default: 5)")
     options = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 100)
     with tempfile.TemporaryDirectory() as directory:
@@ -135,4 +136,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import engine
+from benchmarks.command import exit_with, positive
 from engine.batch import ScheduledRequest
 from engine.config import EngineConfig, EngineInfo
 from engine.engine import Engine
@@ -168,8 +169,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Prints a table and the share of a model's decode steps that goes into masks."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.grammar", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", default=str(EMBEDDED), help="checkpoint directory (default: the embedded model)")
-    parser.add_argument("--rows", type=int, default=32, help="sequences in a step (default: 32)")
-    parser.add_argument("--steps", type=int, default=100, help="steps of each measurement (default: 100)")
+    parser.add_argument("--rows", type=positive, default=32, help="sequences in a step (default: 32)")
+    parser.add_argument("--steps", type=positive, default=100, help="steps of each measurement (default: 100)")
     options = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 100)
     console.print(mask_table(options.rows, options.steps))
@@ -185,4 +186,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

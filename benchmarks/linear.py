@@ -23,6 +23,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import linear
 
+from benchmarks.command import exit_with, positive_number
 from engine.kernels import load_kernels
 from engine.packed_weight import KernelWeight
 from engine.packing import packing_for
@@ -157,7 +158,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.linear", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--quantization", choices=["none", *BITS], default="none", help="compared with dense weights")
-    parser.add_argument("--seconds", type=float, default=1.0, help="spent on each line of the table (default: 1)")
+    parser.add_argument(
+        "--seconds", type=positive_number, default=1.0, help="spent on each line of the table (default: 1)"
+    )
     options = parser.parse_args(arguments)
     kernels = load_kernels()
     if kernels is None:
@@ -172,4 +175,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

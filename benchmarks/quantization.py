@@ -20,6 +20,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from benchmarks.command import exit_with, positive
 from benchmarks.ggml_formats import q4_0, q8_0
 from engine.kernels import load_kernels
 from engine.linear import prepare_linears
@@ -157,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--model", type=Path, default=MODEL, help="checkpoint directory (default: the embedded model)")
     parser.add_argument("--text", type=Path, help="file to read (default: docstrings of torch.nn)")
-    parser.add_argument("--windows", type=int, default=32, help=f"of {WINDOW} tokens each, at most (default: 32)")
+    parser.add_argument("--windows", type=positive, default=32, help=f"of {WINDOW} tokens each, at most (default: 32)")
     options = parser.parse_args(arguments)
     text = options.text.read_text(encoding="utf-8") if options.text else docstrings()
     results = measure(options.model, text, options.windows)
@@ -169,4 +170,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -6,7 +6,6 @@ what reading them once from memory takes; they lie in the cache, so a step may b
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.command import exit_with, positive
 from engine.batch import ScheduledRequest
 from engine.ceilings import measure_ceilings
 from engine.kernels import load_kernels
@@ -77,9 +77,9 @@ def table_of(num_rows: int, vocab_size: int, repeats: int) -> Table:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sampling", description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--vocab-size", type=int, default=151_936)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--rows", type=positive, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--vocab-size", type=positive, default=151_936)
+    parser.add_argument("--repeats", type=positive, default=7)
     options = parser.parse_args(arguments)
     for num_rows in options.rows:
         Console().print(table_of(num_rows, options.vocab_size, options.repeats))
@@ -87,4 +87,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

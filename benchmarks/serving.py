@@ -20,6 +20,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import exit_with, positive
+
 KV_BYTES = 256 << 20
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -153,7 +155,7 @@ def generated_tokens(server: Server) -> float:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
     parser.add_argument("--model", help="checkpoint directory (default: the embedded model)")
-    parser.add_argument("--concurrency", type=int, default=32, help="streams at once (default: 32)")
+    parser.add_argument("--concurrency", type=positive, default=32, help="streams at once (default: 32)")
     options = parser.parse_args(arguments)
     rows = measure([options.model] if options.model else [], options.concurrency)
     table = Table("what", "measured", "target", title="What twostep itself costs")
@@ -164,4 +166,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import grammar, linear
 from benchmarks.__main__ import programs
+from benchmarks.command import exit_with
 from benchmarks.grammar import EMBEDDED
 from benchmarks.padded_model import save_padded_model
 from engine.kernels import load_kernels
@@ -37,6 +38,27 @@ def test_each_program_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: p
     code = program.main(LEAST[name])
     assert code == 0 or name == "quantization"  # which tells by its code what errs more, of so little text by chance
     assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "value"),
+    [("sampling", "--repeats", "0"), ("attention", "--seconds", "-1"), ("chat", "--tokens", "x")],
+)
+def test_numbers_that_make_no_sense_are_refused(
+    name: str, flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program: Any = import_module(f"benchmarks.{name}")
+    with pytest.raises(SystemExit, match="2"):
+        program.main([flag, value])
+    assert f"argument {flag}: '{value}' is no" in capsys.readouterr().err
+
+
+def test_control_c_ends_a_program_without_a_traceback() -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit, match="130"):
+        exit_with(interrupted)
 
 
 def test_a_padded_model_says_what_the_small_one_says(tmp_path: Path) -> None:
