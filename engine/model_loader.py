@@ -249,8 +249,9 @@ def _context_limit(text_config: PreTrainedConfig) -> int:
     """
     limits = [int(text_config.max_position_embeddings)]
     rope = getattr(text_config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
-        limits.append(int(rope.get("original_max_position_embeddings") or limits[0]))
+    for each in (rope, *rope.values()):  # of all layers, or of each kind of them
+        if isinstance(each, dict) and each.get("rope_type") in ("dynamic", "longrope"):
+            limits.append(int(each.get("original_max_position_embeddings") or limits[0]))
     if "chunked_attention" in (getattr(text_config, "layer_types", None) or ()):
         limits.append(int(text_config.attention_chunk_size))
     return min(limits)
