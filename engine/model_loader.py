@@ -214,20 +214,33 @@ def _load_weights(
         ignore_mismatched_sizes=True,  # told below, by name
         **source,
     )
-    if missing := sorted(info["missing_keys"]):
-        raise ModelError(
-            f"The checkpoint {config.model} is incomplete: {len(missing)} tensors such as {missing[0]} lack."
-        )
-    if mismatched := list(info["mismatched_keys"]):
-        name, shape, expected = mismatched[0]
-        raise ModelError(
-            f"The weights of {config.model} do not fit its config.json: {name} has the shape {list(shape)}, "
-            f"not {list(expected)}."
-        )
+    _check_fit(config.model, module, info)
     module.requires_grad_(False)
     for owner in module.modules():  # buffers may be views: see _leave_files
         owner._buffers.update({name: buffer.clone() for name, buffer in owner._buffers.items() if buffer is not None})
     return module.eval().to(device)
+
+
+def _check_fit(model: str, module: PreTrainedModel, info: dict[str, Any]) -> None:
+    """Raise ModelError unless the checkpoint has each of the model's tensors, and none that would change its results.
+
+    Whole parts that are not used, such as layers that guess or see, may be there. What is left of a part that is used,
+    a bias or scales of quantized weights, would be missed.
+    """
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(f"The checkpoint {model} is incomplete: {len(missing)} tensors such as {missing[0]} lack.")
+    if mismatched := list(info["mismatched_keys"]):
+        name, shape, expected = mismatched[0]
+        raise ModelError(
+            f"The weights of {model} do not fit its config.json: {name} has the shape {list(shape)}, "
+            f"not {list(expected)}."
+        )
+    used_parts = {name.rpartition(".")[0] for name, _ in module.named_parameters()}
+    if unused := sorted(name for name in info["unexpected_keys"] if name.rpartition(".")[0] in used_parts):
+        raise ModelError(
+            f"The weights of {model} do not fit its config.json: {len(unused)} tensors such as {unused[0]} have no "
+            "place in the model that it describes, whose results would be others without them."
+        )
 
 
 def _leave_files(module: PreTrainedModel) -> None:
