@@ -34,24 +34,32 @@ def tell_tools(messages: Messages, tools: Sequence[Mapping[str, Any]], spelling:
 def tell_calls(messages: Messages, spelling: Spelling) -> list[dict[str, Any]]:
     """The conversation with calls as the assistant's text, and with their results as the user's.
 
-    Results of one turn are one message: many templates want user and assistant to take turns.
+    Results of one turn and what the user says with them are one message: many templates want user and assistant to
+    take turns.
     """
     told: list[dict[str, Any]] = []
     names: dict[str, str] = {}
-    last_role = None
+    is_result_turn = False
     for message in messages:
-        if message["role"] == "tool":
-            call_id = message["tool_call_id"]
-            result = f"Result of {names.get(call_id, call_id)}: {_text_of(message)}"
-            before = f"{told.pop()['content']}\n" if last_role == "tool" else ""
-            told.append({"role": "user", "content": before + result})
-        elif message["role"] == "assistant" and message.get("tool_calls"):
+        role = message["role"]
+        if role == "tool" or (role == "user" and is_result_turn):
+            before = f"{told.pop()['content']}\n" if is_result_turn else ""
+            text = _text_of(message) if role == "user" else _result(message, names)
+            told.append({"role": "user", "content": before + text})
+            is_result_turn = True
+            continue
+        is_result_turn = False
+        if role == "assistant" and message.get("tool_calls"):
             names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"]}
             told.append(_without_calls(message, spelling))
         else:
             told.append(dict(message))
-        last_role = message["role"]
     return told
+
+
+def _result(message: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    call_id = message["tool_call_id"]
+    return f"Result of {names.get(call_id, call_id)}: {_text_of(message)}"
 
 
 def _without_calls(message: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]:

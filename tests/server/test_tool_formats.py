@@ -89,9 +89,8 @@ def test_calls_are_told_behind_the_text_before_them() -> None:
 def test_results_are_told_as_one_message_of_the_user() -> None:
     results = [{"role": "tool", "tool_call_id": each, "content": f"is {each}"} for each in ("1", "2")]
     call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-    _, told, after = tell_calls([call, *results, {"role": "user", "content": "So?"}], JSON.spelling)
-    assert told == {"role": "user", "content": "Result of f: is 1\nResult of 2: is 2"}
-    assert after == {"role": "user", "content": "So?"}
+    _, told = tell_calls([call, *results, {"role": "user", "content": "So?"}], JSON.spelling)
+    assert told == {"role": "user", "content": "Result of f: is 1\nResult of 2: is 2\nSo?"}
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,14 @@ def test_templates_that_know_no_calls_are_told_of_them_in_plain_text() -> None:
         assert prompt_of(server) == f"[user]Weather?{call}[user]Result of get_weather: sunny[assistant]"
 
 
+def test_what_the_user_says_with_results_is_told_in_the_same_turn() -> None:
+    say = {"role": "user", "content": "And now?"}
+    with live_server(FakeBackend(chat_templates={"default": TURNS})) as server:
+        server.chat([*HISTORY, say, {**HISTORY[-1], "content": "warm"}, {"role": "assistant", "content": "Nice."}, say])
+        results = "Result of get_weather: sunny\nAnd now?\nResult of get_weather: warm"
+        assert prompt_of(server).endswith(f"[user]{results}[assistant]Nice.[user]And now?[assistant]")
+
+
 CALLS = "{%% for m in messages %%}[{{ m.role }}]{%% for call in m.tool_calls or [] %%}%s{%% endfor %%}{%% endfor %%}"
 EACH = "{% for key, value in call.function.arguments | items %}{{ key }}{% endfor %}"
 OBJECT = "{{ raise_exception('No.') if call.function.arguments is not mapping }}"
