@@ -112,7 +112,7 @@ def _conversation(params: ConversationParams, habits: TemplateHabits, dialect: D
     if not habits.knows_calls:
         messages = tell_calls(messages, spelling)
     if tools is not None and not habits.knows_tools:
-        messages, tools = tell_tools(messages, tools, spelling), None
+        messages, tools = tell_tools(messages, tools, spelling, habits.knows_system), None
     return Conversation(
         messages=messages,
         tools=tools,

@@ -12,6 +12,7 @@ from server.tools.formats import mentions_tools
 _PROBE = "pRoBe"
 _PARTS = [{"type": "text", "text": _PROBE}]
 _HELLO = {"role": "user", "content": "Hello"}
+_WITH_SYSTEM = [{"role": "system", "content": _PROBE}, _HELLO]
 _PROBES: dict[str, list[dict[str, Any]]] = {
     "system": [{"role": "system", "content": _PARTS}, _HELLO],
     "user": [{"role": "user", "content": _PARTS}],
@@ -34,6 +35,8 @@ class TemplateHabits:
     knows_calls: bool
     knows_developer: bool
     """A template that never names the role would write it into the prompt of a model that never saw it."""
+    knows_system: bool = True
+    """Some templates refuse system messages, or leave them out."""
     roles_with_parts: frozenset[str] = frozenset()
     """Where content may be a list of parts. Most templates would write the list as Python does."""
     takes_broken_arguments: bool = False
@@ -51,6 +54,7 @@ class TemplateHabits:
         read = cls.from_source(template.source)
         return replace(
             read,
+            knows_system=_PROBE in _tried(template, _WITH_SYSTEM, named_tokens),
             roles_with_parts=frozenset(role for role in _PROBES if _writes_parts(template, role, named_tokens)),
             takes_broken_arguments=read.takes_broken_arguments or _PROBE in _tried(template, _CALLING, named_tokens),
         )

@@ -18,14 +18,19 @@ _EXAMPLE = ("NAME", '{"ARGUMENT": "VALUE"}')
 Messages = Sequence[Mapping[str, Any]]
 
 
-def tell_tools(messages: Messages, tools: Sequence[Mapping[str, Any]], spelling: Spelling) -> list[dict[str, Any]]:
-    """The conversation with the tools told at the end of its system message."""
+def tell_tools(
+    messages: Messages, tools: Sequence[Mapping[str, Any]], spelling: Spelling, has_system: bool = True
+) -> list[dict[str, Any]]:
+    """The conversation with the tools told at the end of its system message, or, where the template has none, at the
+    beginning of what the user says first."""
     told = _INTRODUCTION.format(
         call=spelling.of([_EXAMPLE]),
         calls=spelling.of([_EXAMPLE, _EXAMPLE]),
         functions="\n".join(_dumps(tool["function"]) for tool in tools),
     )
     first, *rest = map(dict, messages)
+    if first["role"] == "user" and not has_system:
+        return [first | {"content": f"{told}\n\n{_text_of(first)}"}, *rest]
     if first["role"] not in ("system", "developer"):
         return [{"role": "system", "content": told}, first, *rest]
     return [first | {"content": f"{_text_of(first)}\n\n{told}"}, *rest]

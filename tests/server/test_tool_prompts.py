@@ -50,6 +50,18 @@ def test_templates_that_know_no_tools_are_told_in_plain_text() -> None:
         assert rest == "Hi[assistant]"
 
 
+REFUSED = "{{ raise_exception('No system.') if messages[0].role == 'system' }}"
+LEFT_OUT = "{% set messages = messages | rejectattr('role', 'equalto', 'system') %}"
+
+
+@pytest.mark.parametrize("template", [REFUSED + TURNS, LEFT_OUT + TURNS], ids=["refused", "left out"])
+def test_without_system_messages_the_first_user_is_told_of_tools(template: str) -> None:
+    with live_server(FakeBackend(chat_templates={"default": template})) as server:
+        assert server.chat(tools=[function("get_time")]).status_code == 200
+        user = prompt_of(server)
+        assert user.startswith("[user]You can call functions.") and user.endswith("\n\nHi[assistant]")
+
+
 def test_templates_that_know_no_calls_are_told_of_them_in_plain_text() -> None:
     with live_server(FakeBackend(chat_templates={"default": TURNS})) as server:
         server.chat(HISTORY)
