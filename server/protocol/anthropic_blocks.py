@@ -80,9 +80,12 @@ class UserTurn(WireModel):
 
 
 class AssistantTurn(WireModel):
+    """An answer without anything has no blocks, and can be sent back as it is."""
+
     role: Literal["assistant"]
     content: Annotated[
-        Annotated[Text, Tag("<text>")] | Annotated[list[AssistantBlock], _Bounds, Tag("<blocks>")], text_or("<blocks>")
+        Annotated[Text, Tag("<text>")] | Annotated[list[AssistantBlock], _PerhapsBounds, Tag("<blocks>")],
+        text_or("<blocks>"),
     ]
 
 

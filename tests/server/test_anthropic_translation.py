@@ -67,6 +67,12 @@ def test_its_own_answer_can_be_sent_back(agent: LiveServer) -> None:
     assert "(Hm.)Let me see.<tool_call>" in prompt_of(agent) and prompt_of(agent).endswith("[tool]7[tool]7[assistant]")
 
 
+def test_an_answer_without_anything_can_be_sent_back(agent: LiveServer) -> None:
+    hi = {"role": "user", "content": "Hi"}
+    assert agent.message([hi, {"role": "assistant", "content": []}, hi]).status_code == 200
+    assert turns_of(agent) == ["user]Hi", "assistant]", "user]Hi", "assistant]"]
+
+
 def test_an_answer_that_is_begun_is_continued(agent: LiveServer) -> None:
     agent.message([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}])
     assert turns_of(agent) == ["user]Hi", "assistant]Well, "]
