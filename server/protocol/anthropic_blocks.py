@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, bounded_parts, refuse_part
+from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, bounded_parts, refusing_part
 from server.protocol.tags import by_type, field_of, text_or
 from server.protocol.wire import Text, WireModel
 
@@ -16,7 +16,7 @@ class TextBlock(WireModel):
 
 
 class _UnsupportedBlock(TextBlock):
-    _refuse = model_validator(mode="before")(refuse_part)
+    _refuse = model_validator(mode="before")(refusing_part("text"))
 
 
 _Text = Annotated[TextBlock, Tag("<text>")]

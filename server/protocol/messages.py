@@ -1,7 +1,7 @@
 """The messages of a conversation, by role. Errors name the place: `messages.0.content.1`."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Annotated, Any, Literal
 
@@ -34,15 +34,20 @@ class RefusalPart(WireModel):
     refusal: Text
 
 
-def refuse_part(data: Any) -> Any:
-    """A validator for what is never valid: images, audio and files."""
-    kind = data.get("type") if isinstance(data, dict) else None
-    shown = ascii(kind)[:40] if isinstance(kind, str) else "this"
-    raise PydanticCustomError("part", "{kind} is not supported: the model reads text parts only", {"kind": shown})
+def refusing_part(*types: str) -> Callable[[Any], Any]:
+    """A validator for what is never valid: images, audio and files, and text that is not of these types."""
+
+    def refuse(data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        about = {"kind": ascii(kind)[:40] if isinstance(kind, str) else "this", "types": " or ".join(types)}
+        message = "{kind} is not supported: the model reads text only, in parts of the type {types}"
+        raise PydanticCustomError("part", message, about)
+
+    return refuse
 
 
 class _UnsupportedPart(TextPart):
-    _refuse = model_validator(mode="before")(refuse_part)
+    _refuse = model_validator(mode="before")(refusing_part("text"))
 
 
 Part = Annotated[

@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, FunctionCall, RefusalPart, bounded_parts, refuse_part
+from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, FunctionCall, RefusalPart, bounded_parts, refusing_part
 from server.protocol.tags import field_of, text_or, type_of
 from server.protocol.wire import Text, WireModel
 
@@ -27,7 +27,7 @@ class SummaryPart(WireModel):
 
 
 class _UnsupportedPart(TextItemPart):
-    _refuse = model_validator(mode="before")(refuse_part)
+    _refuse = model_validator(mode="before")(refusing_part("input_text", "output_text"))
 
 
 def _part_tag(part: Any) -> str:

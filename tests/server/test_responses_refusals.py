@@ -118,3 +118,14 @@ def test_encrypted_thinking_is_refused_with_the_reason(server: LiveServer) -> No
     message = error_of(server.respond(include=["reasoning.encrypted_content"]))["message"]
     why = "thinking is told in the clear, and nothing is stored"
     assert message == f"include.0: 'reasoning.encrypted_content' is not supported: {why}."
+
+
+def test_text_under_the_name_of_another_api_is_told_its_own(server: LiveServer) -> None:
+    def refusal(respond: Any, kind: str) -> str:
+        message: str = error_of(respond([{"role": "user", "content": [{"type": kind, "text": "Hi"}]}]))["message"]
+        return message.partition("not supported: ")[2]
+
+    assert (
+        refusal(server.respond, "text") == "the model reads text only, in parts of the type input_text or output_text."
+    )
+    assert refusal(server.chat, "input_text") == "the model reads text only, in parts of the type text."
