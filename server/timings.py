@@ -113,6 +113,7 @@ EXPOSED_HEADERS = (
     "X-Cached-Tokens",
     "X-Generated-Tokens",
     "X-Request-Id",
+    "Request-Id",
     "Retry-After",
     "X-Should-Retry",
     "Server-Timing",

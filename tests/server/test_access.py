@@ -68,7 +68,7 @@ class TestOrigins:
             response = server.complete("Hi", headers={"Origin": "https://a.example", "Authorization": "Bearer k"})
             assert response.headers["access-control-allow-origin"] == "https://a.example"
             exposed = response.headers["access-control-expose-headers"].split(", ")
-            assert {"X-TTFT-Ms", "Retry-After"} <= set(exposed)
+            assert {"X-TTFT-Ms", "Retry-After", "Request-Id"} <= set(exposed)
             refused = server.client.get("/v1/models", headers={"Origin": "https://b.example"})
             assert "access-control-allow-origin" not in refused.headers
 
