@@ -82,8 +82,8 @@ def _value(tape: Tape) -> Reading[str]:
 
 
 def _complete_arguments(members: dict[str, str]) -> str:
-    """As the model wrote them: an object, or an object as JSON in a string. None at all are an empty object."""
-    text = next((members[key] for key in ARGUMENT_KEYS if key in members), "{}")
+    """As the model wrote them: an object, or an object as JSON in a string. None at all, or null, are an empty one."""
+    text = next((members[key] for key in ARGUMENT_KEYS if members.get(key, "null") != "null"), "{}")
     value = _parse(text)
     if isinstance(value, str):
         text, value = value, _parse(value)

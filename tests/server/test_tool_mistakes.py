@@ -38,6 +38,14 @@ def test_what_only_looks_like_a_call_is_content(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    ['{"name": "f", "parameters": null}', '{"arguments": null , "name": "f"}', '{"name": "f", "arguments":null}'],
+)
+def test_null_for_arguments_is_a_call_without_any(text: str) -> None:
+    assert parse(read_llama, *text) == told([("f", "{}")])
+
+
+@pytest.mark.parametrize(
     ("reader", "text"),
     [
         (read_llama, 'say {"name": "f"}'),
