@@ -119,3 +119,8 @@ def test_every_alert_has_a_severity_and_a_sentence() -> None:
     for rule in alert_rules():
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"]["summary"]
+
+
+def test_alerts_count_requests_that_ask_for_work_and_no_probes() -> None:
+    rules = " ".join(rule["expr"] for rule in alert_rules())
+    assert rules.count('twostep_http_requests_total{method="POST"') == rules.count("twostep_http_requests_total") > 0
