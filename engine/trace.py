@@ -24,11 +24,12 @@ class Tracer(Protocol):
 class FileTracer:
     """Appends a line per step that ran something to a file, unbuffered: a killed engine's last step is there.
 
-    A write that fails ends the trace, never the engine.
+    A write that fails ends the trace, which the log tells, never the engine.
     """
 
     def __init__(self, path: str) -> None:
         """Raises OSError."""
+        self._path = path
         self._file: IO[bytes] | None = Path(path).open("ab", buffering=0)  # noqa: SIM115 - held for the life of the engine
         self._encoder = msgspec.json.Encoder()
 
@@ -39,7 +40,8 @@ class FileTracer:
         line = {"end_s": time_s, "end_unix_s": time.time(), "requests": requests, **msgspec.structs.asdict(stats)}
         try:
             self._file.write(self._encoder.encode(line) + b"\n")
-        except OSError:
+        except OSError as error:
+            logger.warning("the trace ends: %s cannot be written: %s", self._path, error.strerror)
             self.close()
 
     def close(self) -> None:

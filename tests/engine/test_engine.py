@@ -170,11 +170,12 @@ def test_an_engine_that_starts_again_does_so_without_its_trace_too(
     assert "no trace" in caplog.text
 
 
-def test_a_full_disk_ends_the_trace_and_not_the_engine() -> None:
+def test_a_full_disk_ends_the_trace_and_not_the_engine(caplog: pytest.LogCaptureFixture) -> None:
     engine = engine_with(FakeRunner(4), tracer=FileTracer("/dev/full"))
     for index in range(200):
         add(engine, str(index), max_tokens=2)
     assert len(run_to_end(engine)) == 200
+    assert caplog.messages == ["the trace ends: /dev/full cannot be written: No space left on device"]
     engine.close()
 
 
