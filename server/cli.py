@@ -56,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return print_key(flags["name"])
         settings = read_settings(flags)
         configure_logging(settings.log_level)
+        if settings.api_keys_file is not None:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the file is about to be read: see DrainingServer
         # These import the web framework: --help and wrong settings do not wait for it.
         from server.backend import backend_opener
         from server.serve import serve
