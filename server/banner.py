@@ -1,7 +1,9 @@
 """What a person reads when the server starts."""
 
 import json
+import logging
 import os
+import sys
 from ipaddress import ip_address
 
 from engine.config import EngineInfo
@@ -9,10 +11,22 @@ from engine.step_floor import FloorPlan
 from server.settings import Settings
 from server.version import VERSION
 
+logger = logging.getLogger("twostep.server")
+
 _TOY = (
     "No model was named: serving the embedded model, a toy whose answers are often wrong.\n"
     "For a real one name a checkpoint directory or a hub id: twostep serve Qwen/Qwen2.5-0.5B-Instruct"
 )
+
+
+def say(text: str) -> None:
+    """On standard output. A reader that has gone, or a full disk, ends no server: nothing goes there from then on."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        logger.warning("standard output cannot be written: %s", error.strerror)
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # for what is left in the buffer, which is tried again
 
 
 def loading_banner(settings: Settings, url: str, address: str) -> str:

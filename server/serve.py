@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from engine.errors import TwostepError
 from server.app import create_app, generation_routes
 from server.backend import OpenBackend
-from server.banner import loading_banner, ready_banner, url_of
+from server.banner import loading_banner, ready_banner, say, url_of
 from server.connection import BoundedProtocol, ConnectionLimits
 from server.context import AppContext
 from server.early_refusal import EarlyRefusals
@@ -41,7 +41,7 @@ def serve(settings: Settings, open_backend: OpenBackend) -> int:
     listener = listen(settings.host, settings.port, settings.stall_timeout)
     address, port = listener.getsockname()[:2]
     url = url_of(settings.host, port)
-    print(loading_banner(settings, url, address), flush=True)
+    say(loading_banner(settings, url, address))
     # Else who asks for it first holds up all streams. No daemon: one that still runs at the process's end aborts it.
     threading.Thread(target=app.openapi).start()
     DrainingServer(server_config(app, context), context, url).run(sockets=[listener])
@@ -133,6 +133,6 @@ class DrainingServer(uvicorn.Server):
         context = self._context
         state = await context.lifecycle.settled()
         if state is State.READY:
-            print(ready_banner(context.settings, context.backend.engine.info, self._url), flush=True)
+            say(ready_banner(context.settings, context.backend.engine.info, self._url))
         elif state is State.FAILED:
             self.should_exit = True

@@ -1,8 +1,9 @@
-"""The program before anything is imported."""
+"""The program before anything is imported, and where nobody listens."""
 
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -59,3 +60,12 @@ def test_a_hang_up_before_the_keys_are_read_ends_no_server_that_reads_them_on_it
     arguments: list[str], code: int
 ) -> None:
     assert subprocess.run([sys.executable, "-c", HUNG_UP, *arguments], capture_output=True).returncode == code
+
+
+def test_it_goes_on_if_nobody_can_hear_what_it_says() -> None:
+    command = [sys.executable, str(Path(__file__).parent / "fake_program.py"), "broken"]
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert "standard output cannot be written: No space left on device" in result.stderr
+    assert result.stderr.endswith("INFO twostep.server: stopped\n")
+    assert result.returncode == 1  # of what is broken; Python's own for an output that cannot be flushed is 120
