@@ -77,7 +77,7 @@ class SteppingEngine(Protocol):
 def ignore_signals() -> None:
     """Service managers signal every process of a service. The server decides what it means, and streams may end first:
     this process ends by a message, by the end of its standard input, or killed."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 

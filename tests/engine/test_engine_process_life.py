@@ -177,7 +177,7 @@ def test_signals_are_for_the_server_to_decide() -> None:
         async with running() as engine:
             (child,) = children()
             assert os.getsid(child) != os.getsid(0)
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 os.kill(child, number)
             assert len(await collect(engine, request())) == 5
             assert children() == {child}  # and not another one in its place
