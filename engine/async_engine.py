@@ -247,8 +247,8 @@ class AsyncEngine:
 
     def on_engine_up(self, death: Death) -> None:
         self._has_answered = False  # what was heard since is the dead one's
-        for live in self._roster.unbegun:
-            live.expiry.on_unscheduled()
+        self._room.forget_jam()
+        self._roster.on_unscheduled()
         guilty = self._roster.engine_is_up(death)
         if guilty is not None:
             self._has_answered = True

@@ -46,6 +46,12 @@ class DrainMeter:
             self._measured_from_s, oldest = self._drained.popleft()
             self._total -= oldest
 
+    def forget_jam(self) -> None:
+        """The busy time since the newest amount does not count."""
+        self._busy_s = self._drained[-1][0] if self._drained else self._measured_from_s
+        if self._running_since_s is not None:
+            self._running_since_s = self._clock()
+
     @property
     def _now_s(self) -> float:
         running_s = 0.0 if self._running_since_s is None else self._clock() - self._running_since_s

@@ -30,11 +30,6 @@ class Roster:
         return sum(live.has_begun for live in self)
 
     @property
-    def unbegun(self) -> Iterator[LiveRequest]:
-        """Those without a token that still want one."""
-        return (live for live in self if not live.has_begun and not live.is_complete)
-
-    @property
     def num_suspects(self) -> int:
         return len(self._suspects)
 
@@ -57,6 +52,12 @@ class Roster:
         for engine_id in engine_ids:
             if engine_id in self._live:
                 self._live[engine_id].expiry.on_scheduled()
+
+    def on_unscheduled(self) -> None:
+        """Those without a token that still want one wait again."""
+        for live in self:
+            if not live.has_begun and not live.is_complete:
+                live.expiry.on_unscheduled()
 
     def put(self, engine_id: str, news: News | TwostepError) -> None:
         live = self._live.get(engine_id)

@@ -120,6 +120,12 @@ class WaitingRoom:
                 self._standing[tenant] = reason, excess_s
             raise self._refusal(tenant, reason, excess_s)
 
+    def forget_jam(self) -> None:
+        """Another engine process goes on: how long the one before held everything up says nothing of this one."""
+        self._ends.forget_jam()
+        self._prompts.forget_jam()
+        self._standing.clear()
+
     def let_in(self, request: GenerationRequest) -> Place:
         """Take a place on the request's terms. Raises OverloadedError."""
         num_tokens = len(request.prompt_token_ids)

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import time
 from contextlib import aclosing
 
 import pytest
@@ -112,6 +113,21 @@ def test_without_room_requests_are_told_when_the_engine_should_be_up() -> None:
             assert refused.value.retry_after_s >= 1
             with pytest.raises(EngineRestartingError, match="being restarted"):
                 engine.check_room(SOLE_TENANT)
+            assert await all_tokens(tasks) == expected(2)
+
+    asyncio.run(check())
+
+
+def test_once_the_engine_is_up_nobody_is_refused_for_how_long_it_was_down() -> None:
+    async def check() -> None:
+        async with running(max_num_seqs=1, limits=RoomLimits(max_queue_s=1e6)) as engine:
+            tasks = streams(engine, 2)
+            await eventually(lambda: held_by(engine) == 2)
+            kill_engine()
+            await is_down(engine)
+            down_s = time.monotonic()
+            await eventually(lambda: engine.is_ready)
+            assert engine.room.predicted_wait_s < 2 * (time.monotonic() - down_s)
             assert await all_tokens(tasks) == expected(2)
 
     asyncio.run(check())

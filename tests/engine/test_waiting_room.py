@@ -86,6 +86,16 @@ class TestWaitForSlot:
         room.clock.now_s += 160
         assert room.predicted_wait_s == pytest.approx(2 * (32 + 160) / 16)
 
+    def test_what_an_engine_held_up_that_died_is_forgotten(self) -> None:
+        room = Room(num_slots=1, max_queue_s=20)
+        room.fill(2)
+        room.serve(16, seconds_each=2.0)
+        room.clock.now_s += 160
+        assert "would wait about 24.0 s" in str(room.refused())
+        room.forget_jam()
+        assert room.predicted_wait_s == pytest.approx(2 * 2.0)
+        room.fill(1)
+
     def test_only_time_in_which_all_slots_were_taken_is_measured(self) -> None:
         room = Room(num_slots=2)
         room.fill(3)
@@ -140,3 +150,10 @@ class TestWaitForPrefill:
         room.places[-1].begin()
         room.end()
         assert room.predicted_wait_s == pytest.approx(1079 / 50)
+
+    def test_what_an_engine_held_up_that_died_is_forgotten(self) -> None:
+        room = self.busy_room()
+        room.clock.now_s += 1000
+        assert room.predicted_wait_s == pytest.approx(1000 * 1020 / 1000)
+        room.forget_jam()
+        assert room.predicted_wait_s == pytest.approx(1000 / 50)
