@@ -11,6 +11,7 @@
     │   └── ContextLengthError      prompt and max_tokens do not fit the context
     ├── OverloadedError             no room at the moment; `.retry_after_s` says when to come back
     ├── RequestTimeoutError         it waited for longer than it may; `.is_own_limit` if it said so itself
+    │   └── DeadlineError           its deadline passed
     ├── RequestAbortedError         the request was ended from outside before its first token
     └── EngineUnavailableError      the engine process is loading, dead or shutting down
         ├── EngineRestartingError   the engine is being restarted, and no room is left to wait; `.retry_after_s`
@@ -79,6 +80,13 @@ class RequestTimeoutError(TwostepError):
         """`is_own_limit` if the request itself said that it would wait no longer."""
         super().__init__(message)
         self.is_own_limit = is_own_limit
+
+
+class DeadlineError(RequestTimeoutError):
+    """The request's deadline passed before its first token."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, is_own_limit=True)
 
 
 class RequestAbortedError(TwostepError):

@@ -8,7 +8,14 @@ import msgspec
 from engine.batch import TokenLogprobs
 from engine.client import GenerationRequest
 from engine.detokenizer import IncrementalDetokenizer, TokenTable
-from engine.errors import EngineFailedError, RequestAbortedError, RequestError, RequestTimeoutError, TwostepError
+from engine.errors import (
+    DeadlineError,
+    EngineFailedError,
+    RequestAbortedError,
+    RequestError,
+    RequestTimeoutError,
+    TwostepError,
+)
 from engine.expiry import Expiry
 from engine.mailbox import Mailbox
 from engine.messages import AddRequest, FirstTokenInfo, RequestUpdate
@@ -139,7 +146,7 @@ class LiveRequest:
 
     def expire(self) -> None:
         """End it at its deadline with the tokens that there are. The engine must be told, too."""
-        self._cut("deadline", RequestTimeoutError("The deadline passed before the first token.", is_own_limit=True))
+        self._cut("deadline", DeadlineError("The deadline passed before the first token."))
 
     def abort(self) -> None:
         """End it as at a deadline, because somebody asked for that."""

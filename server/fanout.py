@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from engine.client import EngineClient, GenerationRequest
-from engine.errors import EngineFailedError, RequestAbortedError, RequestTimeoutError
+from engine.errors import DeadlineError, EngineFailedError, RequestAbortedError
 from engine.outputs import RequestOutput
 from engine.request import FinishReason
 
@@ -68,7 +68,7 @@ def _cut_by(item: RequestOutput | Exception, generation: GenerationRequest) -> s
     """The stop reason of one that asks for tokens and may end without any: it is aborted, or its deadline is over."""
     if generation.params.max_tokens == 0:
         return None
-    if isinstance(item, RequestTimeoutError) and generation.left_s == 0.0:
+    if isinstance(item, DeadlineError):
         return "deadline"
     return "abort" if isinstance(item, RequestAbortedError) else None
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from engine.client import GenerationRequest
-from engine.errors import RequestTimeoutError
+from engine.errors import DeadlineError
 from engine.sampling_params import SamplingParams
 from server.api_keys import ApiKey
 from server.context import context_of
@@ -44,7 +44,7 @@ class Arrival:
     fields: RequestFields
 
     async def in_time(self, planning: Awaitable[T]) -> T:
-        """What comes of it. Raises RequestTimeoutError when the request's deadline passes before."""
+        """What comes of it. Raises DeadlineError when the request's deadline passes before."""
         deadline_s = _seconds(self.fields.deadline_ms)
         left_s = None if deadline_s is None else max(self.arrival_s + deadline_s - time.monotonic(), 0.0)
         try:
@@ -53,7 +53,7 @@ class Arrival:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise RequestTimeoutError("The deadline passed before the request was read.", is_own_limit=True) from error
+            raise DeadlineError("The deadline passed before the request was read.") from error
 
     def generation(
         self, name: str, prompt_token_ids: list[int], params: SamplingParams, repeats_prompt: bool = False

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from engine.client import GenerationRequest
-from engine.errors import RequestTimeoutError, TwostepError
+from engine.errors import DeadlineError, RequestTimeoutError, TwostepError
 from engine.outputs import RequestOutput
 from engine.sampling_params import SamplingParams
 from server.fanout import generate_all
@@ -15,15 +15,17 @@ class LateEngine(FakeEngine):
     """Of two sequences one gets tokens; the other is late with its first, once that one has begun."""
 
     late = "1"
-    end: TwostepError = RequestTimeoutError("Late.")
+    end: TwostepError | None = None
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
         if request.request_id.endswith(self.late):
             while self.num_holding == 0:
                 await asyncio.sleep(0.001)
-            await asyncio.sleep(min(request.left_s or 0.0, 0.4))
+            patience_s, left_s = 0.4, request.left_s
+            await asyncio.sleep(min(left_s or 0.0, patience_s) * 0.99)  # timers come early, too: by what they round
             self.hold_at = None  # in the same turn: the other one goes on when the end is known
-            raise self.end
+            is_deadline = left_s is not None and left_s < patience_s
+            raise self.end or (DeadlineError if is_deadline else RequestTimeoutError)("Late.")
         async for output in super().generate(request):
             yield output
 

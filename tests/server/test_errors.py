@@ -46,6 +46,7 @@ TABLE: dict[type[Exception], tuple[int, str]] = {
     RequestNotFoundError: (404, "request_not_found"),
     RequestAbortedError: (499, "request_aborted"),
     RequestTimeoutError: (408, "request_timeout"),
+    engine_errors.DeadlineError: (408, "request_timeout"),
     BodyTooLargeError: (413, "request_too_large"),
     HeadTooLargeError: (431, "headers_too_large"),
     RequestTooSlowError: (408, "request_timeout"),
