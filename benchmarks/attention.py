@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.command import exit_with, positive, positive_number
+from benchmarks.command import exit_with
 from engine.attention import AttentionMetadata, cpu
 from engine.kernels import load_kernels
+from loadtest.numbers import positive, positive_number
 
 DECODE = ((1, 4096), (8, 384), (32, 384), (32, 1024), (8, 4096))  # sequences x context
 PREFILL = (512, 2048)  # tokens of one prompt

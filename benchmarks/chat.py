@@ -9,8 +9,9 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import exit_with, positive
+from benchmarks.command import exit_with
 from engine.tokenizer import Tokenizer
+from loadtest.numbers import positive
 from server.chat.render import ChatRenderer
 from server.protocol.chat import ChatRequest
 from server.protocol.completions import CompletionRequest

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import exit_with, positive
+from benchmarks.command import exit_with
 from benchmarks.grammar import EMBEDDED
 from benchmarks.padded_model import save_padded_model
 from engine.config import EngineConfig
@@ -29,6 +29,7 @@ from engine.messages import AddRequest
 from engine.model_setup import load_model_runner
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
+from loadtest.numbers import positive
 
 PROMPT_TOKENS = 128
 TEMPERATURES = (0.0, 0.7)

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import engine
-from benchmarks.command import exit_with, positive
+from benchmarks.command import exit_with
 from engine.batch import ScheduledRequest
 from engine.config import EngineConfig, EngineInfo
 from engine.engine import Engine
@@ -33,6 +33,7 @@ from engine.matcher import Matcher
 from engine.messages import AddRequest
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
+from loadtest.numbers import positive
 
 VOCAB_SIZES = (32_000, 150_000)
 EMBEDDED = Path(engine.__file__).parent / "embedded_model"

@@ -23,11 +23,12 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import linear
 
-from benchmarks.command import exit_with, positive_number
+from benchmarks.command import exit_with
 from engine.kernels import load_kernels
 from engine.packed_weight import KernelWeight
 from engine.packing import packing_for
 from engine.quantization import BITS
+from loadtest.numbers import positive_number
 
 HEAD = (32_000, 896)
 SHAPES = ((4864, 896), (896, 4864), (1152, 896), (896, 896), HEAD)  # N x K, of a 0.5 B model

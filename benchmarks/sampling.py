@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.command import exit_with, positive
+from benchmarks.command import exit_with
 from engine.batch import ScheduledRequest
 from engine.ceilings import measure_ceilings
 from engine.kernels import load_kernels
 from engine.sampler import Sampler
 from engine.sampling_params import SamplingParams
+from loadtest.numbers import positive
 
 CPU = torch.device("cpu")
 WAYS: dict[str, dict[str, Any]] = {

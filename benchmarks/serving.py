@@ -20,7 +20,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import exit_with, positive
+from benchmarks.command import exit_with
+from loadtest.numbers import positive
 
 KV_BYTES = 256 << 20
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -2,13 +2,12 @@
 
 import argparse
 import json
-import math
 import re
-from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from loadtest.config import API_KEY_VARIABLES, DECODER_DEFAULTS, DEFAULT_NUM_REQUESTS, SCENARIOS
+from loadtest.numbers import count, number, positive, positive_number
 from loadtest.workload import WorkloadKind
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a token of RFC 9110
@@ -44,22 +43,6 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}{hint}; {self.prog} --help lists all flags\n")
 
 
-def _whole_number(minimum: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = minimum - 1
-        if value < minimum:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {minimum} up")
-        return value
-
-    return parse
-
-
-_count, _positive = _whole_number(0), _whole_number(1)
-
-
 def flag_parser() -> argparse.ArgumentParser:
     """One that ends the program with one line for a flag that does not exist or a value that makes no sense."""
     parser = _Parser(
@@ -77,11 +60,11 @@ def flag_parser() -> argparse.ArgumentParser:
         help=f"http(s)://host:port of a server; several are compared (default: {_DEFAULT_URL})",
     )
     parser.add_argument(
-        "--rounds", type=_positive, help="runs per URL, alternating A B A B (default: 1; several URLs: 2)"
+        "--rounds", type=positive, help="runs per URL, alternating A B A B (default: 1; several URLs: 2)"
     )
     parser.add_argument(
         "--wait",
-        type=_number,
+        type=number,
         default=0.0,
         metavar="S",
         help="wait up to S seconds until the server is ready (default: do not wait)",
@@ -104,23 +87,23 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     add("--scenario", choices=tuple(SCENARIOS), help="a named load, see below")
     add(
         "--concurrency",
-        type=_positive,
+        type=positive,
         metavar="N",
         help=f"closed loop: N streams (default 1; of decoders: {DECODER_DEFAULTS['concurrency']}); "
         "with --rate: at most N requests under way",
     )
-    add("--rate", type=_positive_number, metavar="R", help="open loop: R requests per second, Poisson arrivals")
+    add("--rate", type=positive_number, metavar="R", help="open loop: R requests per second, Poisson arrivals")
     add(
         "--requests",
-        type=_positive,
+        type=positive,
         metavar="N",
         help=f"end after N requests (default {DEFAULT_NUM_REQUESTS}; of decoders: one per stream; "
         "with --duration: no limit)",
     )
-    add("--duration", type=_positive_number, metavar="S", help="begin no request after S seconds")
+    add("--duration", type=positive_number, metavar="S", help="begin no request after S seconds")
     add(
         "--warmup",
-        type=_count,
+        type=count,
         default=2,
         metavar="N",
         help="requests sent before the measurement, left out of all results (default 2)",
@@ -130,27 +113,27 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
 def _add_shape(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--workload", choices=tuple(kind.value for kind in WorkloadKind), help="default: random")
-    add("--prompt-len", type=_positive, metavar="N", help="tokens of a prompt (default 128; of decoders: 32)")
+    add("--prompt-len", type=positive, metavar="N", help="tokens of a prompt (default 128; of decoders: 32)")
     add(
         "--max-tokens",
         "--output-len",
         dest="output_len",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="tokens of an answer (default 128; of decoders: 256)",
     )
     add(
         "--prefix-len",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="shared-prefix: the part of --prompt-len that is shared",
     )
-    add("--long-prompt-len", type=_positive, metavar="N", help="long-among-decoders: default 2048")
-    add("--long-output-len", type=_positive, metavar="N", help="long-among-decoders: default 16")
-    add("--long-every", type=_positive_number, metavar="S", help="long-among-decoders: default 2")
+    add("--long-prompt-len", type=positive, metavar="N", help="long-among-decoders: default 2048")
+    add("--long-output-len", type=positive, metavar="N", help="long-among-decoders: default 16")
+    add("--long-every", type=positive_number, metavar="S", help="long-among-decoders: default 2")
     add(
         "--vocab-size",
-        type=_positive,
+        type=positive,
         default=1000,
         metavar="N",
         help="prompts are drawn from token ids below N (default 1000: few models know fewer)",
@@ -170,7 +153,7 @@ def _add_wire(group: argparse._ArgumentGroup) -> None:
         metavar="'NAME: VALUE'",
         help="of every request; may be repeated",
     )
-    add("--temperature", type=_number, default=0.0, metavar="T", help="default 0")
+    add("--temperature", type=number, default=0.0, metavar="T", help="default 0")
     add(
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
@@ -192,7 +175,7 @@ def _add_wire(group: argparse._ArgumentGroup) -> None:
     add("--extra-body", type=_json_object, default={}, metavar="JSON", help="more fields, e.g. '{\"top_k\": 5}'")
     add(
         "--timeout",
-        type=_positive_number,
+        type=positive_number,
         default=600.0,
         metavar="S",
         help="seconds that one request may take, retries included (default 600)",
@@ -202,33 +185,16 @@ def _add_wire(group: argparse._ArgumentGroup) -> None:
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--target-ttft-ms", type=_positive_number, metavar="MS", help="goodput: a good request's TTFT is at most this")
+    add("--target-ttft-ms", type=positive_number, metavar="MS", help="goodput: a good request's TTFT is at most this")
     add(
         "--target-itl-ms",
-        type=_positive_number,
+        type=positive_number,
         metavar="MS",
         help="goodput: the 99th percentile of a good request's gaps is at most this",
     )
     add("--json", metavar="FILE", help="write the JSON document to FILE; -: to stdout, as its last line")
     add("--quiet", action="store_true", help="no progress bar")
     add("--strict", action="store_true", help="exit with 1 where there was any warning")
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
-    return value
-
-
-def _positive_number(text: str) -> float:
-    value = _number(text)
-    if not value:
-        raise argparse.ArgumentTypeError(f"{text!r} is not more than 0")
-    return value
 
 
 def _header(text: str) -> tuple[str, str]:

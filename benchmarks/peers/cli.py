@@ -25,6 +25,7 @@ from benchmarks.peers.report import print_report
 from loadtest.config import SCENARIOS
 from loadtest.errors import LoadTestError, UsageError
 from loadtest.event_loop import allow_many_connections, loop_factory
+from loadtest.numbers import positive
 from loadtest.progress import NoProgress, Progress, ProgressBar
 
 _WIDTH_WITHOUT_TERMINAL = 140
@@ -206,17 +207,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", nargs="+", default=(), metavar="NAME", help="these servers (default: all of the file)")
     add("--scenario", nargs="+", default=(), choices=tuple(SCENARIOS), help="these scenarios (default: the file's)")
     add("--subject", metavar="NAME", help="ratios are to this server (default: the file's, or its first)")
-    add("--rounds", type=_positive, metavar="N", help="default: the file's, or 2")
-    add("--limit", type=_positive, metavar="S", help="give up a scenario after S seconds (default: the file's, or 600)")
+    add("--rounds", type=positive, metavar="N", help="default: the file's, or 2")
+    add("--limit", type=positive, metavar="S", help="give up a scenario after S seconds (default: the file's, or 600)")
     add("--seed", type=int, help="of prompts (default: a new one, which is printed)")
     add("--json", type=Path, metavar="FILE", help="write everything that was measured there, after each server's turn")
     add("--plot", type=Path, metavar="FILE", help="draw the comparison: .svg, .png or .pdf; needs matplotlib")
     add("--logs", type=Path, metavar="DIR", help="keep what the servers print there")
     add("--dry-run", action="store_true", help="check the file, print the plan, start nothing")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-    return int(text)

@@ -50,7 +50,7 @@ def test_numbers_that_make_no_sense_are_refused(
     program: Any = import_module(f"benchmarks.{name}")
     with pytest.raises(SystemExit, match="2"):
         program.main([flag, value])
-    assert f"argument {flag}: '{value}' is no" in capsys.readouterr().err
+    assert f"argument {flag}: '{value}' is not " in capsys.readouterr().err
 
 
 def test_control_c_ends_a_program_without_a_traceback() -> None:

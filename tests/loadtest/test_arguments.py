@@ -102,6 +102,8 @@ def test_flags_that_do_not_go_together_are_refused(flags: tuple[str, ...]) -> No
         ("--rate", "nan"),
         ("--duration", "inf"),
         ("--warmup", "-1"),
+        ("--warmup", "1_0"),
+        ("--warmup", "9" * 5000),
         ("--header", "nonsense"),
         ("--header", "a: b\r\nc: d"),
         ("--header", "a(b: c"),
