@@ -84,3 +84,18 @@ def test_each_request_has_the_scores_that_it_asked_for(tiny_model: Callable[...,
     assert [each.token_ids for each in said] == [(0,), (1,), (2,), (3,), (0,)]
     assert [[len(score.top) for score in each.logprobs] for each in said] == [[], [0], [2], [], [0]]
     assert all(score.token_id == each.token_ids[0] for each in said for score in each.logprobs)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_the_cache_is_told_how_far_a_step_writes(tiny_model: Callable[..., LoadedModel], phase: str) -> None:
+    """Up to the last block of this step's tokens, though more are allocated."""
+    runner = runner_of(tiny_model("llama"), lambda *_: torch.eye(2))
+    told: list[tuple[int, int]] = []
+    runner._cache.reach = lambda *reached: told.append(reached)  # type: ignore[method-assign,assignment]
+    params = SamplingParams()
+    requests = (
+        ScheduledRequest("a", [1], 16, (3, 8, 20), params, range(17), (), True),
+        ScheduledRequest("b", [1], 15, (5, 30), params, range(16), (), True),
+    )
+    getattr(runner, phase)(Batch(Phase(phase), requests))
+    assert told == [(8, 2)]
