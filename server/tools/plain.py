@@ -44,17 +44,16 @@ def tell_calls(messages: Messages, spelling: Spelling) -> list[dict[str, Any]]:
     """
     told: list[dict[str, Any]] = []
     names: dict[str, str] = {}
-    is_result_turn = False
+    are_results = False  # what was told last
     for message in messages:
         role = message["role"]
-        if role == "tool" or (role == "user" and is_result_turn):
-            before = f"{told.pop()['content']}\n" if is_result_turn else ""
-            text = _text_of(message) if role == "user" else _result(message, names)
-            told.append({"role": "user", "content": before + text})
-            is_result_turn = True
-            continue
-        is_result_turn = False
-        if role == "assistant" and message.get("tool_calls"):
+        goes_on = are_results and role in ("tool", "user")
+        are_results = goes_on or role == "tool"
+        if goes_on:
+            told[-1]["content"] += f"\n{_said_by_user(message, names)}"
+        elif role == "tool":
+            told.append({"role": "user", "content": _said_by_user(message, names)})
+        elif role == "assistant" and message.get("tool_calls"):
             names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"]}
             told.append(_without_calls(message, spelling))
         else:
@@ -62,7 +61,10 @@ def tell_calls(messages: Messages, spelling: Spelling) -> list[dict[str, Any]]:
     return told
 
 
-def _result(message: Mapping[str, Any], names: Mapping[str, str]) -> str:
+def _said_by_user(message: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """A call's result says of which."""
+    if message["role"] != "tool":
+        return _text_of(message)
     call_id = message["tool_call_id"]
     return f"Result of {names.get(call_id, call_id)}: {_text_of(message)}"
 
