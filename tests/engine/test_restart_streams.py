@@ -4,9 +4,11 @@ import asyncio
 import signal
 import time
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
+from engine.async_engine import AsyncEngine
 from engine.client import SOLE_TENANT
 from engine.errors import EngineRestartingError
 from engine.stats import PoolStats
@@ -101,13 +103,19 @@ def test_requests_that_arrive_during_the_restart_wait_for_it() -> None:
     asyncio.run(check())
 
 
+async def killed_with_two(engine: AsyncEngine) -> list["asyncio.Task[Any]"]:
+    """Down, with two requests to go on with."""
+    tasks = streams(engine, 2)
+    await eventually(lambda: held_by(engine) == 2)
+    kill_engine()
+    await is_down(engine)
+    return tasks
+
+
 def test_without_room_requests_are_told_when_the_engine_should_be_up() -> None:
     async def check() -> None:
         async with running(max_num_seqs=1, limits=RoomLimits(max_waiting=1)) as engine:
-            tasks = streams(engine, 2)
-            await eventually(lambda: held_by(engine) == 2)
-            kill_engine()
-            await is_down(engine)
+            tasks = await killed_with_two(engine)
             with pytest.raises(EngineRestartingError, match="being restarted") as refused:
                 await collect(engine, request())
             assert refused.value.retry_after_s >= 1
@@ -121,10 +129,7 @@ def test_without_room_requests_are_told_when_the_engine_should_be_up() -> None:
 def test_once_the_engine_is_up_nobody_is_refused_for_how_long_it_was_down() -> None:
     async def check() -> None:
         async with running(max_num_seqs=1, limits=RoomLimits(max_queue_s=1e6)) as engine:
-            tasks = streams(engine, 2)
-            await eventually(lambda: held_by(engine) == 2)
-            kill_engine()
-            await is_down(engine)
+            tasks = await killed_with_two(engine)
             down_s = time.monotonic()
             await eventually(lambda: engine.is_ready)
             assert engine.room.predicted_wait_s < 2 * (time.monotonic() - down_s)
