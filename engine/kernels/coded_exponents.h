@@ -86,8 +86,8 @@ class Expander {
   template <bool kAsks>
   TWOSTEP_INLINE Expanded expand(int number) {
     Expanded quarter;
-    expand_half<kAsks>(2 * number, quarter.lines);
-    expand_half<kAsks>(2 * number + 1, quarter.lines + 2);
+    expand_half<kAsks>(2 * number, quarter.vectors);
+    expand_half<kAsks>(2 * number + 1, quarter.vectors + 2);
     if (number + 1 == kQuarters) {
       __builtin_prefetch(listed_ + 2 * kLineBytes);
       unit_ += kUnitBytes;

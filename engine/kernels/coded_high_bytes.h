@@ -3,8 +3,8 @@
 // bits of a number say which. Where it has another one, that is listed: of weights that are normally distributed, one
 // in 6,000 to 16,000. Memory is read in three quarters of the time, and numbers are expanded while it is.
 //
-// A panel: its header, with the table and the list, and its numbers, in units of 128: 64 bytes of codes, then 128 low
-// bytes.
+// A panel: its header, with the table and the list, and its numbers, in units: of 128, 64 bytes of codes, then 128 low
+// bytes, or of 32, where vectors have 32 bytes: 16 of codes, then 32 low bytes.
 
 #pragma once
 
@@ -27,7 +27,8 @@ namespace twostep::high_bytes {
 
 using at::BFloat16;
 
-constexpr int64_t kUnit = Expanded::kNumbers, kUnitBytes = kUnit * 3 / 2;  // numbers, and what they take
+constexpr int64_t kUnit = Expanded::kNumbers, kCodeBytes = kUnit / 2;  // numbers, and what they take
+constexpr int64_t kUnitBytes = kCodeBytes + kUnit;
 
 // A number's index in its panel << 8 | its high byte, in ascending order, kNoException after the last one.
 using Exception = uint32_t;
@@ -64,7 +65,12 @@ class Expander {
   Expander(const Panels& panels, int64_t panel, int64_t unit)
       : from_(panels.unit_of(panel, unit)), index_(unit * kUnit) {
     const Header& header = panels.header_of(panel);
-    table_ = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(header.table)));
+    const __m128i table = _mm_load_si128(reinterpret_cast<const __m128i*>(header.table));
+#if defined(__AVX512BW__)
+    table_ = _mm512_broadcast_i32x4(table);
+#else
+    table_ = _mm256_broadcastsi128_si256(table);
+#endif
     const auto* end = reinterpret_cast<const Exception*>(panels.unit_of(panel, 0));
     exception_ = std::lower_bound(header.exceptions, end, index_ << 8);
   }
@@ -89,12 +95,13 @@ class Expander {
  private:
   TWOSTEP_INLINE bool has_exception() const { return *exception_ >> 8 < index_ + kUnit; }
 
+#if defined(__AVX512BW__)
   template <bool kAsks>
   TWOSTEP_INLINE Expanded expand_codes() {
     const __m512i nibbles = _mm512_set1_epi8(15), codes = load<kAsks>(0);
     Expanded unit;
-    expand_half(load<kAsks>(1), _mm512_and_si512(codes, nibbles), unit.lines);
-    expand_half(load<kAsks>(2), _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibbles), unit.lines + 2);
+    expand_half(load<kAsks>(1), _mm512_and_si512(codes, nibbles), unit.vectors);
+    expand_half(load<kAsks>(2), _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibbles), unit.vectors + 2);
     from_ += kUnitBytes;
     return unit;
   }
@@ -106,13 +113,25 @@ class Expander {
   }
 
   // Words of a low and a high byte, which unpacking leaves in another order than it found them: see PanelCoder.
-  TWOSTEP_INLINE void expand_half(__m512i low, __m512i codes, __m512i* lines) const {
+  TWOSTEP_INLINE void expand_half(__m512i low, __m512i codes, __m512i* words) const {
     const __m512i high = _mm512_shuffle_epi8(table_, codes);
-    lines[0] = _mm512_unpacklo_epi8(low, high);
-    lines[1] = _mm512_unpackhi_epi8(low, high);
+    words[0] = _mm512_unpacklo_epi8(low, high);
+    words[1] = _mm512_unpackhi_epi8(low, high);
   }
+#else
+  template <bool kAsks>
+  TWOSTEP_INLINE Expanded expand_codes() {
+    if constexpr (kAsks) ask_ahead(from_);
+    const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from_)));
+    const __m256i codes = _mm256_srlv_epi32(both, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));  // of a lane its nibble
+    const __m256i high = _mm256_shuffle_epi8(table_, _mm256_and_si256(codes, _mm256_set1_epi8(15)));
+    const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from_ + kCodeBytes));
+    from_ += kUnitBytes;
+    return {{_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)}};
+  }
+#endif
 
-  __m512i table_;
+  ByteVector table_;
   const uint8_t* from_;
   const Exception* exception_;
   Exception index_;  // of the next number whose exceptions are to be put
@@ -158,13 +177,22 @@ class PanelCoder {
     int64_t low_byte, code, shift;
   };
 
-  // A unit is two halves of two lines of words. A half has its low bytes in a vector of its own, and its codes in one
-  // half of each byte of the vector of codes: in groups of 16, eight of the first line, then eight of the second.
+#if defined(__AVX512BW__)
+  // A unit is two halves of two vectors of words. A half has its low bytes in a vector of its own, and its codes in one
+  // half of each byte of the vector of codes: in groups of 16, eight of the first, then eight of the second.
   static constexpr Place place_of(int64_t number) {
-    const int64_t half = number / 64, line = number % 64 / 32, word = number % 32;
-    const int64_t byte = word / 8 * 16 + line * 8 + word % 8;
+    const int64_t half = number / 64, vector = number % 64 / 32, word = number % 32;
+    const int64_t byte = word / 8 * 16 + vector * 8 + word % 8;
     return {(half + 1) * kLineBytes + byte, byte, half * 4};
   }
+#else
+  // A unit is two vectors of words. Each half of them has 16 low bytes, eight of the first, then eight of the second,
+  // and its codes in the same order in one half of each byte of codes.
+  static constexpr Place place_of(int64_t number) {
+    const int64_t vector = number / 16, half = number % 16 / 8, byte = vector * 8 + number % 8;
+    return {kCodeBytes + half * 16 + byte, byte, half * 4};
+  }
+#endif
 
   std::array<uint8_t, kTableSize> table_;
   std::array<uint8_t, 256> codes_;

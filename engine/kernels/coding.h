@@ -1,5 +1,5 @@
 // What both ways share to code a weight's numbers of bfloat16: how often they have each value of the byte that a table
-// codes, and 128 of them expanded.
+// codes, and numbers expanded.
 
 #pragma once
 
@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -19,18 +20,29 @@
 
 namespace twostep {
 
-// In vectors of as many bytes as a line has.
-struct Expanded {
-  static constexpr int64_t kNumbers = 128, kBytes = kNumbers * sizeof(at::BFloat16);
+#if defined(__AVX512BW__)
+using ByteVector = __m512i;
+constexpr int kExpandedVectors = 4;
+#else
+using ByteVector = __m256i;
+constexpr int kExpandedVectors = 2;
+#endif
 
-  __m512i lines[4];
+struct Expanded {
+  static constexpr int64_t kBytes = kExpandedVectors * sizeof(ByteVector), kNumbers = kBytes / sizeof(at::BFloat16);
+
+  ByteVector vectors[kExpandedVectors];
 
   TWOSTEP_INLINE void store(uint8_t* to) const {
-    unroll<4>([&](auto i) TWOSTEP_INLINE { _mm512_store_si512(to + i * kLineBytes, lines[i]); });
+    unroll<kExpandedVectors>([&](auto i) TWOSTEP_INLINE {
+      std::memcpy(to + i * sizeof(ByteVector), &vectors[i], sizeof(ByteVector));
+    });
   }
   TWOSTEP_INLINE static Expanded load(const uint8_t* from) {
     Expanded numbers;
-    unroll<4>([&](auto i) TWOSTEP_INLINE { numbers.lines[i] = _mm512_load_si512(from + i * kLineBytes); });
+    unroll<kExpandedVectors>([&](auto i) TWOSTEP_INLINE {
+      std::memcpy(&numbers.vectors[i], from + i * sizeof(ByteVector), sizeof(ByteVector));
+    });
     return numbers;
   }
 };

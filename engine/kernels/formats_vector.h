@@ -14,13 +14,14 @@ namespace twostep::vector {
 using Vec = PartF;  // one register
 constexpr int kLanes = kPartLanes, kVectorBytes = sizeof(Vec);
 
-// kTileRows * kVectors sums, kVectors weights and one value of x fill the vector registers.
+// kTileRows * kVectors sums, kVectors weights and one value of x fill the vector registers. Sums of kWideningRows leave
+// room for making weights, too.
 #if defined(__AVX512F__)
-constexpr int kVectors = 4, kTileRows = 6;
+constexpr int kVectors = 4, kTileRows = 6, kWideningRows = 6;
 #elif defined(__aarch64__)
-constexpr int kVectors = 3, kTileRows = 8;
+constexpr int kVectors = 3, kTileRows = 8, kWideningRows = 8;
 #else
-constexpr int kVectors = 2, kTileRows = 6;
+constexpr int kVectors = 2, kTileRows = 6, kWideningRows = 4;
 #endif
 constexpr int kPanel = kLanes * kVectors;  // columns of one panel
 constexpr int64_t kStep = 2, kStepElements = kStep * kPanel;  // of K, and of a panel
@@ -34,6 +35,22 @@ struct StepInMemory {
     Vec v;
     std::memcpy(&v, at + kIndex * kVectorBytes, sizeof(v));
     return v;
+  }
+};
+
+// A step of pairs along K, as Float32 has it: a number is the lower or the upper half of a word, so it takes one
+// instruction. With kKeeps, it is stored, too.
+template <class Pairs, bool kKeeps>
+struct WidenedStep {
+  Pairs pairs;
+  float* kept;
+
+  template <int kIndex>
+  TWOSTEP_INLINE Vec vector() const {
+    const PartU words = (PartU)pairs.template vector<kIndex % kVectors>();
+    const Vec numbers = (Vec)(kIndex < kVectors ? words << 16 : words & 0xffff0000u);
+    if constexpr (kKeeps) std::memcpy(kept + kIndex * kLanes, &numbers, sizeof(numbers));
+    return numbers;
   }
 };
 
@@ -65,6 +82,8 @@ struct Float32 {
 };
 
 #if defined(__AVX512BF16__)
+constexpr bool kWidens = false;
+
 struct BFloat16 {
   using Element = at::BFloat16;
   using Weights = __m512bh;
@@ -86,32 +105,12 @@ struct BFloat16 {
   static Vec multiply_add(Vec sum, Weights w, Input x) { return (Vec)_mm512_dpbf16_ps((__m512)sum, w, x); }
 };
 #else
-// As float32. Pairs make that one instruction: a number is the lower or the upper half of a word.
+constexpr bool kWidens = true;
+
+// Packed so, and multiplied as Float32: see WidenedPanels.
 struct BFloat16 {
   using Element = at::BFloat16;
-  using Weights = Vec;
-  using Input = Vec;
   static constexpr int kPack = 2;
-  static constexpr int kAtOnce = 1;
-
-  template <int kPart, int kVector>
-  TWOSTEP_INLINE static Weights weights(const auto& step) {
-    return widened<kPart>((PartU)step.template vector<kVector>());
-  }
-  template <int kPart>
-  static Input broadcast(const Element* x) {
-    uint32_t pair;
-    std::memcpy(&pair, x, sizeof(pair));
-    return widened<kPart>(pair - PartU{});
-  }
-  static Input broadcast_last(const Element* x) { return widened<0>(x->x - PartU{}); }
-  static Vec multiply_add(Vec sum, Weights w, Input x) { return fma_part(w, x, sum); }
-
- private:
-  template <int kPart>
-  static Vec widened(PartU pairs) {
-    return (Vec)(kPart == 0 ? pairs << 16 : pairs & 0xffff0000u);
-  }
 };
 #endif
 

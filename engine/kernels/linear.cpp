@@ -26,7 +26,7 @@ void check_dtype(const at::Tensor& tensor) {
               "linear takes float32 or bfloat16, not ", tensor.scalar_type());
 }
 
-// weight [N, K] -> [panels, steps of K, columns of a panel, K of a step], or coded, as uint8: with AVX512, where the
+// weight [N, K] -> [panels, steps of K, columns of a panel, K of a step], or coded, as uint8: on x86-64, where the
 // numbers allow it. Opaque to the caller.
 at::Tensor pack_weight(const at::Tensor& weight, [[maybe_unused]] bool may_be_coded) {
   check_dtype(weight);
@@ -39,7 +39,7 @@ at::Tensor pack_weight(const at::Tensor& weight, [[maybe_unused]] bool may_be_co
     return coded ? *coded : amx::pack(dense);
   }
 #endif
-#if defined(__AVX512BW__)
+#if defined(__AVX2__)
   const std::optional<at::Tensor> coded = may_be_coded ? vector::pack_coded(dense) : std::nullopt;
   if (coded) return *coded;
 #endif
@@ -65,7 +65,7 @@ void multiply_any(const Problem<at::BFloat16>& p, const at::BFloat16* packed) {
   vector::multiply<vector::BFloat16>(p, packed);
 }
 
-#if defined(__AVX512BW__)
+#if defined(__AVX2__)
 bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
 #if defined(__AMX_BF16__)
   if (amx::is_granted()) return amx::is_coded(packed, n, k);
@@ -99,7 +99,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::opti
   if (activation != Activation::kNone && !gates_itself(n)) {
     return gate(linear(x, packed, bias, n), activation, out);
   }
-#if defined(__AVX512BW__)
+#if defined(__AVX2__)
   if (packed.scalar_type() == at::kByte) return multiply_coded(x, packed, bias, n, activation, out);
 #endif
   const auto [panel, step] = panel_sizes(x.scalar_type());

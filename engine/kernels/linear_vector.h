@@ -95,16 +95,18 @@ struct Task {
 };
 
 // In one piece where one tile holds all rows. Meanwhile asks memory for the task that comes next.
-template <class Panels>
+template <class Panels, class Element>
 class PanelProduct {
   using Format = typename Panels::Format;
-  using Element = typename Format::Element;
+  using Factor = typename Format::Element;
 
  public:
-  // sums [kRowsPerTask, kPanel]; next may be a task of no rows.
-  PanelProduct(const Problem<Element>& p, const Panels& panels, const Task& task, const Task& next, float* sums)
-      : p_(p), panels_(panels), task_(task), next_(next), sums_(sums), writer_(p, task.panel),
-        all_steps_(divide_up(p.k, kStep)), passes_(divide_up(task.row_end - task.row, kTileRows)),
+  // x [rows, k] of the problem, sums [kRowsPerTask, kPanel]; next may be a task of no rows.
+  PanelProduct(const Problem<Element>& p, const Factor* x, const Panels& panels, const Task& task, const Task& next,
+               float* sums)
+      : p_(p), x_(x), panels_(panels), task_(task), next_(next), sums_(sums), writer_(p, task.panel),
+        all_steps_(divide_up(p.k, kStep)),
+        passes_(divide_up(task.row_end - task.row + kTileRows - Panels::kFirstRows, kTileRows)),
         max_steps_(passes_ == 1 ? all_steps_ : divide_up(all_steps_, divide_up(all_steps_, Panels::kPieceSteps))) {}
 
   void compute() {
@@ -113,7 +115,8 @@ class PanelProduct {
       ahead_ = passes_ == 1 ? Ahead() : ahead_of(piece);
       // Tiles of nearly equal height: 8 rows run as 4 + 4, not as 6 + 2.
       for (int64_t pass = 0, row = task_.row; pass < passes_; ++pass) {
-        const int64_t rows = divide_up(task_.row_end - row, passes_ - pass);
+        const int64_t limit = pass == 0 ? Panels::kFirstRows : kTileRows;
+        const int64_t rows = std::min(divide_up(task_.row_end - row, passes_ - pass), limit);
         multiply_rows(pass, row, rows, piece);
         row += rows;
       }
@@ -134,7 +137,7 @@ class PanelProduct {
     const int64_t start = piece.step * kStep, k = std::min(piece.steps * kStep, p_.k - start);
     float* sums = sums_ + (row - task_.row) * kPanel;
     const auto multiply_by = [&](const auto& steps) {
-      const Element* x = p_.x + row * p_.k + start;
+      const Factor* x = x_ + row * p_.k + start;
       ahead_ = multiply_tile<Format, kRows>(x, p_.k, k, steps, start == 0, sums, ahead_);
     };
     if (passes_ == 1) {
@@ -164,6 +167,7 @@ class PanelProduct {
   }
 
   const Problem<Element>& p_;
+  const Factor* const x_;
   const Panels& panels_;
   const Task &task_, &next_;
   float* const sums_;
@@ -172,10 +176,29 @@ class PanelProduct {
   Ahead ahead_;
 };
 
+// The problem's rows as numbers to multiply, in memory that the calling thread keeps for its next call.
+template <class Factor, class Element>
+const Factor* rows_as(const Problem<Element>& p) {
+  if constexpr (std::is_same_v<Factor, Element>) return p.x;
+  else {
+    static thread_local Scratch<Factor> scratch;
+    Factor* numbers = scratch.get(p.rows * p.k);
+    constexpr int64_t kGrain = 1 << 15;
+    run_ranges(p.rows * p.k, kGrain, [&](int64_t begin, int64_t end) {
+      for_each_vector(end - begin, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+        store_upto(numbers + begin + i, count, load_upto(p.x + begin + i, count));
+      });
+    });
+    return numbers;
+  }
+}
+
 // By the panels that panels_of_thread() gives.
 template <class Element, class PanelsOfThread>
 void multiply_panels(const Problem<Element>& p, const PanelsOfThread& panels_of_thread) {
   if (p.rows == 0) return;
+  using Panels = decltype(panels_of_thread());
+  const auto* x = rows_as<typename Panels::Format::Element>(p);
   const int64_t tiles = divide_up(p.rows, kTileRows), blocks = divide_up(p.rows, kRowsPerTask);
   const int64_t rows = divide_up(tiles, blocks) * kTileRows, tasks = divide_up(p.n, kPanel) * blocks;
   const auto task_at = [&](int64_t i) {
@@ -183,26 +206,35 @@ void multiply_panels(const Problem<Element>& p, const PanelsOfThread& panels_of_
   };
   run_foreseen_tasks(tasks, is_small(p), [&](int64_t i, int64_t then) {
     static thread_local Scratch<float> scratch;
-    const auto panels = panels_of_thread();
+    const Panels panels = panels_of_thread();
     const Task task = task_at(i), next = task_at(then);
-    PanelProduct(p, panels, task, next, scratch.get(kRowsPerTask * kPanel)).compute();
+    PanelProduct(p, x, panels, task, next, scratch.get(kRowsPerTask * kPanel)).compute();
   });
+}
+
+// As multiply_panels, by the same panels for all threads: as they are, or by what they are widened to.
+template <class Element, class Panels>
+void multiply_by(const Problem<Element>& p, const Panels& panels) {
+  if constexpr (kWidens && std::is_same_v<Element, at::BFloat16>) {
+    multiply_panels(p, [&] {
+      static thread_local Scratch<float> scratch;
+      return WidenedPanels<Panels>{panels, scratch.get(WidenedPanels<Panels>::kPieceSteps * kStepElements)};
+    });
+  } else {
+    multiply_panels(p, [&] { return panels; });
+  }
 }
 
 // By what `pack` made.
 template <class Format>
 void multiply(const Problem<typename Format::Element>& p, const typename Format::Element* packed) {
-  multiply_panels(p, [&] { return PlainPanels<Format>{packed, divide_up(p.k, kStep)}; });
+  multiply_by(p, PlainPanels<Format>{packed, divide_up(p.k, kStep)});
 }
 
-#if defined(__AVX512BW__)
+#if defined(__AVX2__)
 // By what `pack_coded` made.
 inline void multiply_coded(const Problem<at::BFloat16>& p, const uint8_t* packed, int64_t panel_bytes) {
-  multiply_panels(p, [&] {
-    static thread_local Scratch<at::BFloat16> scratch;
-    const high_bytes::Panels panels(packed, panel_bytes, divide_up(p.k, kStep));
-    return CodedPanels{panels, CodedPanels::kKeeps ? scratch.get(CodedPanels::kPieceSteps * kStepElements) : nullptr};
-  });
+  multiply_by(p, CodedPanels{high_bytes::Panels(packed, panel_bytes, divide_up(p.k, kStep))});
 }
 #endif
 

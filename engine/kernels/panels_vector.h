@@ -14,7 +14,7 @@
 #include "huge_pages.h"
 #include "threads.h"
 
-#if defined(__AVX512BW__)
+#if defined(__AVX2__)
 #include "coded_high_bytes.h"
 #endif
 
@@ -27,6 +27,7 @@ struct PlainPanels {
   using Element = typename Format::Element;
   static constexpr int64_t kStepBytes = kStepElements * sizeof(Element);
   static constexpr int64_t kPieceSteps = 128;  // at most, where several passes meet a piece in the L1 cache
+  static constexpr int64_t kFirstRows = kTileRows;  // at most, of the first pass
 
   // One after the other; asks for those to come, if wanted.
   template <bool kAsks>
@@ -56,60 +57,84 @@ struct PlainPanels {
   Steps<false> later_pass(const Piece& piece) const { return Steps<false>(start_of(piece)); }
 };
 
-#if defined(__AVX512BW__)
-// Panels in 12 bits a number. Expanding takes no time beside dot products of bfloat16, which leave shuffles a port of
-// their own, but storing what was expanded does: so every pass over a piece expands it, and pieces are long. Without
-// that instruction the first pass expands a piece for all others, too.
+#if defined(__AVX2__)
+// Panels in 12 bits a number, expanded in every pass.
 struct CodedPanels {
   using Format = BFloat16;
-  using Element = at::BFloat16;
   static_assert(kStepElements == high_bytes::kUnit);
   static constexpr int64_t kStepBytes = high_bytes::kUnitBytes;
-#if defined(__AVX512BF16__)
-  static constexpr bool kKeeps = false;
-#else
-  static constexpr bool kKeeps = true;
-#endif
-  static constexpr int64_t kPieceSteps = kKeeps ? PlainPanels<Format>::kPieceSteps : 512;
+  static constexpr int64_t kPieceSteps = 512, kFirstRows = kTileRows;
 
   struct Step {
     Expanded unit;
 
     template <int kIndex>
     TWOSTEP_INLINE Vec vector() const {
-      return (Vec)unit.lines[kIndex];
+      return (Vec)unit.vectors[kIndex];
     }
   };
 
-  template <bool kAsks, bool kStores>
+  template <bool kAsks>
   class Steps {
    public:
-    Steps(const CodedPanels& panels, const Piece& piece)
-        : expander_(panels.numbers, piece.panel, piece.step), expanded_(panels.expanded) {}
+    Steps(const CodedPanels& panels, const Piece& piece) : expander_(panels.numbers, piece.panel, piece.step) {}
 
-    TWOSTEP_INLINE Step next() {
-      const Step step{expander_.expand<kAsks>()};
-      if constexpr (kStores) step.unit.store(reinterpret_cast<uint8_t*>(expanded_)), expanded_ += kStepElements;
-      return step;
-    }
+    TWOSTEP_INLINE Step next() { return {expander_.expand<kAsks>()}; }
 
    private:
     high_bytes::Expander expander_;
-    Element* expanded_;
   };
 
   high_bytes::Panels numbers;
-  Element* expanded;  // of a piece, if kKeeps
 
   const uint8_t* start_of(const Piece& piece) const { return numbers.unit_of(piece.panel, piece.step); }
-  Steps<true, false> only_pass(const Piece& piece) const { return {*this, piece}; }
-  Steps<false, kKeeps> first_pass(const Piece& piece) const { return {*this, piece}; }
-  auto later_pass(const Piece& piece) const {
-    if constexpr (kKeeps) return PlainPanels<Format>::Steps<false>(expanded);
-    else return Steps<false, false>(*this, piece);
-  }
+  Steps<true> only_pass(const Piece& piece) const { return {*this, piece}; }
+  Steps<false> first_pass(const Piece& piece) const { return {*this, piece}; }
+  Steps<false> later_pass(const Piece& piece) const { return {*this, piece}; }
 };
 #endif
+
+// Panels of pairs of bfloat16 without an instruction that multiplies them: as float32. The first of several passes
+// keeps a piece's numbers for all others, since whatever makes them needs the ports that multiply.
+template <class Pairs>
+struct WidenedPanels {
+  using Format = Float32;
+  static constexpr int64_t kStepBytes = Pairs::kStepBytes;
+  static constexpr int64_t kPieceSteps = (16 << 10) / PlainPanels<Float32>::kStepBytes;  // half of an L1 cache
+  static constexpr int64_t kFirstRows = kWideningRows;
+
+  template <class PairSteps, bool kKeeps>
+  class Steps {
+   public:
+    Steps(const PairSteps& pairs, float* kept) : pairs_(pairs), kept_(kept) {}
+
+    TWOSTEP_INLINE auto next() {
+      float* kept = kept_;
+      kept_ += kStepElements;
+      return WidenedStep<decltype(pairs_.next()), kKeeps>{pairs_.next(), kept};
+    }
+
+   private:
+    PairSteps pairs_;
+    float* kept_;
+  };
+
+  Pairs pairs;
+  float* kept;  // of a piece
+
+  const auto* start_of(const Piece& piece) const { return pairs.start_of(piece); }
+  auto only_pass(const Piece& piece) const { return steps<false>(pairs.only_pass(piece)); }
+  auto first_pass(const Piece& piece) const { return steps<true>(pairs.first_pass(piece)); }
+  auto later_pass(const Piece& /*piece*/) const {
+    return PlainPanels<Float32>::Steps<false>(kept);
+  }
+
+ private:
+  template <bool kKeeps, class PairSteps>
+  auto steps(const PairSteps& pair_steps) const {
+    return Steps<PairSteps, kKeeps>(pair_steps, kept);
+  }
+};
 
 // Calls use(panel, numbers) for each panel of a weight [N, K], zero padded: [steps][kStep / pack][kPanel][pack].
 template <class Format, class Use>
@@ -142,7 +167,7 @@ at::Tensor pack(const at::Tensor& weight) {
   return packed;
 }
 
-#if defined(__AVX512BW__)
+#if defined(__AVX2__)
 // Whether pack_coded made it of a weight [n, k].
 inline bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
   return high_bytes::is_coded(packed, divide_up(n, kPanel), divide_up(k, kStep));
