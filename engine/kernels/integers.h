@@ -65,14 +65,17 @@ inline int32_t sum_of_32(const int8_t* x) {
 #endif
 }
 
-// a * b, numbers of 16 bits with their sign.
-inline PartI times_word(PartI a, PartI b) {
+// Two numbers of 16 bits with their sign, as one of 32.
+inline int32_t pair_of(int32_t low, int32_t high) { return (low & 0xffff) | high * 65536; }
+
+// The sum of two products, of pairs.
+inline PartI times_pairs(PartI a, PartI b) {
 #if defined(__AVX512BW__)
-  return (PartI)_mm512_madd_epi16((__m512i)a, (__m512i)(b & 0xffff));
+  return (PartI)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__) && defined(__FMA__)
-  return (PartI)_mm256_madd_epi16((__m256i)a, (__m256i)(b & 0xffff));
+  return (PartI)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #else
-  return a * b;
+  return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
 
@@ -167,13 +170,8 @@ class CodeSums {
 
   // A part of them, times numbers from 0 to 15.
   TWOSTEP_INLINE PartI times(int i, PartI factors) const {
-#if defined(__AVX512BW__) && !defined(__AVX512VNNI__)
-    return (PartI)_mm512_madd_epi16((__m512i)sums_.part[i], (__m512i)(factors | factors << 16));
-#elif defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512VNNI__)
-    return (PartI)_mm256_madd_epi16((__m256i)sums_.part[i], (__m256i)(factors | factors << 16));
-#else
+    if constexpr (kAddsPairs) return times_pairs(sums_.part[i], factors | factors << 16);
     return sums_.part[i] * factors;
-#endif
   }
 
  private:
@@ -182,8 +180,11 @@ class CodeSums {
     const __m512i pairs = _mm512_maddubs_epi16((__m512i)weights, _mm512_set1_epi32(word_of(x)));
     return (PartI)_mm512_add_epi16((__m512i)sums, pairs);
 #elif defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512VNNI__)
-    const __m256i pairs = _mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(word_of(x)));
-    return (PartI)_mm256_add_epi16((__m256i)sums, pairs);
+    // GCC would reorder intrinsics, and then lack registers.
+    PartI pairs;
+    const PartI fours = PartI{} + word_of(x);
+    asm("vpmaddubsw %2, %3, %1\n\tvpaddw %1, %0, %0" : "+x"(sums), "=&x"(pairs) : "x"(fours), "x"(weights));
+    return sums;
 #else
     return integers::add_products(sums, weights, x);
 #endif

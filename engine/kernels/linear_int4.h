@@ -18,7 +18,8 @@
 
 namespace twostep::int4 {
 
-using integers::Bytes;
+using integers::Bytes, integers::PartB, integers::PartI;
+typedef uint16_t PartS __attribute__((vector_size(4 * kPartLanes)));
 
 constexpr int64_t kStep = integers::kStep, kSubgroup = 32;
 constexpr int64_t kCodeBytes = kLanes * kStep / 2, kTileBytes = integers::kWordBytes + kCodeBytes;
@@ -40,9 +41,6 @@ class Expander {
   Bytes high(const Bytes& codes) const { return expand(codes, [](PartB part) { return part >> 4; }); }
 
  private:
-  typedef uint16_t PartS __attribute__((vector_size(4 * kPartLanes)));
-  using PartB = integers::PartB;
-
   template <class Half>
   Bytes expand(const Bytes& codes, Half half) const {
     Bytes bytes;
@@ -70,13 +68,20 @@ inline void expand_tile(const uint8_t* from, uint32_t offset, uint8_t* to) {
   }
 }
 
+// Where pairs are added, all rows multiply codes as they are, and so many have registers for their sums.
+#if defined(__AVX512F__) || !defined(__AVX2__)
+constexpr int kRowsOfPass = 8;
+#else
+constexpr int kRowsOfPass = 4;
+#endif
+
 // What weights have in common whose tiles take so many bytes in a step, of which the first are the header.
 template <int64_t kBytes>
 struct TilesOf {
   using Precision = integers::EightBits;
   using Dots = integers::Dots;
   static constexpr int64_t kHeaderBytes = 0, kStepBytes = 2 * kBytes;
-  static constexpr int kRowsAtOnce = 8;
+  static constexpr int kRowsAtOnce = kRowsOfPass;
 
   // What a group adds to the sums of one tile.
   class Scales {
@@ -101,51 +106,43 @@ struct ExpandedWeight : TilesOf<kExpandedTileBytes> {
   static constexpr int64_t kAsks = 2 * integers::kTileBytes / kLineBytes;  // of a step
 
   template <int kRows, class Ask>
-  TWOSTEP_INLINE static void multiply_step(const int8_t* numbers, int64_t row, const uint8_t* at,
-                                           Dots (&dots)[kRows][2], const Ask& ask) {
-    const uint8_t* bytes = at + integers::kWordBytes;
-    integers::multiply_bytes<Precision, kRows>(numbers, row, bytes, kExpandedTileBytes, dots, ask);
+  TWOSTEP_INLINE static void multiply_step(const integers::RowsOfStep& rows, const uint8_t* at, Dots (&dots)[kRows][2],
+                                           const Ask& ask) {
+    integers::multiply_bytes<Precision, kRows>(rows, at + integers::kWordBytes, kExpandedTileBytes, dots, ask);
   }
 };
 
 // So many rows at once multiply codes as they are, which takes fewer instructions than to expand them. In each subgroup
 //
 //   sum(multiplier * (code - zero) * x) = multiplier * sum(code * x) - multiplier * zero * sum(x).
-constexpr int kRowsOfCodes = integers::kAddsPairs ? 8 : 3;
+constexpr int kRowsOfCodes = integers::kAddsPairs ? kRowsOfPass : 3;
 
-// What becomes of the codes' products with a row, in one of the two subgroups of a tile's step.
+// What becomes of the codes' products with a row, in a part of the columns of a tile's step.
 class Levels {
  public:
-  Levels(const uint8_t* header, int64_t subgroup) {
-    unroll<kParts>([&](auto i) {
-      const PartU words = integers::load_words(header, i) >> (8 * subgroup);
-      multipliers_.part[i] = (PartI)(words & 15);
-      shifts_.part[i] = integers::times_word(multipliers_.part[i], (PartI)(words >> 4 & 15)) - integers::kOffset;
-    });
+  Levels(const uint8_t* header, int part) {
+    const PartU words = integers::load_words(header, part);
+    multipliers_[0] = (PartI)(words & 15), multipliers_[1] = (PartI)(words >> 8 & 15);
+    const PartS zeros = (PartS)((words >> 4 & 15) | (words << 4 & 15 << 16));
+    shifts_ = (PartI)((PartS)(multipliers_[0] | multipliers_[1] << 16) * zeros - uint16_t(integers::kOffset));
   }
 
-  // As kOffset is added to what is expanded, it is here. `sum` is that of the row's numbers.
-  TWOSTEP_INLINE void add(integers::Dots& dots, const integers::CodeSums& products, int32_t sum) const {
-    unroll<kParts>([&](auto i) TWOSTEP_INLINE {
-      dots.part[i] += products.times(i, multipliers_.part[i]) - integers::times_word(shifts_.part[i], PartI{} + sum);
-    });
+  // Of one of both subgroups.
+  TWOSTEP_INLINE PartI times(const integers::CodeSums& products, int part, int subgroup) const {
+    return products.times(part, multipliers_[subgroup]);
   }
+  // Of both, as kOffset is added to what is expanded; `half_sums` are those of the row's numbers.
+  TWOSTEP_INLINE PartI shift(int32_t half_sums) const { return integers::times_pairs(shifts_, PartI{} + half_sums); }
 
  private:
-  using PartI = integers::PartI;
-
-  integers::Dots multipliers_, shifts_;
+  PartI multipliers_[2], shifts_;
 };
 
 // As Weight::multiply_step.
 template <int kRows, class Ask>
-TWOSTEP_INLINE inline void multiply_codes(const int8_t* numbers, int64_t row, const uint8_t* at,
+TWOSTEP_INLINE inline void multiply_codes(const integers::RowsOfStep& rows, const uint8_t* at,
                                           integers::Dots (&dots)[kRows][2], const Ask& ask) {
-  const auto find = [&](int64_t r, int64_t k) { return integers::EightBits::find(numbers, row + r, k); };
-  int32_t sums[kRows][2];
-  unroll<kRows>([&](auto r) TWOSTEP_INLINE {
-    sums[r][0] = integers::sum_of_32(find(r, 0)), sums[r][1] = integers::sum_of_32(find(r, kSubgroup));
-  });
+  const int8_t* first_x = integers::EightBits::find(rows.numbers, rows.row, 0);
   unroll<2>([&](auto tile) TWOSTEP_INLINE {
     const uint8_t *header = at + tile * kTileBytes, *codes = header + integers::kWordBytes;
     ask(header);
@@ -154,10 +151,18 @@ TWOSTEP_INLINE inline void multiply_codes(const int8_t* numbers, int64_t row, co
       for (int64_t k = subgroup * kSubgroup; k < (subgroup + 1) * kSubgroup; k += 8, codes += kLineBytes) {
         ask(codes);
         const Bytes bytes = integers::load_bytes(codes);
-        unroll<kRows>([&](auto r) TWOSTEP_INLINE { products[r].add_products(bytes, find(r, k)); });
+        unroll<kRows>([&](auto r) TWOSTEP_INLINE {
+          products[r].add_products(bytes, integers::EightBits::find(first_x, r, k));
+        });
       }
-      const Levels levels(header, subgroup);
-      unroll<kRows>([&](auto r) TWOSTEP_INLINE { levels.add(dots[r][tile], products[r], sums[r][subgroup]); });
+      unroll<kParts>([&](auto part) TWOSTEP_INLINE {
+        const Levels levels(header, part);
+        unroll<kRows>([&](auto r) TWOSTEP_INLINE {
+          PartI& sum = dots[r][tile].part[part];
+          sum += levels.times(products[r], part, subgroup);
+          if constexpr (subgroup == 1) sum -= levels.shift(rows.half_sums[rows.row + r]);
+        });
+      });
     });
   });
 }
@@ -180,11 +185,11 @@ struct Weight : TilesOf<kTileBytes> {
     return expanded;
   }
 
-  // dots += rows [row, row + kRows) of a tile times one step of a panel; ask(line) comes with each of its lines.
+  // dots += kRows rows times one step of a panel; ask(line) comes with each of its lines.
   template <int kRows, class Ask>
-  TWOSTEP_INLINE static void multiply_step(const int8_t* numbers, int64_t row, const uint8_t* at,
-                                           Dots (&dots)[kRows][2], const Ask& ask) {
-    if constexpr (kRows <= kRowsOfCodes) return multiply_codes<kRows>(numbers, row, at, dots, ask);
+  TWOSTEP_INLINE static void multiply_step(const integers::RowsOfStep& rows, const uint8_t* at, Dots (&dots)[kRows][2],
+                                           const Ask& ask) {
+    if constexpr (kRows <= kRowsOfCodes) return multiply_codes<kRows>(rows, at, dots, ask);
     integers::for_tiles_at_once<Ask>([&](auto tiles) TWOSTEP_INLINE {
       tiles([&](auto tile) TWOSTEP_INLINE { ask(at + tile * kTileBytes); });
       for (int64_t subgroup = 0; subgroup < 2; ++subgroup) {
@@ -199,7 +204,7 @@ struct Weight : TilesOf<kTileBytes> {
             const Bytes bytes = integers::load_bytes(codes);
             low[tile] = expanders[tile].low(bytes), high[tile] = expanders[tile].high(bytes);
           });
-          const int8_t* first_x = Precision::find(numbers, row, subgroup * kSubgroup + line * 8);
+          const int8_t* first_x = Precision::find(rows.numbers, rows.row, subgroup * kSubgroup + line * 8);
           unroll<kRows>([&](auto r) TWOSTEP_INLINE {
             const int8_t* x = Precision::find(first_x, r, 0);
             tiles([&](auto tile) TWOSTEP_INLINE {

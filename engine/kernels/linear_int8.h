@@ -44,11 +44,11 @@ struct WeightFor {
   static Dots first_dots(typename Precision::Sum row_sum) { return Dots::first(row_sum); }
   static integers::Dots total(const Dots& dots) { return dots.total(); }
 
-  // dots += rows [row, row + kRows) of a tile times one step of a panel; ask(line) comes with each of its lines.
+  // dots += kRows rows times one step of a panel; ask(line) comes with each of its lines.
   template <int kRows, class Ask>
-  TWOSTEP_INLINE static void multiply_step(const int8_t* numbers, int64_t row, const uint8_t* at,
-                                           Dots (&dots)[kRows][2], const Ask& ask) {
-    integers::multiply_bytes<Precision, kRows>(numbers, row, at, integers::kTileBytes, dots, ask);
+  TWOSTEP_INLINE static void multiply_step(const integers::RowsOfStep& rows, const uint8_t* at, Dots (&dots)[kRows][2],
+                                           const Ask& ask) {
+    integers::multiply_bytes<Precision, kRows>(rows, at, integers::kTileBytes, dots, ask);
   }
 };
 

@@ -75,14 +75,22 @@ TWOSTEP_INLINE inline void add_to(AnyDots& dots, const Bytes& weights, const int
   dots.add_products(weights, x);
 }
 
-// dots += rows [row, row + kRows) of a tile of rows times a step whose tiles of bytes begin at `at` and `tile_bytes`
-// after it; ask(line) comes with each of their lines.
+// A step of some rows, of one tile of rows, from `row` on.
+struct RowsOfStep {
+  const int8_t* numbers;
+  const int32_t* half_sums;
+  int64_t row;
+};
+
+// dots += kRows rows times a step whose tiles of bytes begin at `at` and `tile_bytes` after it; ask(line) comes with
+// each of their lines.
 template <class Precision, int kRows, class AnyDots, class Ask>
-TWOSTEP_INLINE inline void multiply_bytes(const int8_t* numbers, int64_t row, const uint8_t* at, int64_t tile_bytes,
+TWOSTEP_INLINE inline void multiply_bytes(const RowsOfStep& rows, const uint8_t* at, int64_t tile_bytes,
                                           AnyDots (&dots)[kRows][2], const Ask& ask) {
   for_tiles_at_once<Ask>([&](auto tiles) TWOSTEP_INLINE {
     for (int64_t k = 0; k < kStep; k += 4) {
-      const int8_t* first_x = Precision::find(numbers, row, k);  // others are so far from it that an instruction tells
+      // Others are so far from the first that an instruction tells.
+      const int8_t* first_x = Precision::find(rows.numbers, rows.row, k);
       Bytes bytes[2];
       tiles([&](auto tile) TWOSTEP_INLINE {
         const uint8_t* line = at + tile * tile_bytes + k / 4 * kLineBytes;
@@ -169,9 +177,10 @@ Ahead multiply_panel(const RowsOf<Weight>& rows, int64_t tile, int64_t row, cons
     typename Weight::Dots dots[kRows][2];
     unroll<kRows>([&](auto r) { dots[r][0] = dots[r][1] = Weight::first_dots(rows.sums[place + r]); });
     for (int64_t step = 0; step < rows.steps_of(group); ++step) {
-      const int8_t* numbers = rows.numbers_of(tile, group * kGroupSteps + step);
+      const int64_t number = group * kGroupSteps + step;
+      const RowsOfStep some{rows.numbers_of(tile, number), rows.half_sums_of(tile, number), row};
       const uint8_t* at = panel + Weight::kHeaderBytes + step * Weight::kStepBytes;
-      Weight::template multiply_step<kRows>(numbers, row, at, dots, ask);
+      Weight::template multiply_step<kRows>(some, at, dots, ask);
     }
     unroll<2>([&](auto half) TWOSTEP_INLINE {
       const typename Weight::Scales scales(panel, half);

@@ -21,7 +21,7 @@ constexpr int64_t kGroupSteps = 4, kGroup = kGroupSteps * kStep;  // with one sc
 static_assert(kGroup == hadamard::kLargestBlock && kStep == hadamard::kSmallestBlock);
 
 struct EightBits {
-  static constexpr bool kIsTransformed = true;
+  static constexpr bool kIsTransformed = true, kSumsHalves = true;
   static constexpr int64_t kBytes = 1;  // of a number
   static constexpr int32_t kLargest = 127;
   using Sum = int32_t;  // of a group's numbers
@@ -33,7 +33,7 @@ struct EightBits {
 };
 
 struct SixteenBits {
-  static constexpr bool kIsTransformed = false;
+  static constexpr bool kIsTransformed = false, kSumsHalves = false;
   static constexpr int64_t kBytes = 2;
   static constexpr int32_t kLargest = 127 * 256 + 127;  // so that both halves have 8 bits and a sign
   using Sum = float;
@@ -58,10 +58,12 @@ struct Rows {
   int8_t* numbers;  // [tiles][steps][16 x 64], zeros beyond K
   float* scales;    // [tiles][groups][16]
   typename Precision::Sum* sums;  // [tiles][groups][16], each of a row's numbers in the group
+  int32_t* half_sums;             // [tiles][steps][16], where Precision::kSumsHalves: two of 16 bits
 
   int8_t* numbers_of(int64_t tile, int64_t step) const {
     return numbers + (tile * steps + step) * kTileBytes * Precision::kBytes;
   }
+  int32_t* half_sums_of(int64_t tile, int64_t step) const { return half_sums + (tile * steps + step) * kTileRows; }
   int64_t place(int64_t tile, int64_t group) const { return (tile * groups + group) * kTileRows; }
   int64_t steps_of(int64_t group) const { return std::min(kGroupSteps, steps - group * kGroupSteps); }
 };
@@ -110,6 +112,12 @@ void round_group(const Element* row, int64_t k, const Rows<Precision>& rows, int
     });
     Precision::store(rows.numbers_of(tile, group * kGroupSteps + i / kStep), row_of_tile, i % kStep, numbers);
   }
+  if constexpr (Precision::kSumsHalves) {
+    for (int64_t step = group * kGroupSteps; step < group * kGroupSteps + size / kStep; ++step) {
+      const int8_t* numbers = Precision::find(rows.numbers_of(tile, step), row_of_tile, 0);
+      rows.half_sums_of(tile, step)[row_of_tile] = pair_of(sum_of_32(numbers), sum_of_32(numbers + 32));
+    }
+  }
   rows.scales[at] = most / Precision::kLargest + (most - most);
   rows.sums[at] = typename Precision::Sum(fold_add(to_floats(total)));
 }
@@ -120,10 +128,12 @@ Rows<Precision> round_rows(const Problem<Element>& p) {
   static thread_local Scratch<int8_t> numbers;
   static thread_local Scratch<float> scales;
   static thread_local Scratch<typename Precision::Sum> sums;
+  static thread_local Scratch<int32_t> half_sums;
   const int64_t steps = divide_up(p.k, kStep), groups = divide_up(p.k, kGroup);
   const int64_t rows = round_up(p.rows, kTileRows);
   const Rows<Precision> rounded{steps, groups, numbers.get(rows * steps * kStep * Precision::kBytes),
-                                scales.get(rows * groups), sums.get(rows * groups)};
+                                scales.get(rows * groups), sums.get(rows * groups),
+                                Precision::kSumsHalves ? half_sums.get(rows * steps) : nullptr};
   run_tasks(p.rows, p.rows * p.k < 1 << 15, [&](int64_t i) {
     for (int64_t group = 0; group < groups; ++group) round_group(p.x + i * p.k, p.k, rounded, i, group);
   });
