@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from engine.huge_pages import empty_in_huge_pages
+from engine.kernels.cpu_features import has_native_bf16
 from engine.step_floor import Ceilings
 
-__all__ = ["measure_ceilings"]
+__all__ = ["measure_ceilings", "multiplied_as"]
 
 _MIN_READ_BYTES = 1 << 16
 _MAX_READ_BYTES = 1 << 30  # more than caches hold
@@ -22,10 +23,15 @@ _BUDGET_S = 0.1  # of each measurement, after a first run
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype, weight_bytes: int) -> Ceilings:
     """Reads as much as a step reads, so that small models, whose weights stay in the caches, are held to those."""
-    ceilings = Ceilings(_read_speed(device, weight_bytes), _matrix_speed(device, dtype))
+    ceilings = Ceilings(_read_speed(device, weight_bytes), _matrix_speed(device, multiplied_as(device, dtype)))
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the KV cache takes what is free
     return ceilings
+
+
+def multiplied_as(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """A CPU that does not multiply bfloat16 does no better than float32, of which torch's bfloat16 has a hundredth."""
+    return torch.float32 if device.type == "cpu" and not has_native_bf16() else dtype
 
 
 def _read_speed(device: torch.device, weight_bytes: int) -> float:

@@ -40,3 +40,21 @@ def test_a_model_reads_as_much_as_it_has() -> None:
     assert ceilings._read_bytes(1) == 1 << 16
     assert ceilings._read_bytes(10 << 20) == 10 << 20
     assert ceilings._read_bytes(1 << 40) == 1 << 30
+
+
+@pytest.mark.parametrize(("has_native", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_a_cpu_without_bfloat16_is_measured_in_what_it_multiplies(
+    has_native: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ceilings, "has_native_bf16", lambda: has_native)
+    assert ceilings.multiplied_as(CPU, torch.bfloat16) is expected
+    assert ceilings.multiplied_as(CPU, torch.float32) is torch.float32
+    assert ceilings.multiplied_as(torch.device("cuda"), torch.bfloat16) is torch.bfloat16
+
+
+def test_that_is_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[torch.dtype] = []
+    monkeypatch.setattr(ceilings, "has_native_bf16", lambda: False)
+    monkeypatch.setattr(ceilings, "_matrix_speed", lambda _, dtype: measured.append(dtype) or 1.0)
+    assert measure_ceilings(CPU, torch.bfloat16, weight_bytes=1).flops_per_s == 1.0
+    assert measured == [torch.float32]
