@@ -100,11 +100,11 @@ def _load(config: EngineConfig) -> LoadedModel:
     _check_architecture(hf_config, config)
     device = _device(config.device)
     _check_quantization(config, device)
-    dtype = _dtype(config.dtype, device, hf_config)
+    kernels = load_kernels() if device.type == "cpu" else None
+    dtype = _dtype(config.dtype, device, hf_config, kernels)
     module = _load_weights(config, source, device, dtype)
     text_config = hf_config.get_text_config(decoder=True)
     calls = probe_layers(module, text_config, device)
-    kernels = load_kernels() if device.type == "cpu" else None
     _replace_parts(module, calls, device, kernels is not None)
     draft = _draft_model(module, calls, kernels is not None, config.draft_quantization)
     report = prepare_linears(module, kernels is not None, config.quantization)
@@ -189,14 +189,15 @@ def _device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
 
 
-def _dtype(name: str, device: torch.device, hf_config: PreTrainedConfig) -> torch.dtype:
+def _dtype(name: str, device: torch.device, hf_config: PreTrainedConfig, kernels: KernelInfo | None) -> torch.dtype:
     if name != "auto":
         chosen: torch.dtype = getattr(torch, name)
         if chosen is torch.float16 and device.type == "cpu":
             raise ConfigError("--dtype float16 is not supported on the CPU; use bfloat16 or float32.")
         return chosen
     if device.type == "cpu":
-        return torch.bfloat16 if has_native_bf16() else torch.float32
+        widens = kernels is not None and kernels.isa != "generic"  # which takes no time beside reading less
+        return torch.bfloat16 if widens or has_native_bf16() else torch.float32
     own = hf_config.get_text_config(decoder=True).dtype
     return own if own in (torch.float16, torch.bfloat16) else torch.bfloat16
 
