@@ -60,8 +60,8 @@ def check_rows(x: Tensor, shape: torch.Size) -> None:
 class KernelWeight:
     """Multiplies through the C++ kernel: float32 or bfloat16, on the CPU; any number of threads, the same bits.
 
-    Where the kernel has AVX512, it holds bfloat16 in 12 bits a number, or 11 with AMX, exactly, if the weight's numbers
-    allow it and `may_be_coded`. Products are the same, bit for bit.
+    Where the kernel has AVX2 or AVX512, it holds bfloat16 in 12 bits a number, or 11 with AMX, exactly, if the weight's
+    numbers allow it and `may_be_coded`. Products are the same, bit for bit.
     """
 
     bits = 0
