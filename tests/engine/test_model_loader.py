@@ -8,13 +8,12 @@ import pytest
 import torch
 import transformers
 
-from engine import model_loader
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError, ModelError, ModelMemoryError, UnsupportedModelError
 from engine.huge_pages import empty_in_huge_pages
 from engine.kernel_layer import KernelDecoderLayer
-from engine.kernels import KernelInfo, load_kernels
+from engine.kernels import load_kernels
 from engine.model_loader import LoadedModel, load_model
 from engine.model_setup import load_model_runner
 from engine.prompt_scores import unpack_scores
@@ -198,26 +197,6 @@ def test_code_in_a_checkpoint_does_not_run_unless_trusted(llama: Path) -> None:
     with pytest.raises(ModelError):
         load(llama)
     assert not marker.exists()
-
-
-@pytest.mark.parametrize(
-    ("isa", "has_native", "expected"),
-    [
-        ("amx", True, torch.bfloat16),
-        ("avx512", False, torch.bfloat16),  # kernels widen it
-        ("avx2", False, torch.bfloat16),
-        ("generic", True, torch.bfloat16),
-        ("generic", False, torch.float32),
-        (None, True, torch.bfloat16),
-        (None, False, torch.float32),
-    ],
-)
-def test_weights_are_bfloat16_where_that_is_fast(
-    isa: str | None, has_native: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_loader, "has_native_bf16", lambda: has_native)
-    kernels = KernelInfo(isa, Path()) if isa else None
-    assert model_loader._dtype("auto", torch.device("cpu"), transformers.LlamaConfig(), kernels) is expected
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

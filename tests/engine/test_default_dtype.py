@@ -1,0 +1,30 @@
+"""Which numbers weights become where nobody says."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from engine import model_loader
+from engine.kernels import KernelInfo
+
+
+@pytest.mark.parametrize(
+    ("isa", "has_native", "expected"),
+    [
+        ("amx", True, torch.bfloat16),
+        ("avx512", False, torch.bfloat16),  # kernels widen it
+        ("avx2", False, torch.bfloat16),
+        ("generic", True, torch.bfloat16),
+        ("generic", False, torch.float32),
+        (None, True, torch.bfloat16),
+        (None, False, torch.float32),
+    ],
+)
+def test_weights_are_bfloat16_where_that_is_fast(
+    isa: str | None, has_native: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_loader, "has_native_bf16", lambda: has_native)
+    kernels = KernelInfo(isa, Path()) if isa else None
+    assert model_loader._dtype("auto", torch.device("cpu"), LlamaConfig(), kernels) is expected
