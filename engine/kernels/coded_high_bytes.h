@@ -29,6 +29,11 @@ using at::BFloat16;
 
 constexpr int64_t kUnit = Expanded::kNumbers, kCodeBytes = kUnit / 2;  // numbers, and what they take
 constexpr int64_t kUnitBytes = kCodeBytes + kUnit;
+#if defined(__AVX512BW__)
+constexpr int64_t kAlignment = kLineBytes;  // of a weight, for loads of whole vectors
+#else
+constexpr int64_t kAlignment = 16;  // for those of tables
+#endif
 
 // A number's index in its panel << 8 | its high byte, in ascending order, kNoException after the last one.
 using Exception = uint32_t;
@@ -207,7 +212,7 @@ inline bool is_coded(const at::Tensor& packed, int64_t panels, int64_t units) {
   const int64_t header_bytes = packed.size(1) - units * kUnitBytes;
   if (packed.numel() == 0 || !packed.is_contiguous() || packed.size(0) != panels) return false;
   const auto* header = packed.const_data_ptr<uint8_t>();
-  return header_bytes > 0 && header_bytes % kLineBytes == 0 && reinterpret_cast<uintptr_t>(header) % kLineBytes == 0 &&
+  return header_bytes > 0 && header_bytes % kLineBytes == 0 && reinterpret_cast<uintptr_t>(header) % kAlignment == 0 &&
          reinterpret_cast<const Header*>(header)->units == units;
 }
 
