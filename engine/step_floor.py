@@ -20,7 +20,8 @@ class Ceilings(msgspec.Struct, frozen=True):
 
     read_bytes_per_s: float
     flops_per_s: float
-    """Multiplications and additions per second of torch's matrix product in the model's dtype, or what the CPU has."""
+    """Multiplications and additions per second of torch's matrix product, in the model's dtype or, where a CPU does not
+    multiply that, in float32."""
 
 
 class AttentionSize(msgspec.Struct, frozen=True):

@@ -87,11 +87,13 @@ def test_each_request_has_the_scores_that_it_asked_for(tiny_model: Callable[...,
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_the_cache_is_told_how_far_a_step_writes(tiny_model: Callable[..., LoadedModel], phase: str) -> None:
+def test_the_cache_is_told_how_far_a_step_writes(
+    tiny_model: Callable[..., LoadedModel], phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Up to the last block of this step's tokens, though more are allocated."""
     runner = runner_of(tiny_model("llama"), lambda *_: torch.eye(2))
     told: list[tuple[int, int]] = []
-    runner._cache.reach = lambda *reached: told.append(reached)  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(runner._cache, "reach", lambda *reached: told.append(reached))
     params = SamplingParams()
     requests = (
         ScheduledRequest("a", [1], 16, (3, 8, 20), params, range(17), (), True),
