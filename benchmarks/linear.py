@@ -172,7 +172,8 @@ def main(arguments: list[str] | None = None) -> int:
     ceilings = Ceilings(DTYPES[options.dtype])
     results = list(measure_all(ceilings, options.quantization, options.seconds))
     print(f"kernels for {kernels.isa}, {torch.get_num_threads()} threads; measured ceilings: ", end="")
-    print(f"read {ceilings.read / 1e9:.1f} GB/s, {options.dtype} matmul {ceilings.matmul / 1e9:.0f} GFLOP/s")
+    multiplied = str(multiplied_as(torch.device("cpu"), ceilings.dtype)).removeprefix("torch.")
+    print(f"read {ceilings.read / 1e9:.1f} GB/s, {multiplied} matmul {ceilings.matmul / 1e9:.0f} GFLOP/s")
     Console(width=None if sys.stdout.isatty() else 100).print(table_of(results, ceilings))
     return 0
 
