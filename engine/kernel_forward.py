@@ -64,20 +64,19 @@ class KernelForward:
         decoder = cast(Any, module.base_model)
         rotary, classes = decoder.rotary_emb, torch.classes.twostep
         self._head = cast(nn.Module, module.get_output_embeddings())
-        self._decoder = classes.Decoder(
+        self._run_decoder = classes.Decoder(
             decoder.embed_tokens.weight.detach(),
             rotary.inv_freq.to(torch.float32),
             rotary.attention_scaling,
             [layer.over(cache) for layer in decoder.layers],
             kernel_norm(decoder.norm),
-        )
+        ).run  # called as an operator with an object, torch throws and catches two exceptions
 
     def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> Tensor:
         paged = inputs.attention
         num_tokens = len(inputs.token_ids)
         rows = None if kept is None or [*kept] == [*range(num_tokens)] else kept_rows(kept, inputs)
-        hidden = torch.ops.twostep.run_decoder(
-            self._decoder,
+        hidden = self._run_decoder(
             inputs.token_ids,
             inputs.positions,
             paged.block_tables,

@@ -69,7 +69,7 @@ class KernelDecoderLayer(nn.Module):
         return cast(Tensor, torch.ops.twostep.after_attention(self._after, hidden_states, attended))
 
     def over(self, cache: KVCache) -> Any:
-        """The same layer for `run_decoder`, which attends over its part of the cache."""
+        """The same layer for the decoder, which attends over its part of the cache."""
         call = self._call
         keys, values = cache.keys[call.layer], cache.values[call.layer]
         return torch.classes.twostep.Layer(

@@ -13,12 +13,12 @@ constexpr int64_t kLineBytes = 64;  // of caches
 // Asks for the bytes to come, with every vector that is read: a core has places for only some of what it asked for, and
 // those of a whole step at once would wait for them. First into the L2 cache, from where the way is short; that also
 // finds the next page, for which the core would stop. Always inlined: GCC takes a function that does nothing else for
-// one without effect, and drops its calls.
+// one without effect, and drops its calls. Without a far distance it asks only once.
 template <int kNear = 1024, int kFar = 3072>
 TWOSTEP_INLINE inline void ask_ahead(const void* at) {
   const char* byte = static_cast<const char*>(at);
   __builtin_prefetch(byte + kNear);
-  __builtin_prefetch(byte + kFar, 0, 2);
+  if constexpr (kFar > 0) __builtin_prefetch(byte + kFar, 0, 2);
 }
 
 // The steps [step, step + steps) of a weight's panel.

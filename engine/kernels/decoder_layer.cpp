@@ -237,8 +237,8 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
       torch::init<Ref<Attention>, Ref<MLP>, at::Tensor, at::Tensor, double, std::optional<int64_t>,
                   std::optional<double>, OptionalTensor>());
   library.class_<Decoder>("Decoder")
-      .def(torch::init<at::Tensor, at::Tensor, double, std::vector<Ref<Layer>>, Ref<Norm>>());
+      .def(torch::init<at::Tensor, at::Tensor, double, std::vector<Ref<Layer>>, Ref<Norm>>())
+      .def("run", &run_decoder);
   library.def("before_attention", &before_attention);
   library.def("after_attention", &after_attention);
-  library.def("run_decoder", &run_decoder);
 }

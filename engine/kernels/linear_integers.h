@@ -41,7 +41,13 @@ inline Vec upper_numbers(const uint8_t* header) {
 struct AskForPanel {
   static constexpr bool kFromMemory = true;
 
-  TWOSTEP_INLINE void operator()(const uint8_t* line) const { ask_ahead(line); }
+  TWOSTEP_INLINE void operator()(const uint8_t* line) const {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    ask_ahead<1536, 0>(line);
+#else
+    ask_ahead(line);
+#endif
+  }
 };
 
 struct AskForNext {
