@@ -1,8 +1,7 @@
 """What is asked of a server before the load: whether it is ready, and which model it serves."""
 
 import asyncio
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import httpx
 
@@ -24,22 +23,31 @@ def http_client(target: Target, headers: Mapping[str, str]) -> httpx.AsyncClient
 
 async def find(target: Target, headers: Mapping[str, str], wait_s: float) -> Target:
     """The target, resolved and ready; Unreachable when it is not within `wait_s`. Without a wait, only resolved."""
-    give_up_s = time.perf_counter() + wait_s
+    if not wait_s:
+        try:
+            return await resolve(target)
+        except Unreachable as error:
+            raise Unreachable(f"{error}. Is the server running? (--wait 60 waits for it)") from None
+    reasons = ["no answer"]
+    try:
+        async with asyncio.timeout(wait_s):
+            return await _when_ready(target, headers, reasons.append)
+    except TimeoutError:
+        raise Unreachable(f"{target.url} is not ready after {wait_s:g} s: {reasons[-1]}") from None
+
+
+async def _when_ready(target: Target, headers: Mapping[str, str], tell: Callable[[str], None]) -> Target:
+    """Tells each time why it is not."""
     while True:
         try:
             found = await resolve(target)
-            if not wait_s:
-                return found
             async with http_client(found, headers) as client:
                 reason = await _why_not_ready(client)
             if not reason:
                 return found
+            tell(reason)
         except Unreachable as error:
-            if not wait_s:
-                raise Unreachable(f"{error}. Is the server running? (--wait 60 waits for it)") from None
-            reason = str(error)
-        if time.perf_counter() >= give_up_s:
-            raise Unreachable(f"{target.url} is not ready after {wait_s:g} s: {reason}")
+            tell(str(error))
         await asyncio.sleep(_POLL_S)
 
 

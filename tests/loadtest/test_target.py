@@ -77,6 +77,13 @@ def test_a_server_that_stays_loading_is_unreachable() -> None:
         asyncio.run(find(parse_target("A", fake.url), {}, wait_s=0.1))
 
 
+def test_a_server_that_does_not_answer_is_not_waited_for_any_longer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = parse_target("A", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(Unreachable, match=r"not ready after 0\.1 s: no answer"):
+            asyncio.run(find(target, {}, wait_s=0.1))
+
+
 def model_of(target: Target) -> str:
     async def ask() -> str:
         async with http_client(target, {}) as client:
