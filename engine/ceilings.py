@@ -23,7 +23,9 @@ _BUDGET_S = 0.1  # of each measurement, after a first run
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype, weight_bytes: int) -> Ceilings:
     """Reads as much as a step reads, so that small models, whose weights stay in the caches, are held to those."""
-    ceilings = Ceilings(_read_speed(device, weight_bytes), _matrix_speed(device, multiplied_as(device, dtype)))
+    product = multiplied_as(device, dtype)
+    name = str(product).removeprefix("torch.")
+    ceilings = Ceilings(_read_speed(device, weight_bytes), _matrix_speed(device, product), name)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the KV cache takes what is free
     return ceilings

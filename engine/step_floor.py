@@ -20,8 +20,9 @@ class Ceilings(msgspec.Struct, frozen=True):
 
     read_bytes_per_s: float
     flops_per_s: float
-    """Multiplications and additions per second of torch's matrix product, in the model's dtype or, where a CPU does not
-    multiply that, in float32."""
+    """Multiplications and additions per second of torch's matrix product."""
+    dtype: str = "float32"
+    """Of that product: the model's, but for a CPU that does not multiply bfloat16."""
 
 
 class AttentionSize(msgspec.Struct, frozen=True):

@@ -67,7 +67,7 @@ def _machine(info: EngineInfo) -> str:
     ceilings, floor = info.ceilings, FloorPlan(info.size, info.ceilings).floor_of_first_token()
     return (
         f"reads {ceilings.read_bytes_per_s / 1e9:,.1f} GB/s, multiplies {ceilings.flops_per_s / 1e9:,.0f} GFLOP/s "
-        f"({info.dtype}); one stream: at most {1 / floor.seconds:,.0f} steps/s"
+        f"({ceilings.dtype}); one stream: at most {1 / floor.seconds:,.0f} steps/s"
     )
 
 

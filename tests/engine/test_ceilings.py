@@ -56,5 +56,6 @@ def test_that_is_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[torch.dtype] = []
     monkeypatch.setattr(ceilings, "has_native_bf16", lambda: False)
     monkeypatch.setattr(ceilings, "_matrix_speed", lambda _, dtype: measured.append(dtype) or 1.0)
-    assert measure_ceilings(CPU, torch.bfloat16, weight_bytes=1).flops_per_s == 1.0
+    found = measure_ceilings(CPU, torch.bfloat16, weight_bytes=1)
+    assert (found.flops_per_s, found.dtype) == (1.0, "float32")
     assert measured == [torch.float32]
