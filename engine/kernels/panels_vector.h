@@ -110,7 +110,7 @@ struct WidenedPanels {
 
     TWOSTEP_INLINE auto next() {
       float* kept = kept_;
-      kept_ += kStepElements;
+      if constexpr (kKeeps) kept_ += kStepElements;
       return WidenedStep<decltype(pairs_.next()), kKeeps>{pairs_.next(), kept};
     }
 
