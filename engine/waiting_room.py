@@ -39,7 +39,7 @@ class RoomLimits:
     """Requests beside those that run."""
     max_waiting_tokens: int = 1_000_000
     """Prompt tokens of requests without a first token. One that comes while none wait may have more."""
-    max_queue_s: float = 30.0
+    max_queue_s: float = 60.0
     """Longest wait to be scheduled, predicted and real."""
 
 

@@ -75,7 +75,7 @@ class Settings(BaseSettings):
     max_waiting: PositiveInt = setting("Server", 256, "Requests that may wait; more are refused with 429.")
     max_waiting_tokens: PositiveInt = setting("Server", 1_000_000, "Prompt tokens that may wait to be computed.")
     max_queue_time: PositiveFloat = setting(
-        "Server", 30.0, "Seconds a request may wait to be scheduled; 429 when it would wait longer.", "SECONDS", le=1e6
+        "Server", 60.0, "Seconds a request may wait to be scheduled; 429 when it would wait longer.", "SECONDS", le=1e6
     )
     max_body_bytes: ByteSize = setting("Server", ByteSize(8 * 2**20), "Largest request body.", "BYTES", gt=0)
     max_header_bytes: ByteSize = setting("Server", ByteSize(64 * 2**10), "Largest request head.", "BYTES", gt=0)
