@@ -30,7 +30,8 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
     if config.num_threads is not None:
         _set_threads(config.num_threads)
     model = load_model(config)
-    ceilings = measure_ceilings(model.device, model.dtype, model.weight_bytes)
+    multiplied = config.quantization if model.has_kernels else "none"
+    ceilings = measure_ceilings(model.device, model.dtype, model.weight_bytes, multiplied)
     give_back_freed_memory()
     max_model_len = _max_model_len(config, model)
     num_blocks, max_model_len = _size_pool(config, model, max_model_len)

@@ -20,9 +20,9 @@ class Ceilings(msgspec.Struct, frozen=True):
 
     read_bytes_per_s: float
     flops_per_s: float
-    """Multiplications and additions per second of torch's matrix product."""
+    """Multiplications and additions per second of the fastest matrix product: torch's, or that of quantized weights."""
     dtype: str = "float32"
-    """Of that product: the model's, but for a CPU that does not multiply bfloat16."""
+    """Of that product: the model's, float32 on a CPU that does not multiply bfloat16, or the quantization."""
 
 
 class AttentionSize(msgspec.Struct, frozen=True):

@@ -1,5 +1,7 @@
 """What is read and multiplied, and how often, to measure the machine."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -54,8 +56,31 @@ def test_a_cpu_without_bfloat16_is_measured_in_what_it_multiplies(
 
 def test_that_is_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[torch.dtype] = []
+
+    def speed(_: torch.device, product_of: Callable[[int], ceilings.Product]) -> float:
+        measured.append(product_of(8)().dtype)
+        return 1.0
+
     monkeypatch.setattr(ceilings, "has_native_bf16", lambda: False)
-    monkeypatch.setattr(ceilings, "_matrix_speed", lambda _, dtype: measured.append(dtype) or 1.0)
+    monkeypatch.setattr(ceilings, "_matrix_speed", speed)
     found = measure_ceilings(CPU, torch.bfloat16, weight_bytes=1)
     assert (found.flops_per_s, found.dtype) == (1.0, "float32")
     assert measured == [torch.float32]
+
+
+@pytest.mark.usefixtures("ops")
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_quantized_weights_count_where_they_are_faster(
+    quantization: str, is_faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def speed(_: torch.device, product_of: Callable[[int], ceilings.Product]) -> float:
+        product = product_of(64)
+        assert product().shape == (64, 64)
+        is_packed = getattr(product, "func", None) is not torch.matmul
+        return 2.0 if is_packed is is_faster else 1.0
+
+    monkeypatch.setattr(ceilings, "_matrix_speed", speed)
+    found = measure_ceilings(CPU, torch.float32, weight_bytes=1, quantization=quantization)
+    assert found.flops_per_s == 2.0
+    assert found.dtype == (quantization if is_faster else "float32")
