@@ -43,7 +43,7 @@ struct AskForPanel {
 
   TWOSTEP_INLINE void operator()(const uint8_t* line) const {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    ask_ahead<1536, 0>(line);
+    ask_ahead<1536, 0>(line);  // Zen 3 has places for 24 lines under way, and a second distance takes some of them
 #else
     ask_ahead(line);
 #endif
