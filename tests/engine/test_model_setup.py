@@ -9,7 +9,9 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ModelMemoryError
+from engine.kernels import load_kernels
 from engine.model_setup import load_model_runner
+from engine.step_floor import Ceilings
 from tests.engine.tiny_models import make_checkpoint
 
 
@@ -40,3 +42,23 @@ def test_more_threads_than_cpus_are_warned_of(llama: Path, caplog: pytest.LogCap
         assert f"--num-threads {num_cpus + 1} is more than the {num_cpus} CPUs" in caplog.text
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_what_kernels_multiply_is_what_the_machine_is_measured_with(
+    has_kernels: bool, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them, quantized weights are multiplied by torch."""
+    if has_kernels and load_kernels() is None:
+        pytest.skip("no kernels here")
+    asked: list[str] = []
+
+    def measure(_: torch.device, __: torch.dtype, ___: int, quantization: str) -> Ceilings:
+        asked.append(quantization)
+        return Ceilings(1.0, 1.0)
+
+    monkeypatch.setattr("engine.model_setup.measure_ceilings", measure)
+    if not has_kernels:
+        monkeypatch.setattr("engine.model_loader.load_kernels", lambda: None)
+    load(llama, quantization="int4", num_blocks=4)
+    assert asked == ["int4" if has_kernels else "none"]
