@@ -21,7 +21,6 @@ _MAX_MATRIX_SIZE = {"cpu": 2048, "cuda": 8192}
 _RUN_S = 0.005  # a matrix product that takes so long is large enough
 _BUDGET_S = 0.1  # of each measurement, after a first run
 
-
 Product = Callable[[], Tensor]
 
 
