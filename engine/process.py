@@ -4,7 +4,6 @@ It talks in `engine.messages` only.
 Its standard input is a pipe that ends when the server process does, however that dies; then this process ends, too.
 """
 
-import gc
 import logging
 import os
 import select
@@ -18,7 +17,7 @@ from typing import Protocol
 
 from engine.config import EngineConfig, EngineInfo
 from engine.errors import ConfigError, ModelError, RequestError
-from engine.footprint import drop_code_pages, give_back_freed_memory
+from engine.footprint import settle, share_one_heap
 from engine.messages import (
     AbortRequests,
     AddRequest,
@@ -115,10 +114,7 @@ def run(link: Link, load: Load, marker: Marker) -> int:
             return 0
         logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         engine = load(start.config, marker)
-        gc.collect()
-        gc.freeze()  # the model lives as long as the process: collections between steps need not look at it
-        give_back_freed_memory()
-        drop_code_pages()
+        settle()
         link.send(EngineReady(engine.info))
         try:
             _serve(engine, link, marker)
@@ -175,6 +171,7 @@ def _handle(message: ToEngine, engine: SteppingEngine, link: Link, marker: Marke
 
 if __name__ == "__main__":
     ignore_signals()  # before the seconds that the import takes
+    share_one_heap()
     from engine.engine import Engine  # torch enters the process only here
 
     sys.exit(main(sys.argv[1:], Engine.from_config))

@@ -1,7 +1,6 @@
 """The loaded model as the server uses it: engine, tokenizer, sampling defaults."""
 
 import asyncio
-import gc
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -14,6 +13,7 @@ from engine.checkpoint import check_checkpoint, is_local, state_of
 from engine.client import EngineClient, EngineObserver
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.footprint import settle
 from engine.grammar_checker import GrammarChecker
 from engine.hub import look_for_hub, pinned
 from engine.room_shares import most_places, most_tokens
@@ -130,8 +130,7 @@ async def _open_backend(
         info = await engine.start()
         tokenizer.max_tokens = MAX_CONTEXTS * info.max_model_len
         room = RoomSize(settings.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
-        gc.collect()
-        gc.freeze()  # tokenizer, routes and validators stay: no collection, which holds up all streams, looks at them
+        settle()
         yield Backend(engine, tokenizer, chat, defaults, room, grammars, weights)
     finally:
         grammars.close()

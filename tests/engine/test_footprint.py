@@ -5,6 +5,8 @@ import mmap
 import os
 import re
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,33 @@ def test_what_was_freed_below_something_in_use_goes_back_to_the_system() -> None
     del pieces
     give_back_freed_memory()
     assert resident_bytes() < before + 30e6 and len(last) == 4000
+
+
+def test_what_threads_freed_goes_back_and_what_stays_is_not_collected_again() -> None:
+    hasattr(ctypes.CDLL(None), "mallopt") or pytest.skip("the C library has its own way with threads")
+    code = """
+import gc, threading, weakref
+from engine.footprint import settle, share_one_heap
+from tests.resident_memory import resident_bytes
+share_one_heap()
+b"-" * 30_000_000  # after which glibc keeps as much for reuse
+before = resident_bytes()
+def work():
+    pieces = [b"-" * 100_000 for _ in range(250)]
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+class Cycle: ...
+cycle = Cycle()
+cycle.itself = cycle
+rest = weakref.ref(cycle)
+del cycle
+settle()
+print(resident_bytes() - before, gc.get_freeze_count(), rest() is None)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    grown, num_frozen, is_collected = done.stdout.split()
+    assert int(grown) < 10e6 and int(num_frozen) > 1000 and is_collected == "True"
 
 
 def test_dropped_code_takes_no_memory_and_is_read_again_when_used(tmp_path: Path) -> None:
