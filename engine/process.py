@@ -172,6 +172,9 @@ def _handle(message: ToEngine, engine: SteppingEngine, link: Link, marker: Marke
 if __name__ == "__main__":
     ignore_signals()  # before the seconds that the import takes
     share_one_heap()
-    from engine.engine import Engine  # torch enters the process only here
+    from engine.lean_torch import make_torch_lean  # torch enters the process only here
+
+    make_torch_lean()
+    from engine.engine import Engine
 
     sys.exit(main(sys.argv[1:], Engine.from_config))

@@ -1,0 +1,93 @@
+"""An engine runs without torch's compiler and distribution; who wants the compiler gets it."""
+
+import asyncio
+import subprocess
+import sys
+from importlib.resources import files
+from types import ModuleType
+
+import pytest
+import torch
+
+from engine.async_engine import AsyncEngine
+from engine.config import EngineConfig
+from engine.lean_torch import make_torch_lean
+from tests.engine.async_engines import Words, collect, request, tokens_of
+
+LEAN = """
+import sys
+from engine.lean_torch import make_torch_lean
+make_torch_lean()
+"""
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", LEAN + code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_engine_loads_and_runs_a_model_without_either(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    config = EngineConfig(model=str(files("engine") / "embedded_model"), num_blocks=8)
+
+    async def check() -> None:
+        engine = AsyncEngine(config, Words())
+        try:
+            await engine.start()
+            assert len(tokens_of(await collect(engine, request()))) == 5
+        finally:
+            await engine.stop()
+
+    asyncio.run(check())
+    imported = {line.rpartition("|")[2].strip() for line in capfd.readouterr().err.splitlines()}
+    assert {"engine.lean_torch", "transformers.masking_utils"} <= imported
+    assert not [name for name in imported if name.startswith(("torch._dynamo", "torch.distributed.tensor"))]
+
+
+def test_marks_and_who_looks_at_all_modules_load_nothing() -> None:
+    run("""
+import inspect, torch
+def double(x): return 2 * x
+assert torch.compiler.disable(double) is double
+assert torch.compiler.disable(recursive=False)(double) is double
+assert torch._dynamo.allow_in_graph(double) is double
+assert torch._dynamo.assume_constant_result(double) is double
+torch._dynamo.mark_static_address(torch.ones(1))
+[hasattr(module, "__file__") for module in list(sys.modules.values())]
+inspect.getmodule(inspect.currentframe())
+assert "torch._dynamo.config" not in sys.modules
+""")
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "assert torch.compile(lambda x: 2 * x, backend='eager')(torch.ones(2)).tolist() == [2, 2]",
+        "import torch._dynamo.config",
+    ],
+)
+def test_the_compiler_comes_when_more_of_it_is_wanted(wanted: str) -> None:
+    real = "from torch._dynamo.decorators import disable; assert torch._dynamo.disable is disable"
+    run(f"import torch\n{wanted}\n{real}")
+
+
+def test_the_helper_of_masks_is_the_real_one_once_it_is_used() -> None:
+    run("""
+import torch
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+assert "torch._dynamo.config" not in sys.modules
+table, at = torch.arange(6.0).view(2, 3), torch.tensor([2, 0])
+with TransformGetItemToIndex():  # without it, vmap refuses to index by a tensor
+    assert torch.vmap(lambda i: table[1, i])(at).tolist() == [5, 3]
+""")
+
+
+def test_a_compiler_that_is_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = ModuleType("torch._dynamo")
+    monkeypatch.setitem(sys.modules, "torch._dynamo", compiler)
+    monkeypatch.setattr(torch.distributed, "is_available", torch.distributed.is_available)
+    make_torch_lean()
+    assert sys.modules["torch._dynamo"] is compiler and not torch.distributed.is_available()
