@@ -102,6 +102,10 @@ struct Attention : torch::CustomClassHolder {
   }
 };
 
+// Tokens whose gated rows there are at once: these are several times as wide as all else, and of more tokens they would
+// take most of what a step takes.
+constexpr int64_t kGatedTokens = 1024;
+
 struct MLP : torch::CustomClassHolder {
   Ref<Linear> attention_out;
   Ref<Norm> norm;
@@ -117,7 +121,15 @@ struct MLP : torch::CustomClassHolder {
                                                 Workspace& work) const {
     const at::Tensor projected = (*attention_out)(attended, work.added);
     const auto [residual, normed] = norm->of_sum(x, projected, work.residual, work.normed);
-    return {residual, (*down)((*gate_up)(normed, work.gated, activation), work.added)};
+    if (normed.size(0) <= kGatedTokens) {
+      return {residual, (*down)((*gate_up)(normed, work.gated, activation), work.added)};
+    }
+    for (int64_t first = 0; first < normed.size(0); first += kGatedTokens) {
+      const int64_t count = std::min(kGatedTokens, normed.size(0) - first);
+      const at::Tensor gated = (*gate_up)(normed.narrow(0, first, count), work.gated, activation);
+      (*down)(gated, Buffer(projected.narrow(0, first, count)));  // which nobody reads any more
+    }
+    return {residual, projected};
   }
 };
 

@@ -95,6 +95,19 @@ def test_what_a_step_computed_stays_whatever_size_the_next_ones_have(llama: Load
     assert all(torch.equal(head(hidden), logits) for hidden, logits in results)
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@torch.inference_mode()
+def test_a_prompt_whose_gated_rows_are_computed_in_parts(
+    tiny_model: Callable[..., LoadedModel], quantization: str
+) -> None:
+    model, num_blocks = tiny_model("qwen2", "bfloat16", quantization), 2_100 // BLOCK_SIZE + 1
+    caches = [KVCache(model.layers, num_blocks, BLOCK_SIZE, model.dtype, model.device) for _ in range(2)]
+    fast, plain = KernelForward(model.module, caches[0]), TransformersForward(model.module, caches[1], cpu)
+    inputs = build_inputs([request(0, 2_100, tuple(range(num_blocks)))], BLOCK_SIZE, torch.device("cpu"))
+    for kept in (None, [3, *range(600, 2_100)]):
+        assert torch.equal(fast(inputs, kept), plain(inputs, kept))
+
+
 @pytest.mark.parametrize("token_id", [-1, 10**9])
 def test_tokens_that_the_model_does_not_have_are_refused(llama: LoadedModel, token_id: int) -> None:
     step = ScheduledRequest("", [3, token_id], 0, (0,), SamplingParams(), [], [], True)
