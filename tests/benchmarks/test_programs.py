@@ -21,6 +21,7 @@ LEAST = {
     "drafts": ("--model", str(EMBEDDED), "--streams", "1", "--max-tokens", "8", "--rounds", "1"),
     "grammar": ("--rows", "2", "--steps", "3"),
     "linear": ("--seconds", "0.001"),
+    "memory": ("--minutes", "0.02", "--concurrency", "2"),
     "quantization": ("--windows", "1"),
     "sampling": ("--rows", "2", "--vocab-size", "1000", "--repeats", "1"),
     "serving": ("--concurrency", "2"),
