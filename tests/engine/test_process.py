@@ -163,8 +163,7 @@ def test_without_a_server_the_loop_ends() -> None:
 
 def test_an_engine_is_ready_when_what_loading_left_behind_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    for name in ("give_back_freed_memory", "drop_code_pages"):
-        monkeypatch.setattr(process, name, partial(done.append, name))
+    monkeypatch.setattr(process, "settle", partial(done.append, "settle"))
 
     def load(config: EngineConfig, marker: Marker) -> fake.FakeEngine:
         done.append("load")
@@ -172,7 +171,7 @@ def test_an_engine_is_ready_when_what_loading_left_behind_is_gone(monkeypatch: p
 
     monkeypatch.setattr(ScriptedLink, "send", lambda _, message: done.append(type(message).__name__))
     run(ScriptedLink([START], [Shutdown()]), load)
-    assert done == ["load", "give_back_freed_memory", "drop_code_pages", "EngineReady"]
+    assert done == ["load", "settle", "EngineReady"]
 
 
 def test_nothing_is_loaded_before_start() -> None:
