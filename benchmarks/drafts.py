@@ -22,12 +22,12 @@ from rich.table import Table
 from benchmarks.command import exit_with
 from benchmarks.grammar import EMBEDDED
 from benchmarks.padded_model import save_padded_model
-from engine.config import EngineConfig
+from engine.core.config import EngineConfig
+from engine.core.messages import AddRequest
+from engine.core.sampling_params import SamplingParams
 from engine.drafter import NO_DRAFT, Draft, Drafter, PromptLookup
 from engine.engine import Engine
-from engine.messages import AddRequest
 from engine.model_setup import load_model_runner
-from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 from loadtest.numbers import positive
 

@@ -23,15 +23,15 @@ from rich.table import Table
 
 import engine
 from benchmarks.command import exit_with
-from engine.batch import ScheduledRequest
-from engine.config import EngineConfig, EngineInfo
+from engine.core.batch import ScheduledRequest
+from engine.core.config import EngineConfig, EngineInfo
+from engine.core.messages import AddRequest
+from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.grammar import GrammarCompiler, compiler_for, make_tokenizer
 from engine.grammar_source import JSON_OBJECT, JsonSchema, to_lark
 from engine.logits import forbid_tokens
 from engine.matcher import Matcher
-from engine.messages import AddRequest
-from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 from loadtest.numbers import positive
 

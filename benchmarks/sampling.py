@@ -16,11 +16,11 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.command import exit_with
-from engine.batch import ScheduledRequest
 from engine.ceilings import measure_ceilings
+from engine.core.batch import ScheduledRequest
+from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
 from engine.sampler import Sampler
-from engine.sampling_params import SamplingParams
 from loadtest.numbers import positive
 
 CPU = torch.device("cpu")

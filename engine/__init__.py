@@ -4,10 +4,10 @@ Importing this imports no torch. `engine.engine.Engine` runs in-process and does
 """
 
 from engine.async_engine import AsyncEngine
-from engine.batch import Phase, TokenLogprobs
 from engine.client import EngineClient, EngineObserver, GenerationRequest
-from engine.config import EngineConfig, EngineInfo
-from engine.errors import (
+from engine.core.batch import Phase, TokenLogprobs
+from engine.core.config import EngineConfig, EngineInfo
+from engine.core.errors import (
     ConfigError,
     ContextLengthError,
     EngineFailedError,
@@ -20,10 +20,10 @@ from engine.errors import (
     TwostepError,
     UnsupportedModelError,
 )
-from engine.outputs import RequestOutput
-from engine.request import FinishReason
-from engine.sampling_params import SamplingParams
-from engine.stats import PoolStats, RequestTimings, StepStats
+from engine.core.outputs import RequestOutput
+from engine.core.request import FinishReason
+from engine.core.sampling_params import SamplingParams
+from engine.core.stats import PoolStats, RequestTimings, StepStats
 from engine.tokenizer import Tokenizer
 
 __all__ = [

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.request import FinishReason, Request
+from engine.core.request import FinishReason, Request
 
 EXHAUSTED = "The request's grammar is too complex: it took more time, or more states, than one request may have."
 NO_TOKEN_LEFT = "No token can come next: the request's grammar, and what it allows and forbids besides, leave none."

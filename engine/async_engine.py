@@ -10,11 +10,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from engine.admission import check_request
 from engine.client import EngineObserver, GenerationRequest, NullObserver, Tenant, observe_output
-from engine.config import EngineConfig, EngineInfo
-from engine.detokenizer import TokenTable
-from engine.errors import (
+from engine.core.config import EngineConfig, EngineInfo
+from engine.core.errors import (
     EngineFailedError,
     EngineGivenUpError,
     EngineRestartingError,
@@ -24,16 +22,18 @@ from engine.errors import (
     RequestTimeoutError,
     TwostepError,
 )
+from engine.core.messages import AbortRequests, FromEngine, RequestRefused, RequestsScheduled, RequestStates, StepUpdate
+from engine.core.outputs import RequestOutput
+from engine.core.request import FinishReason
+from engine.core.request_snapshot import RequestView
+from engine.core.request_validation import check_request
+from engine.core.stats import RoomStats, StepStats, standstill
+from engine.detokenizer import TokenTable
 from engine.expiry import Expiry
 from engine.inspector import Inspector
 from engine.live_request import LiveRequest, news_of
-from engine.messages import AbortRequests, FromEngine, RequestRefused, RequestsScheduled, RequestStates, StepUpdate
-from engine.outputs import RequestOutput
-from engine.request import FinishReason
-from engine.request_view import RequestView
 from engine.restart_policy import RestartPolicy
 from engine.roster import Roster
-from engine.stats import RoomStats, StepStats, standstill
 from engine.supervisor import Supervisor
 from engine.suspects import Death
 from engine.waiting_room import RoomLimits, WaitingRoom

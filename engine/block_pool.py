@@ -7,8 +7,8 @@ else *free*. free + held + cached = all blocks, always.
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from engine.core.stats import PoolStats
 from engine.prefix_cache import BlockCache
-from engine.stats import PoolStats
 
 
 class BlockPool:

@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from engine.errors import InvalidParameterError
+from engine.core.errors import InvalidParameterError
 
 MAX_SECONDS = 5.0
 MAX_CHARS = 2**24

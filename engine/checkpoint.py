@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelError, UnsupportedModelError
+from engine.core.errors import ModelError, UnsupportedModelError
 
 _WEIGHT_FILES = ("*.safetensors", "*.bin")
 _SAFETENSORS = "serve the checkpoint that it was made from, with config.json and safetensors files."

@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.config import EngineInfo
-from engine.outputs import RequestOutput
-from engine.request import FinishReason
-from engine.request_view import RequestView
-from engine.sampling_params import SamplingParams
-from engine.stats import RequestTimings, RoomStats, StepStats
+from engine.core.config import EngineInfo
+from engine.core.outputs import RequestOutput
+from engine.core.request import FinishReason
+from engine.core.request_snapshot import RequestView
+from engine.core.sampling_params import SamplingParams
+from engine.core.stats import RequestTimings, RoomStats, StepStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from engine.batch import ScheduledRequest
+from engine.core.batch import ScheduledRequest
 
 
 def shortened(request: ScheduledRequest, num_drafts: int) -> ScheduledRequest:

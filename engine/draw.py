@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import ScheduledRequest
+from engine.core.batch import ScheduledRequest
 from engine.philox import uniforms
 
 __all__ = ["Draw", "controls_of", "draw_for", "draw_in_torch", "draw_weighed"]

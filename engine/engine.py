@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from engine.admission import check_request
-from engine.batch import Batch, Phase, ScheduledRequest, StepOutput
 from engine.block_pool import BlockPool
-from engine.config import EngineConfig, EngineInfo
+from engine.core.batch import Batch, Phase, ScheduledRequest, StepOutput
+from engine.core.config import EngineConfig, EngineInfo
+from engine.core.errors import InvalidParameterError
+from engine.core.messages import AddRequest, RequestState, RequestUpdate, StepUpdate
+from engine.core.request import Request
+from engine.core.request_validation import check_request
+from engine.core.stats import StepStats
 from engine.draft_rows import shortened
 from engine.drafter import Drafter, PromptLookup
-from engine.errors import InvalidParameterError
 from engine.forced_text import ForcedText
 from engine.grammar import Grammars, NoGrammars, load_grammars
-from engine.messages import AddRequest, RequestState, RequestUpdate, StepUpdate
 from engine.model_drafts import ModelDrafts
 from engine.prefill_budget import PrefillPace
 from engine.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
-from engine.request import Request
 from engine.scheduler import Scheduler
 from engine.speculation import Speculation
-from engine.stats import StepStats
 from engine.step_cost import StepCosts
 from engine.step_floor import FloorPlan
 from engine.step_marker import Marker, NullMarker

@@ -11,7 +11,7 @@ a plain sorted queue.
 from bisect import bisect_left, insort
 from operator import attrgetter
 
-from engine.request import Request
+from engine.core.request import Request
 
 
 class FairQueue:

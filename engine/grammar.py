@@ -24,12 +24,12 @@ from typing import Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from engine.config import EngineConfig, EngineInfo
-from engine.errors import ModelError, RequestError
+from engine.core.config import EngineConfig, EngineInfo
+from engine.core.errors import ModelError, RequestError
+from engine.core.request import Constraint, Request
 from engine.fair_queue import FairQueue
 from engine.foresight import Alphabet
 from engine.matcher import Matcher
-from engine.request import Constraint, Request
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

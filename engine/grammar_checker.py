@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import cast
 from weakref import WeakValueDictionary
 
-from engine.errors import GrammarError, OverloadedError
+from engine.core.errors import GrammarError, OverloadedError
 
 COMMAND = (sys.executable, "-m", "engine.grammar_check")
 MAX_ASKED = 16  # at once by one tenant: each may take the whole timeout, one after the other

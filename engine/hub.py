@@ -11,8 +11,8 @@ from urllib.request import getproxies
 import msgspec
 
 from engine.checkpoint import is_local
-from engine.config import EngineConfig
-from engine.errors import ModelError, reason_of
+from engine.core.config import EngineConfig
+from engine.core.errors import ModelError, reason_of
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from engine.child_process import ChildProcess
-from engine.config import EngineConfig, EngineInfo
-from engine.errors import (
+from engine.core.config import EngineConfig, EngineInfo
+from engine.core.errors import (
     ConfigError,
     EngineFailedError,
     ModelError,
@@ -14,7 +14,7 @@ from engine.errors import (
     TwostepError,
     UnsupportedModelError,
 )
-from engine.messages import EngineFailure, EngineReady, FromEngine, Shutdown, Start, ToEngine
+from engine.core.messages import EngineFailure, EngineReady, FromEngine, Shutdown, Start, ToEngine
 from engine.step_marker import StepMarker
 from engine.suspects import Death
 from engine.transport import BrokenLinkError, ServerLink

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from engine.errors import GrammarError
+from engine.core.errors import GrammarError
 
 MAX_DEPTH = 100  # of the schema's own JSON
 

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from engine.batch import TokenLogprobs
 from engine.client import GenerationRequest
-from engine.detokenizer import IncrementalDetokenizer, TokenTable
-from engine.errors import (
+from engine.core.batch import TokenLogprobs
+from engine.core.errors import (
     DeadlineError,
     EngineFailedError,
     RequestAbortedError,
@@ -16,13 +15,14 @@ from engine.errors import (
     RequestTimeoutError,
     TwostepError,
 )
+from engine.core.messages import AddRequest, FirstTokenInfo, RequestUpdate
+from engine.core.outputs import RequestOutput
+from engine.core.prompt_logprobs import unpack_scores
+from engine.core.request import FinishReason
+from engine.core.stats import RequestTimings
+from engine.detokenizer import IncrementalDetokenizer, TokenTable
 from engine.expiry import Expiry
 from engine.mailbox import Mailbox
-from engine.messages import AddRequest, FirstTokenInfo, RequestUpdate
-from engine.outputs import RequestOutput
-from engine.prompt_scores import unpack_scores
-from engine.request import FinishReason
-from engine.stats import RequestTimings
 from engine.waiting_room import Place
 
 

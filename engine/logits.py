@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import ScheduledRequest
-from engine.sampling_params import SamplingParams
+from engine.core.batch import ScheduledRequest
+from engine.core.sampling_params import SamplingParams
 
 
 def adjusts_logits(request: ScheduledRequest) -> bool:

@@ -9,8 +9,8 @@ each request, and what the passes take is measured.
 from collections.abc import Sequence
 from typing import Protocol
 
+from engine.core.request import Request
 from engine.drafter import Draft, learnt
-from engine.request import Request
 from engine.step_cost import StepCosts, TokenPrice
 
 _FIRST_CHANCE, _MOST_CHANCE = 0.8, 0.99

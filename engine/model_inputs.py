@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.attention import AttentionMetadata
-from engine.batch import ScheduledRequest
+from engine.core.batch import ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True)

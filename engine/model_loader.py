@@ -15,10 +15,8 @@ from engine import attention_hook
 from engine.activations import replace_activations
 from engine.attention_hook import AttentionCall
 from engine.checkpoint import check_checkpoint, check_model_type, check_unquantized, is_local, read_config
-from engine.config import EngineConfig
-from engine.draft_weights import DraftModel, draft_model_of
-from engine.embedding import HeadInputs
-from engine.errors import (
+from engine.core.config import EngineConfig
+from engine.core.errors import (
     ConfigError,
     ModelError,
     ModelMemoryError,
@@ -26,6 +24,8 @@ from engine.errors import (
     UnsupportedModelError,
     reason_of,
 )
+from engine.draft_weights import DraftModel, draft_model_of
+from engine.embedding import HeadInputs
 from engine.fusion import fuse_modules
 from engine.hub import optional_file
 from engine.kernel_layer import move_layers_to_kernels

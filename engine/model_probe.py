@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.attention_hook import AttentionCall, attention_handler
-from engine.errors import UnsupportedModelError
+from engine.core.errors import UnsupportedModelError
 from engine.memory import is_memory_shortage
 
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
+from engine.core.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
 from engine.draft_rows import last_row, num_right, rows_of, with_guess
 from engine.embedding import embedding_bytes
 from engine.forward import Forward

@@ -8,8 +8,8 @@ import torch
 
 from engine.attention import select_backend
 from engine.ceilings import measure_ceilings
-from engine.config import EngineConfig, EngineInfo
-from engine.errors import ConfigError, ModelMemoryError
+from engine.core.config import EngineConfig, EngineInfo
+from engine.core.errors import ConfigError, ModelMemoryError
 from engine.footprint import give_back_freed_memory
 from engine.kernel_forward import choose_forward
 from engine.kernels import load_kernels

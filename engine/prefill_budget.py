@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from math import inf
 
-from engine.request import Request
+from engine.core.request import Request
 from engine.step_cost import NO_PREFILL, StepCosts, with_chunk
 
 _MIN_CHUNK = 16  # tokens: prefill goes on however dear it is, and no time is lost on crumbs

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.request import Request
+from engine.core.request import Request
 
 
 class BlockCache(Protocol):

@@ -1,5 +1,5 @@
 """The engine process: `python -m engine.process LINK_FD MARKER_FD`, started by `engine.incarnation`.
-It talks in `engine.messages` only.
+It talks in `engine.core.messages` only.
 
 Its standard input is a pipe that ends when the server process does, however that dies; then this process ends, too.
 """
@@ -15,10 +15,9 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from engine.config import EngineConfig, EngineInfo
-from engine.errors import ConfigError, ModelError, RequestError
-from engine.footprint import settle, share_one_heap
-from engine.messages import (
+from engine.core.config import EngineConfig, EngineInfo
+from engine.core.errors import ConfigError, ModelError, RequestError
+from engine.core.messages import (
     AbortRequests,
     AddRequest,
     EngineFailure,
@@ -35,6 +34,7 @@ from engine.messages import (
     StepUpdate,
     ToEngine,
 )
+from engine.footprint import settle, share_one_heap
 from engine.step_marker import Marker, StepMarker
 from engine.transport import EngineLink, ServerGoneError
 

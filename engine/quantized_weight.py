@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from engine.errors import ModelError
+from engine.core.errors import ModelError
 from engine.fixed_tiles import FixedTileWeight
 from engine.integer_levels import LeveledMatrix, to_levels
 from engine.packed_weight import check_rows

@@ -1,8 +1,8 @@
 """What the scheduler tells of a request: how far it is, and once how it began; torch-free."""
 
+from engine.core.messages import FirstTokenInfo, RequestState
+from engine.core.request import Request, RequestStatus
 from engine.fair_queue import FairQueue
-from engine.messages import FirstTokenInfo, RequestState
-from engine.request import Request, RequestStatus
 
 
 def state_of(request: Request, waiting: FairQueue) -> RequestState:

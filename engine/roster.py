@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from engine.errors import EngineFailedError, TwostepError
+from engine.core.errors import EngineFailedError, TwostepError
+from engine.core.messages import AddRequest
 from engine.live_request import LiveRequest, News
-from engine.messages import AddRequest
 from engine.suspects import Death, Suspects
 
 NOBODY_DIED = Death()

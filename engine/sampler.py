@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from engine.batch import ScheduledRequest
+from engine.core.batch import ScheduledRequest
 from engine.draw import controls_of, draw_for
 from engine.logit_rows import take_rows
 from engine.logits import adjust_row, adjusts_logits, forbid_tokens

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from engine.acceptance import accept, why_none
-from engine.batch import Batch, Phase, RequestStepOutput, ScheduledRequest, StepOutput
 from engine.block_pool import BlockPool
+from engine.core.batch import Batch, Phase, RequestStepOutput, ScheduledRequest, StepOutput
+from engine.core.messages import RequestState, RequestUpdate
+from engine.core.prompt_logprobs import pack_scores
+from engine.core.request import Constraint, FinishReason, Request, RequestStatus
 from engine.fair_queue import FairQueue
-from engine.messages import RequestState, RequestUpdate
 from engine.prefill_budget import PrefillBudget, PrefillPace
 from engine.prefix_cache import BlockCache
-from engine.prompt_scores import pack_scores
-from engine.request import Constraint, FinishReason, Request, RequestStatus
 from engine.request_state import announce, state_of
 from engine.speculation import NO_GUESSES, Guesses, Speculation
 

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from engine.batch import TokenLogprobs
+from engine.core.batch import TokenLogprobs
 from engine.logit_rows import take_rows
 
 __all__ = ["Scorer", "score_in_torch"]

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.batch import ScheduledRequest
+from engine.core.batch import ScheduledRequest
+from engine.core.request import Request
 from engine.drafter import NO_DRAFT, Draft
 from engine.model_drafts import ModelDrafter, NoModelDrafts
-from engine.request import Request
 from engine.step_cost import StepCosts, TokenPrice
 
 _MARGIN = 2.0  # guesses of one request lengthen the step of all: they must be worth it twice

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.batch import Batch, ScheduledRequest
+from engine.core.batch import Batch, ScheduledRequest
 
 
 class Ceilings(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import msgspec
 
-from engine.config import EngineConfig, EngineInfo
-from engine.errors import (
+from engine.core.config import EngineConfig, EngineInfo
+from engine.core.errors import (
     ConfigError,
     EngineFailedError,
     EngineUnavailableError,
@@ -17,8 +17,8 @@ from engine.errors import (
     ModelMemoryError,
     TwostepError,
 )
+from engine.core.messages import FromEngine, ToEngine
 from engine.incarnation import Incarnation
-from engine.messages import FromEngine, ToEngine
 from engine.restart_policy import RestartPolicy
 from engine.suspects import Death
 

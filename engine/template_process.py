@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import msgspec
 
 from engine.chat_template import MAX_SECONDS, ChatTemplate, Conversation
-from engine.errors import InvalidParameterError
+from engine.core.errors import InvalidParameterError
 
 COMMAND = (sys.executable, "-m", "engine.template_process")
 _MAX_BYTES = 1 << 30

@@ -14,7 +14,7 @@ import msgspec
 import tokenizers
 
 from engine.checkpoint import check_model_type, is_local, read_config
-from engine.errors import ModelError, reason_of
+from engine.core.errors import ModelError, reason_of
 from engine.hub import snapshot
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

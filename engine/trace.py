@@ -8,9 +8,9 @@ from typing import IO, Protocol
 
 import msgspec
 
-from engine.batch import Batch
-from engine.errors import ConfigError
-from engine.stats import StepStats
+from engine.core.batch import Batch
+from engine.core.errors import ConfigError
+from engine.core.stats import StepStats
 
 logger = logging.getLogger(__name__)
 

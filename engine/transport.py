@@ -18,8 +18,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from engine.errors import TwostepError
-from engine.messages import FromEngine, ToEngine
+from engine.core.errors import TwostepError
+from engine.core.messages import FromEngine, ToEngine
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from engine.checkpoint import check_checkpoint, is_local, state_of
 from engine.client import EngineClient, EngineObserver
-from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError
 from engine.footprint import settle
 from engine.grammar_checker import GrammarChecker
 from engine.hub import look_for_hub, pinned

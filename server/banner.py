@@ -6,7 +6,7 @@ import os
 import sys
 from ipaddress import ip_address
 
-from engine.config import EngineInfo
+from engine.core.config import EngineInfo
 from engine.step_floor import FloorPlan
 from server.settings import Settings
 from server.version import VERSION

@@ -12,7 +12,7 @@ from pydantic import ByteSize, PositiveInt, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import SettingsError
 
-from engine.errors import ConfigError, TwostepError
+from engine.core.errors import ConfigError, TwostepError
 from server.api_keys import new_key
 from server.logs import configure_logging
 from server.settings import Names, Settings

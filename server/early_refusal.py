@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from engine.client import Tenant
-from engine.errors import EngineUnavailableError, OverloadedError, TwostepError
+from engine.core.errors import EngineUnavailableError, OverloadedError, TwostepError
 from server.api_keys import NOBODY, ApiKey
 from server.context import AppContext
 from server.errors import error_response

@@ -9,9 +9,9 @@ from contextlib import aclosing
 from typing import Any
 
 from engine.client import EngineClient, GenerationRequest
-from engine.errors import ContextLengthError, EngineFailedError, InvalidParameterError
-from engine.outputs import RequestOutput
-from engine.sampling_params import SamplingParams
+from engine.core.errors import ContextLengthError, EngineFailedError, InvalidParameterError
+from engine.core.outputs import RequestOutput
+from engine.core.sampling_params import SamplingParams
 from server.backend import Backend
 from server.fanout import generate_all
 from server.generation.door import Arrival

@@ -1,6 +1,6 @@
 """What each error looks like over HTTP: one table from exception class to status, type and code.
 
-The server's own errors, beside those of `engine.errors`:
+The server's own errors, beside those of `engine.core.errors`:
 
     ApiError
     ├── BadRequestError               the body or a parameter is wrong; `.param` names it where one is at fault
@@ -27,7 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
-from engine.errors import (
+from engine.core.errors import (
     ContextLengthError,
     EngineFailedError,
     EngineGivenUpError,

@@ -7,9 +7,9 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from engine.client import EngineClient, GenerationRequest
-from engine.errors import DeadlineError, EngineFailedError, RequestAbortedError
-from engine.outputs import RequestOutput
-from engine.request import FinishReason
+from engine.core.errors import DeadlineError, EngineFailedError, RequestAbortedError
+from engine.core.outputs import RequestOutput
+from engine.core.request import FinishReason
 
 IndexedOutput = tuple[int, RequestOutput]
 """The generation's position among its siblings, and its news."""

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from engine.errors import TwostepError
+from engine.core.errors import TwostepError
 from server.disconnect import ClientLeftError
 from server.errors import INTERNAL, ApiError, error_response, kind_of, log_failure, status_response
 from server.middleware.access import METHODS

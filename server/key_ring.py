@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.errors import ConfigError, OverloadedError
+from engine.core.errors import ConfigError, OverloadedError
 from server.api_keys import ApiKey, digest_of, plain_keys, read_keys
 
 logger = logging.getLogger("twostep.server")

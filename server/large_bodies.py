@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from starlette.datastructures import Headers
 
-from engine.errors import OverloadedError
+from engine.core.errors import OverloadedError
 
 LARGE_BYTES = 64 * 1024
 MAX_HELD = 16

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from enum import StrEnum
 
-from engine.errors import EngineUnavailableError, TwostepError
+from engine.core.errors import EngineUnavailableError, TwostepError
 from server.backend import Backend, OpenBackend
 from server.errors import NotReadyError
 from server.metrics import Metrics

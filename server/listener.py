@@ -5,7 +5,7 @@ import resource
 import socket
 from errno import EACCES, EADDRINUSE
 
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 
 logger = logging.getLogger("twostep.server")
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from engine.request_view import RequestView
+from engine.core.request_snapshot import RequestView
 
 
 def live_requests(views: Sequence[RequestView], now_s: float) -> Iterator[dict[str, Any]]:

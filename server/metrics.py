@@ -6,10 +6,10 @@ from itertools import product
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from engine.batch import Phase
-from engine.config import EngineInfo
-from engine.request import FinishReason
-from engine.stats import RequestTimings, RoomStats, StepStats
+from engine.core.batch import Phase
+from engine.core.config import EngineInfo
+from engine.core.request import FinishReason
+from engine.core.stats import RequestTimings, RoomStats, StepStats
 from engine.step_floor import Bound
 from server.batched import Batched
 from server.metrics_engine import EngineCollector

@@ -7,8 +7,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from engine.config import EngineInfo
-from engine.stats import PoolStats, RoomStats, StepStats, totals_of
+from engine.core.config import EngineInfo
+from engine.core.stats import PoolStats, RoomStats, StepStats, totals_of
 
 
 class EngineCollector(Collector):

@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from engine.batch import Phase
-from engine.stats import RequestTimings, StepStats, nearest_rank
+from engine.core.batch import Phase
+from engine.core.stats import RequestTimings, StepStats, nearest_rank
 from server.protocol.stats import Percentiles, RecentRequests, RecentSteps, Stats, Totals
 
 NUM_REQUESTS, NUM_GAPS, NUM_STEPS = 1000, 10_000, 1000

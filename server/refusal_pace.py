@@ -16,7 +16,7 @@ from enum import Enum
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.errors import OverloadedError
+from engine.core.errors import OverloadedError
 from server.errors import error_response
 from server.middleware.record import id_headers
 from server.record import record_of

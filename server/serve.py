@@ -13,7 +13,7 @@ from typing import cast
 import uvicorn
 from fastapi import FastAPI
 
-from engine.errors import TwostepError
+from engine.core.errors import TwostepError
 from server.app import create_app, generation_routes
 from server.backend import OpenBackend
 from server.banner import loading_banner, ready_banner, say, url_of

@@ -8,7 +8,7 @@ import yaml
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from server.unique_yaml import RepeatedKeyError, load_yaml, problem_of
 
 

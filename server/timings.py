@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.outputs import RequestOutput
-from engine.stats import RequestTimings
+from engine.core.outputs import RequestOutput
+from engine.core.stats import RequestTimings
 
 
 @dataclass(frozen=True, slots=True)

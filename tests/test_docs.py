@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
-from engine.batch import Batch, Phase
-from engine.stats import standstill
+from engine.core.batch import Batch, Phase
+from engine.core.stats import standstill
 from engine.trace import FileTracer
 from server.errors import ERROR_TABLE, STATUS_TABLE
 from server.metrics import Metrics

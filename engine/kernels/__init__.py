@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from engine.kernels.build import KernelBuildError, build_library, cache_dir, find_library, prebuilt_dir
 from engine.kernels.cpu_features import IsaLevel, level_named, supported_levels
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from engine.outputs import RequestOutput
-from engine.request import FinishReason
+from engine.core.outputs import RequestOutput
+from engine.core.request import FinishReason
 from server.anthropic.errors import anthropic_error
 from server.chat.blocks import Blocks, Event
 from server.chat.parts import Content, Part, Reasoning, ToolCall

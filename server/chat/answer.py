@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from engine.thinking import Thinking
+from engine.core.thinking_budget import Thinking
 from server.chat.parts import MessageParser, PlainParser
 from server.errors import BadRequestError
 from server.protocol.chat import ChatRequest

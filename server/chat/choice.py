@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from engine.outputs import RequestOutput
-from engine.request import FinishReason
+from engine.core.outputs import RequestOutput
+from engine.core.request import FinishReason
 from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.message import delta_of, message_of
 from server.chat.parts import Content, Part

@@ -1,6 +1,6 @@
 """One choice's outputs -> parts, and what is counted on the way."""
 
-from engine.outputs import RequestOutput
+from engine.core.outputs import RequestOutput
 from server.chat.answer import Answer
 from server.chat.parts import Part, ToolCall
 

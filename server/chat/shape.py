@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.chat_template import ChatTemplate, Conversation
-from engine.errors import InvalidParameterError
+from engine.core.errors import InvalidParameterError
 from server.protocol.messages import AssistantMessage, Message, MessageToolCall, TextPart
 from server.tools.formats import mentions_tools
 

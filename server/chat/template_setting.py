@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from engine.errors import ConfigError, InvalidParameterError
+from engine.core.errors import ConfigError, InvalidParameterError
 from server.chat.render import ChatRenderer
 from server.settings import Settings
 from server.text import Tokenizer

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from engine.outputs import RequestOutput
+from engine.core.outputs import RequestOutput
 from server.chat.choice import ChatChoice
 from server.chat.plan import ChatPlan
 from server.chat.tally import ChatTally

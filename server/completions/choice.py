@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from engine.batch import TokenLogprobs
-from engine.outputs import RequestOutput
+from engine.core.batch import TokenLogprobs
+from engine.core.outputs import RequestOutput
 from server.completions.logprobs import LogprobsFormatter, join_logprobs
 from server.generation.logprobs import prompt_logprobs
 from server.generation.prompts import EncodedPrompt

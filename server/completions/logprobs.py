@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-from engine.batch import TokenLogprobs
+from engine.core.batch import TokenLogprobs
 from server.generation.logprobs import finite
 from server.text import Tokenizer, token_name
 

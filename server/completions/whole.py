@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from engine.outputs import RequestOutput
+from engine.core.outputs import RequestOutput
 from server.completions.choice import ChoiceFormatter
 from server.completions.plan import CompletionPlan
 from server.generation.logprobs import encode_iterators

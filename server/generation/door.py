@@ -10,8 +10,8 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from engine.client import GenerationRequest
-from engine.errors import DeadlineError
-from engine.sampling_params import SamplingParams
+from engine.core.errors import DeadlineError
+from engine.core.sampling_params import SamplingParams
 from server.api_keys import ApiKey
 from server.context import context_of
 from server.errors import BadRequestError

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from engine.errors import GrammarError
+from engine.core.errors import GrammarError
 from engine.grammar_checker import GrammarChecker
 from engine.grammar_source import to_lark
 from server.errors import BadRequestError

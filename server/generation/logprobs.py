@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from engine.batch import TokenLogprobs
+from engine.core.batch import TokenLogprobs
 from server.sliced_json import json_list
 from server.text import Tokenizer, token_name
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 
-from engine.outputs import RequestOutput
+from engine.core.outputs import RequestOutput
 from server.fanout import IndexedOutput
 from server.generation.tally import Tally
 

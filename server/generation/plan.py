@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from engine.client import GenerationRequest
-from engine.sampling_params import SamplingParams
+from engine.core.sampling_params import SamplingParams
 from server.backend import Backend, RoomSize
 from server.errors import BadRequestError
 from server.generation.door import Arrival

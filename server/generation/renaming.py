@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from engine.errors import RequestError
+from engine.core.errors import RequestError
 from server.errors import BadRequestError
 from server.validation import problem_of
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from starlette.requests import Request
 
-from engine.outputs import RequestOutput
+from engine.core.outputs import RequestOutput
 from server.context import context_of
 from server.fanout import IndexedOutput, generate_all
 from server.generation.outputs import collect

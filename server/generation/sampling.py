@@ -2,8 +2,8 @@
 
 import secrets
 
-from engine.errors import InvalidParameterError
-from engine.sampling_params import MAX_SEED, SamplingParams
+from engine.core.errors import InvalidParameterError
+from engine.core.sampling_params import MAX_SEED, SamplingParams
 from server.generation_defaults import GenerationDefaults
 from server.protocol.generation import GenerationParams
 from server.text import Tokenizer

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from engine.outputs import RequestOutput
+from engine.core.outputs import RequestOutput
 from server.errors import ErrorKind, describe, log_failure
 from server.fanout import IndexedOutput
 from server.generation.plan import GenerationPlan

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from engine.outputs import RequestOutput
-from engine.stats import RequestTimings
+from engine.core.outputs import RequestOutput
+from engine.core.stats import RequestTimings
 from server.generation.plan import GenerationPlan
 from server.protocol.generation import GenerationParams
 from server.record import RequestRecord

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Protocol
 
-from engine.outputs import RequestOutput
+from engine.core.outputs import RequestOutput
 from server.errors import ErrorKind
 from server.fanout import IndexedOutput
 from server.generation.stream import note_failure

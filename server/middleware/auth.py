@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.errors import OverloadedError
+from engine.core.errors import OverloadedError
 from server.api_keys import ApiKey
 from server.errors import AuthenticationError, error_response
 from server.key_ring import KeyRing

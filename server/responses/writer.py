@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from engine.batch import TokenLogprobs
-from engine.outputs import RequestOutput
-from engine.request import FinishReason
+from engine.core.batch import TokenLogprobs
+from engine.core.outputs import RequestOutput
+from engine.core.request import FinishReason
 from server.chat.blocks import Blocks, Event
 from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.parts import Content

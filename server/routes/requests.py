@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.request_view import RequestView
+from engine.core.request_snapshot import RequestView
 from server.context import context_of
 from server.errors import RequestNotFoundError
 from server.live_requests import live_requests

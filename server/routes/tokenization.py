@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.errors import InvalidParameterError
+from engine.core.errors import InvalidParameterError
 from server.context import context_of
 from server.protocol.tokenization import (
     DetokenizeRequest,

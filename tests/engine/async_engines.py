@@ -13,12 +13,12 @@ from typing import Any
 
 from engine.async_engine import AsyncEngine
 from engine.client import GenerationRequest, NullObserver
-from engine.config import EngineConfig
-from engine.errors import TwostepError
-from engine.outputs import RequestOutput
-from engine.request import FinishReason
-from engine.sampling_params import SamplingParams
-from engine.stats import RequestTimings
+from engine.core.config import EngineConfig
+from engine.core.errors import TwostepError
+from engine.core.outputs import RequestOutput
+from engine.core.request import FinishReason
+from engine.core.sampling_params import SamplingParams
+from engine.core.stats import RequestTimings
 from tests.engine import fake_engine_process as fake
 
 COMMAND = (sys.executable, str(fake.__file__))

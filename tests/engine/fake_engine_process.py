@@ -16,12 +16,12 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from engine import process
-from engine.batch import Phase
-from engine.config import EngineConfig, EngineInfo
-from engine.errors import InvalidParameterError, ModelError, ModelMemoryError
-from engine.messages import AddRequest, FirstTokenInfo, RequestState, RequestUpdate, StepUpdate
-from engine.request import FinishReason
-from engine.stats import PoolStats, StepStats
+from engine.core.batch import Phase
+from engine.core.config import EngineConfig, EngineInfo
+from engine.core.errors import InvalidParameterError, ModelError, ModelMemoryError
+from engine.core.messages import AddRequest, FirstTokenInfo, RequestState, RequestUpdate, StepUpdate
+from engine.core.request import FinishReason
+from engine.core.stats import PoolStats, StepStats
 from engine.step_floor import Ceilings, ModelSize
 from engine.step_marker import Marker, NullMarker
 

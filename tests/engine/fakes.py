@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
-from engine.config import EngineConfig, EngineInfo
+from engine.core.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
+from engine.core.config import EngineConfig, EngineInfo
+from engine.core.messages import AddRequest, RequestUpdate
+from engine.core.sampling_params import SamplingParams
 from engine.draft_rows import rows_of, with_guess
 from engine.drafter import Drafter, PromptLookup
 from engine.engine import Engine
-from engine.messages import AddRequest, RequestUpdate
-from engine.sampling_params import SamplingParams
 from engine.step_floor import Ceilings, ModelSize
 
 EOS = 0

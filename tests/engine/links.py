@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from engine.messages import FromEngine
+from engine.core.messages import FromEngine
 from engine.transport import BrokenLinkError, EngineLink, ServerLink
 
 

@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from engine.batch import ScheduledRequest
-from engine.config import EngineConfig
+from engine.core.batch import ScheduledRequest
+from engine.core.config import EngineConfig
+from engine.core.messages import RequestUpdate
+from engine.core.request import Constraint, FinishReason
 from engine.drafter import Drafter, PromptLookup
 from engine.engine import Engine
 from engine.grammar import GrammarQueue
 from engine.matcher import Matcher
-from engine.messages import RequestUpdate
-from engine.request import Constraint, FinishReason
 from engine.step_marker import Marker
 from tests.engine.fakes import FakeRunner, add, fake_info
 from tests.engine.matchers import TEXTS, compiler, tokens_in

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.batch import ScheduledRequest
+from engine.core.batch import ScheduledRequest
+from engine.core.sampling_params import SamplingParams
 from engine.drafter import Draft
-from engine.sampling_params import SamplingParams
 from tests.engine.fakes import VOCAB_SIZE, next_token
 
 

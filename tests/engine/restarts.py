@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.async_engine import AsyncEngine
-from engine.stats import StepStats
+from engine.core.stats import StepStats
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import Recorder, children, collect, eventually, request, tokens_of
 

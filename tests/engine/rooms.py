@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.errors import OverloadedError
+from engine.core.errors import OverloadedError
 from engine.waiting_room import Place, RoomLimits, WaitingRoom
 
 

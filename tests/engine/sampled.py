@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from engine.batch import ScheduledRequest
+from engine.core.batch import ScheduledRequest
+from engine.core.sampling_params import SamplingParams
 from engine.logits import adjust_row
 from engine.sampler import Sampler
-from engine.sampling_params import SamplingParams
 
 EOS = (0,)
 CPU = torch.device("cpu")

@@ -5,8 +5,8 @@ from contextlib import aclosing
 
 import pytest
 
-from engine.errors import RequestAbortedError
-from engine.request import FinishReason
+from engine.core.errors import RequestAbortedError
+from engine.core.request import FinishReason
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import Recorder, assert_free, collect, eventually, grouped, running, text_of
 

@@ -12,9 +12,9 @@ import uvloop
 
 from engine.async_engine import AsyncEngine
 from engine.client import Tenant
-from engine.config import EngineConfig
-from engine.errors import ContextLengthError, EngineUnavailableError, OverloadedError, RequestError
-from engine.request import FinishReason
+from engine.core.config import EngineConfig
+from engine.core.errors import ContextLengthError, EngineUnavailableError, OverloadedError, RequestError
+from engine.core.request import FinishReason
 from engine.waiting_room import RoomLimits
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import (

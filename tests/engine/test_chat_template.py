@@ -11,7 +11,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 import engine.chat_template
 from engine import template_process
 from engine.chat_template import ChatTemplate, Conversation
-from engine.errors import InvalidParameterError
+from engine.core.errors import InvalidParameterError
 from engine.template_process import render_isolated
 from tests.engine.sample_templates import TEMPLATES
 

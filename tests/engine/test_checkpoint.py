@@ -9,8 +9,8 @@ import pytest
 import transformers
 
 from engine.checkpoint import check_checkpoint, state_of
-from engine.config import EngineConfig
-from engine.errors import ModelError, UnsupportedModelError
+from engine.core.config import EngineConfig
+from engine.core.errors import ModelError, UnsupportedModelError
 from engine.model_loader import load_model
 from engine.tokenizer import Tokenizer
 

@@ -7,11 +7,14 @@ import pytest
 
 import engine
 from engine.attention import select_backend
-from engine.batch import Batch, Phase, ScheduledRequest
-from engine.config import EngineConfig
+from engine.core.batch import Batch, Phase, ScheduledRequest
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError
+from engine.core.request import Request
+from engine.core.sampling_params import SamplingParams
+from engine.core.thinking_budget import Thinking
 from engine.drafter import Draft
 from engine.engine import Engine
-from engine.errors import ConfigError
 from engine.forward import TransformersForward
 from engine.grammar_source import Regex, to_lark
 from engine.kernel_forward import KernelForward
@@ -20,10 +23,7 @@ from engine.kv_cache import KVCache
 from engine.linear import PackedLinear
 from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
-from engine.request import Request
-from engine.sampling_params import SamplingParams
 from engine.step_cost import TokenPrice
-from engine.thinking import Thinking
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import ARCHITECTURES, VOCAB_SIZE, RecordingRunner, tiny_engine
 

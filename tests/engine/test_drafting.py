@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import Batch, Phase, StepOutput
+from engine.core.batch import Batch, Phase, StepOutput
 from engine.draft_rows import with_guess
 from tests.engine import timed
 from tests.engine.fakes import add, batches, expected_tokens, run_to_end, tokens_of

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from engine.core.errors import InvalidParameterError
+from engine.core.request import FinishReason
+from engine.core.sampling_params import SamplingParams
 from engine.embedding import embedding_bytes
 from engine.engine import Engine
-from engine.errors import InvalidParameterError
 from engine.model_loader import LoadedModel
-from engine.request import FinishReason
-from engine.sampling_params import SamplingParams
 from tests.engine.fakes import add, run_to_end
 from tests.engine.tiny_models import VOCAB_SIZE, ReferenceModel, tiny_engine
 

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.batch import Batch, RequestStepOutput, StepOutput
-from engine.config import EngineConfig
+from engine.core.batch import Batch, RequestStepOutput, StepOutput
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError
+from engine.core.request import FinishReason
+from engine.core.stats import RequestTimings
 from engine.engine import Engine
-from engine.errors import ConfigError
-from engine.request import FinishReason
-from engine.stats import RequestTimings
 from engine.trace import FileTracer, NullTracer, check_trace_file, open_tracer
 from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_engine, fake_info, run_to_end, tokens_of
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from engine.async_engine import AsyncEngine
-from engine.config import EngineConfig
-from engine.errors import (
+from engine.core.config import EngineConfig
+from engine.core.errors import (
     EngineFailedError,
     EngineUnavailableError,
     ModelError,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import ModelError
+from engine.core.config import EngineConfig
+from engine.core.errors import ModelError
 from engine.model_loader import load_model
 from tests.engine.tiny_models import make_checkpoint
 

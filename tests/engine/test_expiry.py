@@ -8,9 +8,9 @@ from contextlib import aclosing
 import pytest
 
 from engine.client import GenerationRequest
-from engine.errors import OverloadedError, RequestTimeoutError
+from engine.core.errors import OverloadedError, RequestTimeoutError
+from engine.core.request import FinishReason
 from engine.expiry import Expiry
-from engine.request import FinishReason
 from engine.waiting_room import RoomLimits
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import (

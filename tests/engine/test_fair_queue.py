@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core.request import Request
 from engine.engine import Engine
-from engine.request import Request
 from tests.engine.fakes import add, fake_engine, run_to_end
 
 Costs = Sequence[tuple[int, int]]  # of each request: prompt tokens, generated tokens

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.activations import GELUTanh
 
-from engine.errors import UnsupportedModelError
+from engine.core.errors import UnsupportedModelError
 from engine.fused_modules import FusedMLP
 from engine.fusion import fuse_modules, fuse_norms
 from engine.linear import prepare_linears

@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from engine.batch import Batch, Phase, RequestStepOutput, StepOutput
-from engine.config import EngineConfig
+from engine.core.batch import Batch, Phase, RequestStepOutput, StepOutput
+from engine.core.config import EngineConfig
+from engine.core.stats import StepStats
 from engine.engine import Engine
-from engine.stats import StepStats
 from tests.engine.fakes import add, fake_info
 
 MIN_CHUNK = 16

@@ -12,15 +12,15 @@ import pytest
 from llguidance import LLParserLimits
 
 import engine as engine_package
-from engine.batch import Batch, StepOutput
-from engine.config import EngineConfig, EngineInfo
+from engine.core.batch import Batch, StepOutput
+from engine.core.config import EngineConfig, EngineInfo
+from engine.core.errors import InvalidParameterError, RequestError
+from engine.core.request import FinishReason, Request
+from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
-from engine.errors import InvalidParameterError, RequestError
 from engine.grammar import GrammarCompiler, GrammarQueue, NoGrammars, load_grammars, make_tokenizer
 from engine.grammar_source import Literal, Regex, Repeat, to_lark
 from engine.matcher import Matcher
-from engine.request import FinishReason, Request
-from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 from tests.engine.fakes import FakeRunner, add, batches, expected_tokens, fake_info, run_to_end, tokens_of
 from tests.engine.matchers import DIGITS, EOS, TEXTS, allowed, compiler, text_of

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from engine import grammar_checker
-from engine.errors import GrammarError, OverloadedError
+from engine.core.errors import GrammarError, OverloadedError
 from engine.grammar_checker import MAX_ASKED, GrammarChecker
 from engine.grammar_source import JSON_OBJECT, JsonSchema, Literal, Regex, to_lark
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.errors import GrammarError
+from engine.core.errors import GrammarError
 from engine.grammar_source import (
     ANY_TEXT,
     JSON_OBJECT,

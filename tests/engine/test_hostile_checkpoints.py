@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError, ModelError
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError, ModelError
 from engine.model_loader import load_model
 from engine.tokenizer import Tokenizer
 from server.generation_defaults import load_generation_defaults

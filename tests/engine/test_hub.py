@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from huggingface_hub.errors import EntryNotFoundError
 
-from engine.config import EngineConfig
-from engine.errors import ModelError
+from engine.core.config import EngineConfig
+from engine.core.errors import ModelError
 from engine.hub import look_for_hub, optional_file, pinned
 
 

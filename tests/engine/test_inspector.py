@@ -8,8 +8,8 @@ from contextlib import aclosing
 import pytest
 
 from engine.async_engine import AsyncEngine
-from engine.messages import RequestState
-from engine.request_view import RequestView
+from engine.core.messages import RequestState
+from engine.core.request_snapshot import RequestView
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import children, collect, eventually, grouped, running
 from tests.engine.fakes import add, batches, fake_engine, run_to_end

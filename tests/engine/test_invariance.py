@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from engine.core.messages import RequestUpdate
+from engine.core.thinking_budget import Thinking
 from engine.drafter import PromptLookup
 from engine.engine import Engine
 from engine.grammar_source import Regex, to_lark
-from engine.messages import RequestUpdate
 from engine.model_loader import LoadedModel
-from engine.thinking import Thinking
 from tests.engine.fakes import add, run_to_end
 from tests.engine.prophets import Prophet
 from tests.engine.tiny_models import VOCAB_SIZE, tiny_engine

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine import kernels
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from engine.kernels import __main__ as prebuild
 from engine.kernels import build, cpu_features
 from engine.kernels.build import KernelBuildError, build_library, find_library, source_key
@@ -191,7 +191,7 @@ def test_importing_kernels_imports_no_torch() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_kernels_bring_no_second_openmp_runtime() -> None:
     code = """
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from engine.kernels import load_kernels
 if load_kernels() is None: raise SystemExit(77)
 print(*{line.split()[-1] for line in open("/proc/self/maps") if "omp" in line.split()[-1].rsplit("/", 1)[-1]})

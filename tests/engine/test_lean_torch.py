@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.async_engine import AsyncEngine
-from engine.config import EngineConfig
+from engine.core.config import EngineConfig
 from engine.lean_torch import make_torch_lean
 from tests.engine.async_engines import Words, collect, request, tokens_of
 

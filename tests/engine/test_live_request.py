@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from engine.batch import TokenLogprobs
 from engine.client import GenerationRequest
-from engine.errors import EngineFailedError
+from engine.core.batch import TokenLogprobs
+from engine.core.errors import EngineFailedError
+from engine.core.messages import FirstTokenInfo, RequestUpdate
+from engine.core.outputs import RequestOutput
+from engine.core.prompt_logprobs import pack_scores, unpack_scores
+from engine.core.request import FinishReason
+from engine.core.sampling_params import SamplingParams
 from engine.live_request import LiveRequest, News, TokenClock
-from engine.messages import FirstTokenInfo, RequestUpdate
-from engine.outputs import RequestOutput
-from engine.prompt_scores import pack_scores, unpack_scores
-from engine.request import FinishReason
-from engine.sampling_params import SamplingParams
 from engine.waiting_room import RoomLimits, WaitingRoom
 
 

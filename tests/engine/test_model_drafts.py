@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from engine.batch import Batch, Phase
+from engine.core.batch import Batch, Phase
+from engine.core.request import Request
+from engine.core.sampling_params import SamplingParams
 from engine.drafter import Draft
 from engine.model_drafts import ModelDrafts
-from engine.request import Request
-from engine.sampling_params import SamplingParams
 from engine.speculation import NO_GUESSES, Guesses, Speculation
 from engine.step_cost import StepCosts
 from tests.engine.prophets import scheduled

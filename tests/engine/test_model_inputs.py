@@ -4,9 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import ScheduledRequest
+from engine.core.batch import ScheduledRequest
+from engine.core.sampling_params import SamplingParams
 from engine.model_inputs import ModelInputs, build_inputs
-from engine.sampling_params import SamplingParams
 
 BLOCK_SIZE = 4
 LARGEST_BLOCK = (1 << 31) - 1

@@ -8,15 +8,15 @@ import pytest
 import torch
 import transformers
 
-from engine.config import EngineConfig
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError, ModelError, ModelMemoryError, UnsupportedModelError
+from engine.core.prompt_logprobs import unpack_scores
 from engine.engine import Engine
-from engine.errors import ConfigError, ModelError, ModelMemoryError, UnsupportedModelError
 from engine.huge_pages import empty_in_huge_pages
 from engine.kernel_layer import KernelDecoderLayer
 from engine.kernels import load_kernels
 from engine.model_loader import LoadedModel, load_model
 from engine.model_setup import load_model_runner
-from engine.prompt_scores import unpack_scores
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import ARCHITECTURES, make_checkpoint
 

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from engine.batch import Batch, Phase, ScheduledRequest
+from engine.core.batch import Batch, Phase, ScheduledRequest
+from engine.core.sampling_params import SamplingParams
 from engine.forward import Forward
 from engine.kv_cache import KVCache
 from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
-from engine.sampling_params import SamplingParams
 
 
 class Reads(TorchFunctionMode):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.errors import ModelMemoryError
+from engine.core.config import EngineConfig
+from engine.core.errors import ModelMemoryError
 from engine.kernels import load_kernels
 from engine.model_setup import load_model_runner
 from engine.step_floor import Ceilings

@@ -3,10 +3,10 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import Batch, Phase, ScheduledRequest
+from engine.core.batch import Batch, Phase, ScheduledRequest
+from engine.core.request import Request
+from engine.core.sampling_params import SamplingParams
 from engine.prefill_budget import PrefillBudget, PrefillPace
-from engine.request import Request
-from engine.sampling_params import SamplingParams
 from engine.step_cost import StepCosts
 
 MIN_CHUNK = 16

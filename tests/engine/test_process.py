@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 
 from engine import process
-from engine.config import EngineConfig
-from engine.errors import ConfigError, UnsupportedModelError
-from engine.messages import (
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError, UnsupportedModelError
+from engine.core.messages import (
     AbortRequests,
     AddRequest,
     EngineFailure,
@@ -23,9 +23,9 @@ from engine.messages import (
     StepUpdate,
     ToEngine,
 )
+from engine.core.sampling_params import SamplingParams
 from engine.process import Load
 from engine.process import run as run_process
-from engine.sampling_params import SamplingParams
 from engine.step_marker import Marker, NullMarker
 from engine.transport import ServerGoneError
 from tests.engine import fake_engine_process as fake

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.errors import ModelError
+from engine.core.errors import ModelError
 from engine.integer_levels import LeveledMatrix, to_levels
 from engine.kernels import load_kernels
 from engine.packed_weight import PackedWeight

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError
 from engine.experts import is_experts
 from engine.kernels import load_kernels
 from engine.model_loader import LoadedModel, load_model

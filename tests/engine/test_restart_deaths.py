@@ -8,7 +8,7 @@ import time
 import pytest
 
 from engine.client import GenerationRequest
-from engine.errors import EngineFailedError
+from engine.core.errors import EngineFailedError
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import children, collect, error_of, eventually, held_by, request, running
 from tests.engine.restarts import Watcher, all_tokens, expected, kill_engine, streams

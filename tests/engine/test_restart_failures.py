@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from engine.async_engine import AsyncEngine
-from engine.config import EngineConfig
-from engine.errors import EngineFailedError, EngineGivenUpError, EngineUnavailableError
-from engine.request import FinishReason
+from engine.core.config import EngineConfig
+from engine.core.errors import EngineFailedError, EngineGivenUpError, EngineUnavailableError
+from engine.core.request import FinishReason
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import (
     COMMAND,

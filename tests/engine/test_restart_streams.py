@@ -10,8 +10,8 @@ import pytest
 
 from engine.async_engine import AsyncEngine
 from engine.client import SOLE_TENANT
-from engine.errors import EngineRestartingError
-from engine.stats import PoolStats
+from engine.core.errors import EngineRestartingError
+from engine.core.stats import PoolStats
 from engine.waiting_room import RoomLimits
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import children, collect, eventually, held_by, request, running, text_of, tokens_of

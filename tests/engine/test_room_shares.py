@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.client import Tenant
-from engine.errors import OverloadedError
+from engine.core.errors import OverloadedError
 from engine.room_shares import RoomShares, most_places, most_tokens
 from engine.waiting_room import Place, RoomLimits, WaitingRoom
 

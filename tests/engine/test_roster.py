@@ -1,12 +1,12 @@
 """Whom the engine process is told of, and when, over deaths and trials."""
 
 from engine.client import GenerationRequest
-from engine.errors import EngineFailedError
+from engine.core.errors import EngineFailedError
+from engine.core.messages import AddRequest, FirstTokenInfo, RequestUpdate
+from engine.core.request import FinishReason
+from engine.core.sampling_params import SamplingParams
 from engine.live_request import LiveRequest, News
-from engine.messages import AddRequest, FirstTokenInfo, RequestUpdate
-from engine.request import FinishReason
 from engine.roster import Roster
-from engine.sampling_params import SamplingParams
 from engine.suspects import Death
 from engine.waiting_room import RoomLimits, WaitingRoom
 from tests.engine.async_engines import Words

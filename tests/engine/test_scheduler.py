@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import Phase
+from engine.core.batch import Phase
+from engine.core.prompt_logprobs import unpack_scores
+from engine.core.request import FinishReason
 from engine.engine import Engine
-from engine.prompt_scores import unpack_scores
-from engine.request import FinishReason
 from tests.engine.fakes import add, batches, expected_tokens, fake_engine, run_to_end, tokens_of
 
 

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.messages import RequestUpdate
-from engine.request import FinishReason
+from engine.core.messages import RequestUpdate
+from engine.core.request import FinishReason
 from tests.engine.fakes import add, expected_tokens, run_to_end
 from tests.engine.prophets import prophets
 from tests.engine.timed import Silent, Timed, drafting_engine

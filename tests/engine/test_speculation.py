@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import Batch, Phase, StepOutput
-from engine.config import EngineConfig
+from engine.core.batch import Batch, Phase, StepOutput
+from engine.core.config import EngineConfig
+from engine.core.request import FinishReason, Request
+from engine.core.sampling_params import SamplingParams
 from engine.drafter import Draft, NoDrafts, PromptLookup
 from engine.engine import Engine
 from engine.forced_text import ForcedText
-from engine.request import FinishReason, Request
-from engine.sampling_params import SamplingParams
 from engine.speculation import Speculation
 from engine.step_cost import StepCosts
 from tests.engine.fakes import (

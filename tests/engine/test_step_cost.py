@@ -1,8 +1,8 @@
 import pytest
 
-from engine.batch import Batch, Phase, ScheduledRequest
-from engine.request import Request
-from engine.sampling_params import SamplingParams
+from engine.core.batch import Batch, Phase, ScheduledRequest
+from engine.core.request import Request
+from engine.core.sampling_params import SamplingParams
 from engine.step_cost import NO_PREFILL, StepCosts, with_chunk
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
+from engine.core.config import EngineConfig
 from engine.engine import Engine
 from engine.step_marker import StepMarker
 from tests.engine.fakes import FakeRunner, add, fake_info

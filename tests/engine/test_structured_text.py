@@ -8,12 +8,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from engine.core.request import FinishReason
 from engine.engine import Engine
 from engine.grammar import GrammarCompiler, GrammarQueue, make_tokenizer
 from engine.grammar_check import find_fault
 from engine.grammar_source import JSON_OBJECT, JsonSchema, Part, to_lark
 from engine.model_loader import LoadedModel
-from engine.request import FinishReason
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.grammars import TOKENIZER
 from tests.engine.random_schemas import random_schema

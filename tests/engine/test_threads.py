@@ -84,7 +84,7 @@ def test_openmps_wish_to_bind_threads_leaves_them_all_cpus() -> None:
         import os
         cpus = os.sched_getaffinity(0)
 
-        from engine.config import EngineConfig
+        from engine.core.config import EngineConfig
         from engine.engine import Engine
         Engine.from_config(EngineConfig(model="engine/embedded_model", device="cpu"))
         assert os.sched_getaffinity(0) == cpus

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import processors
 
-from engine.errors import ContextLengthError, ModelError
+from engine.core.errors import ContextLengthError, ModelError
 from engine.tokenizer import Tokenizer
 from tests.engine import sample_tokenizers
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from engine.messages import AbortRequests, EngineFailure, FromEngine, Heartbeat, Shutdown, ToEngine
+from engine.core.messages import AbortRequests, EngineFailure, FromEngine, Heartbeat, Shutdown, ToEngine
 from engine.transport import _READ_BYTES, EngineLink, ServerGoneError, ServerLink
 from tests.engine.links import engine_link, framed, linked, on_both_loops
 

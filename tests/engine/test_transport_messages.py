@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import Phase, TokenLogprobs
-from engine.config import EngineConfig
-from engine.messages import (
+from engine.core.batch import Phase, TokenLogprobs
+from engine.core.config import EngineConfig
+from engine.core.messages import (
     AbortRequests,
     AddRequest,
     EngineFailure,
@@ -30,9 +30,9 @@ from engine.messages import (
     StepUpdate,
     ToEngine,
 )
-from engine.request import FinishReason
-from engine.sampling_params import SamplingParams
-from engine.stats import PoolStats, StepStats
+from engine.core.request import FinishReason
+from engine.core.sampling_params import SamplingParams
+from engine.core.stats import PoolStats, StepStats
 from engine.transport import BrokenLinkError, ServerLink
 from tests.engine import fake_engine_process as fake
 from tests.engine.links import engine_link, framed, linked, on_both_loops

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import ModelError
+from engine.core.errors import ModelError
 from tests.engine.tiny_models import load_tiny, make_checkpoint
 
 

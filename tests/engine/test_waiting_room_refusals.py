@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from engine.client import Tenant
-from engine.errors import OverloadedError
+from engine.core.errors import OverloadedError
 from tests.engine.async_engines import request
 from tests.engine.rooms import Room
 

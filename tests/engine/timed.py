@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.batch import Batch, StepOutput
-from engine.config import EngineConfig
+from engine.core.batch import Batch, StepOutput
+from engine.core.config import EngineConfig
 from engine.drafter import Draft, Drafter
 from engine.engine import Engine
 from tests.engine.fakes import FakeRunner, fake_info

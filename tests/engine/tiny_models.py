@@ -12,8 +12,8 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.attention import AttentionBackend, select_backend
-from engine.batch import Batch, StepOutput
-from engine.config import EngineConfig
+from engine.core.batch import Batch, StepOutput
+from engine.core.config import EngineConfig
 from engine.drafter import Drafter, PromptLookup
 from engine.engine import Engine
 from engine.grammar import GrammarCompiler, GrammarQueue, Grammars, make_tokenizer

@@ -6,12 +6,10 @@ import zlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
-from engine.admission import check_request
-from engine.batch import Phase, TokenLogprobs
 from engine.client import EngineObserver, GenerationRequest, NullObserver, Tenant, observe_output
-from engine.config import EngineInfo
-from engine.detokenizer import IncrementalDetokenizer
-from engine.errors import (
+from engine.core.batch import Phase, TokenLogprobs
+from engine.core.config import EngineInfo
+from engine.core.errors import (
     EngineFailedError,
     EngineRestartingError,
     EngineUnavailableError,
@@ -19,11 +17,13 @@ from engine.errors import (
     RequestAbortedError,
     TwostepError,
 )
-from engine.messages import RequestState
-from engine.outputs import RequestOutput
-from engine.request import FinishReason
-from engine.request_view import RequestView
-from engine.stats import PoolStats, RequestTimings, RoomStats, StepStats
+from engine.core.messages import RequestState
+from engine.core.outputs import RequestOutput
+from engine.core.request import FinishReason
+from engine.core.request_snapshot import RequestView
+from engine.core.request_validation import check_request
+from engine.core.stats import PoolStats, RequestTimings, RoomStats, StepStats
+from engine.detokenizer import IncrementalDetokenizer
 from engine.step_floor import AttentionSize, Ceilings, ModelSize
 from tests.server.byte_tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
 

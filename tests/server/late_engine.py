@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from engine.client import GenerationRequest
-from engine.errors import DeadlineError, RequestTimeoutError, TwostepError
-from engine.outputs import RequestOutput
-from engine.sampling_params import SamplingParams
+from engine.core.errors import DeadlineError, RequestTimeoutError, TwostepError
+from engine.core.outputs import RequestOutput
+from engine.core.sampling_params import SamplingParams
 from server.fanout import generate_all
 from tests.server.fake_engine import FakeEngine
 

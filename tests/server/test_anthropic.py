@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.request import FinishReason
+from engine.core.request import FinishReason
 from server.anthropic.writer import _make_block
 from server.chat.parts import ToolCall
 from server.protocol.anthropic import MessageAnswer

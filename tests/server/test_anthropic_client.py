@@ -7,7 +7,7 @@ import anthropic
 import pytest
 from anthropic import Anthropic
 
-from engine.errors import RequestTimeoutError
+from engine.core.errors import RequestTimeoutError
 from tests.server.live_server import LiveServer, live_server
 from tests.server.model_talk import ANTHROPIC_TOOLS as TOOLS
 from tests.server.model_talk import THOUGHT, saying_tokens

@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.client import SOLE_TENANT, Tenant
-from engine.errors import OverloadedError
+from engine.core.errors import OverloadedError
 from engine.grammar_checker import GrammarChecker
 from server.key_ring import KeyRing
 from server.middleware.auth import AuthMiddleware

@@ -11,8 +11,8 @@ import pytest
 
 import engine as engine_package
 from engine.client import NullObserver
-from engine.config import EngineConfig, EngineInfo
-from engine.errors import ConfigError, ModelError
+from engine.core.config import EngineConfig, EngineInfo
+from engine.core.errors import ConfigError, ModelError
 from server.backend import backend_opener
 from server.generation_defaults import GenerationDefaults
 from server.settings import EMBEDDED_MODEL_DIR

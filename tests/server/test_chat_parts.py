@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.batch import TokenLogprobs
-from engine.outputs import RequestOutput
-from engine.request import FinishReason
+from engine.core.batch import TokenLogprobs
+from engine.core.outputs import RequestOutput
+from engine.core.request import FinishReason
 from server.chat.answer import Answer
 from server.chat.choice import ChatChoice
 from server.chat.logprobs import ChatLogprobsFormatter

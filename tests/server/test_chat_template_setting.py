@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ConfigError, InvalidParameterError
+from engine.core.errors import ConfigError, InvalidParameterError
 from server.chat.render import ChatRenderer
 from server.chat.template_setting import load_chat_renderer
 from server.protocol.chat import ConversationParams

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.request import FinishReason
+from engine.core.request import FinishReason
 from tests.server.byte_tokenizer import BOS, EOS
 from tests.server.events import chunks_of, error_of, text_of
 from tests.server.fake_engine import saying

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from engine.outputs import RequestOutput
-from engine.request import FinishReason
-from engine.stats import RequestTimings
+from engine.core.outputs import RequestOutput
+from engine.core.request import FinishReason
+from engine.core.stats import RequestTimings
 from server.embeddings import GROUP, GROUP_TOKENS, body
 from server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from tests.server import fake_engine

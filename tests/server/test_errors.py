@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine import errors as engine_errors
-from engine.errors import (
+from engine.core import errors as engine_errors
+from engine.core.errors import (
     ConfigError,
     ContextLengthError,
     EngineFailedError,

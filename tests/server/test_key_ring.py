@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ConfigError, OverloadedError
+from engine.core.errors import ConfigError, OverloadedError
 from server.api_keys import NOBODY, ApiKey, new_key, read_keys
 from server.cli import main
 from server.key_ring import KeyRing

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from server.banner import loading_banner
 from server.settings import Settings
 from tests.server.given_settings import read, write

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, ExitStack
 import pytest
 from starlette.datastructures import Headers
 
-from engine.errors import OverloadedError
+from engine.core.errors import OverloadedError
 from server import large_bodies
 from server.large_bodies import BYTES_PER_S, LARGE_BYTES, MAX_HELD, MAX_HELD_BY_ONE, LargeBodies, is_large
 from tests.server.events import error_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from engine.core.request import FinishReason
 from engine.grammar_checker import GrammarChecker
-from engine.request import FinishReason
 from server.chat.render import MAX_ISOLATED
 from server.large_bodies import LARGE_BYTES
 from tests.server.byte_tokenizer import ByteTokenizer

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from sse_starlette.sse import AppStatus
 
-from engine.errors import EngineUnavailableError, ModelError
+from engine.core.errors import EngineUnavailableError, ModelError
 from server.lifecycle import State
 from server.listener import listen
 from tests.server.events import chunks_of, error_of

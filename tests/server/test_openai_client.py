@@ -6,7 +6,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from engine.errors import RequestTimeoutError
+from engine.core.errors import RequestTimeoutError
 from tests.server.fake_engine import saying
 from tests.server.live_server import LiveServer, live_server
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from engine.client import GenerationRequest
-from engine.errors import OverloadedError, RequestTimeoutError
-from engine.outputs import RequestOutput
-from engine.request import FinishReason
+from engine.core.errors import OverloadedError, RequestTimeoutError
+from engine.core.outputs import RequestOutput
+from engine.core.request import FinishReason
 from server.api_keys import NOBODY
 from server.generation.door import Arrival
 from server.protocol.request import RequestFields

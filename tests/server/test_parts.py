@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.batch import TokenLogprobs
-from engine.errors import ModelError
-from engine.stats import RequestTimings
+from engine.core.batch import TokenLogprobs
+from engine.core.errors import ModelError
+from engine.core.stats import RequestTimings
 from server.completions.logprobs import LogprobsFormatter
 from server.disconnect import ClientLeftError, unless_client_leaves
 from server.generation.logprobs import prompt_logprobs

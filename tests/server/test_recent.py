@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from engine.batch import Phase
-from engine.stats import PoolStats, RequestTimings, StepStats
+from engine.core.batch import Phase
+from engine.core.stats import PoolStats, RequestTimings, StepStats
 from engine.step_floor import Bound
 from server.protocol.stats import Percentiles, RecentSteps
 from server.recent import NUM_GAPS, NUM_REQUESTS, Recent

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.errors import RequestAbortedError
-from engine.messages import RequestState
-from engine.request import FinishReason
+from engine.core.errors import RequestAbortedError
+from engine.core.messages import RequestState
+from engine.core.request import FinishReason
 from server.protocol.live_requests import LiveRequestList
 from tests.server.events import chunks_of, error_of
 from tests.server.key_files import bearer, write

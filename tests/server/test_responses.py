@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.request import FinishReason
+from engine.core.request import FinishReason
 from server.protocol.response_answers import ResponseBody
 from tests.server.events import typed_events_of
 from tests.server.fake_engine import saying

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError
 from server.settings import Settings
 from tests.server.given_settings import read, write
 

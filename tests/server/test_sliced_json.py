@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.outputs import RequestOutput
+from engine.core.outputs import RequestOutput
 from server import sse
 from server.chat.blocks import Event
 from server.chat.logprobs import ChatLogprobsFormatter

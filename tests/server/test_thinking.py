@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.thinking import Thinking
+from engine.core.thinking_budget import Thinking
 from tests.server.events import error_of, first
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server

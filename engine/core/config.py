@@ -2,7 +2,7 @@
 
 import msgspec
 
-from engine.errors import ConfigError
+from engine.core.errors import ConfigError
 from engine.step_floor import Ceilings, ModelSize
 
 MAX_SPECULATIVE_TOKENS = 32

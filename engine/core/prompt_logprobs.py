@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.batch import TokenLogprobs
+from engine.core.batch import TokenLogprobs
 
 _SLICE = 64  # positions, of a hundred scores each at most: decoded in a millisecond or two
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from engine.core.sampling_params import SamplingParams
 from engine.drafter import Drafter, NoDrafts
-from engine.sampling_params import SamplingParams
 
 
 class RequestStatus(StrEnum):

@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from engine.admission import check_request
-from engine.config import EngineConfig
-from engine.errors import ConfigError, ContextLengthError, InvalidParameterError
-from engine.sampling_params import SamplingParams
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError, ContextLengthError, InvalidParameterError
+from engine.core.request_validation import check_request
+from engine.core.sampling_params import SamplingParams
 from tests.engine.fakes import VOCAB_SIZE, add, fake_engine, fake_info, run_to_end
 
 INFO = fake_info(num_blocks=10, block_size=4, max_model_len=32)

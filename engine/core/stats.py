@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.batch import Phase
+from engine.core.batch import Phase
 from engine.step_floor import Bound
 
 

@@ -7,11 +7,11 @@ From the engine:  EngineReady, RequestsScheduled (before a step), StepUpdate (on
 
 import msgspec
 
-from engine.batch import TokenLogprobs
-from engine.config import EngineConfig, EngineInfo
-from engine.request import FinishReason
-from engine.sampling_params import SamplingParams
-from engine.stats import StepStats
+from engine.core.batch import TokenLogprobs
+from engine.core.config import EngineConfig, EngineInfo
+from engine.core.request import FinishReason
+from engine.core.sampling_params import SamplingParams
+from engine.core.stats import StepStats
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
@@ -53,7 +53,7 @@ class FirstTokenInfo(msgspec.Struct, frozen=True):
     num_cached_tokens: int
     num_prefill_chunks: int
     prompt_logprobs: list[bytes] | None = None
-    """Scores of prompt tokens 1, 2, ... when asked for, as `engine.prompt_scores` packs them."""
+    """Scores of prompt tokens 1, 2, ... when asked for, as `engine.core.prompt_logprobs` packs them."""
 
 
 class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True):

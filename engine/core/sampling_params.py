@@ -2,8 +2,8 @@
 
 import msgspec
 
-from engine.errors import InvalidParameterError
-from engine.thinking import Thinking
+from engine.core.errors import InvalidParameterError
+from engine.core.thinking_budget import Thinking
 
 MAX_LOGPROBS = 100
 MAX_SEED = 2**63 - 1

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from engine.batch import TokenLogprobs
-from engine.request import FinishReason
-from engine.stats import RequestTimings
+from engine.core.batch import TokenLogprobs
+from engine.core.request import FinishReason
+from engine.core.stats import RequestTimings
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.messages import RequestState
+from engine.core.messages import RequestState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Sequence
 
-from engine.config import EngineInfo
-from engine.errors import ContextLengthError, InvalidParameterError
-from engine.sampling_params import SamplingParams
+from engine.core.config import EngineInfo
+from engine.core.errors import ContextLengthError, InvalidParameterError
+from engine.core.sampling_params import SamplingParams
 
 
 def check_request(info: EngineInfo, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
