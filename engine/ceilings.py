@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.huge_pages import empty_in_huge_pages
+from engine.host.huge_pages import empty_in_huge_pages
 from engine.kernels.cpu_features import has_native_bf16
 from engine.packing import packing_for
 from engine.step_floor import Ceilings

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.huge_pages import empty_in_huge_pages
+from engine.host.huge_pages import empty_in_huge_pages
 from engine.pages_ahead import PagesAhead
 
 

@@ -12,7 +12,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine import attention_hook
-from engine.activations import replace_activations
 from engine.attention_hook import AttentionCall
 from engine.checkpoint import check_checkpoint, check_model_type, check_unquantized, is_local, read_config
 from engine.core.config import EngineConfig
@@ -27,17 +26,18 @@ from engine.core.errors import (
 from engine.draft_weights import DraftModel, draft_model_of
 from engine.embedding import HeadInputs
 from engine.fusion import fuse_modules
+from engine.host.available_memory import is_memory_shortage
+from engine.host.deterministic_activations import replace_activations
+from engine.host.mkl_warmup import settle_vector_functions
 from engine.hub import optional_file
 from engine.kernel_layer import move_layers_to_kernels
 from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
 from engine.kv_cache import LayerShape
 from engine.linear import prepare_linears
-from engine.memory import is_memory_shortage
 from engine.model_probe import check_same, probe_layers
 from engine.model_size import size_of
 from engine.step_floor import ModelSize
-from engine.vector_math import settle_vector_functions
 
 logger = logging.getLogger(__name__)
 

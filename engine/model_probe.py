@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.attention_hook import AttentionCall, attention_handler
 from engine.core.errors import UnsupportedModelError
-from engine.memory import is_memory_shortage
+from engine.host.available_memory import is_memory_shortage
 
 
 class _Recorder:

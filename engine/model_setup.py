@@ -10,11 +10,11 @@ from engine.attention import select_backend
 from engine.ceilings import measure_ceilings
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import ConfigError, ModelMemoryError
-from engine.footprint import give_back_freed_memory
+from engine.host.available_memory import available_bytes, is_memory_shortage
+from engine.host.memory_trim import give_back_freed_memory
 from engine.kernel_forward import choose_forward
 from engine.kernels import load_kernels
 from engine.kv_cache import KVCache, bytes_per_block
-from engine.memory import available_bytes, is_memory_shortage
 from engine.model_loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
 

@@ -13,7 +13,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from engine.huge_pages import HUGE_PAGE
+from engine.host.huge_pages import HUGE_PAGE
 
 __all__ = ["PagesAhead"]
 

@@ -34,7 +34,7 @@ from engine.core.messages import (
     StepUpdate,
     ToEngine,
 )
-from engine.footprint import settle, share_one_heap
+from engine.host.memory_trim import settle, share_one_heap
 from engine.step_marker import Marker, StepMarker
 from engine.transport import EngineLink, ServerGoneError
 
@@ -172,7 +172,7 @@ def _handle(message: ToEngine, engine: SteppingEngine, link: Link, marker: Marke
 if __name__ == "__main__":
     ignore_signals()  # before the seconds that the import takes
     share_one_heap()
-    from engine.lean_torch import make_torch_lean  # torch enters the process only here
+    from engine.host.lean_torch import make_torch_lean  # torch enters the process only here
 
     make_torch_lean()
     from engine.engine import Engine

@@ -12,7 +12,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, ModelError, ModelMemoryError, UnsupportedModelError
 from engine.core.prompt_logprobs import unpack_scores
 from engine.engine import Engine
-from engine.huge_pages import empty_in_huge_pages
+from engine.host.huge_pages import empty_in_huge_pages
 from engine.kernel_layer import KernelDecoderLayer
 from engine.kernels import load_kernels
 from engine.model_loader import LoadedModel, load_model

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.huge_pages import empty_in_huge_pages
+from engine.host.huge_pages import empty_in_huge_pages
 from tests.resident_memory import resident_bytes
 
 CPU = torch.device("cpu")

@@ -11,12 +11,12 @@ import torch
 
 from engine.async_engine import AsyncEngine
 from engine.core.config import EngineConfig
-from engine.lean_torch import make_torch_lean
+from engine.host.lean_torch import make_torch_lean
 from tests.engine.async_engines import Words, collect, request, tokens_of
 
 LEAN = """
 import sys
-from engine.lean_torch import make_torch_lean
+from engine.host.lean_torch import make_torch_lean
 make_torch_lean()
 """
 
@@ -42,7 +42,7 @@ def test_an_engine_loads_and_runs_a_model_without_either(
 
     asyncio.run(check())
     imported = {line.rpartition("|")[2].strip() for line in capfd.readouterr().err.splitlines()}
-    assert {"engine.lean_torch", "transformers.masking_utils"} <= imported
+    assert {"engine.host.lean_torch", "transformers.masking_utils"} <= imported
     assert not [name for name in imported if name.startswith(("torch._dynamo", "torch.distributed.tensor"))]
 
 

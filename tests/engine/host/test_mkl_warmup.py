@@ -1,4 +1,4 @@
-"""What must hold for MKL to compute the same in a process's first step as in all others; see `engine.vector_math`."""
+"""What must hold for MKL to compute the same in a process's first step as in all others; see `engine.host.mkl_warmup`."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.vector_math import VECTOR_FUNCTIONS
+from engine.host.mkl_warmup import VECTOR_FUNCTIONS
 from tests.engine.tiny_models import load_tiny, make_checkpoint
 
 MKL_TYPES = {torch.float32, torch.float64}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.footprint import drop_code_pages, give_back_freed_memory
+from engine.host.memory_trim import drop_code_pages, give_back_freed_memory
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="reads /proc")
 
@@ -54,7 +54,7 @@ def test_what_threads_freed_goes_back_and_what_stays_is_not_collected_again() ->
     hasattr(ctypes.CDLL(None), "mallopt") or pytest.skip("the C library has its own way with threads")
     code = """
 import gc, threading, weakref
-from engine.footprint import settle, share_one_heap
+from engine.host.memory_trim import settle, share_one_heap
 from tests.resident_memory import resident_bytes
 share_one_heap()
 b"-" * 30_000_000  # after which glibc keeps as much for reuse

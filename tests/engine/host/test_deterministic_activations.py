@@ -9,8 +9,8 @@ import functools
 import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
-from engine.activations import replace_activations
-from engine.vector_math import settle_vector_functions
+from engine.host.deterministic_activations import replace_activations
+from engine.host.mkl_warmup import settle_vector_functions
 
 settle_vector_functions()
 torch.manual_seed(1)
