@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from engine.block_pool import BlockPool
 from engine.core.batch import Batch, Phase, ScheduledRequest, StepOutput
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import InvalidParameterError
@@ -20,9 +19,10 @@ from engine.drafter import Drafter, PromptLookup
 from engine.forced_text import ForcedText
 from engine.grammar import Grammars, NoGrammars, load_grammars
 from engine.model_drafts import ModelDrafts
-from engine.prefill_budget import PrefillPace
-from engine.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
-from engine.scheduler import Scheduler
+from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.prefill_budget import PrefillPace
+from engine.scheduling.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
+from engine.scheduling.scheduler import Scheduler
 from engine.speculation import Speculation
 from engine.step_cost import StepCosts
 from engine.step_floor import FloorPlan

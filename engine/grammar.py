@@ -27,9 +27,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import ModelError, RequestError
 from engine.core.request import Constraint, Request
-from engine.fair_queue import FairQueue
 from engine.foresight import Alphabet
 from engine.matcher import Matcher
+from engine.scheduling.fair_queue import FairQueue
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 Each pass of theirs is a guess more for every request, and takes its time whether the guess is right or not. As many are
 made as bring most tokens a second, of those numbers that make no request slower than it would be without. The gap that
-they make is bounded as by prompts of others: see `engine.prefill_budget`. How often guesses are right is learnt for
+they make is bounded as by prompts of others: see `engine.scheduling.prefill_budget`. How often guesses are right is learnt for
 each request, and what the passes take is measured.
 """
 

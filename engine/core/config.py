@@ -38,7 +38,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 2048
     """Tokens of one prefill step while nothing decodes."""
     target_itl_ms: float = 250.0
-    """What a gap between two tokens of a stream may come to by prefill steps of others; see `engine.prefill_budget`."""
+    """What a gap between two tokens of a stream may come to by prefill steps of others; see `engine.scheduling.prefill_budget`."""
     max_prefill_tokens_per_gap: int = 2048
     """Tokens of the one prefill step allowed between two decode steps, even if more would be within the target."""
     enable_prefix_caching: bool = True

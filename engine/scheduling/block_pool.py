@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from engine.core.stats import PoolStats
-from engine.prefix_cache import BlockCache
+from engine.scheduling.prefix_cache import BlockCache
 
 
 class BlockPool:

@@ -1,6 +1,6 @@
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.prefix_cache import NullPrefixCache, PrefixCache
+from engine.scheduling.prefix_cache import NullPrefixCache, PrefixCache
 
 
 def request(tokens: list[int], blocks: list[int] | None = None, salt: str = "") -> Request:

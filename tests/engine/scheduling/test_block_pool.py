@@ -2,8 +2,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.block_pool import BlockPool
-from engine.prefix_cache import NullPrefixCache
+from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.prefix_cache import NullPrefixCache
 
 
 class SetCache(NullPrefixCache):

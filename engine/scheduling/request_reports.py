@@ -2,7 +2,7 @@
 
 from engine.core.messages import FirstTokenInfo, RequestState
 from engine.core.request import Request, RequestStatus
-from engine.fair_queue import FairQueue
+from engine.scheduling.fair_queue import FairQueue
 
 
 def state_of(request: Request, waiting: FairQueue) -> RequestState:

@@ -8,16 +8,16 @@ from bisect import insort
 from collections.abc import Iterable
 from operator import attrgetter
 
-from engine.acceptance import accept, why_none
-from engine.block_pool import BlockPool
 from engine.core.batch import Batch, Phase, RequestStepOutput, ScheduledRequest, StepOutput
 from engine.core.messages import RequestState, RequestUpdate
 from engine.core.prompt_logprobs import pack_scores
 from engine.core.request import Constraint, FinishReason, Request, RequestStatus
-from engine.fair_queue import FairQueue
-from engine.prefill_budget import PrefillBudget, PrefillPace
-from engine.prefix_cache import BlockCache
-from engine.request_state import announce, state_of
+from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.fair_queue import FairQueue
+from engine.scheduling.prefill_budget import PrefillBudget, PrefillPace
+from engine.scheduling.prefix_cache import BlockCache
+from engine.scheduling.request_reports import announce, state_of
+from engine.scheduling.stop_conditions import accept, why_none
 from engine.speculation import NO_GUESSES, Guesses, Speculation
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.prefill_budget import PrefillBudget, PrefillPace
+from engine.scheduling.prefill_budget import PrefillBudget, PrefillPace
 from engine.step_cost import StepCosts
 
 MIN_CHUNK = 16
