@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.host.huge_pages import empty_in_huge_pages
 from engine.kernels.cpu_features import has_native_bf16
 from engine.packing import packing_for
-from engine.step_floor import Ceilings
+from engine.scheduling.cost.roofline import Ceilings
 
 __all__ = ["measure_ceilings", "multiplied_as"]
 

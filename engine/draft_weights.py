@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from engine.attention_hook import AttentionCall
 from engine.linear import prepare_linears
 from engine.model_size import size_of
-from engine.step_floor import ModelSize
+from engine.scheduling.cost.roofline import ModelSize
 
 __all__ = ["DraftModel", "draft_model_of"]
 

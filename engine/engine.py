@@ -20,14 +20,14 @@ from engine.forced_text import ForcedText
 from engine.grammar import Grammars, NoGrammars, load_grammars
 from engine.model_drafts import ModelDrafts
 from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.cost.roofline import FloorPlan
+from engine.scheduling.cost.step_cost import StepCosts
+from engine.scheduling.cost.step_trace import NullTracer, Tracer, open_tracer
 from engine.scheduling.prefill_budget import PrefillPace
 from engine.scheduling.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
 from engine.scheduling.scheduler import Scheduler
 from engine.speculation import Speculation
-from engine.step_cost import StepCosts
-from engine.step_floor import FloorPlan
 from engine.step_marker import Marker, NullMarker
-from engine.trace import NullTracer, Tracer, open_tracer
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from engine.core.request import Request
 from engine.drafter import Draft, learnt
-from engine.step_cost import StepCosts, TokenPrice
+from engine.scheduling.cost.step_cost import StepCosts, TokenPrice
 
 _FIRST_CHANCE, _MOST_CHANCE = 0.8, 0.99
 _LEARNING = 0.05  # how much a guess says about the next ones: too much, and some errors in a row end them all

@@ -37,7 +37,7 @@ from engine.kv_cache import LayerShape
 from engine.linear import prepare_linears
 from engine.model_probe import check_same, probe_layers
 from engine.model_size import size_of
-from engine.step_floor import ModelSize
+from engine.scheduling.cost.roofline import ModelSize
 
 logger = logging.getLogger(__name__)
 

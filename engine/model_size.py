@@ -12,7 +12,7 @@ from engine.experts import PackedExperts, PackedLlama4Experts, RouterWeight
 from engine.kernel_layer import KernelDecoderLayer
 from engine.linear import PackedLinear
 from engine.packed_weight import PackedWeight
-from engine.step_floor import AttentionSize, ModelSize
+from engine.scheduling.cost.roofline import AttentionSize, ModelSize
 
 __all__ = ["expert_share", "size_of"]
 

@@ -17,7 +17,7 @@ from engine.grammar_checker import GrammarChecker
 from engine.host.memory_trim import settle
 from engine.hub import look_for_hub, pinned
 from engine.room_shares import most_places, most_tokens
-from engine.trace import check_trace_file
+from engine.scheduling.cost.step_trace import check_trace_file
 from server.chat.render import ChatRenderer
 from server.chat.template_setting import load_chat_renderer
 from server.generation_defaults import GenerationDefaults, load_generation_defaults

@@ -7,7 +7,7 @@ import sys
 from ipaddress import ip_address
 
 from engine.core.config import EngineInfo
-from engine.step_floor import FloorPlan
+from engine.scheduling.cost.roofline import FloorPlan
 from server.settings import Settings
 from server.version import VERSION
 

@@ -10,7 +10,7 @@ from engine.core.batch import Phase
 from engine.core.config import EngineInfo
 from engine.core.request import FinishReason
 from engine.core.stats import RequestTimings, RoomStats, StepStats
-from engine.step_floor import Bound
+from engine.scheduling.cost.roofline import Bound
 from server.batched import Batched
 from server.metrics_engine import EngineCollector
 from server.metrics_names import Exposition

@@ -3,7 +3,7 @@
 import msgspec
 
 from engine.core.errors import ConfigError
-from engine.step_floor import Ceilings, ModelSize
+from engine.scheduling.cost.roofline import Ceilings, ModelSize
 
 MAX_SPECULATIVE_TOKENS = 32
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.core.batch import Phase
-from engine.step_floor import Bound
+from engine.scheduling.cost.roofline import Bound
 
 
 class PoolStats(msgspec.Struct, frozen=True):

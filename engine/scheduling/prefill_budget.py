@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import inf
 
 from engine.core.request import Request
-from engine.step_cost import NO_PREFILL, StepCosts, with_chunk
+from engine.scheduling.cost.step_cost import NO_PREFILL, StepCosts, with_chunk
 
 _MIN_CHUNK = 16  # tokens: prefill goes on however dear it is, and no time is lost on crumbs
 

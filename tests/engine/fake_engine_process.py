@@ -22,7 +22,7 @@ from engine.core.errors import InvalidParameterError, ModelError, ModelMemoryErr
 from engine.core.messages import AddRequest, FirstTokenInfo, RequestState, RequestUpdate, StepUpdate
 from engine.core.request import FinishReason
 from engine.core.stats import PoolStats, StepStats
-from engine.step_floor import Ceilings, ModelSize
+from engine.scheduling.cost.roofline import Ceilings, ModelSize
 from engine.step_marker import Marker, NullMarker
 
 PLAIN, SLOW, WAIT, RAISE, DIE, HANG, REFUSE, FAIL, BURST, PREFILL, EXIT, CRASH, STUMBLE, CHOKE, LONG = range(15)

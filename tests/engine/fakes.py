@@ -16,7 +16,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.draft_rows import rows_of, with_guess
 from engine.drafter import Drafter, PromptLookup
 from engine.engine import Engine
-from engine.step_floor import Ceilings, ModelSize
+from engine.scheduling.cost.roofline import Ceilings, ModelSize
 
 EOS = 0
 VOCAB_SIZE = 50

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cost_model import CostModel, Work
+from engine.scheduling.cost.cost_model import CostModel, Work
 
 TRUSTED = (1, 32, 1 << 30, 1 << 15, 8)
 ALIKE = (1.0, 128.0, 1.0, 8256.0, 0.0)

@@ -23,7 +23,7 @@ from engine.kv_cache import KVCache
 from engine.linear import PackedLinear
 from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
-from engine.step_cost import TokenPrice
+from engine.scheduling.cost.step_cost import TokenPrice
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import ARCHITECTURES, VOCAB_SIZE, RecordingRunner, tiny_engine
 

@@ -12,7 +12,7 @@ from engine.core.errors import ConfigError
 from engine.core.request import FinishReason
 from engine.core.stats import RequestTimings
 from engine.engine import Engine
-from engine.trace import FileTracer, NullTracer, check_trace_file, open_tracer
+from engine.scheduling.cost.step_trace import FileTracer, NullTracer, check_trace_file, open_tracer
 from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_engine, fake_info, run_to_end, tokens_of
 
 

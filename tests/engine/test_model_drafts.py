@@ -10,8 +10,8 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.drafter import Draft
 from engine.model_drafts import ModelDrafts
+from engine.scheduling.cost.step_cost import StepCosts
 from engine.speculation import NO_GUESSES, Guesses, Speculation
-from engine.step_cost import StepCosts
 from tests.engine.prophets import scheduled
 from tests.engine.timed import PASS_S, STEP_S, TOKEN_S
 

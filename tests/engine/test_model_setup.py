@@ -11,7 +11,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ModelMemoryError
 from engine.kernels import load_kernels
 from engine.model_setup import load_model_runner
-from engine.step_floor import Ceilings
+from engine.scheduling.cost.roofline import Ceilings
 from tests.engine.tiny_models import make_checkpoint
 
 

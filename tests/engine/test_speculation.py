@@ -14,8 +14,8 @@ from engine.core.sampling_params import SamplingParams
 from engine.drafter import Draft, NoDrafts, PromptLookup
 from engine.engine import Engine
 from engine.forced_text import ForcedText
+from engine.scheduling.cost.step_cost import StepCosts
 from engine.speculation import Speculation
-from engine.step_cost import StepCosts
 from tests.engine.fakes import (
     EOS,
     FakeRunner,

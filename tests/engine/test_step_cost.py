@@ -3,7 +3,7 @@ import pytest
 from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.step_cost import NO_PREFILL, StepCosts, with_chunk
+from engine.scheduling.cost.step_cost import NO_PREFILL, StepCosts, with_chunk
 
 
 def decode(num_rows: int, context: int) -> Batch:

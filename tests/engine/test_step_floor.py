@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.sampling_params import SamplingParams
-from engine.step_floor import AttentionSize, Bound, Ceilings, FloorPlan, ModelSize, StepFloor
+from engine.scheduling.cost.roofline import AttentionSize, Bound, Ceilings, FloorPlan, ModelSize, StepFloor
 
 ONE_BYTE_PER_SECOND = Ceilings(read_bytes_per_s=1.0, flops_per_s=1e30)
 ONE_FLOP_PER_SECOND = Ceilings(read_bytes_per_s=1e30, flops_per_s=1.0)

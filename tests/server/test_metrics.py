@@ -10,7 +10,7 @@ from engine.core.messages import FirstTokenInfo
 from engine.core.request import FinishReason
 from engine.core.stats import PoolStats, RequestTimings, RoomStats, StepStats
 from engine.live_request import TokenClock
-from engine.step_floor import Bound
+from engine.scheduling.cost.roofline import Bound
 from server.metrics import Metrics
 from server.timings import TokenCounts
 from tests.server.events import chunks_of

@@ -7,7 +7,7 @@ import pytest
 
 from engine.core.batch import Phase
 from engine.core.stats import PoolStats, RequestTimings, StepStats
-from engine.step_floor import Bound
+from engine.scheduling.cost.roofline import Bound
 from server.protocol.stats import Percentiles, RecentSteps
 from server.recent import NUM_GAPS, NUM_REQUESTS, Recent
 from tests.server.live_server import live_server

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
+from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.prefill_budget import PrefillBudget, PrefillPace
-from engine.step_cost import StepCosts
 
 MIN_CHUNK = 16
 SCORED = SamplingParams(prompt_logprobs=0)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from engine.core.batch import Batch, Phase
 from engine.core.request import Request
-from engine.cost_model import CostModel, Work
+from engine.scheduling.cost.cost_model import CostModel, Work
 
 NO_PREFILL: Work = (0, 1, 0, 0, 0)
 """The work of a prefill step: prompt tokens, which take most of its time and come first, the step itself, requests,

@@ -1,0 +1,1 @@
+"""What a step takes: as predicted from steps before, at best on this machine, and as traced."""
