@@ -25,9 +25,9 @@ from benchmarks.padded_model import save_padded_model
 from engine.core.config import EngineConfig
 from engine.core.messages import AddRequest
 from engine.core.sampling_params import SamplingParams
-from engine.drafter import NO_DRAFT, Draft, Drafter, PromptLookup
 from engine.engine import Engine
 from engine.model_setup import load_model_runner
+from engine.scheduling.speculation.prompt_lookup import NO_DRAFT, Draft, Drafter, PromptLookup
 from engine.tokenizer import Tokenizer
 from loadtest.numbers import positive
 

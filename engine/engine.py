@@ -14,11 +14,7 @@ from engine.core.messages import AddRequest, RequestState, RequestUpdate, StepUp
 from engine.core.request import Request
 from engine.core.request_validation import check_request
 from engine.core.stats import StepStats
-from engine.draft_rows import shortened
-from engine.drafter import Drafter, PromptLookup
-from engine.forced_text import ForcedText
 from engine.grammar import Grammars, NoGrammars, load_grammars
-from engine.model_drafts import ModelDrafts
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.cost.roofline import FloorPlan
 from engine.scheduling.cost.step_cost import StepCosts
@@ -26,7 +22,11 @@ from engine.scheduling.cost.step_trace import NullTracer, Tracer, open_tracer
 from engine.scheduling.prefill_budget import PrefillPace
 from engine.scheduling.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
 from engine.scheduling.scheduler import Scheduler
-from engine.speculation import Speculation
+from engine.scheduling.speculation.draft_length import ModelDrafts
+from engine.scheduling.speculation.draft_verification import shortened
+from engine.scheduling.speculation.grammar_drafter import ForcedText
+from engine.scheduling.speculation.planner import Speculation
+from engine.scheduling.speculation.prompt_lookup import Drafter, PromptLookup
 from engine.step_marker import Marker, NullMarker
 
 logger = logging.getLogger(__name__)

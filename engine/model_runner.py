@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from engine.core.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
-from engine.draft_rows import last_row, num_right, rows_of, with_guess
 from engine.embedding import embedding_bytes
 from engine.forward import Forward
 from engine.kv_cache import KVCache
 from engine.model_inputs import build_inputs
 from engine.model_loader import LoadedModel
 from engine.sampler import Sampler
+from engine.scheduling.speculation.draft_verification import last_row, num_right, rows_of, with_guess
 from engine.scores import Scorer
 
 logger = logging.getLogger(__name__)

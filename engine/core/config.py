@@ -43,7 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the one prefill step allowed between two decode steps, even if more would be within the target."""
     enable_prefix_caching: bool = True
     num_speculative_tokens: int = 8
-    """Tokens that a request guesses in one step at most, where that pays; 0 for none. See `engine.speculation`."""
+    """Tokens that a request guesses in one step at most, where that pays; 0 for none. See `engine.scheduling.speculation.planner`."""
     num_threads: int | None = None
     """CPU threads of the model; None leaves torch's default."""
     trace: str | None = None

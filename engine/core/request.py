@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from engine.core.sampling_params import SamplingParams
-from engine.drafter import Drafter, NoDrafts
+from engine.scheduling.speculation.prompt_lookup import Drafter, NoDrafts
 
 
 class RequestStatus(StrEnum):

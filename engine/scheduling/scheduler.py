@@ -17,8 +17,8 @@ from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.prefill_budget import PrefillBudget, PrefillPace
 from engine.scheduling.prefix_cache import BlockCache
 from engine.scheduling.request_reports import announce, state_of
+from engine.scheduling.speculation.planner import NO_GUESSES, Guesses, Speculation
 from engine.scheduling.stop_conditions import accept, why_none
-from engine.speculation import NO_GUESSES, Guesses, Speculation
 
 
 class Scheduler:

@@ -13,10 +13,10 @@ from engine.core.batch import Batch, RequestStepOutput, ScheduledRequest, StepOu
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.messages import AddRequest, RequestUpdate
 from engine.core.sampling_params import SamplingParams
-from engine.draft_rows import rows_of, with_guess
-from engine.drafter import Drafter, PromptLookup
 from engine.engine import Engine
 from engine.scheduling.cost.roofline import Ceilings, ModelSize
+from engine.scheduling.speculation.draft_verification import rows_of, with_guess
+from engine.scheduling.speculation.prompt_lookup import Drafter, PromptLookup
 
 EOS = 0
 VOCAB_SIZE = 50

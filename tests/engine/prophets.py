@@ -5,7 +5,7 @@ from typing import Any
 
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
-from engine.drafter import Draft
+from engine.scheduling.speculation.prompt_lookup import Draft
 from tests.engine.fakes import VOCAB_SIZE, next_token
 
 

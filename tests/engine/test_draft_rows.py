@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.draft_rows import last_row, num_right, rows_of, shortened, with_guess
+from engine.scheduling.speculation.draft_verification import last_row, num_right, rows_of, shortened, with_guess
 from tests.engine.prophets import scheduled
 
 

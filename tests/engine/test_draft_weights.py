@@ -13,7 +13,6 @@ from engine.core.errors import ConfigError
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.core.thinking_budget import Thinking
-from engine.drafter import Draft
 from engine.engine import Engine
 from engine.forward import TransformersForward
 from engine.grammar_source import Regex, to_lark
@@ -24,6 +23,7 @@ from engine.linear import PackedLinear
 from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
 from engine.scheduling.cost.step_cost import TokenPrice
+from engine.scheduling.speculation.prompt_lookup import Draft
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import ARCHITECTURES, VOCAB_SIZE, RecordingRunner, tiny_engine
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.batch import Batch, Phase, StepOutput
-from engine.draft_rows import with_guess
+from engine.scheduling.speculation.draft_verification import with_guess
 from tests.engine import timed
 from tests.engine.fakes import add, batches, expected_tokens, run_to_end, tokens_of
 from tests.engine.timed import PASS_S, STEP_S, Timed, drafting_engine

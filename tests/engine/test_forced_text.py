@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.drafter import Draft
-from engine.forced_text import ForcedText
+from engine.scheduling.speculation.grammar_drafter import ForcedText
+from engine.scheduling.speculation.prompt_lookup import Draft
 
 
 class Other:

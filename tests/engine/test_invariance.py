@@ -12,10 +12,10 @@ import pytest
 
 from engine.core.messages import RequestUpdate
 from engine.core.thinking_budget import Thinking
-from engine.drafter import PromptLookup
 from engine.engine import Engine
 from engine.grammar_source import Regex, to_lark
 from engine.model_loader import LoadedModel
+from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import add, run_to_end
 from tests.engine.prophets import Prophet
 from tests.engine.tiny_models import VOCAB_SIZE, tiny_engine

@@ -8,10 +8,10 @@ import pytest
 from engine.core.batch import Batch, Phase
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.drafter import Draft
-from engine.model_drafts import ModelDrafts
 from engine.scheduling.cost.step_cost import StepCosts
-from engine.speculation import NO_GUESSES, Guesses, Speculation
+from engine.scheduling.speculation.draft_length import ModelDrafts
+from engine.scheduling.speculation.planner import NO_GUESSES, Guesses, Speculation
+from engine.scheduling.speculation.prompt_lookup import Draft
 from tests.engine.prophets import scheduled
 from tests.engine.timed import PASS_S, STEP_S, TOKEN_S
 

@@ -11,11 +11,11 @@ from engine.core.batch import Batch, Phase, StepOutput
 from engine.core.config import EngineConfig
 from engine.core.request import FinishReason, Request
 from engine.core.sampling_params import SamplingParams
-from engine.drafter import Draft, NoDrafts, PromptLookup
 from engine.engine import Engine
-from engine.forced_text import ForcedText
 from engine.scheduling.cost.step_cost import StepCosts
-from engine.speculation import Speculation
+from engine.scheduling.speculation.grammar_drafter import ForcedText
+from engine.scheduling.speculation.planner import Speculation
+from engine.scheduling.speculation.prompt_lookup import Draft, NoDrafts, PromptLookup
 from tests.engine.fakes import (
     EOS,
     FakeRunner,

@@ -14,7 +14,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from engine.attention import AttentionBackend, select_backend
 from engine.core.batch import Batch, StepOutput
 from engine.core.config import EngineConfig
-from engine.drafter import Drafter, PromptLookup
 from engine.engine import Engine
 from engine.grammar import GrammarCompiler, GrammarQueue, Grammars, make_tokenizer
 from engine.kernel_forward import choose_forward
@@ -22,6 +21,7 @@ from engine.kernels import load_kernels
 from engine.kv_cache import KVCache
 from engine.model_loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
+from engine.scheduling.speculation.prompt_lookup import Drafter, PromptLookup
 from tests.engine.fakes import fake_info
 
 VOCAB_SIZE = 199

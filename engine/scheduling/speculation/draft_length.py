@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from engine.core.request import Request
-from engine.drafter import Draft, learnt
 from engine.scheduling.cost.step_cost import StepCosts, TokenPrice
+from engine.scheduling.speculation.prompt_lookup import Draft, learnt
 
 _FIRST_CHANCE, _MOST_CHANCE = 0.8, 0.99
 _LEARNING = 0.05  # how much a guess says about the next ones: too much, and some errors in a row end them all

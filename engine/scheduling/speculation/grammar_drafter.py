@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from engine.drafter import Draft, Drafter, learnt
+from engine.scheduling.speculation.prompt_lookup import Draft, Drafter, learnt
 
 _FIRST_CHANCE = 0.8  # the text is certain; only its tokens are not
 _LEAST_CHANCE = 0.1  # of a guess and all before it to be right: to find less likely ones takes time, too
