@@ -28,10 +28,10 @@ from engine.core.config import EngineConfig, EngineInfo
 from engine.core.messages import AddRequest
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
-from engine.grammar import GrammarCompiler, compiler_for, make_tokenizer
-from engine.grammar_source import JSON_OBJECT, JsonSchema, to_lark
+from engine.grammar.compiler import GrammarCompiler, compiler_for, make_tokenizer
+from engine.grammar.lark import JSON_OBJECT, JsonSchema, to_lark
+from engine.grammar.matcher import Matcher
 from engine.logits import forbid_tokens
-from engine.matcher import Matcher
 from engine.tokenizer import Tokenizer
 from loadtest.numbers import positive
 

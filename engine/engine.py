@@ -14,7 +14,7 @@ from engine.core.messages import AddRequest, RequestState, RequestUpdate, StepUp
 from engine.core.request import Request
 from engine.core.request_validation import check_request
 from engine.core.stats import StepStats
-from engine.grammar import Grammars, NoGrammars, load_grammars
+from engine.grammar.compiler import Grammars, NoGrammars, load_grammars
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.cost.roofline import FloorPlan
 from engine.scheduling.cost.step_cost import StepCosts

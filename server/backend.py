@@ -13,7 +13,7 @@ from engine.checkpoint import check_checkpoint, is_local, state_of
 from engine.client import EngineClient, EngineObserver
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
-from engine.grammar_checker import GrammarChecker
+from engine.grammar.checker import GrammarChecker
 from engine.host.memory_trim import settle
 from engine.hub import look_for_hub, pinned
 from engine.room_shares import most_places, most_tokens

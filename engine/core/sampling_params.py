@@ -40,7 +40,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that must not be generated."""
     grammar: str | None = None
-    """What the text must follow, as `engine.grammar_source` writes it. It may end only where the grammar does."""
+    """What the text must follow, as `engine.grammar.lark` writes it. It may end only where the grammar does."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end the sequence besides EOS."""
     ignore_eos: bool = False

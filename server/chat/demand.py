@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from engine.grammar_checker import GrammarChecker
-from engine.grammar_source import JsonSchema, Lark, Literal, OneOf, Part, Regex, Sequence, TextUntil
+from engine.grammar.checker import GrammarChecker
+from engine.grammar.lark import JsonSchema, Lark, Literal, OneOf, Part, Regex, Sequence, TextUntil
 from server.chat.answer import Answer
 from server.errors import BadRequestError
 from server.generation.grammar import grammar_of

@@ -3,8 +3,8 @@
 import asyncio
 
 from engine.core.errors import GrammarError
-from engine.grammar_checker import GrammarChecker
-from engine.grammar_source import to_lark
+from engine.grammar.checker import GrammarChecker
+from engine.grammar.lark import to_lark
 from server.errors import BadRequestError
 from server.protocol.structured import Demand
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.grammar_source import JSON_OBJECT, JsonSchema, Lark, Part, Regex, choice
+from engine.grammar.lark import JSON_OBJECT, JsonSchema, Lark, Part, Regex, choice
 from server.protocol.wire import ClosedModel, JsonObject, Text
 
 MAX_ALTERNATIVES = 8192

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence as Several
 from dataclasses import replace
 
-from engine.grammar_source import JsonSchema, Literal, OneOf, Part, Regex, Repeat, Sequence, TextUntil
+from engine.grammar.lark import JsonSchema, Literal, OneOf, Part, Regex, Repeat, Sequence, TextUntil
 from server.protocol.tools import Function
 from server.tools.formats import CallFormat, Spelling
 

@@ -15,7 +15,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.core.thinking_budget import Thinking
 from engine.engine import Engine
 from engine.forward import TransformersForward
-from engine.grammar_source import Regex, to_lark
+from engine.grammar.lark import Regex, to_lark
 from engine.kernel_forward import KernelForward
 from engine.kernels import load_kernels
 from engine.kv_cache import KVCache

@@ -27,7 +27,7 @@ from tests.engine.fakes import (
     run_to_end,
     tokens_of,
 )
-from tests.engine.matchers import DIGITS, compiler
+from tests.engine.grammar.matchers import DIGITS, compiler
 from tests.engine.prophets import prophets, scheduled
 
 

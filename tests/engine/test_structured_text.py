@@ -10,13 +10,13 @@ import pytest
 
 from engine.core.request import FinishReason
 from engine.engine import Engine
-from engine.grammar import GrammarCompiler, GrammarQueue, make_tokenizer
-from engine.grammar_check import find_fault
-from engine.grammar_source import JSON_OBJECT, JsonSchema, Part, to_lark
+from engine.grammar.checker_process import find_fault
+from engine.grammar.compiler import GrammarCompiler, GrammarQueue, make_tokenizer
+from engine.grammar.lark import JSON_OBJECT, JsonSchema, Part, to_lark
 from engine.model_loader import LoadedModel
 from tests.engine.fakes import add, run_to_end, tokens_of
-from tests.engine.grammars import TOKENIZER
-from tests.engine.random_schemas import random_schema
+from tests.engine.grammar.grammars import TOKENIZER
+from tests.engine.grammar.random_schemas import random_schema
 from tests.engine.tiny_models import VOCAB_SIZE, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")

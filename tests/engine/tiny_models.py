@@ -15,7 +15,7 @@ from engine.attention import AttentionBackend, select_backend
 from engine.core.batch import Batch, StepOutput
 from engine.core.config import EngineConfig
 from engine.engine import Engine
-from engine.grammar import GrammarCompiler, GrammarQueue, Grammars, make_tokenizer
+from engine.grammar.compiler import GrammarCompiler, GrammarQueue, Grammars, make_tokenizer
 from engine.kernel_forward import choose_forward
 from engine.kernels import load_kernels
 from engine.kv_cache import KVCache

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from engine.client import EngineObserver
-from engine.grammar_checker import GrammarChecker
+from engine.grammar.checker import GrammarChecker
 from server.app import create_app
 from server.backend import Backend, OpenBackend, RoomSize
 from server.chat.template_setting import load_chat_renderer

@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from engine.client import SOLE_TENANT, Tenant
 from engine.core.errors import OverloadedError
-from engine.grammar_checker import GrammarChecker
+from engine.grammar.checker import GrammarChecker
 from server.key_ring import KeyRing
 from server.middleware.auth import AuthMiddleware
 from server.record import RequestRecord, attach_record

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.core.request import FinishReason
-from engine.grammar_checker import GrammarChecker
+from engine.grammar.checker import GrammarChecker
 from server.chat.render import MAX_ISOLATED
 from server.large_bodies import LARGE_BYTES
 from tests.server.byte_tokenizer import ByteTokenizer

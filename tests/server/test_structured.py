@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.grammar_source import MAX_GRAMMAR_BYTES
-from tests.engine.grammars import accepted, accepts
+from engine.grammar.lark import MAX_GRAMMAR_BYTES
+from tests.engine.grammar.grammars import accepted, accepts
 from tests.server.events import error_of
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server

@@ -7,7 +7,7 @@ import pytest
 
 from server.tools.formats import HERMES as HERMES_FORMAT
 from server.tools.formats import LLAMA
-from tests.engine.grammars import accepted
+from tests.engine.grammar.grammars import accepted
 from tests.server.events import error_of, first
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server

@@ -1,4 +1,4 @@
-"""`python -m engine.grammar_check`: tells of each grammar whether it works; started and fed by `GrammarChecker`.
+"""`python -m engine.grammar.checker_process`: tells of each grammar whether it works; started and fed by `GrammarChecker`.
 
 Lines of JSON: null when ready, then for each grammar (a string) null or what is wrong with it. Grammars come from
 clients, and some make the compiler run for minutes, take gigabytes or overflow the stack. Here that harms nobody.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from llguidance import LLTokenizer
 
-from engine.grammar import compile_grammar, make_tokenizer
+from engine.grammar.compiler import compile_grammar, make_tokenizer
 
 MAX_MEMORY_BYTES = 128 << 20  # more than without a grammar: the engine keeps some of them
 STACK_BYTES = 4 << 20  # less than the engine has, however much the main thread may have

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.core.errors import GrammarError
-from engine.grammar_source import (
+from engine.grammar.lark import (
     ANY_TEXT,
     JSON_OBJECT,
     MAX_GRAMMAR_BYTES,
@@ -25,8 +25,8 @@ from engine.grammar_source import (
     choice,
     to_lark,
 )
-from tests.engine.grammars import accepted, accepts
-from tests.engine.random_schemas import broken_schema
+from tests.engine.grammar.grammars import accepted, accepts
+from tests.engine.grammar.random_schemas import broken_schema
 
 NAMED = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
 OTHER = {**NAMED, "properties": {"b": {"const": 2}}, "required": ["b"]}

@@ -10,12 +10,12 @@ from engine.core.config import EngineConfig
 from engine.core.messages import RequestUpdate
 from engine.core.request import Constraint, FinishReason
 from engine.engine import Engine
-from engine.grammar import GrammarQueue
-from engine.matcher import Matcher
+from engine.grammar.compiler import GrammarQueue
+from engine.grammar.matcher import Matcher
 from engine.scheduling.speculation.prompt_lookup import Drafter, PromptLookup
 from engine.step_marker import Marker
 from tests.engine.fakes import FakeRunner, add, fake_info
-from tests.engine.matchers import TEXTS, compiler, tokens_in
+from tests.engine.grammar.matchers import TEXTS, compiler, tokens_in
 
 
 class ObedientRunner(FakeRunner):

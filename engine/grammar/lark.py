@@ -24,7 +24,7 @@ from typing import Any
 import llguidance
 
 from engine.core.errors import GrammarError
-from engine.json_schema import check_schema, compilable
+from engine.grammar.json_schema import check_schema, compilable
 
 MAX_GRAMMAR_BYTES = 128 * 1024
 

@@ -27,8 +27,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import ModelError, RequestError
 from engine.core.request import Constraint, Request
-from engine.foresight import Alphabet
-from engine.matcher import Matcher
+from engine.grammar.jump_forward import Alphabet
+from engine.grammar.matcher import Matcher
 from engine.scheduling.fair_queue import FairQueue
 from engine.tokenizer import Tokenizer
 
@@ -38,7 +38,9 @@ NUM_KEPT = 16  # compiled grammars that are kept for the next request with the s
 
 # Forcing would ask the tokenizer, in Python, how it writes what must come; any spelling will do.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
-_STACK_BYTES = 16 << 20  # the compiler recurses; more than what grammars are tried with (`engine.grammar_check`)
+_STACK_BYTES = (
+    16 << 20
+)  # the compiler recurses; more than what grammars are tried with (`engine.grammar.checker_process`)
 # Texts whose tokens a mask takes as one: most tokens fit in any JSON string. The library's own list has two more, for
 # white space and strings of any length: without, masks are the same and as fast, and 150,000 tokens take 59 MB, not 87.
 _SLICES = [r'[^"\\\x00-\x1F\x7F]{1,10}', r'[^"\\\x00-\x1F\x7F]{1,30}']
@@ -233,7 +235,7 @@ def make_tokenizer(tokens: Sequence[bytes], eos_token_ids: Sequence[int]) -> LLT
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """Never raises: ask `is_error()`. Bounded by fuel, but not on every path: see `engine.grammar_checker`."""
+    """Never raises: ask `is_error()`. Bounded by fuel, but not on every path: see `engine.grammar.checker`."""
     return LLMatcher(tokenizer, _OPTIONS + grammar, log_level=0, limits=_LIMITS)
 
 

@@ -18,13 +18,13 @@ from engine.core.errors import InvalidParameterError, RequestError
 from engine.core.request import FinishReason, Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
-from engine.grammar import GrammarCompiler, GrammarQueue, NoGrammars, load_grammars, make_tokenizer
-from engine.grammar_source import Literal, Regex, Repeat, to_lark
-from engine.matcher import Matcher
+from engine.grammar.compiler import GrammarCompiler, GrammarQueue, NoGrammars, load_grammars, make_tokenizer
+from engine.grammar.lark import Literal, Regex, Repeat, to_lark
+from engine.grammar.matcher import Matcher
 from engine.tokenizer import Tokenizer
 from tests.engine.fakes import FakeRunner, add, batches, expected_tokens, fake_info, run_to_end, tokens_of
-from tests.engine.matchers import DIGITS, EOS, TEXTS, allowed, compiler, text_of
-from tests.engine.obedient import Gate, ObedientRunner, add_with, engine_with, the_end
+from tests.engine.grammar.matchers import DIGITS, EOS, TEXTS, allowed, compiler, text_of
+from tests.engine.grammar.obedient import Gate, ObedientRunner, add_with, engine_with, the_end
 
 
 @pytest.fixture
@@ -125,7 +125,9 @@ def test_a_request_that_may_have_no_token_ends_with_an_error_of_its_own(engine: 
 @pytest.mark.parametrize("limit", ["time", "states"])
 def test_a_grammar_at_its_limits_is_told_as_that(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if limit == "states":
-        monkeypatch.setattr("engine.grammar._LIMITS", LLParserLimits(verbose_errors=False, max_lexer_states=60))
+        monkeypatch.setattr(
+            "engine.grammar.compiler._LIMITS", LLParserLimits(verbose_errors=False, max_lexer_states=60)
+        )
     seconds = count(0.0, 0.05 if limit == "time" else 0.0)
     engine = engine_with(GrammarCompiler(make_tokenizer(TEXTS, [EOS]), clock=seconds.__next__))
     add_with(engine, "a", to_lark(Regex("[0-9]{80}")), max_tokens=90)

@@ -5,15 +5,15 @@ import sys
 import pytest
 from llguidance import LLTokenizer
 
-from engine.grammar import (
+from engine.grammar.compiler import (
     NUM_KEPT,
     GrammarCompiler,
     _Vocabulary,
     make_tokenizer,
 )
-from engine.grammar_source import JsonSchema, Literal, Regex, choice, to_lark
-from engine.matcher import Matcher
-from tests.engine.matchers import ALPHABET, DIGITS, EOS, TEXTS, allowed, compiler, ids, text_of, tokens_in
+from engine.grammar.lark import JsonSchema, Literal, Regex, choice, to_lark
+from engine.grammar.matcher import Matcher
+from tests.engine.grammar.matchers import ALPHABET, DIGITS, EOS, TEXTS, allowed, compiler, ids, text_of, tokens_in
 
 
 def test_eos_is_allowed_exactly_where_the_text_may_end() -> None:

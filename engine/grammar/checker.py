@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from engine.core.errors import GrammarError, OverloadedError
 
-COMMAND = (sys.executable, "-m", "engine.grammar_check")
+COMMAND = (sys.executable, "-m", "engine.grammar.checker_process")
 MAX_ASKED = 16  # at once by one tenant: each may take the whole timeout, one after the other
 _START_S = 60.0
 _NUM_KEPT = 4096

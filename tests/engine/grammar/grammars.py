@@ -1,8 +1,8 @@
 """Which texts a grammar accepts, one byte per token."""
 
-from engine.grammar import compile_grammar
-from engine.grammar_check import byte_tokenizer
-from engine.grammar_source import Part, to_lark
+from engine.grammar.checker_process import byte_tokenizer
+from engine.grammar.compiler import compile_grammar
+from engine.grammar.lark import Part, to_lark
 
 TOKENIZER = byte_tokenizer()
 

@@ -6,10 +6,10 @@ from itertools import cycle
 import pytest
 
 from engine.core.request import FinishReason
-from engine.grammar_source import JsonSchema, Literal, to_lark
+from engine.grammar.lark import JsonSchema, Literal, to_lark
 from tests.engine.fakes import batches, run_to_end, tokens_of
-from tests.engine.matchers import DIGITS, EOS, TEXTS, compiler, tokens_in
-from tests.engine.obedient import Gate, add_with, engine_with, the_end
+from tests.engine.grammar.matchers import DIGITS, EOS, TEXTS, compiler, tokens_in
+from tests.engine.grammar.obedient import Gate, add_with, engine_with, the_end
 from tests.engine.prophets import Prophet
 
 

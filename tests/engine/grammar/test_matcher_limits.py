@@ -7,14 +7,14 @@ from itertools import count
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 
-from engine.grammar import (
+from engine.grammar.compiler import (
     GrammarCompiler,
     compile_grammar,
     make_tokenizer,
 )
-from engine.grammar_source import Literal, Regex, to_lark
-from engine.matcher import MAX_RENEWALS, Matcher
-from tests.engine.matchers import ALPHABET, DIGITS, EOS, TEXTS, allowed, compiler, ids
+from engine.grammar.lark import Literal, Regex, to_lark
+from engine.grammar.matcher import MAX_RENEWALS, Matcher
+from tests.engine.grammar.matchers import ALPHABET, DIGITS, EOS, TEXTS, allowed, compiler, ids
 
 
 def walk(matcher: Matcher, seed: int) -> int:
@@ -27,7 +27,7 @@ def walk(matcher: Matcher, seed: int) -> int:
 
 def test_limits_that_others_reached_end_nobodys_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests with equal grammars share a lexer, whose states are limited: here there are 8,000 of them."""
-    monkeypatch.setattr("engine.grammar._LIMITS", LLParserLimits(verbose_errors=False, max_lexer_states=150))
+    monkeypatch.setattr("engine.grammar.compiler._LIMITS", LLParserLimits(verbose_errors=False, max_lexer_states=150))
     grammar, compile = to_lark(Regex("([0-9])*[0-4]([0-9]){12}")), compiler()
     alone = [walk(compiler()(grammar), seed) for seed in range(4)]
     assert min(alone) > 100

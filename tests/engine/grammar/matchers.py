@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.core.request import Constraint
-from engine.foresight import Alphabet
-from engine.grammar import GrammarCompiler, make_tokenizer
-from engine.grammar_source import Regex, to_lark
+from engine.grammar.compiler import GrammarCompiler, make_tokenizer
+from engine.grammar.jump_forward import Alphabet
+from engine.grammar.lark import Regex, to_lark
 
 EOS = 0
 TEXTS = [b"", *(bytes([byte]) for byte in range(32, 80)), b""]  # 50 tokens, as many as the fakes have

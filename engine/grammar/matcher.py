@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from llguidance import LLMatcher
 
-from engine.foresight import Alphabet, Foresight
+from engine.grammar.jump_forward import Alphabet, Foresight
 
 # Of CPU time in the engine's steps, where all others wait. What is not ambiguous takes less than a tenth of it, mostly
 # less than a hundredth.

@@ -1,0 +1,1 @@
+"""Structured output: grammars are written, compiled and checked here, and say which tokens may come next."""
