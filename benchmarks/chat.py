@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command import exit_with
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from loadtest.numbers import positive
 from server.chat.render import ChatRenderer
 from server.protocol.chat import ChatRequest

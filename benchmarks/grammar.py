@@ -32,7 +32,7 @@ from engine.grammar.compiler import GrammarCompiler, compiler_for, make_tokenize
 from engine.grammar.lark import JSON_OBJECT, JsonSchema, to_lark
 from engine.grammar.matcher import Matcher
 from engine.logits import forbid_tokens
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from loadtest.numbers import positive
 
 VOCAB_SIZES = (32_000, 150_000)

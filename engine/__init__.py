@@ -24,7 +24,7 @@ from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from engine.core.sampling_params import SamplingParams
 from engine.core.stats import PoolStats, RequestTimings, StepStats
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 __all__ = [
     "AsyncEngine",

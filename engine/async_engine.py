@@ -28,7 +28,6 @@ from engine.core.request import FinishReason
 from engine.core.request_snapshot import RequestView
 from engine.core.request_validation import check_request
 from engine.core.stats import RoomStats, StepStats, standstill
-from engine.detokenizer import TokenTable
 from engine.expiry import Expiry
 from engine.inspector import Inspector
 from engine.live_request import LiveRequest, news_of
@@ -36,6 +35,7 @@ from engine.restart_policy import RestartPolicy
 from engine.roster import Roster
 from engine.supervisor import Supervisor
 from engine.suspects import Death
+from engine.text.detokenizer import TokenTable
 from engine.waiting_room import RoomLimits, WaitingRoom
 from engine.watchdog import Watchdog
 

@@ -20,9 +20,9 @@ from engine.core.outputs import RequestOutput
 from engine.core.prompt_logprobs import unpack_scores
 from engine.core.request import FinishReason
 from engine.core.stats import RequestTimings
-from engine.detokenizer import IncrementalDetokenizer, TokenTable
 from engine.expiry import Expiry
 from engine.mailbox import Mailbox
+from engine.text.detokenizer import IncrementalDetokenizer, TokenTable
 from engine.waiting_room import Place
 
 

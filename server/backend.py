@@ -103,7 +103,7 @@ async def _open_backend(
 ) -> AsyncGenerator[Backend, None]:
     # Importing these costs seconds: the port is open, and --help has answered, long before.
     from engine.async_engine import AsyncEngine
-    from engine.tokenizer import Tokenizer as EngineTokenizer
+    from engine.text.tokenizer import Tokenizer as EngineTokenizer
 
     config = await asyncio.to_thread(pinned, config)
     weights = await asyncio.to_thread(_weights_of, config)

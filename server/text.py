@@ -1,4 +1,4 @@
-"""What the server needs of a tokenizer; `engine.tokenizer.Tokenizer` is one."""
+"""What the server needs of a tokenizer; `engine.text.tokenizer.Tokenizer` is one."""
 
 from collections.abc import Mapping, Sequence, Set
 from typing import Protocol

@@ -132,7 +132,7 @@ def test_tests_import_no_tests() -> None:
 
 @pytest.mark.parametrize(
     "modules",
-    [SCHEDULER_SIDE, ("server.cli", "server.serve", "engine.async_engine", "engine.tokenizer"), ("loadtest.cli",)],
+    [SCHEDULER_SIDE, ("server.cli", "server.serve", "engine.async_engine", "engine.text.tokenizer"), ("loadtest.cli",)],
     ids=["policy", "server", "loadtest"],
 )
 def test_without_tensors_also_means_whatever_is_imported_in_turn(modules: tuple[str, ...]) -> None:
@@ -157,7 +157,7 @@ def test_imports_are_found_however_they_are_written(
 def test_no_duration_depends_on_the_wall_clock() -> None:
     """It jumps. Only what users read as a date may come from it."""
     dates = {f"server/{name}.py" for name in ("backend", "generation/plan", "responses/writer")}
-    dates |= {"engine/chat_template.py", "engine/scheduling/cost/step_trace.py"}
+    dates |= {"engine/text/chat_template.py", "engine/scheduling/cost/step_trace.py"}
     words = ("time.time(", "time_ns(", "datetime.now(", "utcnow(")
     found = {name_of(path) for path in source_files("engine", "server") for word in words if word in path.read_text()}
     assert found <= dates

@@ -30,7 +30,7 @@ from engine.core.request import Constraint, Request
 from engine.grammar.jump_forward import Alphabet
 from engine.grammar.matcher import Matcher
 from engine.scheduling.fair_queue import FairQueue
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

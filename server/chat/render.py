@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Mapping
 from functools import cached_property
 
-from engine.chat_template import ChatTemplate, Conversation
-from engine.template_process import render_isolated
+from engine.text.chat_template import ChatTemplate, Conversation
+from engine.text.template_sandbox import render_isolated
 from server.chat.shape import TemplateHabits, shape_messages
 from server.errors import BadRequestError
 from server.generation.prompts import EncodedPrompt

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.chat_template import ChatTemplate, Conversation
 from engine.core.errors import InvalidParameterError
+from engine.text.chat_template import ChatTemplate, Conversation
 from server.protocol.messages import AssistantMessage, Message, MessageToolCall, TextPart
 from server.tools.formats import mentions_tools
 

@@ -12,7 +12,7 @@ from engine.checkpoint import check_checkpoint, state_of
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, UnsupportedModelError
 from engine.model_loader import load_model
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 METHODS = {
     "gptq": {"quant_method": "gptq", "bits": 4},

@@ -23,8 +23,8 @@ from engine.core.request import FinishReason
 from engine.core.request_snapshot import RequestView
 from engine.core.request_validation import check_request
 from engine.core.stats import PoolStats, RequestTimings, RoomStats, StepStats
-from engine.detokenizer import IncrementalDetokenizer
 from engine.scheduling.cost.roofline import AttentionSize, Ceilings, ModelSize
+from engine.text.detokenizer import IncrementalDetokenizer
 from tests.server.byte_tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
 
 NUM_BLOCKS = 64

@@ -21,7 +21,7 @@ from engine.engine import Engine
 from engine.grammar.compiler import GrammarCompiler, GrammarQueue, NoGrammars, load_grammars, make_tokenizer
 from engine.grammar.lark import Literal, Regex, Repeat, to_lark
 from engine.grammar.matcher import Matcher
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.engine.fakes import FakeRunner, add, batches, expected_tokens, fake_info, run_to_end, tokens_of
 from tests.engine.grammar.matchers import DIGITS, EOS, TEXTS, allowed, compiler, text_of
 from tests.engine.grammar.obedient import Gate, ObedientRunner, add_with, engine_with, the_end

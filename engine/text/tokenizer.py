@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import tokenizers
 
 from engine.core.errors import ContextLengthError
-from engine.tokenizer_files import TokenizerFiles, load_tokenizer_files
+from engine.text.tokenizer_files import TokenizerFiles, load_tokenizer_files
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CHARS_PER_TOKEN = 4

@@ -7,7 +7,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 TEXT = "The quick brown fox, the lazy dog: été à Zürich, 日本語 and 😀😀👍🏽. def f(x):\n    return x + 1\n" * 3
 CHAT_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-import engine.chat_template
-from engine import template_process
-from engine.chat_template import ChatTemplate, Conversation
+import engine.text.chat_template
 from engine.core.errors import InvalidParameterError
-from engine.template_process import render_isolated
-from tests.engine.sample_templates import TEMPLATES
+from engine.text import template_sandbox
+from engine.text.chat_template import ChatTemplate, Conversation
+from engine.text.template_sandbox import render_isolated
+from tests.engine.text.sample_templates import TEMPLATES
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 USER = {"role": "user", "content": "  Hé <b>\n"}
@@ -84,7 +84,7 @@ def test_the_last_of_several_parts_is_continued() -> None:
 
 
 def test_a_text_may_contain_what_marks_its_end() -> None:
-    text = f"a {engine.chat_template._END_OF_MESSAGE} b"
+    text = f"a {engine.text.chat_template._END_OF_MESSAGE} b"
     assert (
         render("{{ messages[0].content }};", [{"role": "user", "content": text}], continue_final_message=True) == text
     )
@@ -161,7 +161,7 @@ class TestIsolated:
 
     @pytest.mark.parametrize("ends_by", ["leaving", "time"])
     def test_its_process_ends_with_it(self, monkeypatch: pytest.MonkeyPatch, ends_by: str) -> None:
-        monkeypatch.setattr(template_process, "COMMAND", (sys.executable, "-c", "import time; time.sleep(1000)"))
+        monkeypatch.setattr(template_sandbox, "COMMAND", (sys.executable, "-c", "import time; time.sleep(1000)"))
         started: list[asyncio.subprocess.Process] = []
         start = asyncio.create_subprocess_exec
 
@@ -180,7 +180,7 @@ class TestIsolated:
             assert started[0].returncode == -signal.SIGKILL
 
         monkeypatch.setattr(asyncio, "create_subprocess_exec", noting_start)
-        monkeypatch.setattr(template_process, "MAX_SECONDS", 0.2 if ends_by == "time" else 1000)
+        monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.2 if ends_by == "time" else 1000)
         asyncio.run(check())
 
     def test_it_renders_the_same(self) -> None:
@@ -217,11 +217,13 @@ class TestIsolated:
     def test_what_would_hang_or_fill_this_process_is_refused(
         self, source: str, complaint: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("engine.template_process.MAX_SECONDS", 100.0)  # its own bounds end it, not this process
+        monkeypatch.setattr(
+            "engine.text.template_sandbox.MAX_SECONDS", 100.0
+        )  # its own bounds end it, not this process
         with pytest.raises(InvalidParameterError, match=complaint):
             self.isolated(source)
 
     def test_a_process_that_does_nothing_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("engine.template_process.MAX_SECONDS", 0.01)
+        monkeypatch.setattr("engine.text.template_sandbox.MAX_SECONDS", 0.01)
         with pytest.raises(InvalidParameterError, match="seconds"):
             self.isolated("x")

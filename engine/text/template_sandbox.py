@@ -1,6 +1,6 @@
 """Renders a template that nobody vouches for, in a process of its own with hard bounds on time and memory.
 
-`python -m engine.template_process` renders one job from standard input. In the same process a template could do harm
+`python -m engine.text.template_sandbox` renders one job from standard input. In the same process a template could do harm
 without leaving the sandbox: `{{ 9 ** (9 ** 9) }}` holds the interpreter for ever.
 """
 
@@ -14,10 +14,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from engine.chat_template import MAX_SECONDS, ChatTemplate, Conversation
 from engine.core.errors import InvalidParameterError
+from engine.text.chat_template import MAX_SECONDS, ChatTemplate, Conversation
 
-COMMAND = (sys.executable, "-m", "engine.template_process")
+COMMAND = (sys.executable, "-m", "engine.text.template_sandbox")
 _MAX_BYTES = 1 << 30
 _MAX_CPU_S = 2
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tokenizers import processors
 
 from engine.core.errors import ContextLengthError, ModelError
-from engine.tokenizer import Tokenizer
-from tests.engine import sample_tokenizers
+from engine.text.tokenizer import Tokenizer
+from tests.engine.text import sample_tokenizers
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -260,8 +260,8 @@ def test_tokenizing_and_chat_templates_import_no_torch(tmp_path: Path) -> None:
     backend = sample_tokenizers.byte_level()
     sample_tokenizers.write_checkpoint(tmp_path, backend, chat_template=sample_tokenizers.CHAT_TEMPLATE)
     script = (
-        "import sys; from engine.chat_template import ChatTemplate, Conversation\n"
-        "from engine.tokenizer import Tokenizer\n"
+        "import sys; from engine.text.chat_template import ChatTemplate, Conversation\n"
+        "from engine.text.tokenizer import Tokenizer\n"
         "tokenizer = Tokenizer.from_pretrained(sys.argv[1])\n"
         "template = ChatTemplate(tokenizer.chat_templates['default'])\n"
         "chat = Conversation(messages=[{'role': 'user', 'content': 'hi'}])\n"

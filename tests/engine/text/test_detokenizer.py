@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.detokenizer import IncrementalDetokenizer
-from engine.tokenizer import Tokenizer
-from tests.engine import sample_tokenizers
+from engine.text.detokenizer import IncrementalDetokenizer
+from engine.text.tokenizer import Tokenizer
+from tests.engine.text import sample_tokenizers
 
 
 class Chunks:

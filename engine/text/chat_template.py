@@ -2,7 +2,7 @@
 
 Knows jinja2 and no tokenizer. A template is code of the checkpoint's authors: it can read what it is given and nothing
 else, and how much it writes, and for how long, is bounded between two pieces of its output. Code of the client's own
-needs harder bounds: `engine.template_process`.
+needs harder bounds: `engine.text.template_sandbox`.
 """
 
 import json
