@@ -13,7 +13,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from engine import attention_hook
 from engine.attention_hook import AttentionCall
-from engine.checkpoint import check_checkpoint, check_model_type, check_unquantized, is_local, read_config
+from engine.checkpoint.hub import optional_file
+from engine.checkpoint.local import check_checkpoint, check_model_type, check_unquantized, is_local, read_config
 from engine.core.config import EngineConfig
 from engine.core.errors import (
     ConfigError,
@@ -29,7 +30,6 @@ from engine.fusion import fuse_modules
 from engine.host.available_memory import is_memory_shortage
 from engine.host.deterministic_activations import replace_activations
 from engine.host.mkl_warmup import settle_vector_functions
-from engine.hub import optional_file
 from engine.kernel_layer import move_layers_to_kernels
 from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from engine.checkpoint import check_checkpoint, is_local, state_of
+from engine.checkpoint.hub import look_for_hub, pinned
+from engine.checkpoint.local import check_checkpoint, is_local, state_of
 from engine.client import EngineClient, EngineObserver
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.grammar.checker import GrammarChecker
 from engine.host.memory_trim import settle
-from engine.hub import look_for_hub, pinned
 from engine.room_shares import most_places, most_tokens
 from engine.scheduling.cost.step_trace import check_trace_file
 from server.chat.render import ChatRenderer

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from engine.checkpoint.hub import optional_file
 from engine.core.errors import InvalidParameterError, ModelError
 from engine.core.sampling_params import SamplingParams
-from engine.hub import optional_file
 
 FILE_NAME = "generation_config.json"
 

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import tokenizers
 
-from engine.checkpoint import check_model_type, is_local, read_config
+from engine.checkpoint.hub import snapshot
+from engine.checkpoint.local import check_model_type, is_local, read_config
 from engine.core.errors import ModelError, reason_of
-from engine.hub import snapshot
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _VOCABULARY_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import transformers
 
-from engine.checkpoint import check_checkpoint, state_of
+from engine.checkpoint.local import check_checkpoint, state_of
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, UnsupportedModelError
 from engine.model_loader import load_model

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from huggingface_hub.errors import EntryNotFoundError
 
+from engine.checkpoint.hub import look_for_hub, optional_file, pinned
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError
-from engine.hub import look_for_hub, optional_file, pinned
 
 
 @pytest.fixture(autouse=True)

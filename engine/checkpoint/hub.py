@@ -10,7 +10,7 @@ from urllib.request import getproxies
 
 import msgspec
 
-from engine.checkpoint import is_local
+from engine.checkpoint.local import is_local
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, reason_of
 

@@ -19,7 +19,7 @@ from server.generation_defaults import load_generation_defaults
 from tests.engine.tiny_models import make_checkpoint
 from tests.fuzz import fuzz
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.sampled_from([-1, 0, 1, 3, 7, 10**6, 2**40, 1.5, 1e308]) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
