@@ -16,7 +16,7 @@ from itertools import chain
 
 from transformers import PreTrainedModel
 
-from engine.attention_hook import AttentionCall
+from engine.attention.registry import AttentionCall
 from engine.linear import prepare_linears
 from engine.model_size import size_of
 from engine.scheduling.cost.roofline import ModelSize

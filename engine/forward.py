@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.attention import AttentionBackend, AttentionMetadata
-from engine.attention_hook import AttentionCall, attention_handler
-from engine.kv_cache import KVCache
+from engine.attention.kv_cache import KVCache
+from engine.attention.registry import AttentionCall, attention_handler
 from engine.model_inputs import ModelInputs
 
 __all__ = ["Forward", "TransformersForward", "kept_rows"]

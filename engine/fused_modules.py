@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from engine.attention_hook import AttentionCall, attend
+from engine.attention.registry import AttentionCall, attend
 
 _GATE_BLOCK = 16  # columns, as in engine/kernels/operators.h
 

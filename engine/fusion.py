@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.activations import GELUTanh, SiLUActivation
 
 from engine import known_code
-from engine.attention_hook import AttentionCall
+from engine.attention.registry import AttentionCall
 from engine.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
 from engine.linear import is_linear
 from engine.module_swap import swap_modules

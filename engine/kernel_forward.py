@@ -16,12 +16,12 @@ from transformers import PreTrainedModel
 
 from engine import known_code
 from engine.attention import AttentionBackend, cpu
+from engine.attention.kv_cache import KVCache
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.forward import Forward, TransformersForward, kept_rows
 from engine.fused_modules import FusedRMSNorm
 from engine.kernel_layer import KernelDecoderLayer, kernel_norm
-from engine.kv_cache import KVCache
 from engine.model_inputs import ModelInputs, build_inputs
 
 __all__ = ["KernelForward", "choose_forward", "is_known"]

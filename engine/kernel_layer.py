@@ -8,9 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from engine.attention_hook import attend
+from engine.attention.kv_cache import KVCache
+from engine.attention.registry import attend
 from engine.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
-from engine.kv_cache import KVCache
 from engine.linear import PackedLinear
 from engine.module_swap import swap_modules
 from engine.packed_weight import KernelWeight

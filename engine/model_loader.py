@@ -11,8 +11,9 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from engine import attention_hook
-from engine.attention_hook import AttentionCall
+from engine.attention import registry
+from engine.attention.kv_cache import LayerShape
+from engine.attention.registry import AttentionCall
 from engine.checkpoint.hub import optional_file
 from engine.checkpoint.local import check_checkpoint, check_model_type, check_unquantized, is_local, read_config
 from engine.core.config import EngineConfig
@@ -33,7 +34,6 @@ from engine.host.mkl_warmup import settle_vector_functions
 from engine.kernel_layer import move_layers_to_kernels
 from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
-from engine.kv_cache import LayerShape
 from engine.linear import prepare_linears
 from engine.model_probe import check_same, probe_layers
 from engine.model_size import size_of
@@ -82,7 +82,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
             ) from error
         if isinstance(error, (SafetensorError, EOFError)):  # of files; a RuntimeError may be a driver's or a download's
             raise ModelError(f"The checkpoint {config.model} is damaged: {_told(error)}") from error
-        if attention_hook.ATTENTION_NAME in str(error):  # the model looked for it in a list of its own
+        if registry.ATTENTION_NAME in str(error):  # the model looked for it in a list of its own
             raise UnsupportedModelError(
                 f"The model {config.model} does not use transformers' attention registry, "
                 "so it cannot run over a paged cache."
@@ -205,12 +205,12 @@ def _dtype(name: str, device: torch.device, hf_config: PreTrainedConfig, kernels
 def _load_weights(
     config: EngineConfig, source: dict[str, Any], device: torch.device, dtype: torch.dtype
 ) -> PreTrainedModel:
-    attention_hook.register()
+    registry.register()
 
     module, info = AutoModelForCausalLM.from_pretrained(
         config.model,
         dtype=dtype,
-        attn_implementation=attention_hook.ATTENTION_NAME,
+        attn_implementation=registry.ATTENTION_NAME,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # told below, by name
         **source,

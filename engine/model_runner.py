@@ -8,10 +8,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
 from engine.embedding import embedding_bytes
 from engine.forward import Forward
-from engine.kv_cache import KVCache
 from engine.model_inputs import build_inputs
 from engine.model_loader import LoadedModel
 from engine.sampler import Sampler

@@ -7,7 +7,7 @@ from statistics import fmean
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from engine.attention_hook import AttentionCall
+from engine.attention.registry import AttentionCall
 from engine.experts import PackedExperts, PackedLlama4Experts, RouterWeight
 from engine.kernel_layer import KernelDecoderLayer
 from engine.linear import PackedLinear

@@ -6,8 +6,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from engine import attention_hook
-from engine.attention_hook import AttentionCall, attention_handler
+from engine.attention import registry
+from engine.attention.registry import AttentionCall, attention_handler
 from engine.fusion import fuse_modules
 from engine.model_probe import probe_layers
 from tests.engine.tiny_models import make_config
@@ -43,9 +43,9 @@ class PlainAttention:
 
 
 def model_of(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    attention_hook.register()
+    registry.register()
     torch.manual_seed(5)
-    settings = {"attn_implementation": attention_hook.ATTENTION_NAME, "dtype": dtype}
+    settings = {"attn_implementation": registry.ATTENTION_NAME, "dtype": dtype}
     model = transformers.AutoModelForCausalLM.from_config(make_config(name), **settings).eval().requires_grad_(False)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)

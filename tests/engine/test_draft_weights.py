@@ -7,6 +7,7 @@ import pytest
 
 import engine
 from engine.attention import select_backend
+from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
@@ -18,7 +19,6 @@ from engine.forward import TransformersForward
 from engine.grammar.lark import Regex, to_lark
 from engine.kernel_forward import KernelForward
 from engine.kernels import load_kernels
-from engine.kv_cache import KVCache
 from engine.linear import PackedLinear
 from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.forward import Forward
-from engine.kv_cache import KVCache
 from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
 

@@ -12,13 +12,13 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.attention import AttentionBackend, select_backend
+from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, StepOutput
 from engine.core.config import EngineConfig
 from engine.engine import Engine
 from engine.grammar.compiler import GrammarCompiler, GrammarQueue, Grammars, make_tokenizer
 from engine.kernel_forward import choose_forward
 from engine.kernels import load_kernels
-from engine.kv_cache import KVCache
 from engine.model_loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
 from engine.scheduling.speculation.prompt_lookup import Drafter, PromptLookup

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from engine.attention import cuda, reference
-from tests.engine.paged_sequences import Sequence, Shape, alone, attend, dense_attention, lay_out, make_sequence
+from tests.engine.attention.paged_sequences import (
+    Sequence,
+    Shape,
+    alone,
+    attend,
+    dense_attention,
+    lay_out,
+    make_sequence,
+)
 
 BF16 = torch.bfloat16
 LENGTHS = ((1, 1), (1, 65), (20, 70), (1, 300), (33, 33))

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine.attention.page_prefault import PagesAhead
 from engine.host.huge_pages import HUGE_PAGE, empty_in_huge_pages
-from engine.pages_ahead import PagesAhead
 from tests.resident_memory import resident_bytes
 
 

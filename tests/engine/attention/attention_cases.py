@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.attention import AttentionBackend, cpu, reference
 from engine.kernels import load_kernels
-from tests.engine.paged_sequences import Sequence, Shape, make_sequence
+from tests.engine.attention.paged_sequences import Sequence, Shape, make_sequence
 
 BF16 = torch.bfloat16
 SHAPES = {

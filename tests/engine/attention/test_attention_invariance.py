@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.attention import AttentionBackend
-from tests.engine.attention_cases import (
+from tests.engine.attention.attention_cases import (
     BF16,
     BLOCK_SIZES,
     OPTIONS,
@@ -21,7 +21,7 @@ from tests.engine.attention_cases import (
     sequences_for,
     with_sinks,
 )
-from tests.engine.paged_sequences import Shape, alone, attend, lay_out, make_sequence
+from tests.engine.attention.paged_sequences import Shape, alone, attend, lay_out, make_sequence
 
 INVARIANT = [
     pytest.param(

@@ -8,7 +8,7 @@ import torch
 
 from engine.attention import AttentionBackend, cpu, reference, select_backend
 from engine.kernels import load_kernels
-from tests.engine.attention_cases import (
+from tests.engine.attention.attention_cases import (
     BF16,
     BLOCK_SIZES,
     OPTIONS,
@@ -18,7 +18,7 @@ from tests.engine.attention_cases import (
     sequences_for,
     with_sinks,
 )
-from tests.engine.paged_sequences import Shape, alone, attend, dense_attention, lay_out, make_sequence
+from tests.engine.attention.paged_sequences import Shape, alone, attend, dense_attention, lay_out, make_sequence
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.attention.page_prefault import PagesAhead
 from engine.host.huge_pages import empty_in_huge_pages
-from engine.pages_ahead import PagesAhead
 
 
 @dataclass(frozen=True, slots=True)
