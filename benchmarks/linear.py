@@ -26,9 +26,9 @@ from torch.nn.functional import linear
 from benchmarks.command import exit_with
 from engine.ceilings import multiplied_as
 from engine.kernels import load_kernels
-from engine.packed_weight import KernelWeight
-from engine.packing import packing_for
-from engine.quantization import BITS
+from engine.weights.affine_quantization import BITS
+from engine.weights.packed_weight import KernelWeight
+from engine.weights.packing_policy import packing_for
 from loadtest.numbers import positive_number
 
 HEAD = (32_000, 896)

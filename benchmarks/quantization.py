@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from benchmarks.command import exit_with
 from benchmarks.ggml_formats import q4_0, q8_0
 from engine.kernels import load_kernels
-from engine.linear import prepare_linears
+from engine.weights.linear import prepare_linears
 from loadtest.numbers import positive
 
 MODEL = Path(__file__).parent.parent / "engine" / "embedded_model"

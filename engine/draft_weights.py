@@ -17,9 +17,9 @@ from itertools import chain
 from transformers import PreTrainedModel
 
 from engine.attention.registry import AttentionCall
-from engine.linear import prepare_linears
 from engine.model_size import size_of
 from engine.scheduling.cost.roofline import ModelSize
+from engine.weights.linear import prepare_linears
 
 __all__ = ["DraftModel", "draft_model_of"]
 

@@ -15,8 +15,8 @@ from transformers.activations import GELUTanh, SiLUActivation
 from engine import known_code
 from engine.attention.registry import AttentionCall
 from engine.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
-from engine.linear import is_linear
-from engine.module_swap import swap_modules
+from engine.weights.linear import is_linear
+from engine.weights.module_replacement import swap_modules
 
 __all__ = ["fuse_modules", "fuse_norms"]
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from engine.attention.kv_cache import KVCache
 from engine.attention.registry import attend
 from engine.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
-from engine.linear import PackedLinear
-from engine.module_swap import swap_modules
-from engine.packed_weight import KernelWeight
-from engine.quantized_weight import KernelQuantizedWeight
+from engine.weights.linear import PackedLinear
+from engine.weights.module_replacement import swap_modules
+from engine.weights.packed_weight import KernelWeight
+from engine.weights.quantized_weight import KernelQuantizedWeight
 
 __all__ = ["KernelDecoderLayer", "kernel_norm", "move_layers_to_kernels"]
 

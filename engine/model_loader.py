@@ -34,10 +34,10 @@ from engine.host.mkl_warmup import settle_vector_functions
 from engine.kernel_layer import move_layers_to_kernels
 from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
-from engine.linear import prepare_linears
 from engine.model_probe import check_same, probe_layers
 from engine.model_size import size_of
 from engine.scheduling.cost.roofline import ModelSize
+from engine.weights.linear import prepare_linears
 
 logger = logging.getLogger(__name__)
 

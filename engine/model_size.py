@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.attention.registry import AttentionCall
-from engine.experts import PackedExperts, PackedLlama4Experts, RouterWeight
 from engine.kernel_layer import KernelDecoderLayer
-from engine.linear import PackedLinear
-from engine.packed_weight import PackedWeight
 from engine.scheduling.cost.roofline import AttentionSize, ModelSize
+from engine.weights.linear import PackedLinear
+from engine.weights.moe import PackedExperts, PackedLlama4Experts, RouterWeight
+from engine.weights.packed_weight import PackedWeight
 
 __all__ = ["expert_share", "size_of"]
 

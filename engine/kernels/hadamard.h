@@ -1,4 +1,4 @@
-// The Hadamard transform of numbers along K, as engine/hadamard.py says: the same operations in the same order, so the
+// The Hadamard transform of numbers along K, as engine/weights/hadamard.py says: the same operations in the same order, so the
 // same bits.
 
 #pragma once

@@ -1,4 +1,4 @@
-// Finds codes, scales and minimums for a weight as engine/quantization.py says, where what follows is explained: the
+// Finds codes, scales and minimums for a weight as engine/weights/affine_quantization.py says, where what follows is explained: the
 // same operations in the same order, so the same bits, in a twentieth of the time.
 
 #pragma once

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from engine.kernels import load_kernels
-from engine.quantization import NUM_REFITS
-from engine.quantized_weight import KernelQuantizedWeight
+from engine.weights.affine_quantization import NUM_REFITS
+from engine.weights.quantized_weight import KernelQuantizedWeight
 from tests.engine.attention.attention_cases import LENGTHS, SHAPES
 
 Case = tuple[str, Callable[..., Any], tuple[Any, ...]]

@@ -19,11 +19,11 @@ from engine.forward import TransformersForward
 from engine.grammar.lark import Regex, to_lark
 from engine.kernel_forward import KernelForward
 from engine.kernels import load_kernels
-from engine.linear import PackedLinear
 from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
 from engine.scheduling.cost.step_cost import TokenPrice
 from engine.scheduling.speculation.prompt_lookup import Draft
+from engine.weights.linear import PackedLinear
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import ARCHITECTURES, VOCAB_SIZE, RecordingRunner, tiny_engine
 

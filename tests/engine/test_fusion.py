@@ -13,8 +13,8 @@ from transformers.activations import GELUTanh
 from engine.core.errors import UnsupportedModelError
 from engine.fused_modules import FusedMLP
 from engine.fusion import fuse_modules, fuse_norms
-from engine.linear import prepare_linears
 from engine.model_probe import check_same, probe_layers
+from engine.weights.linear import prepare_linears
 from tests.engine.fused_models import LAYERS, PARTS, constants, fuse, model_of, run
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")

@@ -13,13 +13,13 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
-from engine.experts import is_experts
 from engine.kernels import load_kernels
 from engine.model_loader import LoadedModel, load_model
-from engine.quantization import BITS
+from engine.weights.affine_quantization import BITS
+from engine.weights.moe import is_experts
 from tests.engine.fakes import add, run_to_end, tokens_of
-from tests.engine.rounding import rounded_rows, rounded_weight
 from tests.engine.tiny_models import ARCHITECTURES, ReferenceModel, load_reference, make_checkpoint, tiny_engine
+from tests.engine.weights.rounding import rounded_rows, rounded_weight
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 

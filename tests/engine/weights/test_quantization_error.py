@@ -5,8 +5,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.ggml_formats import q4_0, q8_0
-from engine.quantization import BITS
-from tests.engine.rounding import DISTRIBUTIONS, relative_error, round_trip, rounded_rows, rounded_weight, weight_of
+from engine.weights.affine_quantization import BITS
+from tests.engine.weights.rounding import (
+    DISTRIBUTIONS,
+    relative_error,
+    round_trip,
+    rounded_rows,
+    rounded_weight,
+    weight_of,
+)
 
 
 @pytest.fixture(params=BITS.values(), ids=BITS)

@@ -12,8 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from engine.packed_weight import WeightHandle
-from engine.packing import Pack
+from engine.weights.packed_weight import WeightHandle
+from engine.weights.packing_policy import Pack
 
 __all__ = ["PackedExperts", "PackedLlama4Experts", "is_experts", "is_router", "pack_experts", "pack_router"]
 

@@ -1,6 +1,6 @@
 """A weight in the form its multiplication wants, and the product whose every row is the same whatever the others are.
 
-Two implementations of one interface: the C++ kernel, and torch with a fixed number of rows (`engine.fixed_tiles`).
+Two implementations of one interface: the C++ kernel, and torch with a fixed number of rows (`engine.weights.batch_invariant_matmul`).
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from engine.fixed_tiles import FixedTileWeight
+from engine.weights.batch_invariant_matmul import FixedTileWeight
 
 __all__ = [
     "KernelWeight",

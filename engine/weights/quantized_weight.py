@@ -1,4 +1,4 @@
-"""Quantized weights behind the interface of `engine.packed_weight`: through the C++ kernel, or through torch."""
+"""Quantized weights behind the interface of `engine.weights.packed_weight`: through the C++ kernel, or through torch."""
 
 import functools
 from dataclasses import fields, replace
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from engine.core.errors import ModelError
-from engine.fixed_tiles import FixedTileWeight
-from engine.integer_levels import LeveledMatrix, to_levels
-from engine.packed_weight import check_rows
-from engine.quantization import NUM_REFITS, QuantizedMatrix, dequantize, map_rows, quantize
+from engine.weights.affine_quantization import NUM_REFITS, QuantizedMatrix, dequantize, map_rows, quantize
+from engine.weights.batch_invariant_matmul import FixedTileWeight
+from engine.weights.int4_levels import LeveledMatrix, to_levels
+from engine.weights.packed_weight import check_rows
 
 __all__ = ["KernelQuantizedWeight", "TorchQuantizedWeight"]
 
@@ -21,7 +21,7 @@ _COLUMNS_AT_ONCE = 1024  # of the result, so that the weight is never dequantize
 class KernelQuantizedWeight:
     """Multiplies through the C++ kernels: float32 or bfloat16, on the CPU.
 
-    Rows are rounded to `row_bits`: to 8, and they and the weight are transformed as `engine.hadamard` says, or for a
+    Rows are rounded to `row_bits`: to 8, and they and the weight are transformed as `engine.weights.hadamard` says, or for a
     weight of 8 bits to 16, as they are.
     """
 

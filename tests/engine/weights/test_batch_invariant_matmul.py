@@ -6,41 +6,41 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import fixed_tiles
-from engine.fixed_tiles import TILE_ROWS, WIDE_ROWS, FixedTileWeight
+from engine.weights import batch_invariant_matmul
+from engine.weights.batch_invariant_matmul import TILE_ROWS, WIDE_ROWS, FixedTileWeight
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
 TILE = TILE_ROWS["cpu"]
-Product = Callable[[fixed_tiles._Product, Tensor, Tensor | None], Tensor]
+Product = Callable[[batch_invariant_matmul._Product, Tensor, Tensor | None], Tensor]
 
 
 @pytest.fixture(autouse=True)
 def untried() -> Iterator[None]:
-    fixed_tiles._wide_rows.cache_clear()
+    batch_invariant_matmul._wide_rows.cache_clear()
     yield
-    fixed_tiles._wide_rows.cache_clear()
+    batch_invariant_matmul._wide_rows.cache_clear()
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of rows that were multiplied, one after the other."""
     numbers: list[int] = []
-    plain: Product = fixed_tiles._Product.__call__
+    plain: Product = batch_invariant_matmul._Product.__call__
 
-    def product(self: fixed_tiles._Product, rows: Tensor, bias: Tensor | None) -> Tensor:
+    def product(self: batch_invariant_matmul._Product, rows: Tensor, bias: Tensor | None) -> Tensor:
         numbers.append(len(rows))
         return plain(self, rows, bias)
 
-    monkeypatch.setattr(fixed_tiles._Product, "__call__", product)
+    monkeypatch.setattr(batch_invariant_matmul._Product, "__call__", product)
     return numbers
 
 
 def sums_otherwise(from_rows: int, with_bias: bool) -> Product:
     """A library that sums the second half of K first, from so many rows on."""
-    plain: Product = fixed_tiles._Product.__call__
+    plain: Product = batch_invariant_matmul._Product.__call__
 
-    def product(self: fixed_tiles._Product, rows: Tensor, bias: Tensor | None) -> Tensor:
+    def product(self: batch_invariant_matmul._Product, rows: Tensor, bias: Tensor | None) -> Tensor:
         if len(rows) < from_rows or (bias is not None) != with_bias:
             return plain(self, rows, bias)
         half = rows.shape[1] // 2
@@ -65,7 +65,7 @@ def test_many_rows_are_multiplied_at_once(dtype: torch.dtype, seen: list[int]) -
 def test_another_order_of_sums_is_noticed(
     n: int, k: int, with_bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fixed_tiles._Product, "__call__", sums_otherwise(WIDE_ROWS, with_bias))
+    monkeypatch.setattr(batch_invariant_matmul._Product, "__call__", sums_otherwise(WIDE_ROWS, with_bias))
     weight, x, bias = torch.randn(n, k).to(dtype), torch.randn(WIDE_ROWS + 1, k).to(dtype), torch.randn(n).to(dtype)
     packed = FixedTileWeight(weight)
     whole = packed.multiply(x, bias)
@@ -75,7 +75,7 @@ def test_another_order_of_sums_is_noticed(
 
 
 def test_a_weight_too_large_to_try_stays_with_narrow_tiles(seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fixed_tiles, "_MOST_TRIED", 96 * 200 - 1)
+    monkeypatch.setattr(batch_invariant_matmul, "_MOST_TRIED", 96 * 200 - 1)
     weight = FixedTileWeight(torch.randn(96, 200))
     assert seen == []
     weight.multiply(torch.randn(WIDE_ROWS, 200), None)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.hadamard import inverse_transform, transform
 from engine.kernels import load_kernels
+from engine.weights.hadamard import inverse_transform, transform
 
 SIZES = [1, 63, 64, 65, 128, 192, 256, 300, 448, 1000]
 

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from engine import hadamard
-from engine.integer_levels import to_levels
-from engine.quantization import dequantize, quantize, spread
-from engine.rounded_rows import LARGEST, ROW_GROUP_SIZE, round_rows
+from engine.weights import hadamard
+from engine.weights.activation_quantization import LARGEST, ROW_GROUP_SIZE, round_rows
+from engine.weights.affine_quantization import dequantize, quantize, spread
+from engine.weights.int4_levels import to_levels
 
 DISTRIBUTIONS = ("normal", "heavy", "uniform", "sparse", "offset", "bfloat16")
 

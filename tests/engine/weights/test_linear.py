@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from engine.fixed_tiles import FixedTileWeight
 from engine.kernels import load_kernels
-from engine.linear import PackedLinear, prepare_linears
-from engine.packed_weight import KernelWeight, PackedWeight, pack_weight
+from engine.weights.batch_invariant_matmul import FixedTileWeight
+from engine.weights.linear import PackedLinear, prepare_linears
+from engine.weights.packed_weight import KernelWeight, PackedWeight, pack_weight
 
 # Odd sizes reach every tail: of a panel, of a pair along K, of a tile, of a piece of K (1024).
 pytestmark = pytest.mark.usefixtures("two_threads")

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from engine.experts import PackedExperts, PackedLlama4Experts, is_experts, is_router, pack_experts, pack_router
 from engine.known_code import is_watched
-from engine.packed_weight import PackedWeight, WeightHandle, multiply_rows
-from engine.packing import Pack, packing_for
+from engine.weights.moe import PackedExperts, PackedLlama4Experts, is_experts, is_router, pack_experts, pack_router
+from engine.weights.packed_weight import PackedWeight, WeightHandle, multiply_rows
+from engine.weights.packing_policy import Pack, packing_for
 
 __all__ = ["LinearReport", "PackedLinear", "is_linear", "prepare_linears"]
 

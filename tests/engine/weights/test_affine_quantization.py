@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from engine.core.errors import ModelError
-from engine.integer_levels import LeveledMatrix, to_levels
 from engine.kernels import load_kernels
-from engine.packed_weight import PackedWeight
-from engine.quantization import BITS, GROUP_SIZES, NUM_REFITS, QuantizedMatrix, dequantize, quantize
-from engine.quantized_weight import KernelQuantizedWeight, TorchQuantizedWeight
-from tests.engine.rounding import DISTRIBUTIONS, round_trip, weight_of
+from engine.weights.affine_quantization import BITS, GROUP_SIZES, NUM_REFITS, QuantizedMatrix, dequantize, quantize
+from engine.weights.int4_levels import LeveledMatrix, to_levels
+from engine.weights.packed_weight import PackedWeight
+from engine.weights.quantized_weight import KernelQuantizedWeight, TorchQuantizedWeight
+from tests.engine.weights.rounding import DISTRIBUTIONS, round_trip, weight_of
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 

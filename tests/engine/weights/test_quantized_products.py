@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import hadamard
-from engine.fixed_tiles import FixedTileWeight
-from engine.integer_levels import LeveledMatrix, to_levels
 from engine.kernels import load_kernels
-from engine.quantization import BITS, QuantizedMatrix, quantize
-from engine.quantized_weight import KernelQuantizedWeight, TorchQuantizedWeight
-from engine.rounded_rows import LARGEST, ROW_GROUP_SIZE, round_rows
-from tests.engine.rounding import relative_error, round_trip, rounded_weight
+from engine.weights import hadamard
+from engine.weights.activation_quantization import LARGEST, ROW_GROUP_SIZE, round_rows
+from engine.weights.affine_quantization import BITS, QuantizedMatrix, quantize
+from engine.weights.batch_invariant_matmul import FixedTileWeight
+from engine.weights.int4_levels import LeveledMatrix, to_levels
+from engine.weights.quantized_weight import KernelQuantizedWeight, TorchQuantizedWeight
+from tests.engine.weights.rounding import relative_error, round_trip, rounded_weight
 
 # Odd sizes reach every tail: of a panel, of a pair and a group along K, of a piece of K (1024).
 pytestmark = pytest.mark.usefixtures("two_threads")

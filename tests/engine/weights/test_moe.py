@@ -8,10 +8,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from engine.experts import PackedExperts, PackedLlama4Experts, is_experts, is_router, pack_router
 from engine.kernels import load_kernels
-from engine.linear import prepare_linears
-from engine.packing import packing_for
+from engine.weights.linear import prepare_linears
+from engine.weights.moe import PackedExperts, PackedLlama4Experts, is_experts, is_router, pack_router
+from engine.weights.packing_policy import packing_for
 from tests.engine.tiny_models import ARCHITECTURES, make_config
 
 EXPERT_MODELS = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "olmoe", "llama4"]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import load_kernels
-from engine.packed_weight import KernelWeight
+from engine.weights.packed_weight import KernelWeight
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 

@@ -1,7 +1,7 @@
 """Weights of 4 bits as integers: a number is `scale * multiplier * (code - zero)`.
 
 A scale belongs to 256 along K, a multiplier and a zero of 4 bits each to 32. Rows are rounded to integers of 8 bits, as
-`engine.rounded_rows` says, both after a transform (`engine.hadamard`).
+`engine.weights.activation_quantization` says, both after a transform (`engine.weights.hadamard`).
 
 The error is 0.93 of that of llama.cpp's Q4_0 where weights are normally distributed, and less where they have heavier
 tails; more, up to 1.6 times, where they are uniform or mostly zeros, which the transform makes normal, too. In the
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.quantization import GROUP_SIZES, QuantizedMatrix, map_rows, spread
-from engine.rounded_rows import ROW_GROUP_SIZE
+from engine.weights.activation_quantization import ROW_GROUP_SIZE
+from engine.weights.affine_quantization import GROUP_SIZES, QuantizedMatrix, map_rows, spread
 
 __all__ = ["LeveledMatrix", "to_levels"]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.packed_weight import PackedWeight, pack_weight
-from engine.quantization import BITS
-from engine.quantized_weight import KernelQuantizedWeight, TorchQuantizedWeight
+from engine.weights.affine_quantization import BITS
+from engine.weights.packed_weight import PackedWeight, pack_weight
+from engine.weights.quantized_weight import KernelQuantizedWeight, TorchQuantizedWeight
 
 __all__ = ["Pack", "Packing", "packing_for"]
 
