@@ -31,7 +31,7 @@ from engine.engine import Engine
 from engine.grammar.compiler import GrammarCompiler, compiler_for, make_tokenizer
 from engine.grammar.lark import JSON_OBJECT, JsonSchema, to_lark
 from engine.grammar.matcher import Matcher
-from engine.logits import forbid_tokens
+from engine.runner.logits_processors import forbid_tokens
 from engine.text.tokenizer import Tokenizer
 from loadtest.numbers import positive
 

@@ -20,7 +20,7 @@ from engine.ceilings import measure_ceilings
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
-from engine.sampler import Sampler
+from engine.runner.sampler import Sampler
 from loadtest.numbers import positive
 
 CPU = torch.device("cpu")

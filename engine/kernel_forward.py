@@ -19,10 +19,10 @@ from engine.attention import AttentionBackend, cpu
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
-from engine.forward import Forward, TransformersForward, kept_rows
 from engine.fused_modules import FusedRMSNorm
 from engine.kernel_layer import KernelDecoderLayer, kernel_norm
-from engine.model_inputs import ModelInputs, build_inputs
+from engine.runner.forward import Forward, TransformersForward, kept_rows
+from engine.runner.model_inputs import ModelInputs, build_inputs
 
 __all__ = ["KernelForward", "choose_forward", "is_known"]
 

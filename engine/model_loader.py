@@ -26,7 +26,6 @@ from engine.core.errors import (
     reason_of,
 )
 from engine.draft_weights import DraftModel, draft_model_of
-from engine.embedding import HeadInputs
 from engine.fusion import fuse_modules
 from engine.host.available_memory import is_memory_shortage
 from engine.host.deterministic_activations import replace_activations
@@ -36,6 +35,7 @@ from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
 from engine.model_probe import check_same, probe_layers
 from engine.model_size import size_of
+from engine.runner.pooling import HeadInputs
 from engine.scheduling.cost.roofline import ModelSize
 from engine.weights.linear import prepare_linears
 

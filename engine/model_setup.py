@@ -16,7 +16,7 @@ from engine.host.memory_trim import give_back_freed_memory
 from engine.kernel_forward import choose_forward
 from engine.kernels import load_kernels
 from engine.model_loader import LoadedModel, load_model
-from engine.model_runner import ModelRunner
+from engine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 

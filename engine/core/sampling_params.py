@@ -57,7 +57,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens. Such a request computes its whole prompt: it takes no prefix-cache hits."""
     returns_embedding: bool = False
-    """The answer is the prompt's embedding, not text: see `engine.embedding`. Needs max_tokens 0."""
+    """The answer is the prompt's embedding, not text: see `engine.runner.pooling`. Needs max_tokens 0."""
 
     def __post_init__(self) -> None:
         for check in (self._check_lengths, self._check_distribution, self._check_penalties, self._check_logprobs):

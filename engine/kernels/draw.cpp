@@ -1,4 +1,4 @@
-// Draws tokens from rows of logits by temperature, top_k, top_p and min_p, as engine/draw.py says, which has the same
+// Draws tokens from rows of logits by temperature, top_k, top_p and min_p, as engine/runner/token_draw.py says, which has the same
 // in torch. Probabilities are whole numbers here: a sum of them is the same in any order, so no filter needs to sort.
 
 #include <ATen/core/Tensor.h>

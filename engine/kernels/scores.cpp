@@ -1,4 +1,4 @@
-// Log-probabilities of tokens, and the likeliest tokens beside them, as engine/scores.py has them in torch.
+// Log-probabilities of tokens, and the likeliest tokens beside them, as engine/runner/logprobs.py has them in torch.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

@@ -13,11 +13,11 @@ from engine.attention import cpu, reference
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
-from engine.forward import Forward, TransformersForward
 from engine.kernel_forward import KernelForward, choose_forward, is_known
 from engine.kernels import load_kernels
-from engine.model_inputs import build_inputs
 from engine.model_loader import LoadedModel
+from engine.runner.forward import Forward, TransformersForward
+from engine.runner.model_inputs import build_inputs
 from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint, make_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -20,7 +20,7 @@ from engine.grammar.compiler import GrammarCompiler, GrammarQueue, Grammars, mak
 from engine.kernel_forward import choose_forward
 from engine.kernels import load_kernels
 from engine.model_loader import LoadedModel, load_model
-from engine.model_runner import ModelRunner
+from engine.runner.model_runner import ModelRunner
 from engine.scheduling.speculation.prompt_lookup import Drafter, PromptLookup
 from tests.engine.fakes import fake_info
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.core.batch import TokenLogprobs
-from engine.logit_rows import take_rows
+from engine.runner.row_gather import take_rows
 
 __all__ = ["Scorer", "score_in_torch"]
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.draw import UNIT, Draw, draw_for, draw_in_torch, draw_weighed
 from engine.kernels import load_kernels
+from engine.runner.token_draw import UNIT, Draw, draw_for, draw_in_torch, draw_weighed
 
 LARGEST = round(1 / UNIT)
 JUST_BELOW_1 = 1 - 2**-53

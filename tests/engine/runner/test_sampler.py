@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.kernels import load_kernels
-from engine.logits import adjusts_logits
-from engine.philox import philox4x32, uniforms
-from engine.sampler import argmax_for, argmax_in_numpy
-from tests.engine.sampled import CPU, adjusted, draw, scheduled
+from engine.runner.logits_processors import adjusts_logits
+from engine.runner.philox import philox4x32, uniforms
+from engine.runner.sampler import argmax_for, argmax_in_numpy
+from tests.engine.runner.sampled import CPU, adjusted, draw, scheduled
 
 
 def words(value: int) -> Any:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from engine.core.batch import ScheduledRequest
-from engine.draw import controls_of, draw_for
-from engine.logit_rows import take_rows
-from engine.logits import adjust_row, adjusts_logits, forbid_tokens
+from engine.runner.logits_processors import adjust_row, adjusts_logits, forbid_tokens
+from engine.runner.row_gather import take_rows
+from engine.runner.token_draw import controls_of, draw_for
 
 __all__ = ["Sampler", "argmax_for", "argmax_in_numpy"]
 

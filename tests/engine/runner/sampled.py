@@ -7,8 +7,8 @@ import torch
 
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
-from engine.logits import adjust_row
-from engine.sampler import Sampler
+from engine.runner.logits_processors import adjust_row
+from engine.runner.sampler import Sampler
 
 EOS = (0,)
 CPU = torch.device("cpu")

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
-from engine.embedding import embedding_bytes
-from engine.forward import Forward
-from engine.model_inputs import build_inputs
 from engine.model_loader import LoadedModel
-from engine.sampler import Sampler
+from engine.runner.forward import Forward
+from engine.runner.logprobs import Scorer
+from engine.runner.model_inputs import build_inputs
+from engine.runner.pooling import embedding_bytes
+from engine.runner.sampler import Sampler
 from engine.scheduling.speculation.draft_verification import last_row, num_right, rows_of, with_guess
-from engine.scores import Scorer
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.logit_rows import take_rows
+from engine.runner.row_gather import take_rows
 
 
 @given(st.sets(st.integers(0, 9), min_size=1).map(sorted))

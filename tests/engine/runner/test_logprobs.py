@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import load_kernels
-from engine.scores import Scorer, score_in_torch
+from engine.runner.logprobs import Scorer, score_in_torch
 
 
 @pytest.fixture(params=["kernel", "torch"])

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from engine.attention import AttentionBackend, AttentionMetadata
 from engine.attention.kv_cache import KVCache
 from engine.attention.registry import AttentionCall, attention_handler
-from engine.model_inputs import ModelInputs
+from engine.runner.model_inputs import ModelInputs
 
 __all__ = ["Forward", "TransformersForward", "kept_rows"]
 

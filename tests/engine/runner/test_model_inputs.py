@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
-from engine.model_inputs import ModelInputs, build_inputs
+from engine.runner.model_inputs import ModelInputs, build_inputs
 
 BLOCK_SIZE = 4
 LARGEST_BLOCK = (1 << 31) - 1

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.core.batch import ScheduledRequest
-from engine.philox import uniforms
+from engine.runner.philox import uniforms
 
 __all__ = ["Draw", "controls_of", "draw_for", "draw_in_torch", "draw_weighed"]
 
