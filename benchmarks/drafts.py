@@ -26,7 +26,7 @@ from engine.core.config import EngineConfig
 from engine.core.messages import AddRequest
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
-from engine.model_setup import load_model_runner
+from engine.model.setup import load_model_runner
 from engine.scheduling.speculation.prompt_lookup import NO_DRAFT, Draft, Drafter, PromptLookup
 from engine.text.tokenizer import Tokenizer
 from loadtest.numbers import positive

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from benchmarks.command import exit_with
-from engine.ceilings import multiplied_as
 from engine.kernels import load_kernels
+from engine.model.machine_ceilings import multiplied_as
 from engine.weights.affine_quantization import BITS
 from engine.weights.packed_weight import KernelWeight
 from engine.weights.packing_policy import packing_for

@@ -16,10 +16,10 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.command import exit_with
-from engine.ceilings import measure_ceilings
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
+from engine.model.machine_ceilings import measure_ceilings
 from engine.runner.sampler import Sampler
 from loadtest.numbers import positive
 

@@ -107,7 +107,7 @@ class Engine:
         # the cores from them: they shall spin for about 1 ms.
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
         cpus = os.sched_getaffinity(0)
-        from engine.model_setup import load_model_runner  # torch enters the process only here
+        from engine.model.setup import load_model_runner  # torch enters the process only here
 
         # With OMP_PROC_BIND its library has bound this thread to one CPU, where the kernels' threads would follow it.
         if os.sched_getaffinity(0) != cpus:  # some sandboxes forbid the call

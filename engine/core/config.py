@@ -24,7 +24,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """none, int8 or int4: bits of the weights of linear layers and experts, on the CPU. Their inputs have 8, the
     head's 16."""
     draft_quantization: str = "none"
-    """none or int4: a second copy of the weights that guesses tokens, on the CPU. See `engine.draft_weights`."""
+    """none or int4: a second copy of the weights that guesses tokens, on the CPU. See `engine.model.self_draft`."""
     max_model_len: int | None = None
     """Longest prompt + output; None takes the model's own limit."""
     block_size: int = 16

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
-from engine.model_loader import LoadedModel
+from engine.model.loader import LoadedModel
 from engine.runner.forward import Forward
 from engine.runner.logprobs import Scorer
 from engine.runner.model_inputs import build_inputs

@@ -17,9 +17,9 @@ from engine.core.batch import Batch, StepOutput
 from engine.core.config import EngineConfig
 from engine.engine import Engine
 from engine.grammar.compiler import GrammarCompiler, GrammarQueue, Grammars, make_tokenizer
-from engine.kernel_forward import choose_forward
 from engine.kernels import load_kernels
-from engine.model_loader import LoadedModel, load_model
+from engine.model.kernel_forward import choose_forward
+from engine.model.loader import LoadedModel, load_model
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.speculation.prompt_lookup import Drafter, PromptLookup
 from tests.engine.fakes import fake_info

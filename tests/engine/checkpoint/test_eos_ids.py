@@ -7,7 +7,7 @@ import pytest
 
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError
-from engine.model_loader import load_model
+from engine.model.loader import load_model
 from tests.engine.tiny_models import make_checkpoint
 
 

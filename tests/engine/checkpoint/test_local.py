@@ -11,7 +11,7 @@ import transformers
 from engine.checkpoint.local import check_checkpoint, state_of
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, UnsupportedModelError
-from engine.model_loader import load_model
+from engine.model.loader import load_model
 from engine.text.tokenizer import Tokenizer
 
 METHODS = {
@@ -93,7 +93,7 @@ def test_weights_that_are_quantized_already_are_refused_by_name(tmp_path: Path, 
 
 def test_so_are_those_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose config.json is seen only once it is there."""
-    monkeypatch.setattr("engine.model_loader.check_checkpoint", lambda _: None)
+    monkeypatch.setattr("engine.model.loader.check_checkpoint", lambda _: None)
     model = write_config(tmp_path, model_type="llama", quantization_config=METHODS["gptq"])
     with pytest.raises(UnsupportedModelError, match="gptq"):
         load_model(EngineConfig(model=model, device="cpu"))

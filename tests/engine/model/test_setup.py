@@ -10,7 +10,7 @@ import torch
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelMemoryError
 from engine.kernels import load_kernels
-from engine.model_setup import load_model_runner
+from engine.model.setup import load_model_runner
 from engine.scheduling.cost.roofline import Ceilings
 from tests.engine.tiny_models import make_checkpoint
 
@@ -28,7 +28,7 @@ def load(path: Path, **settings: Any) -> None:
 def test_a_kv_cache_must_fit_into_what_is_available(
     size: dict[str, int], llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.model_setup.available_bytes", lambda _: 5 << 20)
+    monkeypatch.setattr("engine.model.setup.available_bytes", lambda _: 5 << 20)
     with pytest.raises(ModelMemoryError, match=r"and 5 MiB are available.*--kv-cache-memory-bytes or --num-gpu-blocks"):
         load(llama, **size)
 
@@ -57,8 +57,8 @@ def test_what_kernels_multiply_is_what_the_machine_is_measured_with(
         asked.append(quantization)
         return Ceilings(1.0, 1.0)
 
-    monkeypatch.setattr("engine.model_setup.measure_ceilings", measure)
+    monkeypatch.setattr("engine.model.setup.measure_ceilings", measure)
     if not has_kernels:
-        monkeypatch.setattr("engine.model_loader.load_kernels", lambda: None)
+        monkeypatch.setattr("engine.model.loader.load_kernels", lambda: None)
     load(llama, quantization="int4", num_blocks=4)
     assert asked == ["int4" if has_kernels else "none"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from engine.attention.kv_cache import KVCache
 from engine.attention.registry import attend
-from engine.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
+from engine.model.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
 from engine.weights.linear import PackedLinear
 from engine.weights.module_replacement import swap_modules
 from engine.weights.packed_weight import KernelWeight

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
-from engine import known_code
+from engine.model import code_fingerprint
 from tests.engine.tiny_models import make_config
 
 
@@ -33,14 +33,14 @@ class Called(LlamaMLP):
 
 @pytest.mark.parametrize("kind", [Doubling, Wrapped, Called])
 def test_a_class_that_computes_something_else_is_not_known(kind: type[LlamaMLP]) -> None:
-    assert known_code.is_gated_mlp(LlamaMLP(make_config("llama")))
-    assert not known_code.is_gated_mlp(kind(make_config("llama")))
+    assert code_fingerprint.is_gated_mlp(LlamaMLP(make_config("llama")))
+    assert not code_fingerprint.is_gated_mlp(kind(make_config("llama")))
 
 
 def test_a_module_whose_forward_was_replaced_is_not_known() -> None:
     mlp = LlamaMLP(make_config("llama"))
     mlp.forward = lambda x: x
-    assert not known_code.is_gated_mlp(mlp)
+    assert not code_fingerprint.is_gated_mlp(mlp)
 
 
 def in_its_own_words(function: FunctionType, *defaults: object, **names: object) -> FunctionType:
@@ -58,11 +58,11 @@ def attention_that_rotates_by(rotate: FunctionType) -> nn.Module:
 def test_an_attention_that_rotates_in_another_way_is_not_known() -> None:
     rotate = modeling_llama.apply_rotary_pos_emb
     turned = in_its_own_words(rotate, 1, rotate_half=lambda x: x)
-    assert known_code.is_attention(attention_that_rotates_by(in_its_own_words(rotate, 1)))
-    assert not known_code.is_attention(attention_that_rotates_by(in_its_own_words(rotate, 2)))
-    assert not known_code.is_attention(attention_that_rotates_by(turned))
+    assert code_fingerprint.is_attention(attention_that_rotates_by(in_its_own_words(rotate, 1)))
+    assert not code_fingerprint.is_attention(attention_that_rotates_by(in_its_own_words(rotate, 2)))
+    assert not code_fingerprint.is_attention(attention_that_rotates_by(turned))
     config = transformers.HeliumConfig(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
-    assert not known_code.is_attention(transformers.models.helium.modeling_helium.HeliumAttention(config, 0))
+    assert not code_fingerprint.is_attention(transformers.models.helium.modeling_helium.HeliumAttention(config, 0))
 
 
 ROTATE_HALF = """
@@ -78,7 +78,7 @@ def rotate_half(x):
 def is_rotate_half(source: str) -> bool:
     names: dict[str, Any] = {}
     exec(source, names)
-    return known_code._is_same(names["rotate_half"], modeling_llama.rotate_half)
+    return code_fingerprint._is_same(names["rotate_half"], modeling_llama.rotate_half)
 
 
 def test_documentation_makes_no_difference() -> None:

@@ -13,10 +13,10 @@ from engine.core.errors import ConfigError, ModelError, ModelMemoryError, Unsupp
 from engine.core.prompt_logprobs import unpack_scores
 from engine.engine import Engine
 from engine.host.huge_pages import empty_in_huge_pages
-from engine.kernel_layer import KernelDecoderLayer
 from engine.kernels import load_kernels
-from engine.model_loader import LoadedModel, load_model
-from engine.model_setup import load_model_runner
+from engine.model.kernel_layer import KernelDecoderLayer
+from engine.model.loader import LoadedModel, load_model
+from engine.model.setup import load_model_runner
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import ARCHITECTURES, make_checkpoint
 
@@ -131,7 +131,7 @@ def test_a_lack_of_memory_is_no_damage(
 def test_a_lack_of_memory_in_the_probe_is_no_model_that_cannot_run(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.model_probe._Recorder.attend", allocate_on_the_cpu)
+    monkeypatch.setattr("engine.model.probe._Recorder.attend", allocate_on_the_cpu)
     with pytest.raises(ModelMemoryError, match="not enough memory"):
         load(llama)
 
@@ -140,7 +140,7 @@ def test_other_errors_are_no_lack_of_memory(llama: Path, monkeypatch: pytest.Mon
     def fail(*_: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("engine.model_setup.KVCache", fail)
+    monkeypatch.setattr("engine.model.setup.KVCache", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         load_model_runner(EngineConfig(model=str(llama), device="cpu", num_blocks=8))
 
@@ -152,7 +152,7 @@ def test_an_error_that_is_not_about_files_is_no_damage(
     def fail(*_: Any) -> None:
         raise RuntimeError("no driver")
 
-    monkeypatch.setattr(f"engine.model_loader.{where}", fail)
+    monkeypatch.setattr(f"engine.model.loader.{where}", fail)
     with pytest.raises(ModelError, match="cannot be loaded: RuntimeError: no driver"):
         load(llama)
 
@@ -292,7 +292,7 @@ def test_every_model_is_compared_with_itself_once_fused(llama: Path, monkeypatch
     def refuse(name: str, *_: object) -> None:
         raise UnsupportedModelError(f"{name} computes something else")
 
-    monkeypatch.setattr("engine.model_loader.check_same", refuse)
+    monkeypatch.setattr("engine.model.loader.check_same", refuse)
     if load_kernels() is None:
         pytest.skip("nothing is fused without kernels")
     with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM computes"):

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from engine import known_code
 from engine.attention import AttentionBackend, cpu
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
-from engine.fused_modules import FusedRMSNorm
-from engine.kernel_layer import KernelDecoderLayer, kernel_norm
+from engine.model import code_fingerprint
+from engine.model.fused_modules import FusedRMSNorm
+from engine.model.kernel_layer import KernelDecoderLayer, kernel_norm
 from engine.runner.forward import Forward, TransformersForward, kept_rows
 from engine.runner.model_inputs import ModelInputs, build_inputs
 
@@ -44,12 +44,12 @@ def choose_forward(module: PreTrainedModel, cache: KVCache, backend: AttentionBa
 def is_known(module: PreTrainedModel) -> bool:
     """Whether nothing but what `KernelForward` does runs when `module` is called."""
     decoder = module.base_model
-    if not known_code.is_causal_lm(module) or not known_code.is_decoder(decoder):
+    if not code_fingerprint.is_causal_lm(module) or not code_fingerprint.is_decoder(decoder):
         return False
     embedding, layers = decoder.embed_tokens, list(decoder.layers)
     return (
-        known_code.is_embedding(embedding)
-        and known_code.is_rotary_embedding(decoder.rotary_emb)
+        code_fingerprint.is_embedding(embedding)
+        and code_fingerprint.is_rotary_embedding(decoder.rotary_emb)
         and isinstance(decoder.norm, FusedRMSNorm)
         and embedding.weight.dtype == decoder.norm.weight.dtype
         and len(layers) == decoder.config.num_hidden_layers

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.attention.registry import AttentionCall
-from engine.kernel_layer import KernelDecoderLayer
+from engine.model.kernel_layer import KernelDecoderLayer
 from engine.scheduling.cost.roofline import AttentionSize, ModelSize
 from engine.weights.linear import PackedLinear
 from engine.weights.moe import PackedExperts, PackedLlama4Experts, RouterWeight

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine import ceilings
-from engine.ceilings import measure_ceilings
+from engine.model import machine_ceilings
+from engine.model.machine_ceilings import measure_ceilings
 
 CPU = torch.device("cpu")
 
@@ -30,8 +30,8 @@ def test_they_are_work_over_time(run_s: float, matrix_size: int, monkeypatch: py
         sizes.append(size)
         return run_s * (size / 256) ** 3
 
-    monkeypatch.setattr(ceilings, "_seconds", seconds)
-    monkeypatch.setattr(ceilings, "_BUDGET_S", 0.0)
+    monkeypatch.setattr(machine_ceilings, "_seconds", seconds)
+    monkeypatch.setattr(machine_ceilings, "_BUDGET_S", 0.0)
     measured = measure_ceilings(CPU, torch.float32, weight_bytes=1 << 20)
     assert measured.read_bytes_per_s == pytest.approx((1 << 20) / run_s)
     assert measured.flops_per_s == pytest.approx(2 * 256**3 / run_s)
@@ -39,30 +39,30 @@ def test_they_are_work_over_time(run_s: float, matrix_size: int, monkeypatch: py
 
 
 def test_a_model_reads_as_much_as_it_has() -> None:
-    assert ceilings._read_bytes(1) == 1 << 16
-    assert ceilings._read_bytes(10 << 20) == 10 << 20
-    assert ceilings._read_bytes(1 << 40) == 1 << 30
+    assert machine_ceilings._read_bytes(1) == 1 << 16
+    assert machine_ceilings._read_bytes(10 << 20) == 10 << 20
+    assert machine_ceilings._read_bytes(1 << 40) == 1 << 30
 
 
 @pytest.mark.parametrize(("has_native", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_a_cpu_without_bfloat16_is_measured_in_what_it_multiplies(
     has_native: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ceilings, "has_native_bf16", lambda: has_native)
-    assert ceilings.multiplied_as(CPU, torch.bfloat16) is expected
-    assert ceilings.multiplied_as(CPU, torch.float32) is torch.float32
-    assert ceilings.multiplied_as(torch.device("cuda"), torch.bfloat16) is torch.bfloat16
+    monkeypatch.setattr(machine_ceilings, "has_native_bf16", lambda: has_native)
+    assert machine_ceilings.multiplied_as(CPU, torch.bfloat16) is expected
+    assert machine_ceilings.multiplied_as(CPU, torch.float32) is torch.float32
+    assert machine_ceilings.multiplied_as(torch.device("cuda"), torch.bfloat16) is torch.bfloat16
 
 
 def test_that_is_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[torch.dtype] = []
 
-    def speed(_: torch.device, product_of: Callable[[int], ceilings.Product]) -> float:
+    def speed(_: torch.device, product_of: Callable[[int], machine_ceilings.Product]) -> float:
         measured.append(product_of(8)().dtype)
         return 1.0
 
-    monkeypatch.setattr(ceilings, "has_native_bf16", lambda: False)
-    monkeypatch.setattr(ceilings, "_matrix_speed", speed)
+    monkeypatch.setattr(machine_ceilings, "has_native_bf16", lambda: False)
+    monkeypatch.setattr(machine_ceilings, "_matrix_speed", speed)
     found = measure_ceilings(CPU, torch.bfloat16, weight_bytes=1)
     assert (found.flops_per_s, found.dtype) == (1.0, "float32")
     assert measured == [torch.float32]
@@ -74,13 +74,13 @@ def test_that_is_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_quantized_weights_count_where_they_are_faster(
     quantization: str, is_faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def speed(_: torch.device, product_of: Callable[[int], ceilings.Product]) -> float:
+    def speed(_: torch.device, product_of: Callable[[int], machine_ceilings.Product]) -> float:
         product = product_of(64)
         assert product().shape == (64, 64)
         is_packed = getattr(product, "func", None) is not torch.matmul
         return 2.0 if is_packed is is_faster else 1.0
 
-    monkeypatch.setattr(ceilings, "_matrix_speed", speed)
+    monkeypatch.setattr(machine_ceilings, "_matrix_speed", speed)
     found = measure_ceilings(CPU, torch.float32, weight_bytes=1, quantization=quantization)
     assert found.flops_per_s == 2.0
     assert found.dtype == (quantization if is_faster else "float32")

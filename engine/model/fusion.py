@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import GELUTanh, SiLUActivation
 
-from engine import known_code
 from engine.attention.registry import AttentionCall
-from engine.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
+from engine.model import code_fingerprint
+from engine.model.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
 from engine.weights.linear import is_linear
 from engine.weights.module_replacement import swap_modules
 
@@ -39,13 +39,13 @@ def fuse_norms(model: PreTrainedModel) -> None:
 
 def _fused_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
     """Norms of another number format than the model's stay: what they return is of a third."""
-    if not known_code.is_rms_norm(module) or cast(Tensor, module.weight).dtype != dtype:
+    if not code_fingerprint.is_rms_norm(module) or cast(Tensor, module.weight).dtype != dtype:
         return None
     return FusedRMSNorm(module)
 
 
 def _fused_mlp(module: nn.Module) -> nn.Module | None:
-    if not known_code.is_gated_mlp(module) or not _are_linear(module, "gate_proj", "up_proj", "down_proj"):
+    if not code_fingerprint.is_gated_mlp(module) or not _are_linear(module, "gate_proj", "up_proj", "down_proj"):
         return None
     activation = _activation_name(cast(nn.Module, module.act_fn))
     return None if activation is None else FusedMLP(module, activation)
@@ -53,7 +53,7 @@ def _fused_mlp(module: nn.Module) -> nn.Module | None:
 
 def _activation_name(module: nn.Module) -> str | None:
     """As the operators call it."""
-    if known_code.is_watched(module):
+    if code_fingerprint.is_watched(module):
         return None
     if type(module) in (SiLUActivation, nn.SiLU):
         return "silu"
@@ -62,9 +62,9 @@ def _activation_name(module: nn.Module) -> str | None:
 
 
 def _fused_attention(module: nn.Module, calls: Sequence[AttentionCall]) -> nn.Module | None:
-    has_norms = known_code.is_attention_with_norms(module)
+    has_norms = code_fingerprint.is_attention_with_norms(module)
     norms = _head_norms(module) if has_norms else None
-    if norms is None and (has_norms or not known_code.is_attention(module)):
+    if norms is None and (has_norms or not code_fingerprint.is_attention(module)):
         return None
     call = next((call for call in calls if call.layer == module.layer_idx), None)
     return FusedAttention(module, call, norms) if call is not None and _has_shape_of(module, call) else None
@@ -86,7 +86,7 @@ def _has_shape_of(attention: nn.Module, call: AttentionCall) -> bool:
 
 
 def _fused_layer(module: nn.Module) -> nn.Module | None:
-    if not known_code.is_decoder_layer(module):
+    if not code_fingerprint.is_decoder_layer(module):
         return None
     norms = (module.input_layernorm, module.post_attention_layernorm)
     return FusedDecoderLayer(module) if all(isinstance(norm, FusedRMSNorm) for norm in norms) else None

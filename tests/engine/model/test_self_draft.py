@@ -16,9 +16,9 @@ from engine.core.sampling_params import SamplingParams
 from engine.core.thinking_budget import Thinking
 from engine.engine import Engine
 from engine.grammar.lark import Regex, to_lark
-from engine.kernel_forward import KernelForward
 from engine.kernels import load_kernels
-from engine.model_loader import LoadedModel
+from engine.model.kernel_forward import KernelForward
+from engine.model.loader import LoadedModel
 from engine.runner.forward import TransformersForward
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.cost.step_cost import TokenPrice

@@ -17,7 +17,7 @@ from itertools import chain
 from transformers import PreTrainedModel
 
 from engine.attention.registry import AttentionCall
-from engine.model_size import size_of
+from engine.model.step_work import size_of
 from engine.scheduling.cost.roofline import ModelSize
 from engine.weights.linear import prepare_linears
 

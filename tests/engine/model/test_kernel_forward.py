@@ -13,9 +13,9 @@ from engine.attention import cpu, reference
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
-from engine.kernel_forward import KernelForward, choose_forward, is_known
 from engine.kernels import load_kernels
-from engine.model_loader import LoadedModel
+from engine.model.kernel_forward import KernelForward, choose_forward, is_known
+from engine.model.loader import LoadedModel
 from engine.runner.forward import Forward, TransformersForward
 from engine.runner.model_inputs import build_inputs
 from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint, make_config
@@ -170,7 +170,7 @@ def test_a_known_model_that_computes_something_else_runs_its_own_code(
     llama: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     llama.module.base_model.embed_tokens.register_forward_hook(double)
-    monkeypatch.setattr("engine.kernel_forward.is_known", lambda _: True)
+    monkeypatch.setattr("engine.model.kernel_forward.is_known", lambda _: True)
     assert isinstance(choose_forward(llama.module, cache_of(llama), cpu), TransformersForward)
     assert "LlamaForCausalLM has changed" in caplog.text
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernel_layer import KernelDecoderLayer, move_layers_to_kernels
+from engine.model.kernel_layer import KernelDecoderLayer, move_layers_to_kernels
 from engine.weights.linear import PackedLinear, prepare_linears
 from engine.weights.packed_weight import pack_weight
 from engine.weights.packing_policy import packing_for
 from engine.weights.quantized_weight import KernelQuantizedWeight
-from tests.engine.fused_models import LAYERS, PARTS, constants, fuse, model_of, run
+from tests.engine.model.fused_models import LAYERS, PARTS, constants, fuse, model_of, run
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
 

@@ -11,11 +11,11 @@ from torch import nn
 from transformers.activations import GELUTanh
 
 from engine.core.errors import UnsupportedModelError
-from engine.fused_modules import FusedMLP
-from engine.fusion import fuse_modules, fuse_norms
-from engine.model_probe import check_same, probe_layers
+from engine.model.fused_modules import FusedMLP
+from engine.model.fusion import fuse_modules, fuse_norms
+from engine.model.probe import check_same, probe_layers
 from engine.weights.linear import prepare_linears
-from tests.engine.fused_models import LAYERS, PARTS, constants, fuse, model_of, run
+from tests.engine.model.fused_models import LAYERS, PARTS, constants, fuse, model_of, run
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from engine.attention import registry
 from engine.attention.registry import AttentionCall, attention_handler
-from engine.fusion import fuse_modules
-from engine.model_probe import probe_layers
+from engine.model.fusion import fuse_modules
+from engine.model.probe import probe_layers
 from tests.engine.tiny_models import make_config
 
 LAYERS = 3

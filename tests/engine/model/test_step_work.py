@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from engine.kernels import load_kernels
-from engine.model_size import expert_share
+from engine.model.step_work import expert_share
 from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint
 
 FLOAT = torch.float32.itemsize

@@ -25,16 +25,16 @@ from engine.core.errors import (
     UnsupportedModelError,
     reason_of,
 )
-from engine.draft_weights import DraftModel, draft_model_of
-from engine.fusion import fuse_modules
 from engine.host.available_memory import is_memory_shortage
 from engine.host.deterministic_activations import replace_activations
 from engine.host.mkl_warmup import settle_vector_functions
-from engine.kernel_layer import move_layers_to_kernels
 from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
-from engine.model_probe import check_same, probe_layers
-from engine.model_size import size_of
+from engine.model.fusion import fuse_modules
+from engine.model.kernel_layer import move_layers_to_kernels
+from engine.model.probe import check_same, probe_layers
+from engine.model.self_draft import DraftModel, draft_model_of
+from engine.model.step_work import size_of
 from engine.runner.pooling import HeadInputs
 from engine.scheduling.cost.roofline import ModelSize
 from engine.weights.linear import prepare_linears

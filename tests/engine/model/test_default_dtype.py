@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from engine import model_loader
 from engine.kernels import KernelInfo
+from engine.model import loader
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,6 @@ from engine.kernels import KernelInfo
 def test_weights_are_bfloat16_where_that_is_fast(
     isa: str | None, has_native: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_loader, "has_native_bf16", lambda: has_native)
+    monkeypatch.setattr(loader, "has_native_bf16", lambda: has_native)
     kernels = KernelInfo(isa, Path()) if isa else None
-    assert model_loader._dtype("auto", torch.device("cpu"), LlamaConfig(), kernels) is expected
+    assert loader._dtype("auto", torch.device("cpu"), LlamaConfig(), kernels) is expected

@@ -8,14 +8,14 @@ import torch
 
 from engine.attention import select_backend
 from engine.attention.kv_cache import KVCache, bytes_per_block
-from engine.ceilings import measure_ceilings
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import ConfigError, ModelMemoryError
 from engine.host.available_memory import available_bytes, is_memory_shortage
 from engine.host.memory_trim import give_back_freed_memory
-from engine.kernel_forward import choose_forward
 from engine.kernels import load_kernels
-from engine.model_loader import LoadedModel, load_model
+from engine.model.kernel_forward import choose_forward
+from engine.model.loader import LoadedModel, load_model
+from engine.model.machine_ceilings import measure_ceilings
 from engine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
