@@ -31,13 +31,13 @@ from engine.core.stats import RoomStats, StepStats, standstill
 from engine.expiry import Expiry
 from engine.inspector import Inspector
 from engine.live_request import LiveRequest, news_of
-from engine.restart_policy import RestartPolicy
+from engine.process.poison_requests import Death
+from engine.process.restart_policy import RestartPolicy
+from engine.process.supervisor import Supervisor
+from engine.process.watchdog import Watchdog
 from engine.roster import Roster
-from engine.supervisor import Supervisor
-from engine.suspects import Death
 from engine.text.detokenizer import TokenTable
 from engine.waiting_room import RoomLimits, WaitingRoom
-from engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from engine.core.messages import InspectRequests, RequestState
 from engine.core.request_snapshot import RequestView
 from engine.live_request import LiveRequest
-from engine.supervisor import Supervisor
+from engine.process.supervisor import Supervisor
 
 ANSWER_S = 2.0
 """How long an answer is waited for. A step may take longer, and an engine that hangs says nothing."""

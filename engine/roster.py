@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from engine.core.errors import EngineFailedError, TwostepError
 from engine.core.messages import AddRequest
 from engine.live_request import LiveRequest, News
-from engine.suspects import Death, Suspects
+from engine.process.poison_requests import Death, Suspects
 
 NOBODY_DIED = Death()
 

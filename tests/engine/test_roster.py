@@ -6,8 +6,8 @@ from engine.core.messages import AddRequest, FirstTokenInfo, RequestUpdate
 from engine.core.request import FinishReason
 from engine.core.sampling_params import SamplingParams
 from engine.live_request import LiveRequest, News
+from engine.process.poison_requests import Death
 from engine.roster import Roster
-from engine.suspects import Death
 from engine.waiting_room import RoomLimits, WaitingRoom
 from tests.engine.async_engines import Words
 

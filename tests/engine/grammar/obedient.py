@@ -12,8 +12,8 @@ from engine.core.request import Constraint, FinishReason
 from engine.engine import Engine
 from engine.grammar.compiler import GrammarQueue
 from engine.grammar.matcher import Matcher
+from engine.process.crash_marker import Marker
 from engine.scheduling.speculation.prompt_lookup import Drafter, PromptLookup
-from engine.step_marker import Marker
 from tests.engine.fakes import FakeRunner, add, fake_info
 from tests.engine.grammar.matchers import TEXTS, compiler, tokens_in
 

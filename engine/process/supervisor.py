@@ -18,9 +18,9 @@ from engine.core.errors import (
     TwostepError,
 )
 from engine.core.messages import FromEngine, ToEngine
-from engine.incarnation import Incarnation
-from engine.restart_policy import RestartPolicy
-from engine.suspects import Death
+from engine.process.engine_process import Incarnation
+from engine.process.poison_requests import Death
+from engine.process.restart_policy import RestartPolicy
 
 logger = logging.getLogger(__name__)
 

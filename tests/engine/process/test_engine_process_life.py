@@ -147,7 +147,7 @@ def test_the_engines_end_of_the_link_is_its_own() -> None:
 
 
 def test_a_load_can_be_stopped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.incarnation._STOP_GRACE_S", 1000.0)
+    monkeypatch.setattr("engine.process.engine_process._STOP_GRACE_S", 1000.0)
 
     async def check() -> None:
         engine = AsyncEngine(EngineConfig(model="slow"), Words(), command=COMMAND)
@@ -200,7 +200,7 @@ def test_the_engine_ends_when_the_server_is_killed(command: int, tmp_path: Path)
         "        time.sleep(1000)\n"
         "asyncio.run(main())\n"
     )
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     arguments = [sys.executable, "-c", script, root, str(command)]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as server:

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 
-from engine import process
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, UnsupportedModelError
 from engine.core.messages import (
@@ -24,10 +23,11 @@ from engine.core.messages import (
     ToEngine,
 )
 from engine.core.sampling_params import SamplingParams
-from engine.process import Load
-from engine.process import run as run_process
-from engine.step_marker import Marker, NullMarker
-from engine.transport import ServerGoneError
+from engine.process import __main__ as process
+from engine.process.__main__ import Load
+from engine.process.__main__ import run as run_process
+from engine.process.crash_marker import Marker, NullMarker
+from engine.process.transport import ServerGoneError
 from tests.engine import fake_engine_process as fake
 
 START = Start(EngineConfig(model="fake"), 20)

@@ -1,4 +1,4 @@
-"""The engine process: `python -m engine.process LINK_FD MARKER_FD`, started by `engine.incarnation`.
+"""The engine process: `python -m engine.process LINK_FD MARKER_FD`, started by `engine.process.engine_process`.
 It talks in `engine.core.messages` only.
 
 Its standard input is a pipe that ends when the server process does, however that dies; then this process ends, too.
@@ -35,8 +35,8 @@ from engine.core.messages import (
     ToEngine,
 )
 from engine.host.memory_trim import settle, share_one_heap
-from engine.step_marker import Marker, StepMarker
-from engine.transport import EngineLink, ServerGoneError
+from engine.process.crash_marker import Marker, StepMarker
+from engine.process.transport import EngineLink, ServerGoneError
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from engine.core.messages import AbortRequests, EngineFailure, FromEngine, Heartbeat, Shutdown, ToEngine
-from engine.transport import _READ_BYTES, EngineLink, ServerGoneError, ServerLink
-from tests.engine.links import engine_link, framed, linked, on_both_loops
+from engine.process.transport import _READ_BYTES, EngineLink, ServerGoneError, ServerLink
+from tests.engine.process.links import engine_link, framed, linked, on_both_loops
 
 
 def test_thousands_of_messages_both_ways_keep_their_order() -> None:

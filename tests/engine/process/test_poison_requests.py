@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.suspects import Death, Suspects
+from engine.process.poison_requests import Death, Suspects
 
 MAX_NUM_SEQS = 4
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.core.config import EngineConfig
 from engine.engine import Engine
-from engine.step_marker import StepMarker
+from engine.process.crash_marker import StepMarker
 from tests.engine.fakes import FakeRunner, add, fake_info
 
 
@@ -29,7 +29,7 @@ def test_the_newest_mark_is_read(marks: list[list[str]]) -> None:
 def test_a_mark_outlives_its_writer() -> None:
     marker = StepMarker.create()
     script = (
-        "import os, sys; from engine.step_marker import StepMarker\n"
+        "import os, sys; from engine.process.crash_marker import StepMarker\n"
         "marker = StepMarker(int(sys.argv[1])); marker.mark(['a'] * 1000); marker.mark(['b', 'c'])\n"
         "os.kill(os.getpid(), 9)"
     )

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from engine.core.messages import FromEngine
-from engine.transport import BrokenLinkError, EngineLink, ServerLink
+from engine.process.transport import BrokenLinkError, EngineLink, ServerLink
 
 
 def framed(data: bytes, number: int = 0) -> bytes:

@@ -1,6 +1,6 @@
 """How often, and how soon, an engine is started again."""
 
-from engine.restart_policy import RestartPolicy
+from engine.process.restart_policy import RestartPolicy
 
 
 class Clock:

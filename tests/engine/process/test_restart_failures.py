@@ -23,7 +23,7 @@ from tests.engine.async_engines import (
     request,
     running,
 )
-from tests.engine.restarts import Watcher, all_tokens, expected, is_down, kill_engine, streams
+from tests.engine.process.restarts import Watcher, all_tokens, expected, is_down, kill_engine, streams
 
 
 async def give_up(engine: AsyncEngine, error: BaseException | None) -> None:
@@ -115,7 +115,7 @@ def test_a_restart_that_keeps_dying_while_loading_is_given_up(tmp_path: Any) -> 
 
 
 def test_a_restart_that_hangs_is_killed_and_tried_again(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.supervisor._LOAD_GRACE_S", 0.0)
+    monkeypatch.setattr("engine.process.supervisor._LOAD_GRACE_S", 0.0)
 
     async def check() -> None:
         watcher = Watcher()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engine.child_process import ChildProcess
+from engine.process.child_process import ChildProcess
 from tests.engine.async_engines import eventually
 
 LEAVES_A_PROCESS = "sleep 60 & echo $!; "

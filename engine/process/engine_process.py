@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from engine.child_process import ChildProcess
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import (
     ConfigError,
@@ -15,9 +14,10 @@ from engine.core.errors import (
     UnsupportedModelError,
 )
 from engine.core.messages import EngineFailure, EngineReady, FromEngine, Shutdown, Start, ToEngine
-from engine.step_marker import StepMarker
-from engine.suspects import Death
-from engine.transport import BrokenLinkError, ServerLink
+from engine.process.child_process import ChildProcess
+from engine.process.crash_marker import StepMarker
+from engine.process.poison_requests import Death
+from engine.process.transport import BrokenLinkError, ServerLink
 
 _STOP_GRACE_S = 3.0
 _LAST_WORDS_S = 0.5  # how long the last message of a process may arrive after its end was noticed

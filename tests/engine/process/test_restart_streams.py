@@ -15,7 +15,7 @@ from engine.core.stats import PoolStats
 from engine.waiting_room import RoomLimits
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import children, collect, eventually, held_by, request, running, text_of, tokens_of
-from tests.engine.restarts import Watcher, all_tokens, expected, is_down, kill_engine, streams
+from tests.engine.process.restarts import Watcher, all_tokens, expected, is_down, kill_engine, streams
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSEGV])

@@ -33,9 +33,9 @@ from engine.core.messages import (
 from engine.core.request import FinishReason
 from engine.core.sampling_params import SamplingParams
 from engine.core.stats import PoolStats, StepStats
-from engine.transport import BrokenLinkError, ServerLink
+from engine.process.transport import BrokenLinkError, ServerLink
 from tests.engine import fake_engine_process as fake
-from tests.engine.links import engine_link, framed, linked, on_both_loops
+from tests.engine.process.links import engine_link, framed, linked, on_both_loops
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 numbers = st.integers(0, 2**31)

@@ -11,7 +11,7 @@ from engine.client import GenerationRequest
 from engine.core.errors import EngineFailedError
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import children, collect, error_of, eventually, held_by, request, running
-from tests.engine.restarts import Watcher, all_tokens, expected, kill_engine, streams
+from tests.engine.process.restarts import Watcher, all_tokens, expected, kill_engine, streams
 
 
 @pytest.mark.parametrize(
