@@ -3,8 +3,8 @@
 Importing this imports no torch. `engine.engine.Engine` runs in-process and does.
 """
 
-from engine.async_engine import AsyncEngine
-from engine.client import EngineClient, EngineObserver, GenerationRequest
+from engine.client.async_engine import AsyncEngine
+from engine.client.interface import EngineClient, EngineObserver, GenerationRequest
 from engine.core.batch import Phase, TokenLogprobs
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import (

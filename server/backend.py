@@ -11,12 +11,12 @@ from pathlib import Path
 
 from engine.checkpoint.hub import look_for_hub, pinned
 from engine.checkpoint.local import check_checkpoint, is_local, state_of
-from engine.client import EngineClient, EngineObserver
+from engine.client.interface import EngineClient, EngineObserver
+from engine.client.tenant_quotas import most_places, most_tokens
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.grammar.checker import GrammarChecker
 from engine.host.memory_trim import settle
-from engine.room_shares import most_places, most_tokens
 from engine.scheduling.cost.step_trace import check_trace_file
 from server.chat.render import ChatRenderer
 from server.chat.template_setting import load_chat_renderer
@@ -102,7 +102,7 @@ async def _open_backend(
     settings: Settings, config: EngineConfig, observer: EngineObserver
 ) -> AsyncGenerator[Backend, None]:
     # Importing these costs seconds: the port is open, and --help has answered, long before.
-    from engine.async_engine import AsyncEngine
+    from engine.client.async_engine import AsyncEngine
     from engine.text.tokenizer import Tokenizer as EngineTokenizer
 
     config = await asyncio.to_thread(pinned, config)

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Scope
 
-from engine.client import Tenant
+from engine.client.interface import Tenant
 from engine.core.errors import EngineUnavailableError, OverloadedError, TwostepError
 from server.api_keys import NOBODY, ApiKey
 from server.context import AppContext

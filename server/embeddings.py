@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from engine.client import EngineClient, GenerationRequest
+from engine.client.interface import EngineClient, GenerationRequest
 from engine.core.errors import ContextLengthError, EngineFailedError, InvalidParameterError
 from engine.core.outputs import RequestOutput
 from engine.core.sampling_params import SamplingParams

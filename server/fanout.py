@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from engine.client import EngineClient, GenerationRequest
+from engine.client.interface import EngineClient, GenerationRequest
 from engine.core.errors import DeadlineError, EngineFailedError, RequestAbortedError
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason

@@ -22,9 +22,9 @@ from pydantic import (
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from engine.client.admission import RoomLimits
 from engine.core.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from engine.core.errors import ConfigError
-from engine.waiting_room import RoomLimits
 from server.settings_file import SettingsFile
 
 EMBEDDED_MODEL = "embedded"

@@ -132,7 +132,11 @@ def test_tests_import_no_tests() -> None:
 
 @pytest.mark.parametrize(
     "modules",
-    [SCHEDULER_SIDE, ("server.cli", "server.serve", "engine.async_engine", "engine.text.tokenizer"), ("loadtest.cli",)],
+    [
+        SCHEDULER_SIDE,
+        ("server.cli", "server.serve", "engine.client.async_engine", "engine.text.tokenizer"),
+        ("loadtest.cli",),
+    ],
     ids=["policy", "server", "loadtest"],
 )
 def test_without_tensors_also_means_whatever_is_imported_in_turn(modules: tuple[str, ...]) -> None:

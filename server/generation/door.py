@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from engine.client import GenerationRequest
+from engine.client.interface import GenerationRequest
 from engine.core.errors import DeadlineError
 from engine.core.sampling_params import SamplingParams
 from server.api_keys import ApiKey

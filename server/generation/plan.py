@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from engine.client import GenerationRequest
+from engine.client.interface import GenerationRequest
 from engine.core.sampling_params import SamplingParams
 from server.backend import Backend, RoomSize
 from server.errors import BadRequestError

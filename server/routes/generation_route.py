@@ -2,7 +2,7 @@
 
 from starlette.requests import Request
 
-from engine.client import Tenant
+from engine.client.interface import Tenant
 from server.context import context_of
 from server.record import record_of
 from server.routes.json_route import JsonRoute

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from engine.async_engine import AsyncEngine
-from engine.client import GenerationRequest, NullObserver
+from engine.client.async_engine import AsyncEngine
+from engine.client.interface import GenerationRequest, NullObserver
 from engine.core.config import EngineConfig
 from engine.core.errors import TwostepError
 from engine.core.outputs import RequestOutput

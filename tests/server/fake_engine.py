@@ -6,7 +6,7 @@ import zlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
-from engine.client import EngineObserver, GenerationRequest, NullObserver, Tenant, observe_output
+from engine.client.interface import EngineObserver, GenerationRequest, NullObserver, Tenant, observe_output
 from engine.core.batch import Phase, TokenLogprobs
 from engine.core.config import EngineInfo
 from engine.core.errors import (

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from engine.client import GenerationRequest
+from engine.client.interface import GenerationRequest
 from engine.core.errors import DeadlineError, RequestTimeoutError, TwostepError
 from engine.core.outputs import RequestOutput
 from engine.core.sampling_params import SamplingParams

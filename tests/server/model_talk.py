@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from engine.client import GenerationRequest
+from engine.client.interface import GenerationRequest
 from tests.server.byte_tokenizer import EOS
 from tests.server.live_server import LiveServer
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.client import SOLE_TENANT, Tenant
+from engine.client.interface import SOLE_TENANT, Tenant
 from engine.core.errors import OverloadedError
 from engine.grammar.checker import GrammarChecker
 from server.key_ring import KeyRing

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import engine as engine_package
-from engine.client import NullObserver
+from engine.client.interface import NullObserver
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import ConfigError, ModelError
 from server.backend import backend_opener
@@ -65,7 +65,7 @@ def fingerprint_of(model: Path | str) -> str:
 
 
 def test_the_fingerprint_tells_a_directorys_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.async_engine.AsyncEngine", InstantEngine)
+    monkeypatch.setattr("engine.client.async_engine.AsyncEngine", InstantEngine)
     one, other = (Path(shutil.copytree(str(EMBEDDED_MODEL_DIR), tmp_path / name / "model")) for name in "ab")
     assert fingerprint_of(one) == fingerprint_of(one)
     os.utime(one / "model.safetensors", ns=(0, 1))
@@ -74,7 +74,7 @@ def test_the_fingerprint_tells_a_directorys_weights(tmp_path: Path, monkeypatch:
 
 
 def test_the_fingerprint_tells_the_commit(main_ref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.async_engine.AsyncEngine", InstantEngine)
+    monkeypatch.setattr("engine.client.async_engine.AsyncEngine", InstantEngine)
     (main_ref.parents[1] / "snapshots" / NEW).symlink_to(str(EMBEDDED_MODEL_DIR))
     before, again = fingerprint_of("org/model"), fingerprint_of("org/model")
     main_ref.write_text(NEW)
@@ -104,7 +104,7 @@ def test_all_is_of_the_commit_that_the_branch_was_at_the_start(main_ref: Path, m
         async with backend_opener(read("org/model"))(NullObserver()):
             pass
 
-    monkeypatch.setattr("engine.async_engine.AsyncEngine", LastEngine)
+    monkeypatch.setattr("engine.client.async_engine.AsyncEngine", LastEngine)
     monkeypatch.setattr("server.backend.load_generation_defaults", move_branch)
     with pytest.raises(ModelError, match="It is enough"):
         asyncio.run(load())

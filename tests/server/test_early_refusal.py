@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from engine.client import Tenant
+from engine.client.interface import Tenant
 from server import haste
 from server.app import generation_routes
 from server.lifecycle import State

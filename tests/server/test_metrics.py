@@ -5,11 +5,11 @@ import re
 import msgspec
 import pytest
 
+from engine.client.live_request import TokenClock
 from engine.core.batch import Phase
 from engine.core.messages import FirstTokenInfo
 from engine.core.request import FinishReason
 from engine.core.stats import PoolStats, RequestTimings, RoomStats, StepStats
-from engine.live_request import TokenClock
 from engine.scheduling.cost.roofline import Bound
 from server.metrics import Metrics
 from server.timings import TokenCounts

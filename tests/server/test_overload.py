@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.client import GenerationRequest
+from engine.client.interface import GenerationRequest
 from engine.core.errors import OverloadedError, RequestTimeoutError
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason

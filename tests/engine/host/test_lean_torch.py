@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from engine.async_engine import AsyncEngine
+from engine.client.async_engine import AsyncEngine
 from engine.core.config import EngineConfig
 from engine.host.lean_torch import make_torch_lean
 from tests.engine.async_engines import Words, collect, request, tokens_of

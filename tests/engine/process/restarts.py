@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from engine.async_engine import AsyncEngine
+from engine.client.async_engine import AsyncEngine
 from engine.core.stats import StepStats
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import Recorder, children, collect, eventually, request, tokens_of

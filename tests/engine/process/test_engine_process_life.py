@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.async_engine import AsyncEngine
+from engine.client.async_engine import AsyncEngine
 from engine.core.config import EngineConfig
 from engine.core.errors import (
     EngineFailedError,

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from engine.client import GenerationRequest
+from engine.client.interface import GenerationRequest
 from engine.core.errors import EngineFailedError
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import children, collect, error_of, eventually, held_by, request, running

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.async_engine import AsyncEngine
+from engine.client.async_engine import AsyncEngine
 from engine.core.config import EngineConfig
 from engine.core.errors import EngineFailedError, EngineGivenUpError, EngineUnavailableError
 from engine.core.request import FinishReason

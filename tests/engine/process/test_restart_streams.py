@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from engine.async_engine import AsyncEngine
-from engine.client import SOLE_TENANT
+from engine.client.admission import RoomLimits
+from engine.client.async_engine import AsyncEngine
+from engine.client.interface import SOLE_TENANT
 from engine.core.errors import EngineRestartingError
 from engine.core.stats import PoolStats
-from engine.waiting_room import RoomLimits
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import children, collect, eventually, held_by, request, running, text_of, tokens_of
 from tests.engine.process.restarts import Watcher, all_tokens, expected, is_down, kill_engine, streams

@@ -10,7 +10,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from engine.client import EngineObserver, GenerationRequest, NullObserver, Tenant, observe_output
+from engine.client.admission import RoomLimits, WaitingRoom
+from engine.client.interface import EngineObserver, GenerationRequest, NullObserver, Tenant, observe_output
+from engine.client.live_request import LiveRequest, news_of
+from engine.client.request_inspector import Inspector
+from engine.client.request_registry import Roster
+from engine.client.request_timeouts import Expiry
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import (
     EngineFailedError,
@@ -28,16 +33,11 @@ from engine.core.request import FinishReason
 from engine.core.request_snapshot import RequestView
 from engine.core.request_validation import check_request
 from engine.core.stats import RoomStats, StepStats, standstill
-from engine.expiry import Expiry
-from engine.inspector import Inspector
-from engine.live_request import LiveRequest, news_of
 from engine.process.poison_requests import Death
 from engine.process.restart_policy import RestartPolicy
 from engine.process.supervisor import Supervisor
 from engine.process.watchdog import Watchdog
-from engine.roster import Roster
 from engine.text.detokenizer import TokenTable
-from engine.waiting_room import RoomLimits, WaitingRoom
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from engine.client import Tenant
+from engine.client.interface import Tenant
 from engine.core.errors import OverloadedError
 from tests.engine.async_engines import request
-from tests.engine.rooms import Room
+from tests.engine.client.admissions import Room
 
 
 def full_room(num_slots: int = 4, max_waiting: int = 6) -> Room:

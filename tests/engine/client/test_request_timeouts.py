@@ -7,11 +7,11 @@ from contextlib import aclosing
 
 import pytest
 
-from engine.client import GenerationRequest
+from engine.client.admission import RoomLimits
+from engine.client.interface import GenerationRequest
+from engine.client.request_timeouts import Expiry
 from engine.core.errors import OverloadedError, RequestTimeoutError
 from engine.core.request import FinishReason
-from engine.expiry import Expiry
-from engine.waiting_room import RoomLimits
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import (
     Recorder,

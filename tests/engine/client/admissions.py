@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from engine.client.admission import Place, RoomLimits, WaitingRoom
 from engine.core.errors import OverloadedError
-from engine.waiting_room import Place, RoomLimits, WaitingRoom
 
 
 class Clock:

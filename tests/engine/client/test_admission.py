@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.rooms import Room
+from tests.engine.client.admissions import Room
 
 
 @given(st.lists(st.booleans()), st.integers(1, 3), st.integers(1, 3))

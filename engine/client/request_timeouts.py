@@ -6,7 +6,7 @@ Kept on the server's side, so that they hold even while the engine process hangs
 import asyncio
 from collections.abc import Callable
 
-from engine.client import GenerationRequest
+from engine.client.interface import GenerationRequest
 
 
 class Expiry:

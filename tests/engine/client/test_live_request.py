@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from engine.client import GenerationRequest
+from engine.client.admission import RoomLimits, WaitingRoom
+from engine.client.interface import GenerationRequest
+from engine.client.live_request import LiveRequest, News, TokenClock
 from engine.core.batch import TokenLogprobs
 from engine.core.errors import EngineFailedError
 from engine.core.messages import FirstTokenInfo, RequestUpdate
@@ -16,8 +18,6 @@ from engine.core.outputs import RequestOutput
 from engine.core.prompt_logprobs import pack_scores, unpack_scores
 from engine.core.request import FinishReason
 from engine.core.sampling_params import SamplingParams
-from engine.live_request import LiveRequest, News, TokenClock
-from engine.waiting_room import RoomLimits, WaitingRoom
 
 
 class Letters:

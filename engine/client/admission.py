@@ -20,11 +20,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.client import SOLE_TENANT, GenerationRequest, Tenant
+from engine.client.interface import SOLE_TENANT, GenerationRequest, Tenant
+from engine.client.tenant_quotas import RoomShares
+from engine.client.throughput_meter import DrainMeter
 from engine.core.errors import OverloadedError
 from engine.core.stats import RoomStats
-from engine.drain_meter import DrainMeter
-from engine.room_shares import RoomShares
 
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
 _NUM_DEVIATIONS = 3  # of the time that so many ends take which come at random (the deviation of n is sqrt(n))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engine.mailbox import Mailbox
+from engine.client.mailbox import Mailbox
 
 
 def test_items_come_in_their_order_whether_waited_for_or_not() -> None:

@@ -5,7 +5,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from engine.client import GenerationRequest
+from engine.client.admission import Place
+from engine.client.interface import GenerationRequest
+from engine.client.mailbox import Mailbox
+from engine.client.request_timeouts import Expiry
 from engine.core.batch import TokenLogprobs
 from engine.core.errors import (
     DeadlineError,
@@ -20,10 +23,7 @@ from engine.core.outputs import RequestOutput
 from engine.core.prompt_logprobs import unpack_scores
 from engine.core.request import FinishReason
 from engine.core.stats import RequestTimings
-from engine.expiry import Expiry
-from engine.mailbox import Mailbox
 from engine.text.detokenizer import IncrementalDetokenizer, TokenTable
-from engine.waiting_room import Place
 
 
 class News(msgspec.Struct, frozen=True):

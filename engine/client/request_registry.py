@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
+from engine.client.live_request import LiveRequest, News
 from engine.core.errors import EngineFailedError, TwostepError
 from engine.core.messages import AddRequest
-from engine.live_request import LiveRequest, News
 from engine.process.poison_requests import Death, Suspects
 
 NOBODY_DIED = Death()

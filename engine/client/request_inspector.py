@@ -8,9 +8,9 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from engine.client.live_request import LiveRequest
 from engine.core.messages import InspectRequests, RequestState
 from engine.core.request_snapshot import RequestView
-from engine.live_request import LiveRequest
 from engine.process.supervisor import Supervisor
 
 ANSWER_S = 2.0

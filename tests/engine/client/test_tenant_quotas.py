@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.client import Tenant
+from engine.client.admission import Place, RoomLimits, WaitingRoom
+from engine.client.interface import Tenant
+from engine.client.tenant_quotas import RoomShares, most_places, most_tokens
 from engine.core.errors import OverloadedError
-from engine.room_shares import RoomShares, most_places, most_tokens
-from engine.waiting_room import Place, RoomLimits, WaitingRoom
 
 WEIGHTS = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 NUM_SLOTS = 3

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from engine.async_engine import AsyncEngine
-from engine.client import Tenant
+from engine.client.admission import RoomLimits
+from engine.client.async_engine import AsyncEngine
+from engine.client.interface import Tenant
 from engine.core.config import EngineConfig
 from engine.core.errors import ContextLengthError, EngineUnavailableError, OverloadedError, RequestError
 from engine.core.request import FinishReason
-from engine.waiting_room import RoomLimits
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import (
     COMMAND,

@@ -1,14 +1,14 @@
 """Whom the engine process is told of, and when, over deaths and trials."""
 
-from engine.client import GenerationRequest
+from engine.client.admission import RoomLimits, WaitingRoom
+from engine.client.interface import GenerationRequest
+from engine.client.live_request import LiveRequest, News
+from engine.client.request_registry import Roster
 from engine.core.errors import EngineFailedError
 from engine.core.messages import AddRequest, FirstTokenInfo, RequestUpdate
 from engine.core.request import FinishReason
 from engine.core.sampling_params import SamplingParams
-from engine.live_request import LiveRequest, News
 from engine.process.poison_requests import Death
-from engine.roster import Roster
-from engine.waiting_room import RoomLimits, WaitingRoom
 from tests.engine.async_engines import Words
 
 FIRST = FirstTokenInfo(0.0, 0, 1)
