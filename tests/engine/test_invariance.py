@@ -17,7 +17,7 @@ from engine.grammar.lark import Regex, to_lark
 from engine.model.loader import LoadedModel
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import add, run_to_end
-from tests.engine.prophets import Prophet
+from tests.engine.scheduling.speculation.prophets import Prophet
 from tests.engine.tiny_models import VOCAB_SIZE, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")

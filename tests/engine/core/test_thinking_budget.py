@@ -18,8 +18,8 @@ from engine.grammar.compiler import GrammarCompiler, GrammarQueue, make_tokenize
 from engine.grammar.lark import Literal, Sequence, TextUntil, to_lark
 from engine.model.loader import LoadedModel
 from tests.engine.fakes import add, fake_info, run_to_end, tokens_of
-from tests.engine.prophets import Prophet
 from tests.engine.runner.sampled import adjusted, draw, scheduled
+from tests.engine.scheduling.speculation.prophets import Prophet
 from tests.engine.tiny_models import VOCAB_SIZE, tiny_engine
 
 START, END, OTHER = 1, 2, 3

@@ -10,7 +10,7 @@ from engine.grammar.lark import JsonSchema, Literal, to_lark
 from tests.engine.fakes import batches, run_to_end, tokens_of
 from tests.engine.grammar.matchers import DIGITS, EOS, TEXTS, compiler, tokens_in
 from tests.engine.grammar.obedient import Gate, add_with, engine_with, the_end
-from tests.engine.prophets import Prophet
+from tests.engine.scheduling.speculation.prophets import Prophet
 
 
 @pytest.mark.parametrize("max_length", [3, 40])

@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine.core.messages import RequestUpdate
 from engine.core.request import FinishReason
 from tests.engine.fakes import add, expected_tokens, run_to_end
-from tests.engine.prophets import prophets
-from tests.engine.timed import Silent, Timed, drafting_engine
+from tests.engine.scheduling.speculation.prophets import prophets
+from tests.engine.scheduling.speculation.timed import Silent, Timed, drafting_engine
 
 
 class SchedulerMachine(RuleBasedStateMachine):

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.mark.usefixtures("ops")
 def test_nothing_around_inputs_is_touched() -> None:
-    command = [sys.executable, "-X", "faulthandler", "-m", "tests.engine.fenced_operators"]
+    command = [sys.executable, "-X", "faulthandler", "-m", "tests.engine.kernels.fenced_operators"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     cases = done.stdout.splitlines()
     assert done.returncode == 0, f"{cases[-1:]}: {done.returncode}\n{done.stderr[-4000:]}"

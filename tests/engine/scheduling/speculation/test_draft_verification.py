@@ -3,7 +3,7 @@
 import pytest
 
 from engine.scheduling.speculation.draft_verification import last_row, num_right, rows_of, shortened, with_guess
-from tests.engine.prophets import scheduled
+from tests.engine.scheduling.speculation.prophets import scheduled
 
 
 def test_each_guess_is_a_row_that_takes_those_before_for_said() -> None:

@@ -12,8 +12,8 @@ from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.speculation.draft_length import ModelDrafts
 from engine.scheduling.speculation.planner import NO_GUESSES, Guesses, Speculation
 from engine.scheduling.speculation.prompt_lookup import Draft
-from tests.engine.prophets import scheduled
-from tests.engine.timed import PASS_S, STEP_S, TOKEN_S
+from tests.engine.scheduling.speculation.prophets import scheduled
+from tests.engine.scheduling.speculation.timed import PASS_S, STEP_S, TOKEN_S
 
 
 def taught(pass_s: float = PASS_S, token_s: float = TOKEN_S) -> StepCosts:

@@ -19,7 +19,7 @@ from engine.kernels import build, cpu_features
 from engine.kernels.build import KernelBuildError, build_library, find_library, source_key
 from engine.kernels.cpu_features import GENERIC, ISA_LEVELS, level_named, parse_cpu_flags, supported_levels
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TINY = '#include <ATen/Parallel.h>\nextern "C" int twostep_answer() { return 42; }\n'
 needs_compiler = pytest.mark.skipif(not build.find_compiler(), reason="no C++ compiler")
 

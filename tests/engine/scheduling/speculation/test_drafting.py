@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from engine.core.batch import Batch, Phase, StepOutput
 from engine.scheduling.speculation.draft_verification import with_guess
-from tests.engine import timed
 from tests.engine.fakes import add, batches, expected_tokens, run_to_end, tokens_of
-from tests.engine.timed import PASS_S, STEP_S, Timed, drafting_engine
+from tests.engine.scheduling.speculation import timed
+from tests.engine.scheduling.speculation.timed import PASS_S, STEP_S, Timed, drafting_engine
 
 
 @given(pattern=st.lists(st.booleans(), min_size=1, max_size=7), block_size=st.integers(1, 5), seed=st.integers(0, 99))

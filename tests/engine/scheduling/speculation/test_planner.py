@@ -28,7 +28,7 @@ from tests.engine.fakes import (
     tokens_of,
 )
 from tests.engine.grammar.matchers import DIGITS, compiler
-from tests.engine.prophets import prophets, scheduled
+from tests.engine.scheduling.speculation.prophets import prophets, scheduled
 
 
 def speculating(errs: Callable[[], bool] = lambda: False, **settings: Any) -> Engine:

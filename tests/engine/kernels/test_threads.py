@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.kernels import load_kernels
 from engine.weights.packed_weight import KernelWeight
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
