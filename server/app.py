@@ -11,6 +11,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 from server.backend import OpenBackend
 from server.context import AppContext
+from server.core.timings import EXPOSED_HEADERS
+from server.core.version import VERSION
 from server.handlers import add_exception_handlers
 from server.key_ring import KeyRing
 from server.large_bodies import LargeBodies
@@ -37,8 +39,6 @@ from server.routes import (
 )
 from server.routes.generation_route import GenerationRoute
 from server.settings import Settings
-from server.timings import EXPOSED_HEADERS
-from server.version import VERSION
 
 _MODULES = (completions, chat, responses, anthropic, embeddings, models, requests, tokenization, health, info)
 _ROUTERS = tuple(module.router for module in _MODULES)

@@ -20,10 +20,10 @@ from engine.host.memory_trim import settle
 from engine.scheduling.cost.step_trace import check_trace_file
 from server.chat.render import ChatRenderer
 from server.chat.template_setting import load_chat_renderer
+from server.core.tokenizer_protocol import Tokenizer
+from server.core.version import VERSION
 from server.generation_defaults import GenerationDefaults, load_generation_defaults
 from server.settings import Settings
-from server.text import Tokenizer
-from server.version import VERSION
 
 
 @dataclass(frozen=True, slots=True)

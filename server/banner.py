@@ -8,8 +8,8 @@ from ipaddress import ip_address
 
 from engine.core.config import EngineInfo
 from engine.scheduling.cost.roofline import FloorPlan
+from server.core.version import VERSION
 from server.settings import Settings
-from server.version import VERSION
 
 logger = logging.getLogger("twostep.server")
 

@@ -14,9 +14,9 @@ from pydantic_settings import SettingsError
 
 from engine.core.errors import ConfigError, TwostepError
 from server.api_keys import new_key
-from server.logs import configure_logging
+from server.core.logs import configure_logging
+from server.core.version import VERSION
 from server.settings import Names, Settings
-from server.version import VERSION
 
 EXIT_ERROR = 2
 

@@ -21,8 +21,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from server.early_protocol import EarlyProtocol
-from server.errors import (
+from server.core.errors import (
     ApiError,
     BadRequestError,
     HeadTooLargeError,
@@ -30,9 +29,10 @@ from server.errors import (
     RequestTooSlowError,
     kind_of,
 )
+from server.core.request_record import peer_of
+from server.early_protocol import EarlyProtocol
 from server.http10 import unchunked
 from server.raw_answer import raw_error
-from server.record import peer_of
 from server.refusal_pace import RefusalPace, Verdict, is_paced, paced, slow_down
 
 logger = logging.getLogger("twostep.server")

@@ -6,7 +6,7 @@ from typing import cast
 from starlette.requests import Request
 
 from server.backend import Backend
-from server.errors import ModelNotFoundError
+from server.core.errors import ModelNotFoundError
 from server.key_ring import KeyRing
 from server.large_bodies import LargeBodies
 from server.lifecycle import Lifecycle

@@ -7,10 +7,10 @@ from typing import Any, cast
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from server.core.request_record import note_arrival
 from server.early_refusal import EarlyRefusals
 from server.haste import Haste
 from server.raw_answer import raw_answer
-from server.record import note_arrival
 from server.upgrades import UpgradeProtocol
 
 logger = logging.getLogger("twostep.server")

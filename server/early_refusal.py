@@ -15,13 +15,13 @@ from engine.client.interface import Tenant
 from engine.core.errors import EngineUnavailableError, OverloadedError, TwostepError
 from server.api_keys import NOBODY, ApiKey
 from server.context import AppContext
-from server.errors import error_response
+from server.core.errors import error_response
+from server.core.request_record import record_of
 from server.large_bodies import is_large
 from server.lifecycle import State
 from server.middleware.access import report_request
 from server.middleware.auth import key_sent
 from server.middleware.record import begin_record, id_headers
-from server.record import record_of
 from server.routes.generation_route import GenerationRoute
 
 _NOT_PLAIN = frozenset({"expect", "origin", "upgrade"})

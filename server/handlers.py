@@ -10,11 +10,11 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from engine.core.errors import TwostepError
+from server.core.errors import INTERNAL, ApiError, error_response, kind_of, log_failure, status_response
+from server.core.request_record import record_of
+from server.core.validation import problem_of
 from server.disconnect import ClientLeftError
-from server.errors import INTERNAL, ApiError, error_response, kind_of, log_failure, status_response
 from server.middleware.access import METHODS
-from server.record import record_of
-from server.validation import problem_of
 
 STATUS_CLIENT_LEFT = 499
 """nginx's number for it; seen in the log and the metrics. Sent to those alone who are still there: their request was

@@ -12,11 +12,11 @@ from engine.core.request import FinishReason
 from engine.core.stats import RequestTimings, RoomStats, StepStats
 from engine.scheduling.cost.roofline import Bound
 from server.batched import Batched
+from server.core.timings import TokenCounts
 from server.metrics_engine import EngineCollector
 from server.metrics_names import Exposition
 from server.protocol.stats import Stats
 from server.recent import Recent
-from server.timings import TokenCounts
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from starlette.responses import JSONResponse, Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from server.errors import describe, error_headers
+from server.core.errors import describe, error_headers
 
 
 def raw_answer(response: Response, headers: Iterable[tuple[bytes, bytes]], keep_alive: bool) -> bytes:

@@ -11,8 +11,8 @@ from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from server.record import RequestRecord, record_of
-from server.sliced_json import json_slices
+from server.core.chunked_json import json_slices
+from server.core.request_record import RequestRecord, record_of
 from server.stall_watch import StallWatch
 
 logger = logging.getLogger("twostep.server")

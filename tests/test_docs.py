@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from engine.core.batch import Batch, Phase
 from engine.core.stats import standstill
 from engine.scheduling.cost.step_trace import FileTracer
-from server.errors import ERROR_TABLE, STATUS_TABLE
+from server.core.errors import ERROR_TABLE, STATUS_TABLE
 from server.metrics import Metrics
 from server.middleware.auth import KEYLESS_PATHS
 from server.settings import Settings

@@ -18,7 +18,7 @@
         ├── EngineGivenUpError      no engine will be started again
         └── EngineFailedError       the engine failed on this request's step; `.detail` is for the log
 
-The server maps each class to an HTTP status in one table (`server/errors.py`).
+The server maps each class to an HTTP status in one table (`server/core/errors.py`).
 """
 
 

@@ -7,9 +7,9 @@ from functools import partial
 
 from engine.core.thinking_budget import Thinking
 from server.chat.parts import MessageParser, PlainParser
-from server.errors import BadRequestError
+from server.core.errors import BadRequestError
+from server.core.tokenizer_protocol import Tokenizer
 from server.protocol.chat import ChatRequest
-from server.text import Tokenizer
 from server.tools.dialect import Dialect
 from server.tools.formats import CallFormat
 from server.tools.parser import ReadingParser

@@ -10,9 +10,9 @@ from server.chat.message import delta_of, message_of
 from server.chat.parts import Content, Part
 from server.chat.reading import AnswerReader
 from server.chat.shape import text_of
+from server.core.tokenizer_protocol import Tokenizer
 from server.generation.outputs import join_outputs
 from server.protocol.chat import ChatRequest
-from server.text import Tokenizer
 
 
 class ChatChoice:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from engine.grammar.checker import GrammarChecker
 from engine.grammar.lark import JsonSchema, Lark, Literal, OneOf, Part, Regex, Sequence, TextUntil
 from server.chat.answer import Answer
-from server.errors import BadRequestError
+from server.core.errors import BadRequestError
 from server.generation.grammar import grammar_of
 from server.protocol.chat import ChatRequest
 from server.protocol.structured import Demand

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.core.batch import TokenLogprobs
+from server.core.tokenizer_protocol import Tokenizer, token_name
 from server.generation.logprobs import finite
-from server.text import Tokenizer, token_name
 
 
 class ChatLogprobsFormatter:

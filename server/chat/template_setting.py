@@ -5,8 +5,8 @@ from pathlib import Path
 
 from engine.core.errors import ConfigError, InvalidParameterError
 from server.chat.render import ChatRenderer
+from server.core.tokenizer_protocol import Tokenizer
 from server.settings import Settings
-from server.text import Tokenizer
 from server.tools.dialect import DialectSettings
 
 logger = logging.getLogger("twostep.server")

@@ -10,10 +10,10 @@ from engine.core.outputs import RequestOutput
 from server.chat.choice import ChatChoice
 from server.chat.plan import ChatPlan
 from server.chat.tally import ChatTally
+from server.core.chunked_json import json_of
+from server.core.timings import complete_headers
+from server.core.tokenizer_protocol import Tokenizer
 from server.generation.logprobs import encode_iterators, prompt_logprobs
-from server.sliced_json import json_of
-from server.text import Tokenizer
-from server.timings import complete_headers
 
 
 async def whole_response(

@@ -6,10 +6,10 @@ from typing import Any
 from engine.core.batch import TokenLogprobs
 from engine.core.outputs import RequestOutput
 from server.completions.logprobs import LogprobsFormatter, join_logprobs
+from server.core.prompts import EncodedPrompt
+from server.core.tokenizer_protocol import Tokenizer
 from server.generation.logprobs import prompt_logprobs
-from server.generation.prompts import EncodedPrompt
 from server.protocol.completions import CompletionRequest
-from server.text import Tokenizer
 
 
 class ChoiceFormatter:

@@ -6,8 +6,8 @@ from itertools import chain
 from typing import Any
 
 from engine.core.batch import TokenLogprobs
+from server.core.tokenizer_protocol import Tokenizer, token_name
 from server.generation.logprobs import finite
-from server.text import Tokenizer, token_name
 
 
 class LogprobsFormatter:

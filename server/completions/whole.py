@@ -11,11 +11,11 @@ from starlette.responses import Response
 from engine.core.outputs import RequestOutput
 from server.completions.choice import ChoiceFormatter
 from server.completions.plan import CompletionPlan
+from server.core.chunked_json import json_of
+from server.core.timings import complete_headers
+from server.core.tokenizer_protocol import Tokenizer
 from server.generation.logprobs import encode_iterators
 from server.generation.tally import Tally
-from server.sliced_json import json_of
-from server.text import Tokenizer
-from server.timings import complete_headers
 
 
 async def whole_response(

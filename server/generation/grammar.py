@@ -5,7 +5,7 @@ import asyncio
 from engine.core.errors import GrammarError
 from engine.grammar.checker import GrammarChecker
 from engine.grammar.lark import to_lark
-from server.errors import BadRequestError
+from server.core.errors import BadRequestError
 from server.protocol.structured import Demand
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from engine.core.batch import TokenLogprobs
-from server.sliced_json import json_list
-from server.text import Tokenizer, token_name
+from server.core.chunked_json import json_list
+from server.core.tokenizer_protocol import Tokenizer, token_name
 
 # JSON has no -Infinity.
 _LOWEST = -9999.0

@@ -11,9 +11,9 @@ import msgspec
 from engine.client.interface import GenerationRequest
 from engine.core.sampling_params import SamplingParams
 from server.backend import Backend, RoomSize
-from server.errors import BadRequestError
+from server.core.errors import BadRequestError
+from server.core.prompts import EncodedPrompt
 from server.generation.door import Arrival
-from server.generation.prompts import EncodedPrompt
 from server.generation.sampling import draw_seed, seed_of
 from server.protocol.generation import GenerationParams
 

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from engine.core.errors import RequestError
-from server.errors import BadRequestError
-from server.validation import problem_of
+from server.core.errors import BadRequestError
+from server.core.validation import problem_of
 
 _OTHERS_WORDS = re.compile(r":|(?<!\w)['\"]")
 """Where a message goes on with what is not the server's own: quotes, and complaints of templates and grammars."""

@@ -4,14 +4,14 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from engine.core.outputs import RequestOutput
-from server.errors import ErrorKind, describe, log_failure
+from server.core.errors import ErrorKind, describe, log_failure
+from server.core.request_record import RequestRecord
+from server.core.timings import usage_metrics
 from server.fanout import IndexedOutput
 from server.generation.plan import GenerationPlan
 from server.generation.tally import Tally
 from server.protocol.generation import GenerationParams
-from server.record import RequestRecord
 from server.sse import DONE, EventHead, event
-from server.timings import usage_metrics
 
 
 class StreamedChoice(Protocol):

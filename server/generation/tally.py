@@ -4,10 +4,10 @@ from typing import Any
 
 from engine.core.outputs import RequestOutput
 from engine.core.stats import RequestTimings
+from server.core.request_record import RequestRecord
+from server.core.timings import PhaseReport, TokenCounts
 from server.generation.plan import GenerationPlan
 from server.protocol.generation import GenerationParams
-from server.record import RequestRecord
-from server.timings import PhaseReport, TokenCounts
 
 
 class Tally:

@@ -5,11 +5,11 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Protocol
 
 from engine.core.outputs import RequestOutput
-from server.errors import ErrorKind
+from server.core.errors import ErrorKind
+from server.core.request_record import RequestRecord
 from server.fanout import IndexedOutput
 from server.generation.stream import note_failure
 from server.generation.tally import Tally
-from server.record import RequestRecord
 from server.sse import sliced_typed_event, typed_event
 
 Events = Iterable[Mapping[str, Any]]

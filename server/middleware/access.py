@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.core.request_record import RequestRecord, record_of
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
-from server.record import RequestRecord, record_of
 
 logger = logging.getLogger("twostep.access")
 

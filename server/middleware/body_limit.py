@@ -5,7 +5,7 @@ import asyncio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import BodyTooLargeError, RequestTooSlowError, error_response
+from server.core.errors import BodyTooLargeError, RequestTooSlowError, error_response
 
 MIN_BYTES_PER_S = 16 * 1024
 """Every byte that has come gives its sender so much more time."""

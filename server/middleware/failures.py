@@ -2,8 +2,8 @@
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import error_response, log_failure
-from server.record import record_of
+from server.core.errors import error_response, log_failure
+from server.core.request_record import record_of
 
 
 class FailureMiddleware:

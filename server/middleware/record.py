@@ -5,8 +5,8 @@ import uuid
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.anthropic.errors import is_anthropic
-from server.record import RequestRecord, arrival_of, attach_record, record_of
+from server.core.anthropic_errors import is_anthropic
+from server.core.request_record import RequestRecord, arrival_of, attach_record, record_of
 
 MAX_REQUEST_ID_LENGTH = 128
 

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from server.core.chunked_json import json_of
+from server.core.timings import complete_headers
 from server.generation.logprobs import encode_iterators
-from server.sliced_json import json_of
-from server.timings import complete_headers
 
 
 async def whole_response(body: dict[str, Any]) -> Response:

@@ -13,7 +13,7 @@ from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.parts import Content
 from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
-from server.errors import ErrorKind
+from server.core.errors import ErrorKind
 from server.responses.items import Item, Scores, item_maker
 
 

@@ -12,6 +12,8 @@ from server.chat.plan import chat_prompt, plan_chat
 from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
 from server.context import context_of
+from server.core.request_record import record_of
+from server.core.timings import complete_headers
 from server.generation.door import let_in
 from server.generation.respond import all_outputs, open_stream
 from server.generation.typed_stream import TypedStream
@@ -24,11 +26,9 @@ from server.protocol.anthropic import (
 )
 from server.protocol.chat import ChatRequest
 from server.protocol.refusals import ANTHROPIC_REFUSALS
-from server.record import record_of
 from server.routes.documented import anthropic_error_responses
 from server.routes.generation_route import GenerationRoute
 from server.routes.json_route import JsonRoute
-from server.timings import complete_headers
 
 router = APIRouter(route_class=GenerationRoute, tags=["Anthropic"])
 counting = APIRouter(route_class=JsonRoute, tags=["Anthropic"])

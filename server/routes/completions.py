@@ -8,13 +8,13 @@ from server.completions.choice import ChoiceFormatter
 from server.completions.plan import plan_completion
 from server.completions.whole import whole_response
 from server.context import context_of
+from server.core.request_record import record_of
 from server.generation.door import let_in
 from server.generation.outputs import join_outputs
 from server.generation.respond import all_outputs, stream_response
 from server.generation.tally import Tally
 from server.protocol.completions import CompletionRequest, CompletionResponse
 from server.protocol.refusals import COMPLETION_REFUSALS
-from server.record import record_of
 from server.routes.documented import error_responses
 from server.routes.generation_route import GenerationRoute
 

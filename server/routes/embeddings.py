@@ -6,15 +6,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.context import context_of
+from server.core.request_record import record_of
+from server.core.timings import complete_headers
 from server.embeddings import body as body_of
 from server.embeddings import embed, plan_embeddings, report
 from server.generation.door import let_in
 from server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from server.protocol.refusals import EMBEDDING_REFUSALS
-from server.record import record_of
 from server.routes.documented import error_responses
 from server.routes.generation_route import GenerationRoute
-from server.timings import complete_headers
 
 router = APIRouter(route_class=GenerationRoute, tags=["OpenAI"])
 

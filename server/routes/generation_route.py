@@ -4,7 +4,7 @@ from starlette.requests import Request
 
 from engine.client.interface import Tenant
 from server.context import context_of
-from server.record import record_of
+from server.core.request_record import record_of
 from server.routes.json_route import JsonRoute
 
 

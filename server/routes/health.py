@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from server.context import context_of
-from server.errors import NotReadyError
+from server.core.errors import NotReadyError
 from server.lifecycle import State
 from server.routes.documented import error_responses
 

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from server.context import context_of
+from server.core.version import VERSION
 from server.metrics import CONTENT_TYPE
 from server.protocol.stats import Stats
 from server.routes.documented import error_responses
-from server.version import VERSION
 
 router = APIRouter(tags=["Operations"])
 

@@ -9,12 +9,12 @@ from starlette.responses import Response
 
 from engine.core.request_snapshot import RequestView
 from server.context import context_of
-from server.errors import RequestNotFoundError
+from server.core.chunked_json import json_list
+from server.core.errors import RequestNotFoundError
+from server.core.request_record import record_of
 from server.live_requests import live_requests
 from server.protocol.live_requests import LiveRequest, LiveRequestList, RequestDeletion
-from server.record import record_of
 from server.routes.documented import error_responses
-from server.sliced_json import json_list
 
 MAX_SEQUENCES = 1000
 SLICE = 100

@@ -11,13 +11,13 @@ from server.chat.plan import plan_chat
 from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
 from server.context import context_of
+from server.core.request_record import record_of
 from server.generation.door import let_in
 from server.generation.respond import all_outputs, open_stream
 from server.generation.typed_stream import TypedStream
 from server.protocol.refusals import RESPONSES_REFUSALS
 from server.protocol.response_answers import ResponseBody
 from server.protocol.responses import ResponsesRequest
-from server.record import record_of
 from server.responses.head import response_head
 from server.responses.translate import RENAMING, to_chat
 from server.responses.whole import whole_response

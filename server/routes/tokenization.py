@@ -9,6 +9,8 @@ from starlette.responses import Response
 
 from engine.core.errors import InvalidParameterError
 from server.context import context_of
+from server.core.chunked_json import json_list
+from server.core.tokenizer_protocol import token_name
 from server.protocol.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -18,8 +20,6 @@ from server.protocol.tokenization import (
 )
 from server.routes.documented import error_responses
 from server.routes.json_route import JsonRoute
-from server.sliced_json import json_list
-from server.text import token_name
 
 SLICE = 1000
 """Tokens that are told before others have their turn."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from server.text import Tokenizer
+from server.core.tokenizer_protocol import Tokenizer
 from server.tools.readers import THINK_CLOSE, THINK_OPEN
 
 _OPEN, _CLOSE = THINK_OPEN.encode(), THINK_CLOSE.encode()

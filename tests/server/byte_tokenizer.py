@@ -21,7 +21,7 @@ NUM_PROMPT_TOKENS = 1 + len(PROMPT)
 
 
 class ByteTokenizer:
-    """Implements `server.text.Tokenizer`."""
+    """Implements `server.core.tokenizer_protocol.Tokenizer`."""
 
     def __init__(
         self, chat_templates: Mapping[str, str] | None = None, special_tokens: Mapping[str, int] | None = None

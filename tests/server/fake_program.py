@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from server.logs import configure_logging
+from server.core.logs import configure_logging
 from server.serve import serve
 from server.settings import Settings
 from tests.server.fake_engine import FakeEngine

@@ -83,7 +83,7 @@ def test_numbers_are_called_n(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_log_that_nobody_watches_has_no_progress_bars() -> None:
     script = (
-        "from server.logs import configure_logging; configure_logging('info')\n"
+        "from server.core.logs import configure_logging; configure_logging('info')\n"
         "from transformers.utils.logging import is_progress_bar_enabled; print(is_progress_bar_enabled())"
     )
     command = [sys.executable, "-c", script]

@@ -11,8 +11,8 @@ from engine.core.messages import FirstTokenInfo
 from engine.core.request import FinishReason
 from engine.core.stats import PoolStats, RequestTimings, RoomStats, StepStats
 from engine.scheduling.cost.roofline import Bound
+from server.core.timings import TokenCounts
 from server.metrics import Metrics
-from server.timings import TokenCounts
 from tests.server.events import chunks_of
 from tests.server.fake_engine import INFO
 from tests.server.live_server import LiveServer, live_server

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from server.core.version import VERSION
 from server.protocol.chat import ChatChunk, ChatResponse
 from server.protocol.completions import CompletionRequest, CompletionResponse
-from server.version import VERSION
 from tests.server.byte_tokenizer import BOS
 from tests.server.events import chunks_of, error_of
 from tests.server.live_server import LiveServer, live_server

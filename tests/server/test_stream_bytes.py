@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Send
 
-from server.record import RequestRecord, attach_record
+from server.core.request_record import RequestRecord, attach_record
 from server.sse import DONE, KEEP_ALIVE, EventStream, event
 from server.stall_watch import StallWatch
 from tests import virtual_time

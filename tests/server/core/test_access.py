@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import BodyTooLargeError, RequestTooSlowError
+from server.core.errors import BodyTooLargeError, RequestTooSlowError
 from server.middleware.body_limit import BodyLimitMiddleware
 from tests import virtual_time
 from tests.server.events import error_of

@@ -37,8 +37,8 @@ from engine.core.errors import (
     RequestError,
     RequestTimeoutError,
 )
-from server.anthropic.errors import anthropic_error, anthropic_status, is_anthropic
-from server.record import record_of
+from server.core.anthropic_errors import anthropic_error, anthropic_status, is_anthropic
+from server.core.request_record import record_of
 
 logger = logging.getLogger("twostep.server")
 

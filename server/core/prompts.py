@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.errors import BadRequestError
+from server.core.errors import BadRequestError
+from server.core.tokenizer_protocol import Tokenizer
 from server.protocol.prompts import Prompt
-from server.text import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

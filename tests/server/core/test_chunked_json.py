@@ -16,10 +16,10 @@ from server import sse
 from server.chat.blocks import Event
 from server.chat.logprobs import ChatLogprobsFormatter
 from server.completions.logprobs import LogprobsFormatter
+from server.core.chunked_json import json_list
 from server.generation import logprobs
 from server.protocol.responses import LOGPROBS
 from server.responses.writer import ResponseWriter
-from server.sliced_json import json_list
 from server.sse import typed_event
 from tests.server.events import chunks_of, typed_events_of
 from tests.server.live_server import LiveServer
@@ -90,7 +90,7 @@ def test_others_run_between_two_choices(server: LiveServer, path: str, monkeypat
         return msgspec.json.encode(part)
 
     monkeypatch.setattr(
-        "server.sliced_json.msgspec", SimpleNamespace(Raw=msgspec.Raw, json=SimpleNamespace(encode=encode))
+        "server.core.chunked_json.msgspec", SimpleNamespace(Raw=msgspec.Raw, json=SimpleNamespace(encode=encode))
     )
     answer = server.post_json(path, PROMPTS[path] | {"max_tokens": 2, "n": 5}).json()
     assert len(answer["choices"]) == 5
@@ -169,7 +169,7 @@ def test_the_scores_of_an_answer_are_encoded_a_few_at_a_time(
         return plain(part)
 
     monkeypatch.setattr(
-        "server.sliced_json.msgspec", SimpleNamespace(Raw=msgspec.Raw, json=SimpleNamespace(encode=encode))
+        "server.core.chunked_json.msgspec", SimpleNamespace(Raw=msgspec.Raw, json=SimpleNamespace(encode=encode))
     )
     answer = server.post_json(path, body).content
     assert sizes == [10, 10, 10, 10, 5]

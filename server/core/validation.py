@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from server.errors import BadRequestError
+from server.core.errors import BadRequestError
 
 _TOLD_EXACTLY = frozenset({"messages", "tools", "tool_choice", "input", "system", "text"})
 """Parameters so deep that the place in them is named, too."""

@@ -19,8 +19,8 @@ from engine.core.errors import (
     RequestTimeoutError,
     TwostepError,
 )
-from server import errors as server_errors
-from server.errors import (
+from server.core import errors as server_errors
+from server.core.errors import (
     ApiError,
     AuthenticationError,
     BadRequestError,

@@ -8,7 +8,7 @@ from typing import cast
 from starlette.types import Scope
 
 from server.api_keys import NOBODY, ApiKey
-from server.timings import PhaseReport
+from server.core.timings import PhaseReport
 
 
 @dataclass(slots=True)
