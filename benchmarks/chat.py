@@ -15,7 +15,7 @@ from loadtest.numbers import positive
 from server.chat.render import ChatRenderer
 from server.protocol.chat import ChatRequest
 from server.protocol.completions import CompletionRequest
-from server.settings import EMBEDDED_MODEL_DIR
+from server.settings.settings import EMBEDDED_MODEL_DIR
 
 REPEATS = 200
 SENTENCE = "Return the number of bytes that were read from the file, or None if there is nothing to read now. "

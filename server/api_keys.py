@@ -20,7 +20,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from engine.core.errors import ConfigError
-from server.unique_yaml import RepeatedKeyError, load_yaml, problem_of
+from server.settings.strict_yaml import RepeatedKeyError, load_yaml, problem_of
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 

@@ -38,7 +38,7 @@ from server.routes import (
     tokenization,
 )
 from server.routes.generation_route import GenerationRoute
-from server.settings import Settings
+from server.settings.settings import Settings
 
 _MODULES = (completions, chat, responses, anthropic, embeddings, models, requests, tokenization, health, info)
 _ROUTERS = tuple(module.router for module in _MODULES)

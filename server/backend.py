@@ -23,7 +23,7 @@ from server.chat.template_setting import load_chat_renderer
 from server.core.tokenizer_protocol import Tokenizer
 from server.core.version import VERSION
 from server.generation_defaults import GenerationDefaults, load_generation_defaults
-from server.settings import Settings
+from server.settings.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

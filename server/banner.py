@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from engine.core.config import EngineInfo
 from engine.scheduling.cost.roofline import FloorPlan
 from server.core.version import VERSION
-from server.settings import Settings
+from server.settings.settings import Settings
 
 logger = logging.getLogger("twostep.server")
 

@@ -16,7 +16,7 @@ from engine.core.errors import ConfigError, TwostepError
 from server.api_keys import new_key
 from server.core.logs import configure_logging
 from server.core.version import VERSION
-from server.settings import Names, Settings
+from server.settings.settings import Names, Settings
 
 EXIT_ERROR = 2
 

@@ -12,7 +12,7 @@ from server.large_bodies import LargeBodies
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
 from server.refusal_pace import RefusalPace
-from server.settings import Settings
+from server.settings.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from server.early_refusal import EarlyRefusals
 from server.haste import Haste
 from server.lifecycle import State
 from server.listener import listen, raise_file_limit
-from server.settings import Settings
+from server.settings.settings import Settings
 
 logger = logging.getLogger("twostep.server")
 

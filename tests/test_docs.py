@@ -24,7 +24,7 @@ from engine.scheduling.cost.step_trace import FileTracer
 from server.core.errors import ERROR_TABLE, STATUS_TABLE
 from server.metrics import Metrics
 from server.middleware.auth import KEYLESS_PATHS
-from server.settings import Settings
+from server.settings.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {

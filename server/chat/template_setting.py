@@ -6,7 +6,7 @@ from pathlib import Path
 from engine.core.errors import ConfigError, InvalidParameterError
 from server.chat.render import ChatRenderer
 from server.core.tokenizer_protocol import Tokenizer
-from server.settings import Settings
+from server.settings.settings import Settings
 from server.tools.dialect import DialectSettings
 
 logger = logging.getLogger("twostep.server")

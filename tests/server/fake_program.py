@@ -8,7 +8,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from server.core.logs import configure_logging
 from server.serve import serve
-from server.settings import Settings
+from server.settings.settings import Settings
 from tests.server.fake_engine import FakeEngine
 from tests.server.live_server import FakeBackend
 

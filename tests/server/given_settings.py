@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from server.cli import parse_command, read_settings
-from server.settings import Settings
+from server.settings.settings import Settings
 
 
 def read(*arguments: str) -> Settings:

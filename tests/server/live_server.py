@@ -21,7 +21,7 @@ from server.context import AppContext
 from server.generation_defaults import GenerationDefaults
 from server.listener import listen
 from server.serve import DrainingServer, server_config
-from server.settings import Settings
+from server.settings.settings import Settings
 from tests.server.byte_tokenizer import CHAT_TEMPLATE, ByteTokenizer
 from tests.server.fake_engine import FakeEngine
 

@@ -15,7 +15,7 @@ from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import ConfigError, ModelError
 from server.backend import backend_opener
 from server.generation_defaults import GenerationDefaults
-from server.settings import EMBEDDED_MODEL_DIR
+from server.settings.settings import EMBEDDED_MODEL_DIR
 from tests.server.fake_engine import INFO
 from tests.server.given_settings import read
 

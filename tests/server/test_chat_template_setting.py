@@ -10,7 +10,7 @@ from engine.core.errors import ConfigError, InvalidParameterError
 from server.chat.render import ChatRenderer
 from server.chat.template_setting import load_chat_renderer
 from server.protocol.chat import ConversationParams
-from server.settings import Settings
+from server.settings.settings import Settings
 from tests.server.byte_tokenizer import ByteTokenizer
 
 PARAMS = ConversationParams.model_validate({"messages": [{"role": "user", "content": "Hi"}]})

@@ -19,7 +19,7 @@ from server.api_keys import new_key
 from server.banner import ready_banner, url_of
 from server.cli import main
 from server.serve import DrainingServer, serve
-from server.settings import Settings
+from server.settings.settings import Settings
 from tests.server.events import chunks_of
 from tests.server.fake_engine import INFO
 from tests.server.live_server import FakeBackend, wait_until

@@ -6,7 +6,7 @@ import pytest
 
 from engine.core.errors import ConfigError
 from server.banner import loading_banner
-from server.settings import Settings
+from server.settings.settings import Settings
 from tests.server.given_settings import read, write
 
 

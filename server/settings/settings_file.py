@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from engine.core.errors import ConfigError
-from server.unique_yaml import RepeatedKeyError, load_yaml, problem_of
+from server.settings.strict_yaml import RepeatedKeyError, load_yaml, problem_of
 
 
 class SettingsFile(PydanticBaseSettingsSource):

@@ -25,7 +25,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, Pydanti
 from engine.client.admission import RoomLimits
 from engine.core.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from engine.core.errors import ConfigError
-from server.settings_file import SettingsFile
+from server.settings.settings_file import SettingsFile
 
 EMBEDDED_MODEL = "embedded"
 EMBEDDED_MODEL_DIR = files("engine") / "embedded_model"

@@ -7,7 +7,7 @@ import pytest
 
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
-from server.settings import Settings
+from server.settings.settings import Settings
 from tests.server.given_settings import read, write
 
 # A value unlike the default for each setting, as text, and what it becomes.

@@ -1,0 +1,1 @@
+"""Settings of the server: flags, environment variables and the YAML file, in one definition."""
