@@ -9,12 +9,12 @@ from sse_starlette.sse import AppStatus
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
+from server.auth.key_ring import KeyRing
 from server.backend import OpenBackend
 from server.context import AppContext
 from server.core.timings import EXPOSED_HEADERS
 from server.core.version import VERSION
 from server.handlers import add_exception_handlers
-from server.key_ring import KeyRing
 from server.large_bodies import LargeBodies
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics

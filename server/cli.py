@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import SettingsError
 
 from engine.core.errors import ConfigError, TwostepError
-from server.api_keys import new_key
+from server.auth.api_keys import new_key
 from server.core.logs import configure_logging
 from server.core.version import VERSION
 from server.settings.settings import Names, Settings

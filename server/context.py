@@ -5,9 +5,9 @@ from typing import cast
 
 from starlette.requests import Request
 
+from server.auth.key_ring import KeyRing
 from server.backend import Backend
 from server.core.errors import ModelNotFoundError
-from server.key_ring import KeyRing
 from server.large_bodies import LargeBodies
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics

@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from engine.client.interface import Tenant
 from engine.core.errors import EngineUnavailableError, OverloadedError, TwostepError
-from server.api_keys import NOBODY, ApiKey
+from server.auth.api_keys import NOBODY, ApiKey
 from server.context import AppContext
 from server.core.errors import error_response
 from server.core.request_record import record_of

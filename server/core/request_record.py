@@ -7,7 +7,7 @@ from typing import cast
 
 from starlette.types import Scope
 
-from server.api_keys import NOBODY, ApiKey
+from server.auth.api_keys import NOBODY, ApiKey
 from server.core.timings import PhaseReport
 
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from engine.client.interface import GenerationRequest
 from engine.core.errors import DeadlineError
 from engine.core.sampling_params import SamplingParams
-from server.api_keys import ApiKey
+from server.auth.api_keys import ApiKey
 from server.context import context_of
 from server.core.errors import BadRequestError
 from server.core.request_record import caller_of, record_of

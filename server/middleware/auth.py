@@ -6,10 +6,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.core.errors import OverloadedError
-from server.api_keys import ApiKey
+from server.auth.api_keys import ApiKey
+from server.auth.key_ring import KeyRing
 from server.core.errors import AuthenticationError, error_response
 from server.core.request_record import record_of
-from server.key_ring import KeyRing
 
 KEYLESS_PATHS = frozenset({"/", "/metrics", "/health", "/ready"})  # the page of "/" asks for the key itself
 

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import pytest
 
-from server.api_keys import new_key
+from server.auth.api_keys import new_key
 from server.banner import ready_banner, url_of
 from server.cli import main
 from server.serve import DrainingServer, serve

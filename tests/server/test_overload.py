@@ -12,7 +12,7 @@ from engine.client.interface import GenerationRequest
 from engine.core.errors import OverloadedError, RequestTimeoutError
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
-from server.api_keys import NOBODY
+from server.auth.api_keys import NOBODY
 from server.generation.door import Arrival
 from server.protocol.request import RequestFields
 from tests.server.byte_tokenizer import ByteTokenizer

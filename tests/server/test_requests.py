@@ -12,8 +12,8 @@ from engine.core.errors import RequestAbortedError
 from engine.core.messages import RequestState
 from engine.core.request import FinishReason
 from server.protocol.live_requests import LiveRequestList
+from tests.server.auth.key_files import bearer, write
 from tests.server.events import chunks_of, error_of
-from tests.server.key_files import bearer, write
 from tests.server.late_engine import LateEngine, outputs_of
 from tests.server.live_server import TIMEOUT_S, LiveServer, live_server
 

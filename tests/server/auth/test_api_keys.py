@@ -12,11 +12,11 @@ from starlette.types import Message, Receive, Scope, Send
 from engine.client.interface import SOLE_TENANT, Tenant
 from engine.core.errors import OverloadedError
 from engine.grammar.checker import GrammarChecker
+from server.auth.key_ring import KeyRing
 from server.core.request_record import RequestRecord, attach_record
-from server.key_ring import KeyRing
 from server.middleware.auth import AuthMiddleware
+from tests.server.auth.key_files import FILE, HASHES, SECRETS, bearer, write
 from tests.server.events import error_of
-from tests.server.key_files import FILE, HASHES, SECRETS, bearer, write
 from tests.server.live_server import LiveServer, in_thread, live_server
 from tests.server.published_metrics import advance
 

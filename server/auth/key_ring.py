@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from engine.core.errors import ConfigError, OverloadedError
-from server.api_keys import ApiKey, digest_of, plain_keys, read_keys
+from server.auth.api_keys import ApiKey, digest_of, plain_keys, read_keys
 
 logger = logging.getLogger("twostep.server")
 

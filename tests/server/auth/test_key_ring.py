@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from engine.core.errors import ConfigError, OverloadedError
-from server.api_keys import NOBODY, ApiKey, new_key, read_keys
+from server.auth.api_keys import NOBODY, ApiKey, new_key, read_keys
+from server.auth.key_ring import KeyRing
 from server.cli import main
-from server.key_ring import KeyRing
-from tests.server.key_files import FILE, HASHES, write
+from tests.server.auth.key_files import FILE, HASHES, write
 
 
 class TestFile:
