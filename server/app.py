@@ -15,8 +15,9 @@ from server.context import AppContext
 from server.core.timings import EXPOSED_HEADERS
 from server.core.version import VERSION
 from server.handlers import add_exception_handlers
-from server.large_bodies import LargeBodies
 from server.lifecycle import Lifecycle
+from server.limits.error_rate_limit import RefusalPace
+from server.limits.large_bodies import LargeBodies
 from server.metrics import Metrics
 from server.middleware.access import AccessMiddleware
 from server.middleware.auth import AuthMiddleware
@@ -24,7 +25,6 @@ from server.middleware.body_limit import BodyLimitMiddleware
 from server.middleware.failures import FailureMiddleware
 from server.middleware.gate import GateMiddleware
 from server.middleware.record import RecordMiddleware
-from server.refusal_pace import RefusalPace
 from server.routes import (
     anthropic,
     chat,

@@ -32,8 +32,8 @@ from server.core.errors import (
 from server.core.request_record import peer_of
 from server.early_protocol import EarlyProtocol
 from server.http10 import unchunked
+from server.limits.error_rate_limit import RefusalPace, Verdict, is_paced, paced, slow_down
 from server.raw_answer import raw_error
-from server.refusal_pace import RefusalPace, Verdict, is_paced, paced, slow_down
 
 logger = logging.getLogger("twostep.server")
 

@@ -8,10 +8,10 @@ from starlette.requests import Request
 from server.auth.key_ring import KeyRing
 from server.backend import Backend
 from server.core.errors import ModelNotFoundError
-from server.large_bodies import LargeBodies
 from server.lifecycle import Lifecycle
+from server.limits.error_rate_limit import RefusalPace
+from server.limits.large_bodies import LargeBodies
 from server.metrics import Metrics
-from server.refusal_pace import RefusalPace
 from server.settings.settings import Settings
 
 

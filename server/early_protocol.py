@@ -9,7 +9,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from server.core.request_record import note_arrival
 from server.early_refusal import EarlyRefusals
-from server.haste import Haste
+from server.limits.retry_throttle import Haste
 from server.raw_answer import raw_answer
 from server.upgrades import UpgradeProtocol
 

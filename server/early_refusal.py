@@ -17,8 +17,8 @@ from server.auth.api_keys import NOBODY, ApiKey
 from server.context import AppContext
 from server.core.errors import error_response
 from server.core.request_record import record_of
-from server.large_bodies import is_large
 from server.lifecycle import State
+from server.limits.large_bodies import is_large
 from server.middleware.access import report_request
 from server.middleware.auth import key_sent
 from server.middleware.record import begin_record, id_headers

@@ -13,7 +13,7 @@ from engine.core.errors import TwostepError
 from server.core.errors import INTERNAL, ApiError, error_response, kind_of, log_failure, status_response
 from server.core.request_record import record_of
 from server.core.validation import problem_of
-from server.disconnect import ClientLeftError
+from server.limits.disconnect import ClientLeftError
 from server.middleware.access import METHODS
 
 STATUS_CLIENT_LEFT = 499

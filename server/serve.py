@@ -20,8 +20,8 @@ from server.banner import loading_banner, ready_banner, say, url_of
 from server.connection import BoundedProtocol, ConnectionLimits
 from server.context import AppContext
 from server.early_refusal import EarlyRefusals
-from server.haste import Haste
 from server.lifecycle import State
+from server.limits.retry_throttle import Haste
 from server.listener import listen, raise_file_limit
 from server.settings.settings import Settings
 

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from server.core.chunked_json import json_slices
 from server.core.request_record import RequestRecord, record_of
-from server.stall_watch import StallWatch
+from server.limits.write_timeout import StallWatch
 
 logger = logging.getLogger("twostep.server")
 

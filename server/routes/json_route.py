@@ -16,8 +16,8 @@ from starlette.types import Message, Receive
 from server.context import context_of
 from server.core.errors import BadRequestError, MediaTypeError
 from server.core.request_record import caller_of
-from server.disconnect import unless_client_leaves
-from server.large_bodies import LARGE_BYTES, LargeBodies, is_large
+from server.limits.disconnect import unless_client_leaves
+from server.limits.large_bodies import LARGE_BYTES, LargeBodies, is_large
 from server.middleware.record import name_request
 from server.protocol.wire import MAX_FIELDS
 

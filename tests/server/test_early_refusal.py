@@ -9,9 +9,9 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from engine.client.interface import Tenant
-from server import haste
 from server.app import generation_routes
 from server.lifecycle import State
+from server.limits import retry_throttle
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.raw_http import answer_to, rest_of
 
@@ -43,7 +43,7 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(haste, "MIN_GAP_S", 0.0)
+    monkeypatch.setattr(retry_throttle, "MIN_GAP_S", 0.0)
 
 
 @pytest.fixture
@@ -177,11 +177,11 @@ class TestHaste:
 
     @pytest.fixture(autouse=True)
     def _gap(self, _no_gap: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(haste, "MIN_GAP_S", 0.05)
+        monkeypatch.setattr(retry_throttle, "MIN_GAP_S", 0.05)
 
     def test_is_looked_at_a_moment_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(haste, "MAX_WAIT_S", 60.0)
-        monkeypatch.setattr(haste, "MIN_GAP_S", 60.0)
+        monkeypatch.setattr(retry_throttle, "MAX_WAIT_S", 60.0)
+        monkeypatch.setattr(retry_throttle, "MIN_GAP_S", 60.0)
         with live_server() as server, closing(server.connect()) as connection:
             server.engine.is_full = True
             connection.sendall(ASK)
@@ -195,7 +195,7 @@ class TestHaste:
         self, full: LiveServer, tasks: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And who has left by then is forgotten."""
-        monkeypatch.setattr(haste, "MIN_GAP_S", 1.0)  # time for this test to be late
+        monkeypatch.setattr(retry_throttle, "MIN_GAP_S", 1.0)  # time for this test to be late
         with closing(full.connect()) as first, closing(full.connect()) as second:
             for connection in (first, second):
                 connection.sendall(ASK)
@@ -230,7 +230,7 @@ class TestHaste:
         assert tasks == ["/v1/completions"]
 
     def test_on_another_connection_is_not_held_up(self, full: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(haste, "MIN_GAP_S", 60.0)
+        monkeypatch.setattr(retry_throttle, "MIN_GAP_S", 60.0)
         assert [answer_to(full, LAST)[9:12] for _ in range(3)] == [b"429"] * 3
 
 
@@ -249,7 +249,7 @@ def test_who_reads_no_answers_gets_a_task_which_waits(full: LiveServer, tasks: l
 
 
 def test_the_wait_of_a_hasty_request_counts_as_its_own(full: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(haste, "MIN_GAP_S", 0.3)
+    monkeypatch.setattr(retry_throttle, "MIN_GAP_S", 0.3)
     with closing(full.connect()) as connection:
         connection.sendall(ASK)
         assert connection.recv(65536).startswith(b"HTTP/1.1 429 ")

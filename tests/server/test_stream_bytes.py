@@ -12,8 +12,8 @@ import pytest
 from starlette.types import Message, Send
 
 from server.core.request_record import RequestRecord, attach_record
+from server.limits.write_timeout import StallWatch
 from server.sse import DONE, KEEP_ALIVE, EventStream, event
-from server.stall_watch import StallWatch
 from tests import virtual_time
 from tests.server.fake_engine import saying
 from tests.server.live_server import LiveServer

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from server.anthropic.translate import to_chat
-from server.large_bodies import LARGE_BYTES
+from server.limits.large_bodies import LARGE_BYTES
 from server.protocol import messages, structured, wire
 from server.protocol.anthropic import MessagesRequest
 from server.protocol.chat import ChatRequest

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.stall_watch import StallWatch
+from server.limits.write_timeout import StallWatch
 
 
 class Loop:
@@ -15,8 +15,8 @@ class Loop:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        monkeypatch.setattr("server.stall_watch.time", SimpleNamespace(monotonic=lambda: self.now_s))
-        monkeypatch.setattr("server.stall_watch.asyncio", SimpleNamespace(get_running_loop=lambda: self))
+        monkeypatch.setattr("server.limits.write_timeout.time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr("server.limits.write_timeout.asyncio", SimpleNamespace(get_running_loop=lambda: self))
 
     def call_later(self, delay_s: float, act: Callable[[], None]) -> "Loop":
         self._timers.append((self.now_s + delay_s, act))

@@ -13,7 +13,7 @@ import pytest
 from engine.core.request import FinishReason
 from engine.grammar.checker import GrammarChecker
 from server.chat.render import MAX_ISOLATED
-from server.large_bodies import LARGE_BYTES
+from server.limits.large_bodies import LARGE_BYTES
 from tests.server.byte_tokenizer import ByteTokenizer
 from tests.server.events import chunks_of
 from tests.server.live_server import TIMEOUT_S, LiveServer, live_server

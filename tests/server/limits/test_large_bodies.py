@@ -8,8 +8,8 @@ import pytest
 from starlette.datastructures import Headers
 
 from engine.core.errors import OverloadedError
-from server import large_bodies
-from server.large_bodies import BYTES_PER_S, LARGE_BYTES, MAX_HELD, MAX_HELD_BY_ONE, LargeBodies, is_large
+from server.limits import large_bodies
+from server.limits.large_bodies import BYTES_PER_S, LARGE_BYTES, MAX_HELD, MAX_HELD_BY_ONE, LargeBodies, is_large
 from tests.server.events import error_of
 from tests.server.live_server import LiveServer
 

@@ -5,8 +5,8 @@ from contextlib import closing
 
 import pytest
 
-from server import refusal_pace
-from server.refusal_pace import MAX_KNOWN, MAX_WAIT_S, NUM_AT_ONCE, NUM_PER_S, RefusalPace, Verdict, is_paced
+from server.limits import error_rate_limit
+from server.limits.error_rate_limit import MAX_KNOWN, MAX_WAIT_S, NUM_AT_ONCE, NUM_PER_S, RefusalPace, Verdict, is_paced
 from tests.server.live_server import LiveServer, live_server
 from tests.server.raw_http import answer_to, rest_of
 
@@ -90,7 +90,7 @@ class TestTurns:
 class TestVerdicts:
     @pytest.fixture(autouse=True)
     def _hasty(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(refusal_pace, "MAX_WAIT_S", 2.5 / NUM_PER_S)
+        monkeypatch.setattr(error_rate_limit, "MAX_WAIT_S", 2.5 / NUM_PER_S)
 
     def turns(self, count: int, *, is_released: bool = False) -> list[str]:
         """Of one client, all at once; what is reported."""
@@ -110,7 +110,7 @@ class TestVerdicts:
         assert self.turns(NUM_AT_ONCE + 4) == ["at_once", "late", "late", "slow_down", "slow_down"]
 
     def test_beyond_those_that_may_wait_all_are_cut_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(refusal_pace, "MAX_WAITING", 1)
+        monkeypatch.setattr(error_rate_limit, "MAX_WAITING", 1)
         assert self.turns(NUM_AT_ONCE + 3) == ["at_once", "late", "cut_off", "cut_off"]
 
     def test_who_is_released_before_takes_no_turn(self) -> None:
@@ -155,7 +155,7 @@ class TestAnswers:
     def test_is_to_slow_down_when_the_turn_is_too_far(
         self, server: LiveServer, monkeypatch: pytest.MonkeyPatch, data: bytes
     ) -> None:
-        monkeypatch.setattr(refusal_pace, "MAX_WAIT_S", 0.01)
+        monkeypatch.setattr(error_rate_limit, "MAX_WAIT_S", 0.01)
         wait(monkeypatch, server, 0.02)
         answer = answer_to(server, data.replace(b"Connection: close\r\n", b"")).lower()
         assert answer.startswith(b"http/1.1 429 ") and b'"slow_down"' in answer
@@ -165,14 +165,14 @@ class TestAnswers:
     def test_to_slow_down_has_the_requests_id(
         self, server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str
     ) -> None:
-        monkeypatch.setattr(refusal_pace, "MAX_WAIT_S", 0.01)
+        monkeypatch.setattr(error_rate_limit, "MAX_WAIT_S", 0.01)
         wait(monkeypatch, server, 0.02)
         told = server.post(path, b"{", {"X-Request-Id": "mine"}).headers
         names = ["x-request-id", "request-id"] if path == "/v1/messages" else ["x-request-id"]
         assert [name for name, value in told.items() if value == "mine"] == names
 
     def test_to_slow_down_can_be_read_by_pages_of_other_origins(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(refusal_pace, "MAX_WAIT_S", 0.01)
+        monkeypatch.setattr(error_rate_limit, "MAX_WAIT_S", 0.01)
         with live_server(allowed_origins=["https://x.test"]) as server:
             wait(monkeypatch, server, 0.02)
             told = server.post("/v1/completions", b"{", {"Origin": "https://x.test"})
@@ -182,7 +182,7 @@ class TestAnswers:
     def test_is_none_when_too_many_wait(
         self, server: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, data: bytes
     ) -> None:
-        monkeypatch.setattr(refusal_pace, "MAX_WAITING", 0)
+        monkeypatch.setattr(error_rate_limit, "MAX_WAITING", 0)
         wait(monkeypatch, server, 0.01)
         assert answer_to(server, data) == b""
         server.wait_until(lambda: num_held(server) == 0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.haste import MAX_WAIT_S, MIN_GAP_S, NUM_PER_S, Haste
+from server.limits.retry_throttle import MAX_WAIT_S, MIN_GAP_S, NUM_PER_S, Haste
 
 
 def test_who_comes_later_does_not_wait() -> None:

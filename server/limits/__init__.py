@@ -1,0 +1,1 @@
+"""What one client may cost."""
