@@ -18,7 +18,7 @@ from server.handlers import add_exception_handlers
 from server.lifecycle import Lifecycle
 from server.limits.error_rate_limit import RefusalPace
 from server.limits.large_bodies import LargeBodies
-from server.metrics import Metrics
+from server.metrics.metrics import Metrics
 from server.middleware.access import AccessMiddleware
 from server.middleware.auth import AuthMiddleware
 from server.middleware.body_limit import BodyLimitMiddleware

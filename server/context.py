@@ -11,7 +11,7 @@ from server.core.errors import ModelNotFoundError
 from server.lifecycle import Lifecycle
 from server.limits.error_rate_limit import RefusalPace
 from server.limits.large_bodies import LargeBodies
-from server.metrics import Metrics
+from server.metrics.metrics import Metrics
 from server.settings.settings import Settings
 
 

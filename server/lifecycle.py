@@ -12,7 +12,7 @@ from enum import StrEnum
 from engine.core.errors import EngineUnavailableError, TwostepError
 from server.backend import Backend, OpenBackend
 from server.core.errors import NotReadyError
-from server.metrics import Metrics
+from server.metrics.metrics import Metrics
 
 logger = logging.getLogger("twostep.server")
 

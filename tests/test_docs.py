@@ -22,7 +22,7 @@ from engine.core.batch import Batch, Phase
 from engine.core.stats import standstill
 from engine.scheduling.cost.step_trace import FileTracer
 from server.core.errors import ERROR_TABLE, STATUS_TABLE
-from server.metrics import Metrics
+from server.metrics.metrics import Metrics
 from server.middleware.auth import KEYLESS_PATHS
 from server.settings.settings import Settings
 

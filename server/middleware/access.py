@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.core.request_record import RequestRecord, record_of
 from server.lifecycle import Lifecycle
-from server.metrics import Metrics
+from server.metrics.metrics import Metrics
 
 logger = logging.getLogger("twostep.access")
 

@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse, Response
 
 from server.context import context_of
 from server.core.version import VERSION
-from server.metrics import CONTENT_TYPE
+from server.metrics.metrics import CONTENT_TYPE
 from server.protocol.stats import Stats
 from server.routes.documented import error_responses
 

@@ -18,7 +18,7 @@ from server.middleware.auth import AuthMiddleware
 from tests.server.auth.key_files import FILE, HASHES, SECRETS, bearer, write
 from tests.server.events import error_of
 from tests.server.live_server import LiveServer, in_thread, live_server
-from tests.server.published_metrics import advance
+from tests.server.metrics.published_metrics import advance
 
 CHAT = [{"role": "user", "content": "Hi"}]
 ANY_OBJECT = {"type": "json_schema", "schema": {"type": "object"}}

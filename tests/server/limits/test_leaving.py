@@ -17,7 +17,7 @@ from server.limits.large_bodies import LARGE_BYTES
 from tests.server.byte_tokenizer import ByteTokenizer
 from tests.server.events import chunks_of
 from tests.server.live_server import TIMEOUT_S, LiveServer, live_server
-from tests.server.published_metrics import advance
+from tests.server.metrics.published_metrics import advance
 
 FOREVER = 500
 

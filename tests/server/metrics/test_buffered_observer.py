@@ -1,6 +1,6 @@
 """Values are held back, but neither lost nor told twice, and few at a time."""
 
-from server.batched import MAX_HELD, Batched
+from server.metrics.buffered_observer import MAX_HELD, Batched
 
 
 def test_every_value_is_passed_on_once_and_in_order() -> None:

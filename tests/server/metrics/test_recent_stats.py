@@ -8,8 +8,8 @@ import pytest
 from engine.core.batch import Phase
 from engine.core.stats import PoolStats, RequestTimings, StepStats
 from engine.scheduling.cost.roofline import Bound
+from server.metrics.recent_stats import NUM_GAPS, NUM_REQUESTS, Recent
 from server.protocol.stats import Percentiles, RecentSteps
-from server.recent import NUM_GAPS, NUM_REQUESTS, Recent
 from tests.server.live_server import live_server
 
 

@@ -11,12 +11,12 @@ from engine.core.config import EngineInfo
 from engine.core.request import FinishReason
 from engine.core.stats import RequestTimings, RoomStats, StepStats
 from engine.scheduling.cost.roofline import Bound
-from server.batched import Batched
 from server.core.timings import TokenCounts
-from server.metrics_engine import EngineCollector
-from server.metrics_names import Exposition
+from server.metrics.aliases import Exposition
+from server.metrics.buffered_observer import Batched
+from server.metrics.engine_collector import EngineCollector
+from server.metrics.recent_stats import Recent
 from server.protocol.stats import Stats
-from server.recent import Recent
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 

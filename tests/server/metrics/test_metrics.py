@@ -12,11 +12,11 @@ from engine.core.request import FinishReason
 from engine.core.stats import PoolStats, RequestTimings, RoomStats, StepStats
 from engine.scheduling.cost.roofline import Bound
 from server.core.timings import TokenCounts
-from server.metrics import Metrics
+from server.metrics.metrics import Metrics
 from tests.server.events import chunks_of
 from tests.server.fake_engine import INFO
 from tests.server.live_server import LiveServer, live_server
-from tests.server.published_metrics import advance, parse
+from tests.server.metrics.published_metrics import advance, parse
 
 # Our name without prefix -> type, labels, the names that others use for it.
 TABLE: dict[str, tuple[str, set[str], list[str]]] = {

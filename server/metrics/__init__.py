@@ -1,0 +1,1 @@
+"""Prometheus metrics and the recent numbers of `GET /stats`."""
