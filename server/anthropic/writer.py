@@ -9,13 +9,13 @@ from pydantic_core import from_json
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from server.chat.blocks import Blocks, Event
-from server.chat.parts import Content, Part, Reasoning, ToolCall
 from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
 from server.core.anthropic_errors import anthropic_error
 from server.core.errors import ErrorKind
 from server.sse import typed_event
 from server.tools.json_beginning import JsonBeginning
+from server.tools.message_parts import Content, Part, Reasoning, ToolCall
 
 PING = typed_event({"type": "ping"})
 

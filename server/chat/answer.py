@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from engine.core.thinking_budget import Thinking
-from server.chat.parts import MessageParser, PlainParser
 from server.core.errors import BadRequestError
 from server.core.tokenizer_protocol import Tokenizer
 from server.protocol.chat import ChatRequest
 from server.tools.dialect import Dialect
 from server.tools.formats import CallFormat
+from server.tools.message_parts import MessageParser, PlainParser
 from server.tools.parser import ReadingParser
 from server.tools.readers import THINK_CLOSE, THINK_OPEN, after_thinking, read_content
 from server.tools.thinking import NoThinking, ThinkingCounter, begins_thinking

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from server.chat.parts import Part, ToolCall
+from server.tools.message_parts import Part, ToolCall
 
 Event = dict[str, Any]
 """Of a stream; named by its `type`."""

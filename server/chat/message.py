@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from server.chat.parts import Content, Part, Reasoning, ToolCall
+from server.tools.message_parts import Content, Part, Reasoning, ToolCall
 
 
 def delta_of(parts: Sequence[Part]) -> dict[str, Any]:

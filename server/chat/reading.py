@@ -2,7 +2,7 @@
 
 from engine.core.outputs import RequestOutput
 from server.chat.answer import Answer
-from server.chat.parts import Part, ToolCall
+from server.tools.message_parts import Part, ToolCall
 
 
 class AnswerReader:

@@ -13,7 +13,7 @@ from server.core.tokenizer_protocol import Tokenizer
 from server.protocol.chat import ConversationParams
 from server.tools.dialect import Dialect, DialectSettings
 from server.tools.formats import JSON
-from server.tools.plain import tell_calls, tell_tools
+from server.tools.prompt_fallback import tell_calls, tell_tools
 
 MAX_ISOLATED = 2
 """Templates of requests that render at once: each takes a process."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.chat.blocks import Event
-from server.chat.parts import Content, Part, Reasoning, ToolCall
+from server.tools.message_parts import Content, Part, Reasoning, ToolCall
 
 
 class Scores:

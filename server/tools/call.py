@@ -7,8 +7,8 @@ order is held until it is complete.
 import json
 from typing import Any
 
+from server.tools.incremental_text import NotACall, Reading, Tape
 from server.tools.json_value import ValueEnd
-from server.tools.tape import NotACall, Reading, Tape
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 

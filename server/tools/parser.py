@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Collection
 
-from server.chat.parts import Part, ToolCall
+from server.tools.incremental_text import Tape
+from server.tools.message_parts import Part, ToolCall
 from server.tools.readers import Reader
-from server.tools.tape import Tape
 
 
 class ReadingParser:

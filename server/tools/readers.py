@@ -6,9 +6,9 @@ signs behind a call are nothing. Once its arguments have begun a call is a call,
 
 from collections.abc import Callable
 
-from server.chat.parts import Content, Reasoning
 from server.tools.call import read_arguments, read_call
-from server.tools.tape import NotACall, Reading, Tape
+from server.tools.incremental_text import NotACall, Reading, Tape
+from server.tools.message_parts import Content, Reasoning
 
 Reader = Callable[[Tape], Reading[None]]
 

@@ -6,7 +6,7 @@ from collections.abc import Generator
 import pytest
 
 from tests.server.live_server import FakeBackend, LiveServer, live_server
-from tests.server.tool_chats import HERMES, MARKS, THINKING
+from tests.server.tools.tool_chats import HERMES, MARKS, THINKING
 
 
 @pytest.fixture(scope="session", autouse=True)

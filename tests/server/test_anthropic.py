@@ -7,8 +7,8 @@ import pytest
 
 from engine.core.request import FinishReason
 from server.anthropic.writer import _make_block
-from server.chat.parts import ToolCall
 from server.protocol.anthropic import MessageAnswer
+from server.tools.message_parts import ToolCall
 from tests.server.events import typed_events_of
 from tests.server.fake_engine import saying
 from tests.server.live_server import LiveServer

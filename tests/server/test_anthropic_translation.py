@@ -8,7 +8,7 @@ from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.model_talk import ANTHROPIC_TOOLS as TOOLS
 from tests.server.model_talk import THOUGHT, prompt_of, saying_tokens
-from tests.server.tool_chats import THINKING
+from tests.server.tools.tool_chats import THINKING
 
 
 def turns_of(server: LiveServer) -> list[str]:

@@ -9,7 +9,7 @@ from tests.server.events import error_of, first
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.model_talk import saying_tokens
-from tests.server.tool_chats import GOLDEN, THINKING, exact_bytes
+from tests.server.tools.tool_chats import GOLDEN, THINKING, exact_bytes
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from tests.server.events import error_of
 from tests.server.live_server import LiveServer
-from tests.server.tool_chats import TOOLS, function
+from tests.server.tools.tool_chats import TOOLS, function
 
 DEEP: dict[str, Any] = {}
 for _ in range(70):

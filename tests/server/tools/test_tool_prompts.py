@@ -10,7 +10,7 @@ from tests.server.events import first
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.model_talk import WEATHER, prompt_of
-from tests.server.tool_chats import ONLY_TIME, TOOLS, TURNS, calls_in, function
+from tests.server.tools.tool_chats import ONLY_TIME, TOOLS, TURNS, calls_in, function
 
 
 def test_the_template_is_told_of_tools(hermes: LiveServer) -> None:

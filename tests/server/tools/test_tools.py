@@ -11,7 +11,7 @@ from tests.server.events import chunks_of, error_of, first
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.model_talk import saying_tokens
-from tests.server.tool_chats import (
+from tests.server.tools.tool_chats import (
     CALL,
     GOLDEN,
     HERMES,

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from engine.grammar.compiler import compile_grammar
 from engine.grammar.lark import Part, to_lark
-from server.chat.parts import Content, ToolCall
 from server.protocol.tools import Function
 from server.tools.call_grammar import _text_without, calls_only, strict_calls
 from server.tools.formats import HERMES, JSON, LLAMA, MISTRAL_LIST, MISTRAL_NAMED, CallFormat
+from server.tools.message_parts import Content, ToolCall
 from tests.engine.grammar.grammars import TOKENIZER, accepts
-from tests.server.call_texts import parse
+from tests.server.tools.call_texts import parse
 
 FORMATS = (HERMES, LLAMA, MISTRAL_LIST, MISTRAL_NAMED, JSON)
 EOS = 256

@@ -10,7 +10,7 @@ its own code. What it has read is held until it says what that text was: content
 from collections.abc import Callable, Collection, Generator
 from typing import TypeVar
 
-from server.chat.parts import Content, Part, Reasoning, ToolCall
+from server.tools.message_parts import Content, Part, Reasoning, ToolCall
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.chat.parts import Reasoning
 from server.tools.formats import BY_NAME, HERMES, JSON, LLAMA, MISTRAL_LIST, MISTRAL_NAMED, CallFormat, format_of
+from server.tools.message_parts import Reasoning
 from server.tools.parser import ReadingParser
-from server.tools.plain import tell_calls, tell_tools
+from server.tools.prompt_fallback import tell_calls, tell_tools
 from server.tools.readers import after_thinking, read_content
 from server.tools.thinking import ThinkingCounter, begins_thinking, mentions_thinking
 from tests.server.byte_tokenizer import ByteTokenizer
-from tests.server.call_texts import calls, cuts, parse
-from tests.server.call_texts import told as told_parts
+from tests.server.tools.call_texts import calls, cuts, parse
+from tests.server.tools.call_texts import told as told_parts
 
 SAYS_TOOLS = "{% if tools %}"
 

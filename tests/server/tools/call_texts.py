@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from server.chat.parts import Content, Part, Reasoning, ToolCall
+from server.tools.message_parts import Content, Part, Reasoning, ToolCall
 from server.tools.parser import ReadingParser
 from server.tools.readers import Reader
 

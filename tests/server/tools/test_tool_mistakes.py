@@ -2,10 +2,10 @@
 
 import pytest
 
-from server.chat.parts import Content
+from server.tools.message_parts import Content
 from server.tools.parser import ReadingParser
 from server.tools.readers import Reader, read_content, read_hermes, read_json, read_llama, read_mistral
-from tests.server.call_texts import NAMES, parse, told
+from tests.server.tools.call_texts import NAMES, parse, told
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 from tests.server.live_server import LiveServer
 from tests.server.model_talk import WEATHER
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 HERMES = "{{ tools | tojson if tools }}{# <tool_call> tool_calls #}" + TURNS
 THINKING = TURNS + "{% if deep %}<think>\n{% endif %}"

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.chat.parts import Content, Part, Reasoning, ToolCall
+from server.tools.incremental_text import MAX_HELD
+from server.tools.message_parts import Content, Part, Reasoning, ToolCall
 from server.tools.parser import ReadingParser
 from server.tools.readers import (
     Reader,
@@ -19,8 +20,7 @@ from server.tools.readers import (
     read_llama,
     read_mistral,
 )
-from server.tools.tape import MAX_HELD
-from tests.server.call_texts import NAMES, calls, cuts, parse, told
+from tests.server.tools.call_texts import NAMES, calls, cuts, parse, told
 
 READERS = {
     "hermes": read_hermes,

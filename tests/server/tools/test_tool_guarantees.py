@@ -12,7 +12,7 @@ from tests.server.events import error_of, first
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.model_talk import WEATHER
-from tests.server.tool_chats import HERMES, ONLY_TIME, TOOLS, TURNS, calls_in, function
+from tests.server.tools.tool_chats import HERMES, ONLY_TIME, TOOLS, TURNS, calls_in, function
 
 
 @pytest.fixture(scope="module")
