@@ -12,10 +12,10 @@ from rich.table import Table
 from benchmarks.command import exit_with
 from engine.text.tokenizer import Tokenizer
 from loadtest.numbers import positive
-from server.chat.render import ChatRenderer
 from server.protocol.chat import ChatRequest
 from server.protocol.completions import CompletionRequest
 from server.settings.settings import EMBEDDED_MODEL_DIR
+from server.templates.render import ChatRenderer
 
 REPEATS = 200
 SENTENCE = "Return the number of bytes that were read from the file, or None if there is nothing to read now. "

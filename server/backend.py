@@ -18,12 +18,12 @@ from engine.core.errors import ConfigError
 from engine.grammar.checker import GrammarChecker
 from engine.host.memory_trim import settle
 from engine.scheduling.cost.step_trace import check_trace_file
-from server.chat.render import ChatRenderer
-from server.chat.template_setting import load_chat_renderer
 from server.core.tokenizer_protocol import Tokenizer
 from server.core.version import VERSION
 from server.generation_defaults import GenerationDefaults, load_generation_defaults
 from server.settings.settings import Settings
+from server.templates.render import ChatRenderer
+from server.templates.setting import load_chat_renderer
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from engine.core.request import FinishReason
 from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.message import delta_of, message_of
 from server.chat.reading import AnswerReader
-from server.chat.shape import text_of
 from server.core.tokenizer_protocol import Tokenizer
 from server.generation.outputs import join_outputs
 from server.protocol.chat import ChatRequest
+from server.templates.message_shaping import text_of
 from server.tools.message_parts import Content, Part
 
 

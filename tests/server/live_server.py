@@ -16,12 +16,12 @@ from engine.client.interface import EngineObserver
 from engine.grammar.checker import GrammarChecker
 from server.app import create_app
 from server.backend import Backend, OpenBackend, RoomSize
-from server.chat.template_setting import load_chat_renderer
 from server.context import AppContext
 from server.generation_defaults import GenerationDefaults
 from server.listener import listen
 from server.serve import DrainingServer, server_config
 from server.settings.settings import Settings
+from server.templates.setting import load_chat_renderer
 from tests.server.byte_tokenizer import CHAT_TEMPLATE, ByteTokenizer
 from tests.server.fake_engine import FakeEngine
 

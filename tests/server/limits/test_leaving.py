@@ -12,8 +12,8 @@ import pytest
 
 from engine.core.request import FinishReason
 from engine.grammar.checker import GrammarChecker
-from server.chat.render import MAX_ISOLATED
 from server.limits.large_bodies import LARGE_BYTES
+from server.templates.render import MAX_ISOLATED
 from tests.server.byte_tokenizer import ByteTokenizer
 from tests.server.events import chunks_of
 from tests.server.live_server import TIMEOUT_S, LiveServer, live_server
@@ -112,7 +112,7 @@ def test_who_leaves_while_the_prompt_is_made_is_waited_for_no_longer(
 
 def test_who_leaves_while_its_template_renders_ends_that(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, ended = threading.Event(), threading.Event()
-    monkeypatch.setattr("server.chat.render.render_isolated", hanging(begun, ended))
+    monkeypatch.setattr("server.templates.render.render_isolated", hanging(begun, ended))
     path, body = "/v1/chat/completions", {"messages": MESSAGES, "chat_template": "x"}
     with live_server(trust_request_chat_template=True) as server:
         for _ in range(MAX_ISOLATED + 1):  # or the last one finds no place

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from engine.core.errors import ConfigError, InvalidParameterError
-from server.chat.render import ChatRenderer
-from server.chat.template_setting import load_chat_renderer
 from server.protocol.chat import ConversationParams
 from server.settings.settings import Settings
+from server.templates.render import ChatRenderer
+from server.templates.setting import load_chat_renderer
 from tests.server.byte_tokenizer import ByteTokenizer
 
 PARAMS = ConversationParams.model_validate({"messages": [{"role": "user", "content": "Hi"}]})

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from server.chat.render import MAX_ISOLATED, ChatRenderer
 from server.protocol.chat import ConversationParams
+from server.templates.render import MAX_ISOLATED, ChatRenderer
 from tests.server.byte_tokenizer import BOS, ByteTokenizer
 from tests.server.events import error_of
 from tests.server.live_server import FakeBackend, LiveServer, live_server
@@ -89,7 +89,7 @@ class TestTemplates:
         async def render_many() -> None:
             await asyncio.gather(*(renderer.encode(params) for _ in range(6)))
 
-        monkeypatch.setattr("server.chat.render.render_isolated", render_slowly)
+        monkeypatch.setattr("server.templates.render.render_isolated", render_slowly)
         renderer = ChatRenderer(ByteTokenizer(), None, trusts_requests=True)
         messages = [{"role": "user", "content": "x"}]
         params = ConversationParams.model_validate({"messages": messages, "chat_template": "x"})

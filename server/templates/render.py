@@ -6,11 +6,11 @@ from functools import cached_property
 
 from engine.text.chat_template import ChatTemplate, Conversation
 from engine.text.template_sandbox import render_isolated
-from server.chat.shape import TemplateHabits, shape_messages
 from server.core.errors import BadRequestError
 from server.core.prompts import EncodedPrompt
 from server.core.tokenizer_protocol import Tokenizer
 from server.protocol.chat import ConversationParams
+from server.templates.message_shaping import TemplateHabits, shape_messages
 from server.tools.dialect import Dialect, DialectSettings
 from server.tools.formats import JSON
 from server.tools.prompt_fallback import tell_calls, tell_tools

@@ -4,9 +4,9 @@ import logging
 from pathlib import Path
 
 from engine.core.errors import ConfigError, InvalidParameterError
-from server.chat.render import ChatRenderer
 from server.core.tokenizer_protocol import Tokenizer
 from server.settings.settings import Settings
+from server.templates.render import ChatRenderer
 from server.tools.dialect import DialectSettings
 
 logger = logging.getLogger("twostep.server")
