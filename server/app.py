@@ -10,12 +10,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from server.auth.key_ring import KeyRing
-from server.backend import OpenBackend
-from server.context import AppContext
 from server.core.timings import EXPOSED_HEADERS
 from server.core.version import VERSION
 from server.handlers import add_exception_handlers
-from server.lifecycle import Lifecycle
 from server.limits.error_rate_limit import RefusalPace
 from server.limits.large_bodies import LargeBodies
 from server.metrics.metrics import Metrics
@@ -38,6 +35,9 @@ from server.routes import (
     tokenization,
 )
 from server.routes.generation_route import GenerationRoute
+from server.runtime.backend import OpenBackend
+from server.runtime.context import AppContext
+from server.runtime.lifecycle import Lifecycle
 from server.settings.settings import Settings
 
 _MODULES = (completions, chat, responses, anthropic, embeddings, models, requests, tokenization, health, info)

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if settings.api_keys_file is not None:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the file is about to be read: see DrainingServer
         # These import the web framework: --help and wrong settings do not wait for it.
-        from server.backend import backend_opener
+        from server.runtime.backend import backend_opener
         from server.serve import serve
 
         return serve(settings, backend_opener(settings))

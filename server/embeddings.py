@@ -12,13 +12,13 @@ from engine.client.interface import EngineClient, GenerationRequest
 from engine.core.errors import ContextLengthError, EngineFailedError, InvalidParameterError
 from engine.core.outputs import RequestOutput
 from engine.core.sampling_params import SamplingParams
-from server.backend import Backend
 from server.core.chunked_json import json_list
 from server.core.prompts import encode_prompts, prompt_limit
 from server.core.timings import PhaseReport, TokenCounts
 from server.fanout import generate_all
 from server.generation.door import Arrival
 from server.protocol.embeddings import EmbeddingRequest
+from server.runtime.backend import Backend
 
 # Inputs given to the engine at once, and their tokens: about one step's. A request of a thousand must not fill the
 # waiting room, and none shall be refused because its siblings wait.

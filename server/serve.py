@@ -15,14 +15,14 @@ from fastapi import FastAPI
 
 from engine.core.errors import TwostepError
 from server.app import create_app, generation_routes
-from server.backend import OpenBackend
 from server.banner import loading_banner, ready_banner, say, url_of
 from server.connection import BoundedProtocol, ConnectionLimits
-from server.context import AppContext
 from server.early_refusal import EarlyRefusals
-from server.lifecycle import State
 from server.limits.retry_throttle import Haste
 from server.listener import listen, raise_file_limit
+from server.runtime.backend import OpenBackend
+from server.runtime.context import AppContext
+from server.runtime.lifecycle import State
 from server.settings.settings import Settings
 
 logger = logging.getLogger("twostep.server")

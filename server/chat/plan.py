@@ -2,7 +2,6 @@
 
 import msgspec
 
-from server.backend import Backend
 from server.chat.answer import Answer, expected_answer
 from server.chat.demand import chat_grammar
 from server.core.prompts import EncodedPrompt, prompt_limit, truncate
@@ -10,6 +9,7 @@ from server.generation.door import Arrival
 from server.generation.plan import GenerationPlan, ResponseNames, make_plan
 from server.generation.sampling import sampling_params
 from server.protocol.chat import ChatRequest
+from server.runtime.backend import Backend
 
 ChatPlan = GenerationPlan[ChatRequest]
 

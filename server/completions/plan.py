@@ -1,12 +1,12 @@
 """What a completion request asks of the engine."""
 
-from server.backend import Backend
 from server.core.prompts import encode_prompts, prompt_limit
 from server.generation.door import Arrival
 from server.generation.grammar import grammar_of
 from server.generation.plan import GenerationPlan, ResponseNames, make_plan
 from server.generation.sampling import sampling_params
 from server.protocol.completions import CompletionRequest
+from server.runtime.backend import Backend
 
 CompletionPlan = GenerationPlan[CompletionRequest]
 

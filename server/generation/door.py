@@ -13,13 +13,13 @@ from engine.client.interface import GenerationRequest
 from engine.core.errors import DeadlineError
 from engine.core.sampling_params import SamplingParams
 from server.auth.api_keys import ApiKey
-from server.context import context_of
 from server.core.errors import BadRequestError
 from server.core.request_record import caller_of, record_of
 from server.middleware.record import is_sane_request_id
 from server.protocol.elsewhere import find_refused
 from server.protocol.refusals import find_typo, find_unknown
 from server.protocol.request import RequestFields
+from server.runtime.context import context_of
 
 logger = logging.getLogger("twostep.server")
 

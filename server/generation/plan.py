@@ -10,12 +10,12 @@ import msgspec
 
 from engine.client.interface import GenerationRequest
 from engine.core.sampling_params import SamplingParams
-from server.backend import Backend, RoomSize
 from server.core.errors import BadRequestError
 from server.core.prompts import EncodedPrompt
 from server.generation.door import Arrival
 from server.generation.sampling import draw_seed, seed_of
 from server.protocol.generation import GenerationParams
+from server.runtime.backend import Backend, RoomSize
 
 MAX_SENT_IDS = 2**19  # of allowed tokens and bad words: all sequences have them sent to the engine, and checked
 MAX_SCORES = 2**22  # of prompts and unstreamed answers: each takes some 130 bytes until it is told

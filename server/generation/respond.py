@@ -7,7 +7,6 @@ from typing import Protocol
 from starlette.requests import Request
 
 from engine.core.outputs import RequestOutput
-from server.context import context_of
 from server.core.request_record import record_of
 from server.core.timings import first_token_headers
 from server.fanout import IndexedOutput, generate_all
@@ -16,6 +15,7 @@ from server.generation.plan import GenerationPlan
 from server.generation.stream import GenerationStream, StreamedChoice, ToldOnce, nothing
 from server.generation.tally import Tally
 from server.protocol.generation import GenerationParams
+from server.runtime.context import context_of
 from server.sse import KEEP_ALIVE, EventStream
 
 

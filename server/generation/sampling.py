@@ -5,8 +5,8 @@ import secrets
 from engine.core.errors import InvalidParameterError
 from engine.core.sampling_params import MAX_SEED, SamplingParams
 from server.core.tokenizer_protocol import Tokenizer
-from server.generation_defaults import GenerationDefaults
 from server.protocol.generation import GenerationParams
+from server.runtime.generation_defaults import GenerationDefaults
 
 
 def sampling_params(

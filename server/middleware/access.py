@@ -8,8 +8,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.core.request_record import RequestRecord, record_of
-from server.lifecycle import Lifecycle
 from server.metrics.metrics import Metrics
+from server.runtime.lifecycle import Lifecycle
 
 logger = logging.getLogger("twostep.access")
 

@@ -3,7 +3,7 @@
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.core.errors import NotReadyError, error_response
-from server.lifecycle import Lifecycle, State
+from server.runtime.lifecycle import Lifecycle, State
 
 OPEN_PATHS = frozenset({"/", "/metrics", "/version"})
 

@@ -6,12 +6,10 @@ from starlette.responses import JSONResponse, Response
 
 from server.anthropic.translate import RENAMING, to_chat
 from server.anthropic.writer import PING, MessageWriter
-from server.backend import Backend
 from server.chat.answer import thinking_marks
 from server.chat.plan import chat_prompt, plan_chat
 from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
-from server.context import context_of
 from server.core.request_record import record_of
 from server.core.timings import complete_headers
 from server.generation.door import let_in
@@ -29,6 +27,8 @@ from server.protocol.refusals import ANTHROPIC_REFUSALS
 from server.routes.documented import anthropic_error_responses
 from server.routes.generation_route import GenerationRoute
 from server.routes.json_route import JsonRoute
+from server.runtime.backend import Backend
+from server.runtime.context import context_of
 
 router = APIRouter(route_class=GenerationRoute, tags=["Anthropic"])
 counting = APIRouter(route_class=JsonRoute, tags=["Anthropic"])

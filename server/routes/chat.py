@@ -11,7 +11,6 @@ from server.chat.plan import plan_chat
 from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
 from server.chat.whole import prompt_fields, whole_response
-from server.context import context_of
 from server.core.request_record import record_of
 from server.generation.door import let_in
 from server.generation.respond import all_outputs, stream_response
@@ -20,6 +19,7 @@ from server.protocol.refusals import CHAT_REFUSALS
 from server.routes.documented import error_responses
 from server.routes.generation_route import GenerationRoute
 from server.routes.json_route import JsonRoute
+from server.runtime.context import context_of
 
 router = APIRouter(route_class=GenerationRoute, tags=["OpenAI"])
 rendering = APIRouter(route_class=JsonRoute, tags=["OpenAI"])

@@ -7,7 +7,6 @@ from starlette.responses import Response
 from server.completions.choice import ChoiceFormatter
 from server.completions.plan import plan_completion
 from server.completions.whole import whole_response
-from server.context import context_of
 from server.core.request_record import record_of
 from server.generation.door import let_in
 from server.generation.outputs import join_outputs
@@ -17,6 +16,7 @@ from server.protocol.completions import CompletionRequest, CompletionResponse
 from server.protocol.refusals import COMPLETION_REFUSALS
 from server.routes.documented import error_responses
 from server.routes.generation_route import GenerationRoute
+from server.runtime.context import context_of
 
 router = APIRouter(route_class=GenerationRoute, tags=["OpenAI"])
 

@@ -5,7 +5,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.context import context_of
 from server.core.request_record import record_of
 from server.core.timings import complete_headers
 from server.embeddings import body as body_of
@@ -15,6 +14,7 @@ from server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from server.protocol.refusals import EMBEDDING_REFUSALS
 from server.routes.documented import error_responses
 from server.routes.generation_route import GenerationRoute
+from server.runtime.context import context_of
 
 router = APIRouter(route_class=GenerationRoute, tags=["OpenAI"])
 

@@ -3,9 +3,9 @@
 from starlette.requests import Request
 
 from engine.client.interface import Tenant
-from server.context import context_of
 from server.core.request_record import record_of
 from server.routes.json_route import JsonRoute
+from server.runtime.context import context_of
 
 
 class GenerationRoute(JsonRoute):

@@ -6,10 +6,10 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from server.context import context_of
 from server.core.errors import NotReadyError
-from server.lifecycle import State
 from server.routes.documented import error_responses
+from server.runtime.context import context_of
+from server.runtime.lifecycle import State
 
 router = APIRouter(tags=["Operations"])
 

@@ -9,11 +9,11 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from server.context import context_of
 from server.core.version import VERSION
 from server.metrics.metrics import CONTENT_TYPE
 from server.protocol.stats import Stats
 from server.routes.documented import error_responses
+from server.runtime.context import context_of
 
 router = APIRouter(tags=["Operations"])
 

@@ -3,9 +3,9 @@
 from fastapi import APIRouter
 from starlette.requests import Request
 
-from server.context import AppContext, context_of
 from server.protocol.listing import ModelCard, ModelList
 from server.routes.documented import error_responses
+from server.runtime.context import AppContext, context_of
 
 router = APIRouter(tags=["OpenAI"])
 

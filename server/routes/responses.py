@@ -10,7 +10,6 @@ from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.plan import plan_chat
 from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
-from server.context import context_of
 from server.core.request_record import record_of
 from server.generation.door import let_in
 from server.generation.respond import all_outputs, open_stream
@@ -24,6 +23,7 @@ from server.responses.whole import whole_response
 from server.responses.writer import ResponseWriter
 from server.routes.documented import error_responses
 from server.routes.generation_route import GenerationRoute
+from server.runtime.context import context_of
 
 router = APIRouter(route_class=GenerationRoute, tags=["OpenAI"])
 

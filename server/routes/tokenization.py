@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.core.errors import InvalidParameterError
-from server.context import context_of
 from server.core.chunked_json import json_list
 from server.core.tokenizer_protocol import token_name
 from server.protocol.tokenization import (
@@ -20,6 +19,7 @@ from server.protocol.tokenization import (
 )
 from server.routes.documented import error_responses
 from server.routes.json_route import JsonRoute
+from server.runtime.context import context_of
 
 SLICE = 1000
 """Tokens that are told before others have their turn."""

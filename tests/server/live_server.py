@@ -15,10 +15,10 @@ import httpx
 from engine.client.interface import EngineObserver
 from engine.grammar.checker import GrammarChecker
 from server.app import create_app
-from server.backend import Backend, OpenBackend, RoomSize
-from server.context import AppContext
-from server.generation_defaults import GenerationDefaults
 from server.listener import listen
+from server.runtime.backend import Backend, OpenBackend, RoomSize
+from server.runtime.context import AppContext
+from server.runtime.generation_defaults import GenerationDefaults
 from server.serve import DrainingServer, server_config
 from server.settings.settings import Settings
 from server.templates.setting import load_chat_renderer

@@ -10,8 +10,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from engine.client.interface import Tenant
 from server.app import generation_routes
-from server.lifecycle import State
 from server.limits import retry_throttle
+from server.runtime.lifecycle import State
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.raw_http import answer_to, rest_of
 

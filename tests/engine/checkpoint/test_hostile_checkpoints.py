@@ -15,7 +15,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, ModelError
 from engine.model.loader import load_model
 from engine.text.tokenizer import Tokenizer
-from server.generation_defaults import load_generation_defaults
+from server.runtime.generation_defaults import load_generation_defaults
 from tests.engine.tiny_models import make_checkpoint
 from tests.fuzz import fuzz
 

@@ -14,8 +14,8 @@ from engine.core.stats import RequestTimings
 from server.completions.logprobs import LogprobsFormatter
 from server.core.timings import PhaseReport, TokenCounts
 from server.generation.logprobs import prompt_logprobs
-from server.generation_defaults import GenerationDefaults, load_generation_defaults
 from server.limits.disconnect import ClientLeftError, unless_client_leaves
+from server.runtime.generation_defaults import GenerationDefaults, load_generation_defaults
 from tests.server.byte_tokenizer import ByteTokenizer
 from tests.server.live_server import FakeBackend, live_server
 

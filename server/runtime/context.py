@@ -6,12 +6,12 @@ from typing import cast
 from starlette.requests import Request
 
 from server.auth.key_ring import KeyRing
-from server.backend import Backend
 from server.core.errors import ModelNotFoundError
-from server.lifecycle import Lifecycle
 from server.limits.error_rate_limit import RefusalPace
 from server.limits.large_bodies import LargeBodies
 from server.metrics.metrics import Metrics
+from server.runtime.backend import Backend
+from server.runtime.lifecycle import Lifecycle
 from server.settings.settings import Settings
 
 

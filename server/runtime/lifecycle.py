@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from enum import StrEnum
 
 from engine.core.errors import EngineUnavailableError, TwostepError
-from server.backend import Backend, OpenBackend
 from server.core.errors import NotReadyError
 from server.metrics.metrics import Metrics
+from server.runtime.backend import Backend, OpenBackend
 
 logger = logging.getLogger("twostep.server")
 

@@ -13,8 +13,8 @@ import engine as engine_package
 from engine.client.interface import NullObserver
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import ConfigError, ModelError
-from server.backend import backend_opener
-from server.generation_defaults import GenerationDefaults
+from server.runtime.backend import backend_opener
+from server.runtime.generation_defaults import GenerationDefaults
 from server.settings.settings import EMBEDDED_MODEL_DIR
 from tests.server.fake_engine import INFO
 from tests.server.given_settings import read
@@ -75,7 +75,7 @@ def test_the_fingerprint_tells_a_directorys_weights(tmp_path: Path, monkeypatch:
 
 def test_the_fingerprint_tells_the_commit(main_ref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.client.async_engine.AsyncEngine", InstantEngine)
-    (main_ref.parents[1] / "snapshots" / NEW).symlink_to(str(EMBEDDED_MODEL_DIR))
+    (main_ref.parents[2] / "snapshots" / NEW).symlink_to(str(EMBEDDED_MODEL_DIR))
     before, again = fingerprint_of("org/model"), fingerprint_of("org/model")
     main_ref.write_text(NEW)
     assert fingerprint_of("org/model") != before == again
@@ -105,7 +105,7 @@ def test_all_is_of_the_commit_that_the_branch_was_at_the_start(main_ref: Path, m
             pass
 
     monkeypatch.setattr("engine.client.async_engine.AsyncEngine", LastEngine)
-    monkeypatch.setattr("server.backend.load_generation_defaults", move_branch)
+    monkeypatch.setattr("server.runtime.backend.load_generation_defaults", move_branch)
     with pytest.raises(ModelError, match="It is enough"):
         asyncio.run(load())
     assert [config.revision for config in started] == [OLD]

@@ -20,7 +20,7 @@ from engine.host.memory_trim import settle
 from engine.scheduling.cost.step_trace import check_trace_file
 from server.core.tokenizer_protocol import Tokenizer
 from server.core.version import VERSION
-from server.generation_defaults import GenerationDefaults, load_generation_defaults
+from server.runtime.generation_defaults import GenerationDefaults, load_generation_defaults
 from server.settings.settings import Settings
 from server.templates.render import ChatRenderer
 from server.templates.setting import load_chat_renderer

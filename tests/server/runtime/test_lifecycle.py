@@ -8,8 +8,8 @@ import pytest
 from sse_starlette.sse import AppStatus
 
 from engine.core.errors import EngineUnavailableError, ModelError
-from server.lifecycle import State
 from server.listener import listen
+from server.runtime.lifecycle import State
 from tests.server.events import chunks_of, error_of
 from tests.server.live_server import FakeBackend, LiveServer, in_thread, live_server
 

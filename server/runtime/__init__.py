@@ -1,0 +1,1 @@
+"""The loaded model and the life of the app around it: loading, serving, draining."""
