@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from engine.core.errors import TwostepError
 from server.app import create_app, generation_routes
 from server.banner import loading_banner, ready_banner, say, url_of
-from server.connection import BoundedProtocol, ConnectionLimits
-from server.early_refusal import EarlyRefusals
+from server.http.connection import BoundedProtocol, ConnectionLimits
+from server.http.early_refusal import EarlyRefusals
 from server.limits.retry_throttle import Haste
 from server.listener import listen, raise_file_limit
 from server.runtime.backend import OpenBackend

@@ -7,8 +7,8 @@ import pytest
 
 from server.limits import error_rate_limit
 from server.limits.error_rate_limit import MAX_KNOWN, MAX_WAIT_S, NUM_AT_ONCE, NUM_PER_S, RefusalPace, Verdict, is_paced
+from tests.server.http.raw_http import answer_to, rest_of
 from tests.server.live_server import LiveServer, live_server
-from tests.server.raw_http import answer_to, rest_of
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
 NOT_JSON = HEAD + b"Content-Length: 1\r\n\r\n{"

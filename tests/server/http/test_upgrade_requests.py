@@ -5,8 +5,8 @@ from contextlib import closing
 
 import pytest
 
+from tests.server.http.raw_http import GET, POST, answer_to, rest_of, send, status_and_code
 from tests.server.live_server import LiveServer
-from tests.server.raw_http import GET, POST, answer_to, rest_of, send, status_and_code
 
 POST_UPGRADE = POST + (
     b"Connection: Upgrade, HTTP2-Settings\r\n"

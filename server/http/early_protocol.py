@@ -8,10 +8,10 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from server.core.request_record import note_arrival
-from server.early_refusal import EarlyRefusals
+from server.http.early_refusal import EarlyRefusals
+from server.http.raw_response import raw_answer
+from server.http.upgrade_requests import UpgradeProtocol
 from server.limits.retry_throttle import Haste
-from server.raw_answer import raw_answer
-from server.upgrades import UpgradeProtocol
 
 logger = logging.getLogger("twostep.server")
 

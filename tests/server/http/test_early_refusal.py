@@ -12,8 +12,8 @@ from engine.client.interface import Tenant
 from server.app import generation_routes
 from server.limits import retry_throttle
 from server.runtime.lifecycle import State
+from tests.server.http.raw_http import answer_to, rest_of
 from tests.server.live_server import FakeBackend, LiveServer, live_server
-from tests.server.raw_http import answer_to, rest_of
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 ASK = HEAD + b"Content-Length: 2\r\n\r\n{}"

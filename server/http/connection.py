@@ -30,10 +30,10 @@ from server.core.errors import (
     kind_of,
 )
 from server.core.request_record import peer_of
-from server.early_protocol import EarlyProtocol
-from server.http10 import unchunked
+from server.http.early_protocol import EarlyProtocol
+from server.http.http10 import unchunked
+from server.http.raw_response import raw_error
 from server.limits.error_rate_limit import RefusalPace, Verdict, is_paced, paced, slow_down
-from server.raw_answer import raw_error
 
 logger = logging.getLogger("twostep.server")
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from server.connection import MAX_PIPELINED
+from server.http.connection import MAX_PIPELINED
 from server.listener import NUM_OTHER_FILES, listen, raise_file_limit
-from tests.server.live_server import LiveServer, live_server
-from tests.server.raw_http import (
+from tests.server.http.raw_http import (
     GET,
     POST,
     answer_to,
@@ -27,6 +26,7 @@ from tests.server.raw_http import (
     send,
     status_and_code,
 )
+from tests.server.live_server import LiveServer, live_server
 
 FOREVER = 500
 
@@ -100,7 +100,7 @@ class TestCrowds:
             "from server.listener import raise_file_limit\n"
             "print(raise_file_limit(4096), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
         )
-        root = Path(__file__).resolve().parents[2]
+        root = Path(__file__).resolve().parents[3]
         told = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
         assert told.stdout.split() == ["10", str(NUM_OTHER_FILES + 10)] and "10 connections" in told.stderr
         assert raise_file_limit(5) == 5

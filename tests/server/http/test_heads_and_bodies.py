@@ -5,8 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.server.live_server import LiveServer
-from tests.server.raw_http import (
+from tests.server.http.raw_http import (
     GET,
     POST,
     answer_to,
@@ -18,6 +17,7 @@ from tests.server.raw_http import (
     send,
     status_and_code,
 )
+from tests.server.live_server import LiveServer
 
 
 def old(request: bytes) -> bytes:
