@@ -171,7 +171,9 @@ def test_no_test_moves_the_clock_of_servers_in_other_threads() -> None:
     """An event loop that looks at it then sleeps for what is between that time and its next timer's. Tests replace the
     name `time` in the module under test."""
     moves = re.compile(r'setattr\((time,|"[\w.]*\btime\.\w+")')
-    assert moves.search('setattr("server.sse.time.monotonic", ') and moves.search('setattr(time, "monotonic", ')
+    assert moves.search('setattr("server.generation.sse.time.monotonic", ') and moves.search(
+        'setattr(time, "monotonic", '
+    )
     tests = {name_of(path) for path in source_files("tests") if moves.search(path.read_text())}
     assert tests == {"tests/test_layout.py"}  # this one
 

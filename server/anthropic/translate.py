@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 from server.chat.translated import chat_request, given
-from server.generation.renaming import Renaming
+from server.generation.error_renaming import Renaming
 from server.protocol.anthropic import (
     AnthropicConversation,
     AnthropicTool,

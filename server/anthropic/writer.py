@@ -13,7 +13,7 @@ from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
 from server.core.anthropic_errors import anthropic_error
 from server.core.errors import ErrorKind
-from server.sse import typed_event
+from server.generation.sse import typed_event
 from server.tools.json_beginning import JsonBeginning
 from server.tools.message_parts import Content, Part, Reasoning, ToolCall
 

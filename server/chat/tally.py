@@ -6,7 +6,7 @@ from typing import Any
 from server.chat.plan import ChatPlan
 from server.chat.reading import AnswerReader
 from server.core.request_record import RequestRecord
-from server.generation.tally import Tally
+from server.generation.usage import Tally
 
 
 class ChatTally(Tally):

@@ -1,7 +1,7 @@
 """What a completion request asks of the engine."""
 
 from server.core.prompts import encode_prompts, prompt_limit
-from server.generation.door import Arrival
+from server.generation.entry import Arrival
 from server.generation.grammar import grammar_of
 from server.generation.plan import GenerationPlan, ResponseNames, make_plan
 from server.generation.sampling import sampling_params

@@ -15,7 +15,7 @@ from server.core.chunked_json import json_of
 from server.core.timings import complete_headers
 from server.core.tokenizer_protocol import Tokenizer
 from server.generation.logprobs import encode_iterators
-from server.generation.tally import Tally
+from server.generation.usage import Tally
 
 
 async def whole_response(

@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator, Sequence
 
 from engine.core.outputs import RequestOutput
-from server.fanout import IndexedOutput
-from server.generation.tally import Tally
+from server.generation.fan_out import IndexedOutput
+from server.generation.usage import Tally
 
 
 async def collect(outputs: AsyncGenerator[IndexedOutput, None], tally: Tally) -> list[list[RequestOutput]]:

@@ -12,7 +12,7 @@ from engine.client.interface import GenerationRequest
 from engine.core.sampling_params import SamplingParams
 from server.core.errors import BadRequestError
 from server.core.prompts import EncodedPrompt
-from server.generation.door import Arrival
+from server.generation.entry import Arrival
 from server.generation.sampling import draw_seed, seed_of
 from server.protocol.generation import GenerationParams
 from server.runtime.backend import Backend, RoomSize

@@ -9,14 +9,14 @@ from starlette.requests import Request
 from engine.core.outputs import RequestOutput
 from server.core.request_record import record_of
 from server.core.timings import first_token_headers
-from server.fanout import IndexedOutput, generate_all
+from server.generation.fan_out import IndexedOutput, generate_all
 from server.generation.outputs import collect
 from server.generation.plan import GenerationPlan
+from server.generation.sse import KEEP_ALIVE, EventStream
 from server.generation.stream import GenerationStream, StreamedChoice, ToldOnce, nothing
-from server.generation.tally import Tally
+from server.generation.usage import Tally
 from server.protocol.generation import GenerationParams
 from server.runtime.context import context_of
-from server.sse import KEEP_ALIVE, EventStream
 
 
 class Events(Protocol):

@@ -7,11 +7,11 @@ from engine.core.outputs import RequestOutput
 from server.core.errors import ErrorKind, describe, log_failure
 from server.core.request_record import RequestRecord
 from server.core.timings import usage_metrics
-from server.fanout import IndexedOutput
+from server.generation.fan_out import IndexedOutput
 from server.generation.plan import GenerationPlan
-from server.generation.tally import Tally
+from server.generation.sse import DONE, EventHead, event
+from server.generation.usage import Tally
 from server.protocol.generation import GenerationParams
-from server.sse import DONE, EventHead, event
 
 
 class StreamedChoice(Protocol):

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 from engine.core.outputs import RequestOutput
 from server.core.errors import ErrorKind
 from server.core.request_record import RequestRecord
-from server.fanout import IndexedOutput
+from server.generation.fan_out import IndexedOutput
+from server.generation.sse import sliced_typed_event, typed_event
 from server.generation.stream import note_failure
-from server.generation.tally import Tally
-from server.sse import sliced_typed_event, typed_event
+from server.generation.usage import Tally
 
 Events = Iterable[Mapping[str, Any]]
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from server.chat.plan import ChatPlan
-from server.generation.door import Arrival
+from server.generation.entry import Arrival
 from server.protocol.responses import ResponsesRequest
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from server.chat.translated import chat_request, given
-from server.generation.renaming import Renaming
+from server.generation.error_renaming import Renaming
 from server.protocol.chat import ChatRequest
 from server.protocol.response_items import (
     FunctionCallItem,

@@ -12,7 +12,7 @@ from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
 from server.core.request_record import record_of
 from server.core.timings import complete_headers
-from server.generation.door import let_in
+from server.generation.entry import let_in
 from server.generation.respond import all_outputs, open_stream
 from server.generation.typed_stream import TypedStream
 from server.protocol.anthropic import (

@@ -12,7 +12,7 @@ from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
 from server.chat.whole import prompt_fields, whole_response
 from server.core.request_record import record_of
-from server.generation.door import let_in
+from server.generation.entry import let_in
 from server.generation.respond import all_outputs, stream_response
 from server.protocol.chat import ChatChunk, ChatRequest, ChatResponse, RenderResponse
 from server.protocol.refusals import CHAT_REFUSALS

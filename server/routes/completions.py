@@ -8,10 +8,10 @@ from server.completions.choice import ChoiceFormatter
 from server.completions.plan import plan_completion
 from server.completions.whole import whole_response
 from server.core.request_record import record_of
-from server.generation.door import let_in
+from server.generation.entry import let_in
 from server.generation.outputs import join_outputs
 from server.generation.respond import all_outputs, stream_response
-from server.generation.tally import Tally
+from server.generation.usage import Tally
 from server.protocol.completions import CompletionRequest, CompletionResponse
 from server.protocol.refusals import COMPLETION_REFUSALS
 from server.routes.documented import error_responses

@@ -7,9 +7,9 @@ from starlette.responses import Response
 
 from server.core.request_record import record_of
 from server.core.timings import complete_headers
-from server.embeddings import body as body_of
-from server.embeddings import embed, plan_embeddings, report
-from server.generation.door import let_in
+from server.generation.embeddings import body as body_of
+from server.generation.embeddings import embed, plan_embeddings, report
+from server.generation.entry import let_in
 from server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from server.protocol.refusals import EMBEDDING_REFUSALS
 from server.routes.documented import error_responses

@@ -7,7 +7,7 @@ from engine.client.interface import GenerationRequest
 from engine.core.errors import DeadlineError, RequestTimeoutError, TwostepError
 from engine.core.outputs import RequestOutput
 from engine.core.sampling_params import SamplingParams
-from server.fanout import generate_all
+from server.generation.fan_out import generate_all
 from tests.server.fake_engine import FakeEngine
 
 

@@ -124,8 +124,8 @@ def test_a_stream_adds_up_to_what_a_whole_message_is(agent: LiveServer, limit: i
 
 
 def test_an_idle_stream_is_kept_alive_by_pings(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.sse.PING_S", 0.02)
-    monkeypatch.setattr("server.sse.IDLE_S", 0.01)
+    monkeypatch.setattr("server.generation.sse.PING_S", 0.02)
+    monkeypatch.setattr("server.generation.sse.IDLE_S", 0.01)
     server.engine.delay_s = 0.1
     events = typed_events_of(server.message(stream=True, max_tokens=3))
     assert {"type": "ping"} in events and events[-1] == {"type": "message_stop"}

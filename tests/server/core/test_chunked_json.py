@@ -12,15 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.outputs import RequestOutput
-from server import sse
 from server.chat.blocks import Event
 from server.chat.logprobs import ChatLogprobsFormatter
 from server.completions.logprobs import LogprobsFormatter
 from server.core.chunked_json import json_list
-from server.generation import logprobs
+from server.generation import logprobs, sse
+from server.generation.sse import typed_event
 from server.protocol.responses import LOGPROBS
 from server.responses.writer import ResponseWriter
-from server.sse import typed_event
 from tests.server.events import chunks_of, typed_events_of
 from tests.server.live_server import LiveServer
 

@@ -13,7 +13,7 @@ from engine.core.errors import OverloadedError, RequestTimeoutError
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from server.auth.api_keys import NOBODY
-from server.generation.door import Arrival
+from server.generation.entry import Arrival
 from server.protocol.request import RequestFields
 from tests.server.byte_tokenizer import ByteTokenizer
 from tests.server.events import chunks_of, error_of

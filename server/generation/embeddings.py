@@ -15,8 +15,8 @@ from engine.core.sampling_params import SamplingParams
 from server.core.chunked_json import json_list
 from server.core.prompts import encode_prompts, prompt_limit
 from server.core.timings import PhaseReport, TokenCounts
-from server.fanout import generate_all
-from server.generation.door import Arrival
+from server.generation.entry import Arrival
+from server.generation.fan_out import generate_all
 from server.protocol.embeddings import EmbeddingRequest
 from server.runtime.backend import Backend
 

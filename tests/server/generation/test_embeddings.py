@@ -13,7 +13,7 @@ from openai import OpenAI
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from engine.core.stats import RequestTimings
-from server.embeddings import GROUP, GROUP_TOKENS, body
+from server.generation.embeddings import GROUP, GROUP_TOKENS, body
 from server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from tests.server import fake_engine
 from tests.server.events import error_of

@@ -12,13 +12,13 @@ import pytest
 from starlette.types import Message, Send
 
 from server.core.request_record import RequestRecord, attach_record
+from server.generation.sse import DONE, KEEP_ALIVE, EventStream, event
 from server.limits.write_timeout import StallWatch
-from server.sse import DONE, KEEP_ALIVE, EventStream, event
 from tests import virtual_time
 from tests.server.fake_engine import saying
 from tests.server.live_server import LiveServer
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def raw_stream(server: LiveServer, kind: str = "completion", **parameters: Any) -> bytes:
@@ -81,8 +81,8 @@ def test_no_value_that_json_lacks_reaches_the_wire() -> None:
 
 async def collect(events: list[bytes], pause_s: float, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What an EventStream sends with a ping every 20 ms, where idle means 10 ms."""
-    monkeypatch.setattr("server.sse.PING_S", 0.02)
-    monkeypatch.setattr("server.sse.IDLE_S", 0.01)
+    monkeypatch.setattr("server.generation.sse.PING_S", 0.02)
+    monkeypatch.setattr("server.generation.sse.IDLE_S", 0.01)
     sent: list[bytes] = []
 
     async def source() -> AsyncGenerator[bytes, None]:
@@ -114,7 +114,9 @@ def test_an_idle_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_busy_stream_has_no_keep_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.sse.time", SimpleNamespace(monotonic=lambda: 0.0))  # no time passes between tokens
+    monkeypatch.setattr(
+        "server.generation.sse.time", SimpleNamespace(monotonic=lambda: 0.0)
+    )  # no time passes between tokens
     assert KEEP_ALIVE not in asyncio.run(collect([b"x"] * 5, 0.02, monkeypatch))
 
 
@@ -133,7 +135,7 @@ def test_no_stream_is_silent_for_longer_than_is_promised(pause_s: float, monkeyp
             sent_s.append(asyncio.get_running_loop().time())
 
     clock = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time())
-    monkeypatch.setattr("server.sse.time", clock)
+    monkeypatch.setattr("server.generation.sse.time", clock)
     virtual_time.run(respond(source(), send, stall_timeout_s=1))
     gaps_s = [later_s - sooner_s for sooner_s, later_s in pairwise(sent_s)]
     assert max(gaps_s) <= 15.1 and min(gaps_s[1:-1]) >= 13.9 and len(gaps_s) in (8, 9)
