@@ -11,9 +11,9 @@ from engine.core.request_snapshot import RequestView
 from server.core.chunked_json import json_list
 from server.core.errors import RequestNotFoundError
 from server.core.request_record import record_of
-from server.live_requests import live_requests
 from server.protocol.live_requests import LiveRequest, LiveRequestList, RequestDeletion
 from server.routes.documented import error_responses
+from server.routes.live_requests import live_requests
 from server.runtime.context import context_of
 
 MAX_SEQUENCES = 1000

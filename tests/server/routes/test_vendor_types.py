@@ -32,7 +32,7 @@ from server.protocol.responses import ResponsesRequest
 from tests.server.live_server import LiveServer
 from tests.server.model_talk import ANTHROPIC_TOOLS, RESPONSES_TOOLS, THOUGHT, saying_tokens
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 CHUNKS: dict[str, Any] = {
     "completion": Completion,
     "chat": ChatCompletionChunk,
