@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from server.auth.key_ring import KeyRing
 from server.core.timings import EXPOSED_HEADERS
 from server.core.version import VERSION
-from server.handlers import add_exception_handlers
+from server.exception_handlers import add_exception_handlers
 from server.limits.error_rate_limit import RefusalPace
 from server.limits.large_bodies import LargeBodies
 from server.metrics.metrics import Metrics
