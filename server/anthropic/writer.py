@@ -9,7 +9,7 @@ from pydantic_core import from_json
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from server.chat.blocks import Blocks, Event
-from server.chat.reading import AnswerReader
+from server.chat.output_reader import AnswerReader
 from server.chat.tally import ChatTally
 from server.core.anthropic_errors import anthropic_error
 from server.core.errors import ErrorKind

@@ -7,7 +7,7 @@ from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.message import delta_of, message_of
-from server.chat.reading import AnswerReader
+from server.chat.output_reader import AnswerReader
 from server.core.tokenizer_protocol import Tokenizer
 from server.generation.outputs import join_outputs
 from server.protocol.chat import ChatRequest

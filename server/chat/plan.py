@@ -3,7 +3,7 @@
 import msgspec
 
 from server.chat.answer import Answer, expected_answer
-from server.chat.demand import chat_grammar
+from server.chat.constraint import chat_grammar
 from server.core.prompts import EncodedPrompt, prompt_limit, truncate
 from server.generation.entry import Arrival
 from server.generation.plan import GenerationPlan, ResponseNames, make_plan

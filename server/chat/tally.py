@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from server.chat.output_reader import AnswerReader
 from server.chat.plan import ChatPlan
-from server.chat.reading import AnswerReader
 from server.core.request_record import RequestRecord
 from server.generation.usage import Tally
 

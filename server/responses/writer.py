@@ -10,7 +10,7 @@ from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from server.chat.blocks import Blocks, Event
 from server.chat.logprobs import ChatLogprobsFormatter
-from server.chat.reading import AnswerReader
+from server.chat.output_reader import AnswerReader
 from server.chat.tally import ChatTally
 from server.core.errors import ErrorKind
 from server.responses.items import Item, Scores, item_maker

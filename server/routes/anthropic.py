@@ -7,8 +7,8 @@ from starlette.responses import JSONResponse, Response
 from server.anthropic.translate import RENAMING, to_chat
 from server.anthropic.writer import PING, MessageWriter
 from server.chat.answer import thinking_marks
+from server.chat.output_reader import AnswerReader
 from server.chat.plan import chat_prompt, plan_chat
-from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
 from server.core.request_record import record_of
 from server.core.timings import complete_headers

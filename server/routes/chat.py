@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.chat.choice import ChatChoice
+from server.chat.output_reader import AnswerReader
 from server.chat.plan import plan_chat
-from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
 from server.chat.whole import prompt_fields, whole_response
 from server.core.request_record import record_of

@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.chat.logprobs import ChatLogprobsFormatter
+from server.chat.output_reader import AnswerReader
 from server.chat.plan import plan_chat
-from server.chat.reading import AnswerReader
 from server.chat.tally import ChatTally
 from server.core.request_record import record_of
 from server.generation.entry import let_in

@@ -13,7 +13,7 @@ from server.chat.answer import Answer
 from server.chat.choice import ChatChoice
 from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.message import delta_of, message_of
-from server.chat.reading import AnswerReader
+from server.chat.output_reader import AnswerReader
 from server.protocol.chat import ChatRequest
 from server.tools.message_parts import Content, MessageParser, Part, PlainParser, Reasoning, ToolCall
 from tests.server.byte_tokenizer import ByteTokenizer
