@@ -15,7 +15,7 @@ from tests.server.live_server import LiveServer
 from tests.server.model_talk import CALL, THOUGHT, WEATHER, saying_tokens
 from tests.server.model_talk import RESPONSES_TOOLS as TOOLS
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def kinds(events: Iterable[dict[str, Any]]) -> list[str]:

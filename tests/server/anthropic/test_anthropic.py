@@ -15,7 +15,7 @@ from tests.server.live_server import LiveServer
 from tests.server.model_talk import ANTHROPIC_TOOLS as TOOLS
 from tests.server.model_talk import CALL, THOUGHT, saying_tokens
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def test_an_answer_is_a_message(server: LiveServer) -> None:
