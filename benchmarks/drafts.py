@@ -23,11 +23,12 @@ from benchmarks.command import exit_with
 from benchmarks.grammar import EMBEDDED
 from benchmarks.padded_model import save_padded_model
 from engine.core.config import EngineConfig
+from engine.core.draft import NO_DRAFT, Draft, Drafter
 from engine.core.messages import AddRequest
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.model.setup import load_model_runner
-from engine.scheduling.speculation.prompt_lookup import NO_DRAFT, Draft, Drafter, PromptLookup
+from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from engine.text.tokenizer import Tokenizer
 from loadtest.numbers import positive
 

@@ -1,56 +1,11 @@
 """The inference engine: token ids in, token ids out; continuous batching over a paged KV cache, two phases apart.
 
-Importing this imports no torch. `engine.engine.Engine` runs in-process and does.
+In the order in which a request passes through them: `client` admits it and keeps its stream, `process` carries it to
+the engine process and back over that process's death, `engine.py` schedules, runs and updates, `scheduling` chooses
+each step, `grammar` says which tokens may come, `runner` computes the batch with what `model` has made of a
+`checkpoint`, over `attention`, `weights` and `kernels`. `core` is what all of them speak, `host` what the machine must
+be told, `text` is tokens and text. Imports go one way, as `MAY_IMPORT` in tests/test_layout.py draws it.
+
+Importing this imports nothing. `engine.client.async_engine.AsyncEngine` is the engine behind a process of its own and
+imports no torch; `engine.engine.Engine` runs in-process and does.
 """
-
-from engine.client.async_engine import AsyncEngine
-from engine.client.interface import EngineClient, EngineObserver, GenerationRequest
-from engine.core.batch import Phase, TokenLogprobs
-from engine.core.config import EngineConfig, EngineInfo
-from engine.core.errors import (
-    ConfigError,
-    ContextLengthError,
-    EngineFailedError,
-    EngineUnavailableError,
-    InvalidParameterError,
-    ModelError,
-    OverloadedError,
-    RequestError,
-    RequestTimeoutError,
-    TwostepError,
-    UnsupportedModelError,
-)
-from engine.core.outputs import RequestOutput
-from engine.core.request import FinishReason
-from engine.core.sampling_params import SamplingParams
-from engine.core.stats import PoolStats, RequestTimings, StepStats
-from engine.text.tokenizer import Tokenizer
-
-__all__ = [
-    "AsyncEngine",
-    "ConfigError",
-    "ContextLengthError",
-    "EngineClient",
-    "EngineConfig",
-    "EngineFailedError",
-    "EngineInfo",
-    "EngineObserver",
-    "EngineUnavailableError",
-    "FinishReason",
-    "GenerationRequest",
-    "InvalidParameterError",
-    "ModelError",
-    "OverloadedError",
-    "Phase",
-    "PoolStats",
-    "RequestError",
-    "RequestOutput",
-    "RequestTimeoutError",
-    "RequestTimings",
-    "SamplingParams",
-    "StepStats",
-    "TokenLogprobs",
-    "Tokenizer",
-    "TwostepError",
-    "UnsupportedModelError",
-]

@@ -9,13 +9,14 @@ from typing import NamedTuple, Protocol
 
 from engine.core.batch import Batch, Phase, ScheduledRequest, StepOutput
 from engine.core.config import EngineConfig, EngineInfo
+from engine.core.draft import Drafter
 from engine.core.errors import InvalidParameterError
+from engine.core.marker import Marker, NullMarker
 from engine.core.messages import AddRequest, RequestState, RequestUpdate, StepUpdate
 from engine.core.request import Request
 from engine.core.request_validation import check_request
 from engine.core.stats import StepStats
 from engine.grammar.compiler import Grammars, NoGrammars, load_grammars
-from engine.process.crash_marker import Marker, NullMarker
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.cost.roofline import FloorPlan
 from engine.scheduling.cost.step_cost import StepCosts
@@ -27,7 +28,7 @@ from engine.scheduling.speculation.draft_length import ModelDrafts
 from engine.scheduling.speculation.draft_verification import shortened
 from engine.scheduling.speculation.grammar_drafter import ForcedText
 from engine.scheduling.speculation.planner import Speculation
-from engine.scheduling.speculation.prompt_lookup import Drafter, PromptLookup
+from engine.scheduling.speculation.prompt_lookup import PromptLookup
 
 logger = logging.getLogger(__name__)
 

@@ -120,7 +120,8 @@ class LiveRequest:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the engine process that knows it survived its prefill and its decode: see `engine.process.poison_requests`."""
+        """Whether the engine process that knows it survived its prefill and its decode: see
+        `engine.process.poison_requests`."""
         return self.is_complete or self.num_received >= self._num_received_before + 2
 
     @property

@@ -3,7 +3,7 @@
 import msgspec
 
 from engine.core.errors import ConfigError
-from engine.scheduling.cost.roofline import Ceilings, ModelSize
+from engine.core.machine import Ceilings, ModelSize
 
 MAX_SPECULATIVE_TOKENS = 32
 
@@ -38,12 +38,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 2048
     """Tokens of one prefill step while nothing decodes."""
     target_itl_ms: float = 250.0
-    """What a gap between two tokens of a stream may come to by prefill steps of others; see `engine.scheduling.prefill_budget`."""
+    """What a gap between two tokens of a stream may come to by prefill steps of others; see
+    `engine.scheduling.prefill_budget`."""
     max_prefill_tokens_per_gap: int = 2048
     """Tokens of the one prefill step allowed between two decode steps, even if more would be within the target."""
     enable_prefix_caching: bool = True
     num_speculative_tokens: int = 8
-    """Tokens that a request guesses in one step at most, where that pays; 0 for none. See `engine.scheduling.speculation.planner`."""
+    """Tokens that a request guesses in one step at most, where that pays; 0 for none. See
+    `engine.scheduling.speculation.planner`."""
     num_threads: int | None = None
     """CPU threads of the model; None leaves torch's default."""
     trace: str | None = None

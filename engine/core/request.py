@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from engine.core.draft import Drafter, NoDrafts
 from engine.core.sampling_params import SamplingParams
-from engine.scheduling.speculation.prompt_lookup import Drafter, NoDrafts
 
 
 class RequestStatus(StrEnum):

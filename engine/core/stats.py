@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.core.batch import Phase
-from engine.scheduling.cost.roofline import Bound
+from engine.core.machine import Bound
 
 
 class PoolStats(msgspec.Struct, frozen=True):

@@ -1,4 +1,5 @@
-"""`python -m engine.grammar.checker_process`: tells of each grammar whether it works; started and fed by `GrammarChecker`.
+"""`python -m engine.grammar.checker_process`: tells of each grammar whether it works; started and fed by
+`GrammarChecker`.
 
 Lines of JSON: null when ready, then for each grammar (a string) null or what is wrong with it. Grammars come from
 clients, and some make the compiler run for minutes, take gigabytes or overflow the stack. Here that harms nobody.

@@ -16,6 +16,8 @@ from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
+from engine.weights.module_replacement import is_watched
+
 __all__ = [
     "is_attention",
     "is_attention_with_norms",
@@ -26,7 +28,6 @@ __all__ = [
     "is_gated_mlp",
     "is_rms_norm",
     "is_rotary_embedding",
-    "is_watched",
 ]
 
 _ATTENTIONS = (
@@ -81,10 +82,6 @@ def is_attention(module: nn.Module) -> bool:
 def is_attention_with_norms(module: nn.Module) -> bool:
     """With norms of the queries' and keys' heads, `q_norm` and `k_norm`."""
     return _is_like(module, modeling_qwen3.Qwen3Attention) and _rotates_as_llama(module)
-
-
-def is_watched(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _is_like(module: nn.Module, kind: type[nn.Module]) -> bool:

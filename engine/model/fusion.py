@@ -16,7 +16,7 @@ from engine.attention.registry import AttentionCall
 from engine.model import code_fingerprint
 from engine.model.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
 from engine.weights.linear import is_linear
-from engine.weights.module_replacement import swap_modules
+from engine.weights.module_replacement import is_watched, swap_modules
 
 __all__ = ["fuse_modules", "fuse_norms"]
 
@@ -53,7 +53,7 @@ def _fused_mlp(module: nn.Module) -> nn.Module | None:
 
 def _activation_name(module: nn.Module) -> str | None:
     """As the operators call it."""
-    if code_fingerprint.is_watched(module):
+    if is_watched(module):
         return None
     if type(module) in (SiLUActivation, nn.SiLU):
         return "silu"

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,37 +32,13 @@ from engine.kernels.cpu_features import has_native_bf16
 from engine.model.fusion import fuse_modules
 from engine.model.kernel_layer import move_layers_to_kernels
 from engine.model.probe import check_same, probe_layers
-from engine.model.self_draft import DraftModel, draft_model_of
+from engine.model.self_draft import draft_model_of
 from engine.model.step_work import size_of
+from engine.runner.loaded_model import DraftModel, LoadedModel
 from engine.runner.pooling import HeadInputs
-from engine.scheduling.cost.roofline import ModelSize
 from engine.weights.linear import prepare_linears
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model on its device, its linear layers packed, every layer known to go through paged attention."""
-
-    module: PreTrainedModel
-    layers: tuple[LayerShape, ...]
-    device: torch.device
-    dtype: torch.dtype
-    architecture: str
-    vocab_size: int
-    max_model_len: int
-    """The longest context the model itself supports."""
-    eos_token_ids: tuple[int, ...]
-    weight_bytes: int
-    size: ModelSize
-    """What its steps read and multiply."""
-    linear: str
-    """Name of the matrix-product backend."""
-    has_kernels: bool
-    head_inputs: HeadInputs
-    draft: DraftModel | None
-    """None unless it was asked for."""
 
 
 def load_model(config: EngineConfig) -> LoadedModel:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from engine.core.machine import Ceilings
 from engine.host.huge_pages import empty_in_huge_pages
 from engine.kernels.cpu_features import has_native_bf16
-from engine.scheduling.cost.roofline import Ceilings
 from engine.weights.packing_policy import packing_for
 
 __all__ = ["measure_ceilings", "multiplied_as"]

@@ -14,8 +14,9 @@ from engine.host.available_memory import available_bytes, is_memory_shortage
 from engine.host.memory_trim import give_back_freed_memory
 from engine.kernels import load_kernels
 from engine.model.kernel_forward import choose_forward
-from engine.model.loader import LoadedModel, load_model
+from engine.model.loader import load_model
 from engine.model.machine_ceilings import measure_ceilings
+from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)

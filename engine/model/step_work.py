@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.attention.registry import AttentionCall
+from engine.core.machine import AttentionSize, ModelSize
 from engine.model.kernel_layer import KernelDecoderLayer
-from engine.scheduling.cost.roofline import AttentionSize, ModelSize
 from engine.weights.linear import PackedLinear
 from engine.weights.moe import PackedExperts, PackedLlama4Experts, RouterWeight
 from engine.weights.packed_weight import PackedWeight

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import ConfigError, ModelError, RequestError
+from engine.core.marker import Marker
 from engine.core.messages import (
     AbortRequests,
     AddRequest,
@@ -35,7 +36,7 @@ from engine.core.messages import (
     ToEngine,
 )
 from engine.host.memory_trim import settle, share_one_heap
-from engine.process.crash_marker import Marker, StepMarker
+from engine.process.crash_marker import StepMarker
 from engine.process.transport import EngineLink, ServerGoneError
 
 logger = logging.getLogger(__name__)

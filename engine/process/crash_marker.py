@@ -6,22 +6,10 @@ be full. A step whose requests are those of the step before costs one comparison
 
 import os
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
 _HEADER_BYTES = 4
-
-
-class Marker(Protocol):
-    def mark(self, request_ids: Sequence[str]) -> None: ...
-
-
-class NullMarker:
-    """Marks nothing: for engines that nobody starts again."""
-
-    def mark(self, request_ids: Sequence[str]) -> None:
-        pass
 
 
 class StepMarker:

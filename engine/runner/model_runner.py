@@ -10,8 +10,8 @@ from torch import Tensor
 
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
-from engine.model.loader import LoadedModel
 from engine.runner.forward import Forward
+from engine.runner.loaded_model import LoadedModel
 from engine.runner.logprobs import Scorer
 from engine.runner.model_inputs import build_inputs
 from engine.runner.pooling import embedding_bytes

@@ -1,7 +1,7 @@
 """Renders a template that nobody vouches for, in a process of its own with hard bounds on time and memory.
 
-`python -m engine.text.template_sandbox` renders one job from standard input. In the same process a template could do harm
-without leaving the sandbox: `{{ 9 ** (9 ** 9) }}` holds the interpreter for ever.
+`python -m engine.text.template_sandbox` renders one job from standard input. In the same process a template could do
+harm without leaving the sandbox: `{{ 9 ** (9 ** 9) }}` holds the interpreter for ever.
 """
 
 import asyncio

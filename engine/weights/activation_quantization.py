@@ -2,7 +2,8 @@
 
 A row's numbers share a scale in groups of 256 along K: the largest of them becomes the largest integer, or minus that.
 So integer units do the work, for one row and for many, and every batch has the same bits. Rows are rounded to 8 bits
-after a transform that weights have been through, too (`engine.weights.hadamard`); the head's are rounded to 16, as they are.
+after a transform that weights have been through, too (`engine.weights.hadamard`); the head's are rounded to 16, as they
+are.
 """
 
 import torch

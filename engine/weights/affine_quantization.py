@@ -1,8 +1,9 @@
 """Weights of 8 bits, and the first step to 4: a number is `minimum + scale * code`, with one of each per group along K.
 
 Groups are of 256 at 8 bits, of 32 at 4. Codes of 8 bits are multiplied as they are, by the rows' numbers as
-`engine.weights.activation_quantization` rounds them: integers, whose products are added exactly. Those of 4 bits go on to
-`engine.weights.int4_levels`. Where rows are rounded to 8 bits, weights and rows are transformed before (`engine.weights.hadamard`).
+`engine.weights.activation_quantization` rounds them: integers, whose products are added exactly. Those of 4 bits go on
+to `engine.weights.int4_levels`. Where rows are rounded to 8 bits, weights and rows are transformed before
+(`engine.weights.hadamard`).
 
 llama.cpp multiplies Q8_0 weights, a scale per 32, by rows that it rounds to 8 bits, a scale per 32, too. Transformed
 weights and rows are all nearly normal. So products here err 0.9 times as much as llama.cpp's where rows have heavy

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from engine.model.code_fingerprint import is_watched
+from engine.weights.module_replacement import is_watched
 from engine.weights.moe import PackedExperts, PackedLlama4Experts, is_experts, is_router, pack_experts, pack_router
 from engine.weights.packed_weight import PackedWeight, WeightHandle, multiply_rows
 from engine.weights.packing_policy import Pack, packing_for

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-__all__ = ["swap_modules"]
+__all__ = ["is_watched", "swap_modules"]
 
 
 def swap_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]) -> None:
@@ -16,3 +16,8 @@ def swap_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Module 
                 made[child] = new
             if child in made:
                 setattr(parent, name, made[child])
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether hooks run with it, which a replacement would not call."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -1,6 +1,7 @@
 """A weight in the form its multiplication wants, and the product whose every row is the same whatever the others are.
 
-Two implementations of one interface: the C++ kernel, and torch with a fixed number of rows (`engine.weights.batch_invariant_matmul`).
+Two implementations of one interface: the C++ kernel, and torch with a fixed number of rows
+(`engine.weights.batch_invariant_matmul`).
 """
 
 from collections.abc import Sequence

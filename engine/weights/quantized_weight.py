@@ -1,4 +1,5 @@
-"""Quantized weights behind the interface of `engine.weights.packed_weight`: through the C++ kernel, or through torch."""
+"""Quantized weights behind the interface of `engine.weights.packed_weight`: through the C++ kernel, or through
+torch."""
 
 import functools
 from dataclasses import fields, replace
@@ -21,8 +22,8 @@ _COLUMNS_AT_ONCE = 1024  # of the result, so that the weight is never dequantize
 class KernelQuantizedWeight:
     """Multiplies through the C++ kernels: float32 or bfloat16, on the CPU.
 
-    Rows are rounded to `row_bits`: to 8, and they and the weight are transformed as `engine.weights.hadamard` says, or for a
-    weight of 8 bits to 16, as they are.
+    Rows are rounded to `row_bits`: to 8, and they and the weight are transformed as `engine.weights.hadamard` says, or
+    for a weight of 8 bits to 16, as they are.
     """
 
     def __init__(self, weight: Tensor, bits: int, row_bits: int = 8) -> None:  # [N, K]

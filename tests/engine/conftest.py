@@ -6,7 +6,7 @@ import torch
 
 from engine.attention import AttentionBackend
 from engine.kernels import load_kernels
-from engine.model.loader import LoadedModel
+from engine.runner.loaded_model import LoadedModel
 from tests.engine.attention.attention_cases import named_backend
 from tests.engine.tiny_models import ReferenceModel, load_reference, load_tiny, make_checkpoint
 

@@ -18,12 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from engine.core.batch import Phase
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import InvalidParameterError, ModelError, ModelMemoryError
+from engine.core.machine import Ceilings, ModelSize
+from engine.core.marker import Marker, NullMarker
 from engine.core.messages import AddRequest, FirstTokenInfo, RequestState, RequestUpdate, StepUpdate
 from engine.core.request import FinishReason
 from engine.core.stats import PoolStats, StepStats
 from engine.process import __main__ as process
-from engine.process.crash_marker import Marker, NullMarker
-from engine.scheduling.cost.roofline import Ceilings, ModelSize
 
 PLAIN, SLOW, WAIT, RAISE, DIE, HANG, REFUSE, FAIL, BURST, PREFILL, EXIT, CRASH, STUMBLE, CHOKE, LONG = range(15)
 """Tokens at once; every 20 ms; never; a step raises; the process is killed; hangs; the request is refused; fails in its

@@ -11,12 +11,13 @@ from typing import Any
 
 from engine.core.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
 from engine.core.config import EngineConfig, EngineInfo
+from engine.core.draft import Drafter
+from engine.core.machine import Ceilings, ModelSize
 from engine.core.messages import AddRequest, RequestUpdate
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
-from engine.scheduling.cost.roofline import Ceilings, ModelSize
 from engine.scheduling.speculation.draft_verification import rows_of, with_guess
-from engine.scheduling.speculation.prompt_lookup import Drafter, PromptLookup
+from engine.scheduling.speculation.prompt_lookup import PromptLookup
 
 EOS = 0
 VOCAB_SIZE = 50

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.model.loader import LoadedModel
+from engine.runner.loaded_model import LoadedModel
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import ARCHITECTURES, VOCAB_SIZE, ReferenceModel, tiny_engine
 

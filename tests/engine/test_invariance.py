@@ -14,7 +14,7 @@ from engine.core.messages import RequestUpdate
 from engine.core.thinking_budget import Thinking
 from engine.engine import Engine
 from engine.grammar.lark import Regex, to_lark
-from engine.model.loader import LoadedModel
+from engine.runner.loaded_model import LoadedModel
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import add, run_to_end
 from tests.engine.scheduling.speculation.prophets import Prophet

@@ -13,7 +13,7 @@ from engine.engine import Engine
 from engine.grammar.checker_process import find_fault
 from engine.grammar.compiler import GrammarCompiler, GrammarQueue, make_tokenizer
 from engine.grammar.lark import JSON_OBJECT, JsonSchema, Part, to_lark
-from engine.model.loader import LoadedModel
+from engine.runner.loaded_model import LoadedModel
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.grammar.grammars import TOKENIZER
 from tests.engine.grammar.random_schemas import random_schema

@@ -15,13 +15,15 @@ from engine.attention import AttentionBackend, select_backend
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, StepOutput
 from engine.core.config import EngineConfig
+from engine.core.draft import Drafter
 from engine.engine import Engine
 from engine.grammar.compiler import GrammarCompiler, GrammarQueue, Grammars, make_tokenizer
 from engine.kernels import load_kernels
 from engine.model.kernel_forward import choose_forward
-from engine.model.loader import LoadedModel, load_model
+from engine.model.loader import load_model
+from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
-from engine.scheduling.speculation.prompt_lookup import Drafter, PromptLookup
+from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import fake_info
 
 VOCAB_SIZE = 199

@@ -2,16 +2,17 @@
 
 Each pass of theirs is a guess more for every request, and takes its time whether the guess is right or not. As many are
 made as bring most tokens a second, of those numbers that make no request slower than it would be without. The gap that
-they make is bounded as by prompts of others: see `engine.scheduling.prefill_budget`. How often guesses are right is learnt for
-each request, and what the passes take is measured.
+they make is bounded as by prompts of others: see `engine.scheduling.prefill_budget`. How often guesses are right is
+learnt for each request, and what the passes take is measured.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
+from engine.core.draft import Draft
 from engine.core.request import Request
 from engine.scheduling.cost.step_cost import StepCosts, TokenPrice
-from engine.scheduling.speculation.prompt_lookup import Draft, learnt
+from engine.scheduling.speculation.prompt_lookup import learnt
 
 _FIRST_CHANCE, _MOST_CHANCE = 0.8, 0.99
 _LEARNING = 0.05  # how much a guess says about the next ones: too much, and some errors in a row end them all

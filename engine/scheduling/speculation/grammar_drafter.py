@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from engine.scheduling.speculation.prompt_lookup import Draft, Drafter, learnt
+from engine.core.draft import Draft, Drafter
+from engine.scheduling.speculation.prompt_lookup import learnt
 
 _FIRST_CHANCE = 0.8  # the text is certain; only its tokens are not
 _LEAST_CHANCE = 0.1  # of a guess and all before it to be right: to find less likely ones takes time, too

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.core.batch import ScheduledRequest
+from engine.core.draft import NO_DRAFT, Draft
 from engine.core.request import Request
 from engine.scheduling.cost.step_cost import StepCosts, TokenPrice
 from engine.scheduling.speculation.draft_length import ModelDrafter, NoModelDrafts
-from engine.scheduling.speculation.prompt_lookup import NO_DRAFT, Draft
 
 _MARGIN = 2.0  # guesses of one request lengthen the step of all: they must be worth it twice
 _LONGER = 0.5  # of a step's time without guesses, at most

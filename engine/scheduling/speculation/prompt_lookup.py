@@ -6,27 +6,14 @@ newest tokens stood before, what followed them there is the guess.
 
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+
+from engine.core.draft import Draft
 
 _LONGEST, _SHORTEST = 4, 2  # tokens that must have stood there before; the longest match is taken
 _REACH = 1 << 13  # tokens looked back
 _TOKEN_TYPE, _TOKEN_BYTES = "i", 4
 _FIRST_CHANCE = 0.5
 _LEARNING = 0.15  # how much a guess that is checked says about the next one
-
-
-class Draft(NamedTuple):
-    token_ids: Sequence[int]
-    chance: float
-    """Of each to be right, if those before it are."""
-
-    @property
-    def num_expected(self) -> float:
-        """Tokens that will be right: all before the first that is wrong."""
-        return sum(self.chance ** (index + 1) for index in range(len(self.token_ids)))
-
-
-NO_DRAFT = Draft((), 0.0)
 
 
 def learnt(chance: float, guess: Sequence[int], said: Sequence[int], learning: float = _LEARNING) -> float:
@@ -36,20 +23,6 @@ def learnt(chance: float, guess: Sequence[int], said: Sequence[int], learning: f
         if guessed != token_id:
             break
     return chance
-
-
-class Drafter(Protocol):
-    """One request's own, and gone with it."""
-
-    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
-        """At most `max_tokens` that may follow these, which only ever grow."""
-
-
-class NoDrafts:
-    """Guesses nothing: the "off" state."""
-
-    def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
-        return NO_DRAFT
 
 
 class PromptLookup:

@@ -16,7 +16,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.core.thinking_budget import START_WITHIN, Thinking
 from engine.grammar.compiler import GrammarCompiler, GrammarQueue, make_tokenizer
 from engine.grammar.lark import Literal, Sequence, TextUntil, to_lark
-from engine.model.loader import LoadedModel
+from engine.runner.loaded_model import LoadedModel
 from tests.engine.fakes import add, fake_info, run_to_end, tokens_of
 from tests.engine.runner.sampled import adjusted, draw, scheduled
 from tests.engine.scheduling.speculation.prophets import Prophet

@@ -7,13 +7,14 @@ from typing import Any
 
 from engine.core.batch import ScheduledRequest
 from engine.core.config import EngineConfig
+from engine.core.draft import Drafter
+from engine.core.marker import Marker
 from engine.core.messages import RequestUpdate
 from engine.core.request import Constraint, FinishReason
 from engine.engine import Engine
 from engine.grammar.compiler import GrammarQueue
 from engine.grammar.matcher import Matcher
-from engine.process.crash_marker import Marker
-from engine.scheduling.speculation.prompt_lookup import Drafter, PromptLookup
+from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import FakeRunner, add, fake_info
 from tests.engine.grammar.matchers import TEXTS, compiler, tokens_in
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from engine.core.errors import GrammarError, OverloadedError
-from engine.grammar import checker
+from engine.grammar import checker as grammar_checker
 from engine.grammar.checker import MAX_ASKED, GrammarChecker
 from engine.grammar.lark import JSON_OBJECT, JsonSchema, Literal, Regex, to_lark
 
@@ -244,11 +244,11 @@ for line in sys.stdin:
 
 
 def test_an_answer_that_comes_late_is_not_taken_for_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker, "_START_S", 0.3)
+    monkeypatch.setattr(grammar_checker, "_START_S", 0.3)
     checker = GrammarChecker(command=[sys.executable, "-c", LATE, "0.6"])
     with pytest.raises(TimeoutError):
         fault(checker, "first")
-    monkeypatch.setattr(checker, "_START_S", 30.0)
+    monkeypatch.setattr(grammar_checker, "_START_S", 30.0)
     time.sleep(0.6)  # the first child would be ready now
     assert fault(checker, "second") == "about second"
     checker.close()
@@ -267,7 +267,7 @@ def test_many_open_files_do_not_matter() -> None:
 
 
 def test_what_took_too_long_is_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker, "_FORGOTTEN_AFTER_S", 0.05)
+    monkeypatch.setattr(grammar_checker, "_FORGOTTEN_AFTER_S", 0.05)
 
     async def check() -> None:
         checker = GrammarChecker(timeout_s=0.2)

@@ -1,4 +1,5 @@
-"""What must hold for MKL to compute the same in a process's first step as in all others; see `engine.host.mkl_warmup`."""
+"""What must hold for MKL to compute the same in a process's first step as in all others; see
+`engine.host.mkl_warmup`."""
 
 import re
 from pathlib import Path

@@ -1,8 +1,7 @@
 """Calls the kernels' operators with inputs that begin or end at a page nobody may touch, and compares results.
 
-All but whole layers, which are made of these.
-A process of its own (`python -m tests.engine.kernels.fenced_operators`), since it ends where an operator reads too far. Tells
-each case before it begins.
+All but whole layers, which are made of these. A process of its own (`python -m tests.engine.kernels.fenced_operators`),
+since it ends where an operator reads too far. Tells each case before it begins.
 """
 
 import ctypes

@@ -15,8 +15,8 @@ from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
 from engine.model.kernel_forward import KernelForward, choose_forward, is_known
-from engine.model.loader import LoadedModel
 from engine.runner.forward import Forward, TransformersForward
+from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import build_inputs
 from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint, make_config
 

@@ -15,8 +15,9 @@ from engine.engine import Engine
 from engine.host.huge_pages import empty_in_huge_pages
 from engine.kernels import load_kernels
 from engine.model.kernel_layer import KernelDecoderLayer
-from engine.model.loader import LoadedModel, load_model
+from engine.model.loader import load_model
 from engine.model.setup import load_model_runner
+from engine.runner.loaded_model import LoadedModel
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import ARCHITECTURES, make_checkpoint
 

@@ -14,7 +14,8 @@ from transformers.pytorch_utils import Conv1D
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.kernels import load_kernels
-from engine.model.loader import LoadedModel, load_model
+from engine.model.loader import load_model
+from engine.runner.loaded_model import LoadedModel
 from engine.weights.affine_quantization import BITS
 from engine.weights.moe import is_experts
 from tests.engine.fakes import add, run_to_end, tokens_of

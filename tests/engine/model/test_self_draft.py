@@ -10,6 +10,7 @@ from engine.attention import select_backend
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.config import EngineConfig
+from engine.core.draft import Draft
 from engine.core.errors import ConfigError
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
@@ -18,11 +19,10 @@ from engine.engine import Engine
 from engine.grammar.lark import Regex, to_lark
 from engine.kernels import load_kernels
 from engine.model.kernel_forward import KernelForward
-from engine.model.loader import LoadedModel
 from engine.runner.forward import TransformersForward
+from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.cost.step_cost import TokenPrice
-from engine.scheduling.speculation.prompt_lookup import Draft
 from engine.weights.linear import PackedLinear
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.tiny_models import ARCHITECTURES, VOCAB_SIZE, RecordingRunner, tiny_engine

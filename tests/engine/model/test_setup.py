@@ -9,9 +9,9 @@ import torch
 
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelMemoryError
+from engine.core.machine import Ceilings
 from engine.kernels import load_kernels
 from engine.model.setup import load_model_runner
-from engine.scheduling.cost.roofline import Ceilings
 from tests.engine.tiny_models import make_checkpoint
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, UnsupportedModelError
+from engine.core.marker import Marker, NullMarker
 from engine.core.messages import (
     AbortRequests,
     AddRequest,
@@ -26,7 +27,6 @@ from engine.core.sampling_params import SamplingParams
 from engine.process import __main__ as process
 from engine.process.__main__ import Load
 from engine.process.__main__ import run as run_process
-from engine.process.crash_marker import Marker, NullMarker
 from engine.process.transport import ServerGoneError
 from tests.engine import fake_engine_process as fake
 

@@ -9,8 +9,8 @@ from torch.overrides import TorchFunctionMode
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.sampling_params import SamplingParams
-from engine.model.loader import LoadedModel
 from engine.runner.forward import Forward
+from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
 
 

@@ -10,7 +10,7 @@ from engine.core.errors import InvalidParameterError
 from engine.core.request import FinishReason
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
-from engine.model.loader import LoadedModel
+from engine.runner.loaded_model import LoadedModel
 from engine.runner.pooling import embedding_bytes
 from tests.engine.fakes import add, run_to_end
 from tests.engine.tiny_models import VOCAB_SIZE, ReferenceModel, tiny_engine

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-import engine.text.chat_template
 from engine.core.errors import InvalidParameterError
-from engine.text import template_sandbox
+from engine.text import chat_template, template_sandbox
 from engine.text.chat_template import ChatTemplate, Conversation
 from engine.text.template_sandbox import render_isolated
 from tests.engine.text.sample_templates import TEMPLATES
@@ -84,7 +83,7 @@ def test_the_last_of_several_parts_is_continued() -> None:
 
 
 def test_a_text_may_contain_what_marks_its_end() -> None:
-    text = f"a {engine.text.chat_template._END_OF_MESSAGE} b"
+    text = f"a {chat_template._END_OF_MESSAGE} b"
     assert (
         render("{{ messages[0].content }};", [{"role": "user", "content": text}], continue_final_message=True) == text
     )
@@ -145,7 +144,7 @@ def test_a_prompt_cannot_grow_without_end() -> None:
 
 
 def test_rendering_cannot_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.chat_template, "MAX_SECONDS", 0.0)
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.0)
     with pytest.raises(InvalidParameterError, match="seconds"):
         render("{% for i in range(99999) %}x{% endfor %}")
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.batch import Batch, Phase, ScheduledRequest
+from engine.core.machine import AttentionSize, Bound, Ceilings, ModelSize, StepFloor
 from engine.core.sampling_params import SamplingParams
-from engine.scheduling.cost.roofline import AttentionSize, Bound, Ceilings, FloorPlan, ModelSize, StepFloor
+from engine.scheduling.cost.roofline import FloorPlan
 
 ONE_BYTE_PER_SECOND = Ceilings(read_bytes_per_s=1.0, flops_per_s=1e30)
 ONE_FLOP_PER_SECOND = Ceilings(read_bytes_per_s=1e30, flops_per_s=1.0)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.core.batch import ScheduledRequest
+from engine.core.draft import Draft
 from engine.core.sampling_params import SamplingParams
-from engine.scheduling.speculation.prompt_lookup import Draft
 from tests.engine.fakes import VOCAB_SIZE, next_token
 
 

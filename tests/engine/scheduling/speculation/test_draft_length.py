@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from engine.core.batch import Batch, Phase
+from engine.core.draft import Draft
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.speculation.draft_length import ModelDrafts
 from engine.scheduling.speculation.planner import NO_GUESSES, Guesses, Speculation
-from engine.scheduling.speculation.prompt_lookup import Draft
 from tests.engine.scheduling.speculation.prophets import scheduled
 from tests.engine.scheduling.speculation.timed import PASS_S, STEP_S, TOKEN_S
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from engine.core.draft import Draft
 from engine.scheduling.speculation.grammar_drafter import ForcedText
-from engine.scheduling.speculation.prompt_lookup import Draft
 
 
 class Other:

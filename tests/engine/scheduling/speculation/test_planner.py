@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from engine.core.batch import Batch, Phase, StepOutput
 from engine.core.config import EngineConfig
+from engine.core.draft import Draft, NoDrafts
 from engine.core.request import FinishReason, Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.speculation.grammar_drafter import ForcedText
 from engine.scheduling.speculation.planner import Speculation
-from engine.scheduling.speculation.prompt_lookup import Draft, NoDrafts, PromptLookup
+from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import (
     EOS,
     FakeRunner,

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduling.speculation.prompt_lookup import NoDrafts, PromptLookup
+from engine.core.draft import NoDrafts
+from engine.scheduling.speculation.prompt_lookup import PromptLookup
 
 TOKENS = st.sampled_from([0, 1, 256, 65_536, 0x01010101])  # their bytes look alike across borders
 

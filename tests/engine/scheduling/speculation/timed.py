@@ -5,8 +5,8 @@ from typing import Any
 
 from engine.core.batch import Batch, StepOutput
 from engine.core.config import EngineConfig
+from engine.core.draft import Draft, Drafter
 from engine.engine import Engine
-from engine.scheduling.speculation.prompt_lookup import Draft, Drafter
 from tests.engine.fakes import FakeRunner, fake_info
 
 STEP_S, TOKEN_S, PASS_S = 0.010, 0.0002, 0.004
