@@ -14,8 +14,7 @@ from engine.core.errors import DeadlineError
 from engine.core.sampling_params import SamplingParams
 from server.auth.api_keys import ApiKey
 from server.core.errors import BadRequestError
-from server.core.request_record import caller_of, record_of
-from server.middleware.record import is_sane_request_id
+from server.core.request_record import caller_of, is_sane_request_id, record_of
 from server.protocol.elsewhere import find_refused
 from server.protocol.refusals import find_typo, find_unknown
 from server.protocol.request import RequestFields

@@ -15,11 +15,10 @@ from engine.client.interface import Tenant
 from engine.core.errors import EngineUnavailableError, OverloadedError, TwostepError
 from server.auth.api_keys import NOBODY, ApiKey
 from server.core.errors import error_response
-from server.core.request_record import record_of
+from server.core.request_record import begin_record, id_headers, record_of
 from server.limits.large_bodies import is_large
 from server.middleware.access import report_request
 from server.middleware.auth import key_sent
-from server.middleware.record import begin_record, id_headers
 from server.routes.generation_route import GenerationRoute
 from server.runtime.context import AppContext
 from server.runtime.lifecycle import State

@@ -18,8 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.core.errors import OverloadedError
 from server.core.errors import error_response
-from server.core.request_record import record_of
-from server.middleware.record import id_headers
+from server.core.request_record import id_headers, record_of
 
 NUM_AT_ONCE = 128
 """Refusals without any wait, after a quiet time."""

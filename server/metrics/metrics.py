@@ -8,9 +8,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from engine.core.batch import Phase
 from engine.core.config import EngineInfo
+from engine.core.machine import Bound
 from engine.core.request import FinishReason
 from engine.core.stats import RequestTimings, RoomStats, StepStats
-from engine.scheduling.cost.roofline import Bound
 from server.core.timings import TokenCounts
 from server.metrics.aliases import Exposition
 from server.metrics.buffered_observer import Batched

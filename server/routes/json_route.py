@@ -14,10 +14,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive
 
 from server.core.errors import BadRequestError, MediaTypeError
-from server.core.request_record import caller_of
+from server.core.request_record import caller_of, name_request
 from server.limits.disconnect import unless_client_leaves
 from server.limits.large_bodies import LARGE_BYTES, LargeBodies, is_large
-from server.middleware.record import name_request
 from server.protocol.wire import MAX_FIELDS
 from server.runtime.context import context_of
 

@@ -17,13 +17,13 @@ from engine.core.errors import (
     RequestAbortedError,
     TwostepError,
 )
+from engine.core.machine import AttentionSize, Ceilings, ModelSize
 from engine.core.messages import RequestState
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from engine.core.request_snapshot import RequestView
 from engine.core.request_validation import check_request
 from engine.core.stats import PoolStats, RequestTimings, RoomStats, StepStats
-from engine.scheduling.cost.roofline import AttentionSize, Ceilings, ModelSize
 from engine.text.detokenizer import IncrementalDetokenizer
 from tests.server.byte_tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
 

@@ -7,10 +7,10 @@ import pytest
 
 from engine.client.live_request import TokenClock
 from engine.core.batch import Phase
+from engine.core.machine import Bound
 from engine.core.messages import FirstTokenInfo
 from engine.core.request import FinishReason
 from engine.core.stats import PoolStats, RequestTimings, RoomStats, StepStats
-from engine.scheduling.cost.roofline import Bound
 from server.core.timings import TokenCounts
 from server.metrics.metrics import Metrics
 from tests.server.events import chunks_of

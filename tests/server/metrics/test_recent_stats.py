@@ -6,8 +6,8 @@ import re
 import pytest
 
 from engine.core.batch import Phase
+from engine.core.machine import Bound
 from engine.core.stats import PoolStats, RequestTimings, StepStats
-from engine.scheduling.cost.roofline import Bound
 from server.metrics.recent_stats import NUM_GAPS, NUM_REQUESTS, Recent
 from server.protocol.stats import Percentiles, RecentSteps
 from tests.server.live_server import live_server
