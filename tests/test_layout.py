@@ -39,7 +39,7 @@ def source_files(*packages: str) -> list[Path]:
 
 
 def kernel_files() -> list[Path]:
-    return [path for pattern in ("*.h", "*.cpp") for path in sorted((ROOT / "engine" / "kernels").glob(pattern))]
+    return [path for pattern in ("*.h", "*.cpp") for path in sorted((ROOT / "engine" / "kernels").rglob(pattern))]
 
 
 def name_of(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Paged attention by the C++ kernels (`engine/kernels/attention.cpp`); the kernels must have been loaded."""
+"""Paged attention by the C++ kernels (`engine/kernels/attention/attention.cpp`); the kernels must have been loaded."""
 
 import torch
 from torch import Tensor

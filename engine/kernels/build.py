@@ -1,4 +1,4 @@
-"""Compiles the C++ kernels of this directory for one ISA level into one shared library, and finds it again.
+"""Compiles the C++ kernels of this directory's folders for one ISA level into one shared library, and finds it again.
 
 A library's name is `<level>-<source key>-<compiler key>.so`. The source key covers the sources, the flags and torch's
 version; the compiler key covers the compiler. So a change of any of them compiles anew, and a machine without a
@@ -92,16 +92,16 @@ def source_key(level: IsaLevel) -> str:
     import torch
 
     parts = [str(torch.__version__), platform.machine(), *_level_flags(level)]
-    for source in sorted([*SOURCE_DIR.glob("*.cpp"), *SOURCE_DIR.glob("*.h")]):
-        parts += [source.name, source.read_text(encoding="utf-8")]
+    for source in sorted([*SOURCE_DIR.rglob("*.cpp"), *SOURCE_DIR.rglob("*.h")]):
+        parts += [source.relative_to(SOURCE_DIR).as_posix(), source.read_text(encoding="utf-8")]
     return _digest(parts)
 
 
 def _compile(compiler: Sequence[str], level: IsaLevel, scratch: Path) -> Path:
     """Compiles every source at once, one process each, and links them; returns the library inside `scratch`."""
-    sources = sorted(SOURCE_DIR.glob("*.cpp"))
+    sources = sorted(SOURCE_DIR.rglob("*.cpp"))
     objects = [scratch / f"{source.stem}.o" for source in sources]
-    compile_flags = [*_level_flags(level), *_torch_compile_flags()]
+    compile_flags = [*_level_flags(level), f"-I{SOURCE_DIR}", *_torch_compile_flags()]
     commands = [
         [*compiler, *compile_flags, "-c", str(source), "-o", str(target)]
         for source, target in zip(sources, objects, strict=True)

@@ -1,7 +1,7 @@
 """The parts of a decoder layer, fused: fewer and larger products, and one pass over memory for what lies between them.
 
 Each takes the place of the module of transformers that it is made from, and of its interface as far as a decoder layer
-uses it. The operators are those of `engine/kernels/fused.cpp`.
+uses it. The operators are those of `engine/kernels/layers/fused.cpp`.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engine.attention.registry import AttentionCall, attend
 
-_GATE_BLOCK = 16  # columns, as in engine/kernels/operators.h
+_GATE_BLOCK = 16  # columns, as in engine/kernels/base/operators.h
 
 __all__ = ["FusedAttention", "FusedDecoderLayer", "FusedMLP", "FusedRMSNorm"]
 

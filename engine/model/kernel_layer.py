@@ -31,14 +31,14 @@ class KernelDecoderLayer(nn.Module):
         super().__init__()
         self.layer = layer
         attention, mlp, classes = cast(FusedAttention, layer.self_attn), layer.mlp, torch.classes.twostep
-        self._before = classes.Attention(
+        self._before = classes.BeforeAttention(
             kernel_norm(layer.input_layernorm),
             *(None if norm is None else kernel_norm(norm) for norm in (attention.q_norm, attention.k_norm)),
             _linear(attention.qkv_proj),
             attention.num_heads,
             attention.num_kv_heads,
         )
-        self._after = classes.MLP(
+        self._after = classes.AfterAttention(
             _linear(attention.o_proj),
             kernel_norm(layer.post_attention_layernorm),
             _linear(mlp.gate_up_proj),

@@ -70,7 +70,7 @@ def test_a_product_that_gates_itself_is_the_product_gated(size: int, k: int, bit
     down, attention_out = (pack_weight(weight, True) for weight in (weight_of(k, size), torch.zeros(k, 16).bfloat16()))
     ones = torch.ones(k, dtype=torch.bfloat16)
     norm = torch.classes.twostep.Norm(ones, 1e-6)
-    mlp = torch.classes.twostep.MLP(bound(attention_out), norm, bound(gate_up), bound(down), "silu")
+    mlp = torch.classes.twostep.AfterAttention(bound(attention_out), norm, bound(gate_up), bound(down), "silu")
     for num_rows in (1, 17, 33, 300, 700):
         x = torch.randn(1, num_rows, k).bfloat16()
         normed = torch.ops.twostep.rms_norm(x, ones, 1e-6)[0]

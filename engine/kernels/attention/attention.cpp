@@ -1,0 +1,145 @@
+// Paged attention on CPUs: causal attention of query tokens over keys and values that lie in cache blocks.
+//
+// A query row's result is, bit for bit, a function of its query, its keys and values in position order and the
+// parameters, as long as these are finite. It does not depend on the rest of the batch, on how many tokens of its
+// sequence are computed at once, on block size or placement, or on threads. That holds because every sum has one order,
+// which positions alone fix:
+//
+//   - Keys are cut into tiles of kTileKeys and splits of kSplitKeys positions, counted from position 0.
+//   - A score sums over the head size in order. A row walks the tiles of a split in order with the online softmax
+//     (Milakov and Gimelshein 2018; Dao et al., FlashAttention 2022), starting anew in each split.
+//   - The splits of a row are merged in order, whether one thread did them all or each another (Flash-Decoding, 2023).
+//   - Rows share the loading of a tile, never arithmetic: blocks of however many rows run the same instructions, with
+//     explicit fused multiply-adds. Keys that a row may not see have weight 0, and adding 0 times a (finite) value
+//     changes no sum (`finish` turns the one exception, a zero's sign, into +0), so such keys can also be left out.
+//
+// Block tables are those of PagedAttention (Kwon et al. 2023).
+
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+
+#include "attention/amx.h"
+#include "attention/caches.h"
+#include "attention/threads.h"
+#include "attention/vector.h"
+#include "base/operators.h"
+
+namespace twostep {
+namespace {
+
+using namespace attention;
+
+void run_problem(const Problem<float>& p) { run_all<VectorTiles<FloatWords>>(p); }
+
+void run_problem(const Problem<at::BFloat16>& p) {
+#if defined(__AMX_BF16__)
+  if (amx::is_granted()) return run_all<AmxTiles>(p);
+  run_all<VectorTiles<WidenedWords>>(p);  // Intel multiplies pairs at half the speed of float32
+#elif defined(__AVX512BF16__)
+  run_all<VectorTiles<PairWords>>(p);
+#else
+  run_all<VectorTiles<WidenedWords>>(p);
+#endif
+}
+
+void check_metadata(const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens) {
+  for (const at::Tensor* tensor : {&block_tables, &cu_seqlens_q, &context_lens})
+    TORCH_CHECK(tensor->scalar_type() == at::kInt && tensor->is_contiguous(), "metadata must be contiguous int32");
+  TORCH_CHECK(block_tables.dim() == 2 && block_tables.size(0) == context_lens.numel() &&
+                  cu_seqlens_q.numel() == context_lens.numel() + 1,
+              "metadata differ in their number of sequences");
+}
+
+// Kernels read blocks and tokens by these numbers.
+void check_numbers(const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
+                   int64_t num_tokens, int64_t num_blocks, int64_t block_size) {
+  const auto *tables = block_tables.const_data_ptr<int32_t>(), *starts = cu_seqlens_q.const_data_ptr<int32_t>();
+  const auto* lens = context_lens.const_data_ptr<int32_t>();
+  const int64_t num_seqs = block_tables.size(0), max_blocks = block_tables.size(1);
+  TORCH_CHECK(starts[0] == 0 && starts[num_seqs] == num_tokens, "cu_seqlens_q must cover all queries");
+  for (int64_t i = 0; i < num_seqs; ++i) {
+    const int64_t count = int64_t{starts[i + 1]} - starts[i], blocks = divide_up(lens[i], block_size);
+    TORCH_CHECK(0 <= count && count <= lens[i] && blocks <= max_blocks, "sequence ", i, " has ", count,
+                " queries, a context of ", lens[i], " and a table of ", max_blocks, " blocks");
+    const auto* table = tables + i * max_blocks;
+    TORCH_CHECK(std::all_of(table, table + blocks, [&](int64_t block) { return 0 <= block && block < num_blocks; }),
+                "a block of sequence ", i, " is out of range");
+  }
+}
+
+template <class Element>
+void attend(const at::Tensor& query, const at::Tensor& key_cache, const at::Tensor& value_cache,
+            const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
+            double scaling, std::optional<int64_t> sliding_window, std::optional<double> softcap, const float* sinks,
+            const at::Tensor& output) {
+  Problem<Element> p;
+  p.query = query.const_data_ptr<Element>();
+  p.query_token_stride = query.stride(0), p.query_head_stride = query.stride(1);
+  p.key_cache = key_cache.const_data_ptr<Element>(), p.value_cache = value_cache.const_data_ptr<Element>();
+  p.block_tables = block_tables.const_data_ptr<int32_t>();
+  p.cu_seqlens_q = cu_seqlens_q.const_data_ptr<int32_t>(), p.context_lens = context_lens.const_data_ptr<int32_t>();
+  p.num_seqs = block_tables.size(0), p.max_blocks = block_tables.size(1);
+  p.sinks = sinks;
+  p.output = output.mutable_data_ptr<Element>();
+  p.num_heads = query.size(1), p.num_kv_heads = key_cache.size(1), p.group = p.num_heads / p.num_kv_heads;
+  p.block_size = key_cache.size(2), p.head_size = key_cache.size(3), p.value_size = value_cache.size(3);
+  p.scaling = float(scaling), p.softcap = float(softcap.value_or(0.0));
+  p.exponent = 1.44269504f * (p.softcap > 0 ? 1.0f : p.scaling);  // log2(e): e ** x = 2 ** (x * log2(e))
+  p.window = sliding_window.value_or(int64_t(1) << 40);
+  run_problem(p);
+}
+
+}  // namespace
+
+at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache, const at::Tensor& value_cache,
+                           const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q,
+                           const at::Tensor& context_lens, double scaling, std::optional<int64_t> sliding_window,
+                           std::optional<double> softcap, const std::optional<at::Tensor>& sinks, const Buffer& out) {
+  check_caches(key_cache, value_cache);
+  check_metadata(block_tables, cu_seqlens_q, context_lens);
+  TORCH_CHECK(query.dim() == 3 && query.size(2) == key_cache.size(3), "query is [tokens, heads, head size]");
+  TORCH_CHECK(query.size(1) % key_cache.size(1) == 0, "query heads must be a multiple of kv heads");
+  TORCH_CHECK(query.scalar_type() == key_cache.scalar_type(), "query and caches differ in type");
+  check_numbers(block_tables, cu_seqlens_q, context_lens, query.size(0), key_cache.size(0), key_cache.size(2));
+  TORCH_CHECK(scaling > 0, "scaling must be positive");
+  TORCH_CHECK(!sliding_window || *sliding_window > 0, "sliding_window must be positive");
+  const at::Tensor rows = query.stride(2) == 1 ? query : query.contiguous();
+  const at::Tensor logits = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
+  TORCH_CHECK(!sinks || logits.numel() == query.size(1), "sinks is [heads]");
+  const at::Tensor& output = out.get({query.size(0), query.size(1) * value_cache.size(3)}, query);
+  const auto run = [&](auto element) {
+    attend<decltype(element)>(rows, key_cache, value_cache, block_tables, cu_seqlens_q, context_lens, scaling,
+                              sliding_window, softcap, sinks ? logits.const_data_ptr<float>() : nullptr, output);
+  };
+  if (query.scalar_type() == at::kFloat) {
+    run(float{});
+  } else {
+    TORCH_CHECK(query.scalar_type() == at::kBFloat16, "paged_attention takes float32 or bfloat16");
+    run(at::BFloat16{});
+  }
+  return output;
+}
+
+}  // namespace twostep
+
+TORCH_LIBRARY_FRAGMENT(twostep, library) {
+  library.def(
+      "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor cu_seqlens_q, "
+      "Tensor context_lens, float scaling, int? sliding_window, float? softcap, Tensor? sinks) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(twostep, CPU, library) {
+  library.impl("paged_attention", [](const at::Tensor& query, const at::Tensor& key_cache,
+                                     const at::Tensor& value_cache, const at::Tensor& block_tables,
+                                     const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens, double scaling,
+                                     std::optional<int64_t> sliding_window, std::optional<double> softcap,
+                                     const std::optional<at::Tensor>& sinks) {
+    return twostep::paged_attention(query, key_cache, value_cache, block_tables, cu_seqlens_q, context_lens, scaling,
+                                    sliding_window, softcap, sinks)
+        .view({query.size(0), query.size(1), value_cache.size(3)});
+  });
+}

@@ -1,0 +1,67 @@
+// Activation functions of sixteen elements, each element's result its own; of doubles, for models in float64.
+
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <string_view>
+
+#include "base/vec.h"
+
+namespace twostep {
+
+// 1 / (1 + e**-x), from e**-|x|, which cannot overflow.
+inline Vec sigmoid_of(Vec x) {
+  const Vec minus_magnitude = each_part([&](int i) { return (PartF)((PartU)x.part[i] | 0x80000000u); });
+  const Vec one = broadcast(1.0f), decay = exp_nonpositive(minus_magnitude);
+  return where_less(x, Vec{}, decay, one) / (one + decay);
+}
+
+struct Sigmoid {
+  static Vec apply(Vec x) { return sigmoid_of(x); }
+  static double apply(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+};
+
+struct Silu {
+  static Vec apply(Vec x) { return x * sigmoid_of(x); }
+  static double apply(double x) { return x / (1.0 + std::exp(-x)); }
+};
+
+// x / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) * (x + 0.044715 x**3), which is x * sigmoid(2 u).
+struct GeluTanh {
+  static Vec apply(Vec x) {
+    const Vec u = fma(x * x * x, broadcast(0.044715f), x);
+    return x * sigmoid_of(u * broadcast(1.5957691216f));
+  }
+  static double apply(double x) { return x / (1.0 + std::exp(-1.5957691216057308 * (x + 0.044715 * x * x * x))); }
+};
+
+// x / 2 * (1 + erf(x / sqrt(2))): the library's erf, one element at a time.
+struct GeluErf {
+  static Vec apply(Vec x) {
+    alignas(64) float values[kLanes];
+    store(values, x);
+    for (float& value : values) value = 0.5f * value * (1.0f + std::erf(value * 0.70710678f));
+    return load(values);
+  }
+  static double apply(double x) { return 0.5 * x * (1.0 + std::erf(x * 0.7071067811865476)); }
+};
+
+// Those that gate in an MLP.
+enum class Activation { kNone, kSilu, kGeluTanh };
+
+inline Activation activation_named(std::string_view name) {
+  if (name == "silu") return Activation::kSilu;
+  TORCH_CHECK(name == "gelu_tanh", "the activation ", name, " is not known");
+  return Activation::kGeluTanh;
+}
+
+// f.operator()<Op>() of the activation, which is one.
+template <class F>
+auto with_activation(Activation activation, const F& f) {
+  TORCH_INTERNAL_ASSERT(activation != Activation::kNone);
+  return activation == Activation::kSilu ? f.template operator()<Silu>() : f.template operator()<GeluTanh>();
+}
+
+}  // namespace twostep

@@ -1,0 +1,78 @@
+// Memory for weights. A step reads all of them once, and in pages of 4 KiB that is a page walk every 64 cache lines: a
+// tenth of the time of one row of bfloat16, as measured, a third of 4 bits, and prefetches far ahead, which wait for
+// the walk, are of no use.
+
+#pragma once
+
+#include <ATen/ATen.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "base/sizes.h"
+
+namespace twostep {
+
+// A mapping that tensors are cut from, one after the other, so that small ones lie in huge pages, too, and a model of
+// tens of thousands of experts does not take as many mappings. It lives as long as they do.
+class Pages {
+ public:
+  // Zeros, from a page's start on; null where the system gives no memory. What is not written takes none.
+  static std::shared_ptr<uint8_t> take(size_t bytes) {
+    static std::mutex mutex;
+    static std::weak_ptr<Pages> current;
+    const std::lock_guard lock(mutex);
+    std::shared_ptr<Pages> pages = current.lock();
+    if (!pages || pages->left_ < bytes) current = pages = std::make_shared<Pages>(std::max(bytes, kUsualBytes));
+    return pages->left_ < bytes ? nullptr : std::shared_ptr<uint8_t>(pages->cut(bytes), Return{pages, bytes});
+  }
+
+  explicit Pages(size_t bytes) : size_(bytes + kHugePage) {
+    mapping_ = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapping_ == MAP_FAILED) return;
+    next_ = reinterpret_cast<uint8_t*>(round_up(reinterpret_cast<uintptr_t>(mapping_), kHugePage)), left_ = bytes;
+#if defined(MADV_HUGEPAGE)
+    madvise(next_, bytes, MADV_HUGEPAGE);  // ordinary ones where there are none, or none left
+#endif
+  }
+  Pages(const Pages&) = delete;
+  ~Pages() {
+    if (mapping_ != MAP_FAILED) munmap(mapping_, size_);
+  }
+
+ private:
+  static constexpr size_t kHugePage = size_t{2} << 20, kUsualBytes = size_t{128} << 20;
+
+  // Gives a tensor's pages back, though others of the same mapping may stay.
+  struct Return {
+    std::shared_ptr<Pages> pages;
+    size_t bytes;
+
+    void operator()(uint8_t* start) const { madvise(start, bytes, MADV_DONTNEED); }
+  };
+
+  uint8_t* cut(size_t bytes) {
+    uint8_t* start = next_;
+    bytes = std::min<size_t>(round_up(bytes, sysconf(_SC_PAGESIZE)), left_);
+    next_ += bytes, left_ -= bytes;
+    return start;
+  }
+
+  size_t size_;
+  void* mapping_;
+  uint8_t* next_ = nullptr;
+  size_t left_ = 0;
+};
+
+inline at::Tensor zeros_in_huge_pages(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  const size_t bytes = c10::multiply_integers(sizes) * options.dtype().itemsize();
+  const std::shared_ptr<uint8_t> memory = Pages::take(bytes);
+  if (!memory) return at::zeros(sizes, options);
+  return at::from_blob(memory.get(), sizes, [memory](void*) {}, options);
+}
+
+}  // namespace twostep

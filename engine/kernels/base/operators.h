@@ -1,0 +1,46 @@
+// The operators that other kernels are made of; torch knows them under the same names. A result goes into a buffer: by
+// default into a new one.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+#include "base/activations.h"
+#include "base/buffer.h"
+
+namespace twostep {
+
+// With an activation, `gate` of the product.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
+                  Activation activation = Activation::kNone, const Buffer& out = {});
+at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
+                       Activation activation = Activation::kNone, const Buffer& out = {});
+at::Tensor linear_int4(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
+                       Activation activation = Activation::kNone, const Buffer& out = {});
+
+// Rows of blocks of kGateBlock columns, gate and up in turn (the last two may be narrower) -> activation(gate) * up.
+constexpr int64_t kGateBlock = 16;
+at::Tensor gate(const at::Tensor& gate_up, Activation activation, const Buffer& out = {});
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, const at::Tensor& x,
+                                                const at::Tensor& weight, double eps, const Buffer& sum = {},
+                                                const Buffer& normed = {});
+void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin, int64_t num_heads,
+                  int64_t num_kv_heads, const std::optional<at::Tensor>& query_norm,
+                  const std::optional<at::Tensor>& key_norm, double eps);
+
+// query [T, num_heads, head_size] -> [T, num_heads * value_size]
+at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache, const at::Tensor& value_cache,
+                           const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q,
+                           const at::Tensor& context_lens, double scaling, std::optional<int64_t> sliding_window,
+                           std::optional<double> softcap, const std::optional<at::Tensor>& sinks,
+                           const Buffer& out = {});
+void write_kv(const at::Tensor& key, const at::Tensor& value, const at::Tensor& key_cache,
+              const at::Tensor& value_cache, const at::Tensor& slot_mapping);
+
+}  // namespace twostep

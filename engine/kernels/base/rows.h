@@ -1,0 +1,58 @@
+// Rows of matrices: taken by number, and computed with sixteen elements at a time.
+
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "base/operators.h"
+#include "base/thread_pool.h"
+#include "base/vec.h"
+
+namespace twostep {
+
+// table [N, size], numbers [T] -> [T, size]. As at::embedding, which wakes torch's threads from some size on.
+inline at::Tensor take_rows(const at::Tensor& table, const at::Tensor& numbers) {
+  const at::Tensor from = table.stride(1) == 1 ? table : table.contiguous(), which = numbers.contiguous();
+  const int64_t rows = from.size(0), row_bytes = from.size(1) * from.element_size();
+  const int64_t stride_bytes = from.stride(0) * from.element_size();
+  const auto* number = which.const_data_ptr<int64_t>();
+  TORCH_CHECK(std::all_of(number, number + which.numel(), [&](int64_t i) { return 0 <= i && i < rows; }),
+              "a row's number is out of range");
+  at::Tensor out = at::empty({which.numel(), from.size(1)}, from.options());
+  const auto* source = static_cast<const char*>(from.const_data_ptr());
+  auto* target = static_cast<char*>(out.mutable_data_ptr());
+  constexpr int64_t kGrainBytes = 1 << 16;
+  run_ranges(which.numel(), divide_up(kGrainBytes, std::max<int64_t>(1, row_bytes)), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      std::memcpy(target + i * row_bytes, source + number[i] * stride_bytes, row_bytes);
+    }
+  });
+  return out;
+}
+
+inline Vec rounded_to(Vec v, const float*) { return v; }
+inline Vec rounded_to(Vec v, const at::BFloat16*) {
+  return each_part([&](int i) { return rounded_to_bfloat16(v.part[i]); });
+}
+
+// Of gate and up, numbers that the element has, which also tells what the activation is rounded to.
+template <class Op, class Element>
+inline Vec gated(Vec gate, Vec up, const Element* element) {
+  return rounded_to(Op::apply(gate), element) * up;
+}
+
+// Blocks of gate and up in turn -> `size` gated elements.
+template <class Op, class Element>
+void gate_row(const Element* gate_up, int64_t size, Element* to) {
+  static_assert(kGateBlock == kLanes);
+  for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+    const Element* block = gate_up + 2 * i;
+    store_upto(to + i, count, gated<Op>(load_upto(block, count), load_upto(block + count, count), block));
+  });
+}
+
+}  // namespace twostep

@@ -1,0 +1,258 @@
+// Decoder layers with no Python between two products: one layer in two operators, one on each side of its attention, or
+// all layers in one, from token ids to what the head reads. They call the operators that the plain path calls from
+// Python, in the same order; where all layers are one, a layer's last sum and the norm behind it are one pass, too.
+
+#include <ATen/ATen.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/operators.h"
+#include "base/rows.h"
+#include "layers/rotary.h"
+
+namespace twostep {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+template <class T>
+using Ref = c10::intrusive_ptr<T>;
+
+// A packed weight of 8 or 4 bits, or of 0 where it is not quantized.
+struct Linear : torch::CustomClassHolder {
+  at::Tensor packed;
+  OptionalTensor bias;
+  int64_t out_features, bits;
+
+  Linear(at::Tensor packed, OptionalTensor bias, int64_t out_features, int64_t bits)
+      : packed(std::move(packed)), bias(std::move(bias)), out_features(out_features), bits(bits) {}
+
+  at::Tensor operator()(const at::Tensor& x, const Buffer& out, Activation activation = Activation::kNone) const {
+    const auto& multiply = bits == 8 ? linear_int8 : bits == 4 ? linear_int4 : linear;
+    return multiply(x, packed, bias, out_features, activation, out);
+  }
+};
+
+struct Norm : torch::CustomClassHolder {
+  at::Tensor weight;
+  double eps;
+
+  Norm(at::Tensor weight, double eps) : weight(std::move(weight)), eps(eps) {}
+
+  at::Tensor operator()(const at::Tensor& x) const { return rms_norm(x, weight, eps); }
+
+  // residual + x, and the norm of that.
+  std::tuple<at::Tensor, at::Tensor> of_sum(const at::Tensor& residual, const at::Tensor& x, const Buffer& sum,
+                                            const Buffer& normed) const {
+    return add_rms_norm(residual, x, weight, eps, sum, normed);
+  }
+};
+
+// Of rows with the heads of queries, keys and values side by side: [T, heads, head_size] each.
+struct Heads {
+  at::Tensor query, key, value;
+};
+
+// What is computed on the way through a layer: the next one overwrites it.
+class Workspace {
+ public:
+  Buffer qkv, attended, residual, normed, gated, added;
+
+  // Views of what is in `qkv`, which are kept as it is.
+  const Heads& heads_of(const at::Tensor& rows, int64_t num_heads, int64_t num_kv_heads) {
+    if (!viewed_.is_same(rows) || heads_.query.size(1) != num_heads || heads_.key.size(1) != num_kv_heads) {
+      const at::Tensor all = rows.view({rows.size(0), num_heads + 2 * num_kv_heads, -1});
+      heads_ = {all.narrow(1, 0, num_heads), all.narrow(1, num_heads, num_kv_heads),
+                all.narrow(1, num_heads + num_kv_heads, num_kv_heads)};
+      viewed_ = rows;
+    }
+    return heads_;
+  }
+
+ private:
+  at::Tensor viewed_;
+  Heads heads_;
+};
+
+struct BeforeAttention : torch::CustomClassHolder {
+  Ref<Norm> input_norm;
+  std::optional<Ref<Norm>> query_norm, key_norm;
+  Ref<Linear> qkv;
+  int64_t num_heads, num_kv_heads;
+
+  BeforeAttention(Ref<Norm> input_norm, std::optional<Ref<Norm>> query_norm, std::optional<Ref<Norm>> key_norm,
+                  Ref<Linear> qkv, int64_t num_heads, int64_t num_kv_heads)
+      : input_norm(std::move(input_norm)), query_norm(std::move(query_norm)), key_norm(std::move(key_norm)),
+        qkv(std::move(qkv)), num_heads(num_heads), num_kv_heads(num_kv_heads) {}
+
+  // normed [T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size], rotated
+  Heads project(const at::Tensor& normed, const at::Tensor& cos, const at::Tensor& sin, Workspace& work) const {
+    const auto weight_of = [](const auto& norm) { return norm ? OptionalTensor((*norm)->weight) : std::nullopt; };
+    at::Tensor all = (*qkv)(normed, work.qkv);
+    rotate_heads(all, cos, sin, num_heads, num_kv_heads, weight_of(query_norm), weight_of(key_norm),
+                 query_norm ? (*query_norm)->eps : 0.0);
+    return work.heads_of(all, num_heads, num_kv_heads);
+  }
+};
+
+// Tokens whose gated rows there are at once: these are several times as wide as all else, and of more tokens they would
+// take most of what a step takes.
+constexpr int64_t kGatedTokens = 1024;
+
+struct AfterAttention : torch::CustomClassHolder {
+  Ref<Linear> attention_out;
+  Ref<Norm> norm;
+  Ref<Linear> gate_up, down;
+  Activation activation;
+
+  AfterAttention(Ref<Linear> attention_out, Ref<Norm> norm, Ref<Linear> gate_up, Ref<Linear> down,
+                 const std::string& activation)
+      : attention_out(std::move(attention_out)), norm(std::move(norm)), gate_up(std::move(gate_up)),
+        down(std::move(down)), activation(activation_named(activation)) {}
+
+  // x [T, H], attended [T, num_heads * head_size] -> both [T, H]: their sum is the layer's output
+  std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& x, const at::Tensor& attended,
+                                                Workspace& work) const {
+    const at::Tensor projected = (*attention_out)(attended, work.added);
+    const auto [residual, normed] = norm->of_sum(x, projected, work.residual, work.normed);
+    if (normed.size(0) <= kGatedTokens) {
+      return {residual, (*down)((*gate_up)(normed, work.gated, activation), work.added)};
+    }
+    for (int64_t first = 0; first < normed.size(0); first += kGatedTokens) {
+      const int64_t count = std::min(kGatedTokens, normed.size(0) - first);
+      const at::Tensor gated = (*gate_up)(normed.narrow(0, first, count), work.gated, activation);
+      (*down)(gated, Buffer(projected.narrow(0, first, count)));  // which nobody reads any more
+    }
+    return {residual, projected};
+  }
+};
+
+// x [1, T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size]
+std::tuple<at::Tensor, at::Tensor, at::Tensor> before_attention(const Ref<BeforeAttention>& layer, const at::Tensor& x,
+                                                                const at::Tensor& cos, const at::Tensor& sin) {
+  Workspace work;
+  const Heads heads = layer->project((*layer->input_norm)(x[0]), cos, sin, work);
+  return {heads.query, heads.key, heads.value};
+}
+
+// x [1, T, H], attended [T, num_heads, head_size] -> the layer's output [1, T, H]
+at::Tensor after_attention(const Ref<AfterAttention>& layer, const at::Tensor& x, const at::Tensor& attended) {
+  Workspace work;
+  const auto [residual, added] = (*layer)(x[0], attended.flatten(1), work);
+  return (residual + added).unsqueeze(0);
+}
+
+// A layer with what its attention needs to know, its part of the KV cache included.
+struct Layer : torch::CustomClassHolder {
+  Ref<BeforeAttention> before;
+  Ref<AfterAttention> after;
+  at::Tensor keys, values;
+  double scaling;
+  std::optional<int64_t> sliding_window;
+  std::optional<double> softcap;
+  OptionalTensor sinks;
+
+  Layer(Ref<BeforeAttention> before, Ref<AfterAttention> after, at::Tensor keys, at::Tensor values, double scaling,
+        std::optional<int64_t> sliding_window, std::optional<double> softcap, OptionalTensor sinks)
+      : before(std::move(before)), after(std::move(after)), keys(std::move(keys)), values(std::move(values)),
+        scaling(scaling), sliding_window(sliding_window), softcap(softcap), sinks(std::move(sinks)) {}
+};
+
+struct Decoder : torch::CustomClassHolder {
+  at::Tensor embedding;
+  Rotations rotations;
+  std::vector<Ref<Layer>> layers;
+  Ref<Norm> last_norm;
+  Workspace work;  // of steps of few tokens, which are so short that it counts; not for several threads
+
+  Decoder(at::Tensor embedding, at::Tensor frequencies, double rotation_scaling, std::vector<Ref<Layer>> layers,
+          Ref<Norm> last_norm)
+      : embedding(embedding), rotations(std::move(frequencies), rotation_scaling, embedding.scalar_type()),
+        layers(std::move(layers)), last_norm(std::move(last_norm)) {}
+
+  const Norm& norm_before(size_t layer) const {
+    return layer < layers.size() ? *layers[layer]->before->input_norm : *last_norm;
+  }
+};
+
+constexpr int64_t kFewTokens = 64;
+
+// Whose tokens attention computes, as in engine/attention/metadata.py.
+struct Sequences {
+  at::Tensor block_tables, cu_seqlens_q, context_lens;
+
+  // Each of these tokens as a sequence of its own; `positions` are those of all tokens.
+  Sequences of_tokens(const at::Tensor& tokens, const at::Tensor& positions) const {
+    const at::Tensor which = tokens.contiguous(), where = positions.contiguous(), firsts = cu_seqlens_q.contiguous();
+    const int64_t count = which.numel();
+    const at::Tensor owners = at::empty_like(which), lens = at::empty({count}, context_lens.options());
+    const auto *token = which.const_data_ptr<int64_t>(), *position = where.const_data_ptr<int64_t>();
+    const auto* starts = firsts.const_data_ptr<int32_t>();
+    for (int64_t i = 0; i < count; ++i) {
+      const auto* next = std::upper_bound(starts, starts + firsts.numel(), token[i]);
+      owners.mutable_data_ptr<int64_t>()[i] = next - starts - 1;
+      lens.mutable_data_ptr<int32_t>()[i] = position[token[i]] + 1;
+    }
+    return {take_rows(block_tables, owners), at::arange(count + 1, cu_seqlens_q.options()), lens};
+  }
+};
+
+// token_ids and positions [T], block_tables to slot_mapping as in engine/attention/metadata.py -> what the head reads,
+// [T, H], or only of the `kept` tokens
+at::Tensor run_decoder(const Ref<Decoder>& decoder, const at::Tensor& token_ids, const at::Tensor& positions,
+                       const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
+                       const at::Tensor& slot_mapping, const OptionalTensor& kept) {
+  const auto [cos, sin] = decoder->rotations.of(positions);
+  const size_t num_layers = decoder->layers.size();
+  Sequences sequences{block_tables, cu_seqlens_q, context_lens};
+  Workspace work_of_many, &work = token_ids.numel() <= kFewTokens ? decoder->work : work_of_many;
+  const Buffer returned;
+  at::Tensor x = take_rows(decoder->embedding, token_ids), normed = decoder->norm_before(0)(x);
+  for (size_t i = 0; i < num_layers; ++i) {
+    const Layer& layer = *decoder->layers[i];
+    auto [query, key, value] = layer.before->project(normed, cos, sin, work);
+    write_kv(key, value, layer.keys, layer.values, slot_mapping);
+    const bool is_last = i + 1 == num_layers;
+    if (kept && is_last) {  // of other tokens nobody needs more than their keys and values
+      x = take_rows(x, *kept);
+      query = take_rows(query.flatten(1), *kept).view({kept->numel(), query.size(1), query.size(2)});
+      sequences = sequences.of_tokens(*kept, positions);
+    }
+    const at::Tensor attended =
+        paged_attention(query, layer.keys, layer.values, sequences.block_tables, sequences.cu_seqlens_q,
+                        sequences.context_lens, layer.scaling, layer.sliding_window, layer.softcap, layer.sinks,
+                        work.attended);
+    const auto [residual, added] = (*layer.after)(x, attended, work);
+    std::tie(x, normed) =
+        decoder->norm_before(i + 1).of_sum(residual, added, work.residual, is_last ? returned : work.normed);
+  }
+  return normed;
+}
+
+}  // namespace
+}  // namespace twostep
+
+TORCH_LIBRARY_FRAGMENT(twostep, library) {
+  using namespace twostep;
+  library.class_<Linear>("Linear").def(torch::init<at::Tensor, OptionalTensor, int64_t, int64_t>());
+  library.class_<Norm>("Norm").def(torch::init<at::Tensor, double>());
+  library.class_<BeforeAttention>("BeforeAttention")
+      .def(torch::init<Ref<Norm>, std::optional<Ref<Norm>>, std::optional<Ref<Norm>>, Ref<Linear>, int64_t, int64_t>());
+  library.class_<AfterAttention>("AfterAttention")
+      .def(torch::init<Ref<Linear>, Ref<Norm>, Ref<Linear>, Ref<Linear>, std::string>());
+  library.class_<Layer>("Layer").def(
+      torch::init<Ref<BeforeAttention>, Ref<AfterAttention>, at::Tensor, at::Tensor, double, std::optional<int64_t>,
+                  std::optional<double>, OptionalTensor>());
+  library.class_<Decoder>("Decoder")
+      .def(torch::init<at::Tensor, at::Tensor, double, std::vector<Ref<Layer>>, Ref<Norm>>())
+      .def("run", &run_decoder);
+  library.def("before_attention", &before_attention);
+  library.def("after_attention", &after_attention);
+}

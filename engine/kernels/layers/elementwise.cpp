@@ -1,0 +1,105 @@
+// silu, sigmoid and gelu whose result for an element depends on that element alone.
+//
+// torch's own take a vectorised path through the middle of a thread's share and a scalar path at its end, and the two
+// differ in the last bit: an activation then depends on how many rows are computed at once. Here every element goes
+// through the same instructions. `replace_activations` puts these in place of torch's for CPU tensors, process-wide, so
+// that model code need not be touched wherever it calls them.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <cmath>
+#include <string_view>
+
+#include "base/activations.h"
+#include "base/thread_pool.h"
+
+namespace {
+
+using namespace twostep;
+
+constexpr int64_t kGrain = 1 << 13;  // elements below which waking another thread costs more than it saves
+
+// Sixteen at a time; the last few fill a register up with zeros.
+template <class Op, class Element>
+void run(const Element* from, int64_t size, Element* to) {
+  for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+    store_upto(to + i, count, Op::apply(load_upto(from + i, count)));
+  });
+}
+
+template <class Op>
+void run(const double* from, int64_t size, double* to) {
+  for (int64_t i = 0; i < size; ++i) to[i] = Op::apply(from[i]);
+}
+
+template <class Op, class Element>
+void run_all(const at::Tensor& input, at::Tensor& output) {
+  const Element* from = input.const_data_ptr<Element>();
+  Element* to = output.mutable_data_ptr<Element>();
+  run_ranges(input.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    run<Op>(from + begin, end - begin, to + begin);
+  });
+}
+
+// Into `output`, which is contiguous and may be the input.
+template <class Op>
+void map_into(const at::Tensor& input, at::Tensor& output) {
+  const at::Tensor source = input.contiguous();
+  switch (input.scalar_type()) {
+    case at::kFloat: return run_all<Op, float>(source, output);
+    case at::kBFloat16: return run_all<Op, at::BFloat16>(source, output);
+    case at::kDouble: return run_all<Op, double>(source, output);
+    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "activation of ", input.scalar_type(), " is not implemented");
+  }
+}
+
+template <class Op>
+at::Tensor map(const at::Tensor& input) {
+  at::Tensor output = at::empty_like(input, at::MemoryFormat::Contiguous);
+  map_into<Op>(input, output);
+  return output;
+}
+
+template <class Op>
+at::Tensor& map_in_place(at::Tensor& self) {
+  at::Tensor output = self.is_contiguous() ? self : at::empty_like(self, at::MemoryFormat::Contiguous);
+  map_into<Op>(self, output);
+  if (!output.is_same(self)) self.copy_(output);
+  return self;
+}
+
+at::Tensor gelu(const at::Tensor& input, std::string_view approximate) {
+  return approximate == "tanh" ? map<GeluTanh>(input) : map<GeluErf>(input);
+}
+
+at::Tensor& gelu_in_place(at::Tensor& input, std::string_view approximate) {
+  return approximate == "tanh" ? map_in_place<GeluTanh>(input) : map_in_place<GeluErf>(input);
+}
+
+// torch warns whenever a kernel of its own is replaced. That is what is wanted here.
+struct Quiet : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+void replace_activations() {
+  static Quiet quiet;
+  c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  static const bool done = [] {
+    library.impl("silu", &map<Silu>);
+    library.impl("silu_", &map_in_place<Silu>);
+    library.impl("sigmoid", &map<Sigmoid>);
+    library.impl("sigmoid_", &map_in_place<Sigmoid>);
+    library.impl("gelu", &gelu);
+    library.impl("gelu_", &gelu_in_place);
+    return true;
+  }();
+  static_cast<void>(done);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(twostep, library) { library.def("replace_activations() -> ()", &replace_activations); }

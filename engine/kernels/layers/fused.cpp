@@ -1,0 +1,199 @@
+// What a decoder layer does between its matrix products and its attention, each in one pass over memory.
+//
+// Results are rounded wherever the plain layers of transformers round, so all but the sum of squares in a norm is, bit
+// for bit, what they compute, save what rounding makes zero (rounded_to_halves in vec.h). That sum has one order of its
+// own: sixteen lanes, folded at the end. Every row is computed by itself.
+
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <tuple>
+
+#include "base/operators.h"
+#include "base/rows.h"
+#include "base/thread_pool.h"
+
+namespace twostep {
+namespace {
+
+constexpr int64_t kGrain = 1 << 13;  // elements below which waking another thread costs more than it saves
+
+// Calls f(row) for every row, over the threads where there is enough to do.
+template <class F>
+void for_each_row(int64_t rows, int64_t row_size, const F& f) {
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, row_size));
+  run_ranges(rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) f(row);
+  });
+}
+
+// x / sqrt(mean(x**2) + eps), rounded, times weight. `to` may be `x`.
+template <class Element>
+void normalize(const Element* x, const Element* weight, int64_t size, float eps, Element* to) {
+  Vec squares{};
+  for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+    const Vec v = load_upto(x + i, count);
+    squares = squares + v * v;
+  });
+  const Vec factor = broadcast(1.0f / std::sqrt(fold_add(squares) / float(size) + eps));
+  for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+    const Vec normed = rounded_to(load_upto(x + i, count) * factor, x);
+    store_upto(to + i, count, normed * load_upto(weight + i, count));
+  });
+}
+
+template <class Element>
+void add(const Element* a, const Element* b, int64_t size, Element* to) {
+  for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+    store_upto(to + i, count, load_upto(a + i, count) + load_upto(b + i, count));
+  });
+}
+
+// Rotates a head in place: of each pair (x[i], x[i + half]), by the angle of that i.
+template <class Element>
+void rotate(Element* head, const Element* cos, const Element* sin, int64_t half) {
+  for_each_vector(half, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+    const auto rounded = [&](Vec v) { return rounded_to(v, head); };
+    const Vec low = load_upto(head + i, count), high = load_upto(head + half + i, count);
+    const Vec from_high = rounded(Vec{} - high * load_upto(sin + i, count));
+    const Vec from_low = rounded(low * load_upto(sin + half + i, count));
+    store_upto(head + i, count, rounded(low * load_upto(cos + i, count)) + from_high);
+    store_upto(head + half + i, count, rounded(high * load_upto(cos + half + i, count)) + from_low);
+  });
+}
+
+// Calls f with a null pointer of the element type.
+template <class F>
+void with_element_of(const at::Tensor& tensor, const F& f) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: return f(static_cast<float*>(nullptr));
+    case at::kBFloat16: return f(static_cast<at::BFloat16*>(nullptr));
+    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "fused layers of ", tensor.scalar_type(), " are not implemented");
+  }
+}
+
+void check_weight(const at::Tensor& weight, const at::Tensor& like, int64_t size) {
+  TORCH_CHECK(weight.scalar_type() == like.scalar_type() && weight.is_contiguous() && weight.numel() == size,
+              "a norm's weight must be contiguous, of the rows' dtype, with ", size, " elements");
+  TORCH_CHECK(size > 0, "rows of a norm must not be empty");
+}
+
+void check_fits(const at::Tensor& tensor, const at::Tensor& like, int64_t size, const char* name) {
+  TORCH_CHECK(tensor.scalar_type() == like.scalar_type() && tensor.is_contiguous() && tensor.size(-1) == size, name,
+              " must be contiguous, of the rows' dtype, with ", size, " columns");
+}
+
+}  // namespace
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  const at::Tensor rows = x.contiguous();
+  const int64_t size = rows.size(-1);
+  check_weight(weight, rows, size);
+  at::Tensor out = at::empty_like(rows);
+  with_element_of(rows, [&]<class Element>(Element*) {
+    const auto *from = rows.const_data_ptr<Element>(), *scale = weight.const_data_ptr<Element>();
+    auto* to = out.mutable_data_ptr<Element>();
+    for_each_row(rows.numel() / size, size, [&](int64_t row) {
+      normalize(from + row * size, scale, size, float(eps), to + row * size);
+    });
+  });
+  return out;
+}
+
+std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, const at::Tensor& x,
+                                                const at::Tensor& weight, double eps, const Buffer& to_sum,
+                                                const Buffer& to_normed) {
+  const at::Tensor left = residual.contiguous(), right = x.contiguous();
+  const int64_t size = left.size(-1);
+  TORCH_CHECK(left.sizes() == right.sizes(), "residual and x differ in shape");
+  check_fits(right, left, size, "x"), check_weight(weight, left, size);
+  const at::Tensor &sum = to_sum.get(left.sizes(), left), &out = to_normed.get(left.sizes(), left);
+  with_element_of(left, [&]<class Element>(Element*) {
+    const auto *a = left.const_data_ptr<Element>(), *b = right.const_data_ptr<Element>();
+    const auto* scale = weight.const_data_ptr<Element>();
+    auto *sums = sum.mutable_data_ptr<Element>(), *to = out.mutable_data_ptr<Element>();
+    for_each_row(left.numel() / size, size, [&](int64_t row) {
+      add(a + row * size, b + row * size, size, sums + row * size);
+      normalize(sums + row * size, scale, size, float(eps), to + row * size);
+    });
+  });
+  return {sum, out};
+}
+
+void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin, int64_t num_heads,
+                  int64_t num_kv_heads, const std::optional<at::Tensor>& query_norm,
+                  const std::optional<at::Tensor>& key_norm, double eps) {
+  TORCH_CHECK(qkv.dim() == 2 && qkv.is_contiguous(), "heads lie in the columns of a contiguous matrix");
+  TORCH_CHECK(num_heads > 0 && num_kv_heads > 0, "there must be heads");
+  const int64_t rows = qkv.size(0), width = qkv.size(1), all_heads = num_heads + 2 * num_kv_heads;
+  const int64_t size = width / all_heads;
+  TORCH_CHECK(size * all_heads == width && size % 2 == 0, "rows of ", width, " are not ", all_heads, " even heads");
+  for (const at::Tensor& angles : {cos, sin}) {
+    check_fits(angles, qkv, size, "cos and sin");
+    TORCH_CHECK(angles.numel() == rows * size, "every row has its angles");
+  }
+  for (const auto& norm : {query_norm, key_norm}) {
+    if (norm.has_value()) check_weight(*norm, qkv, size);
+  }
+  with_element_of(qkv, [&]<class Element>(Element*) {
+    const auto weight_of = [](const auto& norm) { return norm ? norm->template const_data_ptr<Element>() : nullptr; };
+    const Element *query_weight = weight_of(query_norm), *key_weight = weight_of(key_norm);
+    const auto *cosines = cos.const_data_ptr<Element>(), *sines = sin.const_data_ptr<Element>();
+    auto* data = qkv.mutable_data_ptr<Element>();
+    for_each_row(rows, width, [&](int64_t row) {
+      for (int64_t head = 0; head < num_heads + num_kv_heads; ++head) {
+        Element* at = data + row * width + head * size;
+        const Element* weight = head < num_heads ? query_weight : key_weight;
+        if (weight) normalize(at, weight, size, float(eps), at);
+        rotate(at, cosines + row * size, sines + row * size, size / 2);
+      }
+    });
+  });
+}
+
+at::Tensor gate(const at::Tensor& gate_up, Activation activation, const Buffer& buffer) {
+  TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, "a row has as many columns of gate as of up");
+  const at::Tensor rows = gate_up.contiguous();
+  const int64_t size = rows.size(1) / 2;
+  const at::Tensor& out = buffer.get({rows.size(0), size}, rows);
+  with_element_of(rows, [&]<class Element>(Element*) {
+    const auto* from = rows.const_data_ptr<Element>();
+    auto* to = out.mutable_data_ptr<Element>();
+    with_activation(activation, [&]<class Op>() {
+      const auto gate_one = [&](int64_t row) { gate_row<Op>(from + row * 2 * size, size, to + row * size); };
+      for_each_row(rows.size(0), size, gate_one);
+    });
+  });
+  return out;
+}
+
+}  // namespace twostep
+
+TORCH_LIBRARY_FRAGMENT(twostep, library) {
+  // x [..., H], weight [H] -> [..., H]
+  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  // -> residual + x, and its norm
+  library.def("add_rms_norm(Tensor residual, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
+  // qkv [T, (num_heads + 2 * num_kv_heads) * head_size]: norms, where given, and rotates queries and keys in place;
+  // cos and sin [..., T, head_size]
+  library.def(
+      "rotate_heads(Tensor(a!) qkv, Tensor cos, Tensor sin, int num_heads, int num_kv_heads, Tensor? query_norm, "
+      "Tensor? key_norm, float eps) -> ()");
+  // blocks of 16 columns, gate and up in turn [T, 2 * F] -> activation(gate) * up [T, F]; silu or gelu_tanh
+  library.def("gate(Tensor gate_up, str activation) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(twostep, CPU, library) {
+  library.impl("rms_norm", &twostep::rms_norm);
+  library.impl("add_rms_norm", [](const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight,
+                                  double eps) { return twostep::add_rms_norm(residual, x, weight, eps); });
+  library.impl("rotate_heads", &twostep::rotate_heads);
+  library.impl("gate", [](const at::Tensor& gate_up, std::string_view activation) {
+    return twostep::gate(gate_up, twostep::activation_named(activation));
+  });
+}

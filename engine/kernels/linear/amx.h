@@ -1,0 +1,201 @@
+// The bfloat16 product of linear.cpp in AMX tiles. A tile multiplication adds 32 products along K to each of 16 x 16
+// float32 sums, for every row by itself and always in the same order. So one code path for all numbers of rows is batch
+// invariant, and blocking along K changes nothing: a sum that waits in memory between two blocks is stored and loaded
+// as the float32 it is.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "base/amx_blocks.h"
+#include "base/amx_tiles.h"
+#include "base/prefetch.h"
+#include "linear/coded_panels_amx.h"
+#include "linear/panels_amx.h"
+#include "linear/problem.h"
+#include "linear/row_writer_amx.h"
+
+namespace twostep::amx {
+
+constexpr int64_t kSumElements = 2 * kTile * kTile;  // 16 rows times one panel
+
+// x as row tiles: 16 rows, `row_bytes` apart. Where x itself is not of that form (the rows after the last whole tile,
+// and all rows when K is no multiple of a step), the tiles lie in a copy, K filled up with zeros. What the copy holds
+// beyond the last row matters to nobody: those sums are not written.
+struct RowTiles {
+  const BFloat16* direct;
+  const BFloat16* copied;
+  int64_t num_direct, tile_elements, row_bytes;
+
+  const BFloat16* operator[](int64_t tile) const {
+    return tile < num_direct ? direct + tile * tile_elements : copied + (tile - num_direct) * tile_elements;
+  }
+};
+
+inline RowTiles row_tiles_of(const Problem<BFloat16>& p) {
+  static thread_local Scratch<BFloat16> scratch;
+  const int64_t width = round_up(p.k, kStep), num_direct = p.k == width ? p.rows / kTile : 0;
+  const int64_t first_copied = num_direct * kTile, num_copied = p.rows - first_copied;
+  BFloat16* copied = scratch.get(round_up(num_copied, kTile) * width);
+  run_tasks(num_copied, num_copied <= kTile, [&](int64_t i) {
+    std::copy_n(p.x + (first_copied + i) * p.k, p.k, copied + i * width);
+    std::fill_n(copied + i * width + p.k, width - p.k, BFloat16(0));
+  });
+  return {p.x, copied, num_direct, kTile * width, width * int64_t{sizeof(BFloat16)}};
+}
+
+// sums += 16 * kRowTiles rows of x times one panel, over `steps` steps of K. Tiles 0 to 3 are the sums, 4 and 5 the
+// rows of x, 6 and 7 the columns of the panel. Rows that are streamed leave the L1 cache to the panel.
+template <int kRowTiles, bool kStreamsRows, class Steps, class Writer>
+inline Ahead multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t row_bytes, Steps weights,
+                            int64_t steps, bool is_first, float* sums, Writer& writer, Ahead ahead) {
+  constexpr int64_t kSumBytes = kPanel * sizeof(float), kPairBytes = kStep * sizeof(BFloat16);
+  float* sums_below = sums + kSumElements;
+  if (is_first) {
+    zero_tile<0>(), zero_tile<1>();
+    if constexpr (kRowTiles == 2) zero_tile<2>(), zero_tile<3>();
+  } else {
+    load_tile<0>(sums, kSumBytes), load_tile<1>(sums + kTile, kSumBytes);
+    if constexpr (kRowTiles == 2) load_tile<2>(sums_below, kSumBytes), load_tile<3>(sums_below + kTile, kSumBytes);
+  }
+  const auto turn = [&](int number) TWOSTEP_INLINE {
+    ahead.fetch(), weights.template prepare_next<kRowTiles>(number);
+  };
+  weights.template prepare_first<kRowTiles>();
+  for (int64_t step = 0; step < steps; ++step, x += kStep, x_below += kStep) {
+    const BFloat16* w = weights[step];
+    load_tile<6>(w, kPairBytes), load_tile<4, kStreamsRows>(x, row_bytes);
+    multiply_tile<0, 4, 6>(), turn(0);
+    if constexpr (kRowTiles == 1) writer.take_turn();
+    load_tile<7>(w + kTileElements, kPairBytes);
+    multiply_tile<1, 4, 7>(), turn(1), writer.take_turn();
+    if constexpr (kRowTiles == 2) {
+      load_tile<5, kStreamsRows>(x_below, row_bytes);
+      multiply_tile<2, 5, 6>(), turn(2);
+      multiply_tile<3, 5, 7>(), turn(3), writer.take_turn();
+    }
+  }
+  store_tile<0>(sums, kSumBytes), store_tile<1>(sums + kTile, kSumBytes);
+  if constexpr (kRowTiles == 2) store_tile<2>(sums_below, kSumBytes), store_tile<3>(sums_below + kTile, kSumBytes);
+  return ahead;
+}
+
+// One block. Where there are several passes, a piece of K stays in the L1 cache while all of them meet it. Meanwhile
+// asks memory for what comes next, and finishes rows.
+template <class Finish, class Panels>
+class BlockProduct {
+ public:
+  BlockProduct(const Problem<BFloat16>& p, const RowTiles& rows, const Panels& panels, const Block& block,
+               const Block& next, float* sums)
+      : p_(p), rows_(rows), panels_(panels), block_(block), next_(next), sums_(sums), writer_(p),
+        order_(block, divide_up(p.k, kStep)) {}
+
+  void compute() {
+    for (Piece now = order_.first(block_); now.steps > 0; now = order_.after(now, block_)) {
+      Ahead ahead = ahead_of(now);
+      if (order_.is_once()) {
+        multiply<false>(0, now, panels_.only_pass(now), ahead);
+      } else {
+        const auto weights = panels_.expanded(now, ahead);
+        multiply_all(now, weights, ahead);
+      }
+      if (order_.is_last(now)) finish(now.panel);
+    }
+  }
+
+ private:
+  template <class Steps>
+  void multiply_all(const Piece& now, const Steps& weights, Ahead ahead) {
+    for (int64_t pass = 0; pass < block_.num_passes(); ++pass) {
+      ahead = order_.is_by_panel() ? multiply<true>(pass, now, weights, ahead)
+                                   : multiply<false>(pass, now, weights, ahead);
+    }
+  }
+
+  template <bool kStreamsRows, class Steps>
+  Ahead multiply(int64_t pass, const Piece& now, const Steps& weights, Ahead ahead) {
+    const int64_t tile = block_.row_tile + 2 * pass, tile_end = std::min(tile + 2, block_.row_tile_end);
+    const BFloat16 *x = rows_[tile] + now.step * kStep, *x_below = rows_[tile_end - 1] + now.step * kStep;
+    const auto multiply_by = tile_end == tile + 2 ? multiply_tiles<2, kStreamsRows, Steps, RowWriter<Finish>>
+                                                  : multiply_tiles<1, kStreamsRows, Steps, RowWriter<Finish>>;
+    return multiply_by(x, x_below, rows_.row_bytes, weights, now.steps, now.step == 0,
+                       sums_of(now.panel) + pass * 2 * kSumElements, writer_, ahead);
+  }
+
+  // Sums that need not wait for the next piece take turns in two places, so that they stay in a near cache.
+  float* sums_of(int64_t panel) const {
+    return sums_ + (order_.is_by_panel() ? turn_ : panel - block_.panel) * block_.num_passes() * 2 * kSumElements;
+  }
+
+  void finish(int64_t panel) {
+    writer_.start(block_.row_tile * kTile, std::min(block_.row_tile_end * kTile, p_.rows), panel, sums_of(panel));
+    turn_ ^= 1;
+  }
+
+  // What to ask for in all passes over a piece: the one that takes its place, none where the next block has the same
+  // panels. A panel that is read once asks for its own steps, a few of them ahead.
+  Ahead ahead_of(const Piece& now) const {
+    const int64_t lines = Panels::kStepBytes / kLineBytes, tiles = block_.row_tile_end - block_.row_tile;
+    Piece then;
+    int64_t turns = 2 * tiles;
+    if (!order_.is_once()) {
+      turns += Panels::kTurns;
+      then = order_.after(now, block_);
+      if (then.steps == 0 && next_.panel != block_.panel) then = order_.first(next_);
+    } else if constexpr (!Panels::kAsksForItself) {
+      then = {now.panel, Panels::kStepsAhead, now.steps};
+    }
+    return Ahead(panels_.start_of(then), then.steps * lines, 0, 1, now.steps * turns);
+  }
+
+  const Problem<BFloat16>& p_;
+  const RowTiles& rows_;
+  const Panels& panels_;
+  const Block &block_, &next_;
+  float* const sums_;
+  RowWriter<Finish> writer_;
+  const Order order_;
+  int64_t turn_ = 0;
+};
+
+template <class Finish, class PanelsOfThread>
+inline void multiply_and_finish(const Problem<BFloat16>& p, const PanelsOfThread& panels_of_thread) {
+  const RowTiles rows = row_tiles_of(p);
+  const Block highest{0, std::min(kBlockRowTiles, divide_up(p.rows, kTile))};
+  const Blocks blocks(p.rows, p.n, !Order::goes_by_panel(highest, divide_up(p.k, kStep)));
+  run_foreseen_tasks(blocks.count(), is_small(p), [&](int64_t task, int64_t then) {
+    static thread_local Scratch<float> scratch;
+    float* sums = scratch.get(kBlockRowTiles * kMaxBlockPanels * kSumElements);
+    const auto panels = panels_of_thread();
+    const Block block = blocks[task], next = blocks[then];
+    configure_tiles(std::min(p.rows, kTile));
+    BlockProduct<Finish, std::decay_t<decltype(panels)>>(p, rows, panels, block, next, sums).compute();
+    release_tiles();
+  });
+}
+
+template <class PanelsOfThread>
+inline void multiply_panels(const Problem<BFloat16>& p, const PanelsOfThread& panels_of_thread) {
+  if (p.activation == Activation::kNone) return multiply_and_finish<Rounded>(p, panels_of_thread);
+  with_activation(p.activation, [&]<class Op>() { multiply_and_finish<Gated<Op>>(p, panels_of_thread); });
+}
+
+// By what `pack` made.
+inline void multiply(const Problem<BFloat16>& p, const BFloat16* packed) {
+  multiply_panels(p, [&] { return PlainPanels{packed, divide_up(p.k, kStep)}; });
+}
+
+// By what `pack_coded` made.
+inline void multiply_coded(const Problem<BFloat16>& p, const uint8_t* packed) {
+  multiply_panels(p, [&] {
+    static thread_local Scratch<uint8_t> scratch;
+    uint8_t* places = scratch.get(Order::kMaxSteps * PlainPanels::kStepBytes);
+    return CodedPanels{exponents::Panels(packed, divide_up(p.n, kPanel), divide_up(p.k, kStep) * kStepUnits), places};
+  });
+}
+
+}  // namespace twostep::amx

@@ -1,0 +1,98 @@
+// Panels of tiles in 11 bits a number, as coded_exponents.h says.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "base/prefetch.h"
+#include "coded/bf16_11bit.h"
+#include "linear/panels_amx.h"
+
+namespace twostep::amx {
+
+constexpr int64_t kStepUnits = kStepElements / exponents::kUnit, kStepQuarters = kStepUnits * exponents::kQuarters;
+
+struct CodedPanels {
+  static constexpr int64_t kStepBytes = kStepUnits * exponents::kUnitBytes;
+  // In one pass: every vector asks for those to come, which is faster than a share after each product.
+  static constexpr bool kAsksForItself = true;
+
+  class Steps;
+
+  exponents::Panels panels;
+  uint8_t* places;  // of a piece's expanded steps
+
+  const uint8_t* start_of(const Piece& piece) const { return panels.unit_of(piece.panel, piece.step * kStepUnits); }
+  Steps only_pass(const Piece& piece) const;
+
+  // For several passes. Meanwhile memory is asked for what comes next, kTurns times in a step.
+  static constexpr int64_t kTurns = 4;
+  PlainPanels::Steps expanded(const Piece& piece, Ahead& ahead) const {
+    exponents::Expander expander(panels, piece.panel, piece.step * kStepUnits);
+    uint8_t* to = places;
+    for (int64_t step = 0; step < piece.steps; ++step, to += PlainPanels::kStepBytes) {
+      unroll<kStepQuarters>([&](auto i) TWOSTEP_INLINE {
+        if (i % (kStepQuarters / kTurns) == 0) ahead.fetch();
+        expander.expand<false>(i % exponents::kQuarters).store(to + i * Expanded::kBytes);
+      });
+    }
+    return {reinterpret_cast<const BFloat16*>(places)};
+  }
+};
+
+// The steps of a piece, each of which is expanded while the one before is multiplied. Where one pass is all, two places
+// in turn are enough for them.
+class CodedPanels::Steps {
+ public:
+  Steps(const CodedPanels& coded, const Piece& piece)
+      : expander_(coded.panels, piece.panel, piece.step * kStepUnits), places_(coded.places), left_(piece.steps) {}
+
+  const BFloat16* operator[](int64_t step) const { return reinterpret_cast<const BFloat16*>(place_of(step)); }
+
+  template <int kRowTiles>
+  void prepare_first() {
+    prepare<kRowTiles, 1>(0);
+  }
+
+  // A share of the next step, as large as that of every other product.
+  template <int kRowTiles>
+  TWOSTEP_INLINE void prepare_next(int product) {
+    prepare<kRowTiles, 2 * kRowTiles>(product);
+  }
+
+ private:
+  template <int kRowTiles, int kShares>
+  TWOSTEP_INLINE void prepare(int share) {
+    constexpr int64_t kQuarters = kStepQuarters / kShares;
+    if (left_ == 0) return;
+    uint8_t* to = place_of(next_);
+    unroll<kQuarters>([&](auto i) TWOSTEP_INLINE {
+      const int number = share * kQuarters + i;
+      expander_.expand<true>(number % exponents::kQuarters).store(to + number * Expanded::kBytes);
+    });
+    if (share == kShares - 1) ++next_, --left_;
+  }
+
+  uint8_t* place_of(int64_t step) const { return places_ + (step & 1) * PlainPanels::kStepBytes; }
+
+  exponents::Expander expander_;
+  uint8_t* places_;
+  int64_t next_ = 0, left_;
+};
+
+inline CodedPanels::Steps CodedPanels::only_pass(const Piece& piece) const { return {*this, piece}; }
+
+// Whether pack_coded made it of a weight [n, k].
+inline bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
+  return exponents::is_coded(packed, divide_up(n, kPanel), divide_up(k, kStep) * kStepUnits);
+}
+
+// None where the numbers do not allow it.
+inline std::optional<at::Tensor> pack_coded(const at::Tensor& weight) {
+  return exponents::pack(weight, kPanel, divide_up(weight.size(1), kStep) * kStepUnits,
+                         [&](const auto& use) { for_each_panel(weight, use); });
+}
+
+}  // namespace twostep::amx

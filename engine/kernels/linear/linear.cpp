@@ -1,0 +1,126 @@
+// The operators of linear layers over weights in the format of the rows: float32 or bfloat16.
+
+#include <torch/library.h>
+
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "linear/vector.h"
+
+#if defined(__AMX_BF16__)
+#include "linear/amx.h"
+#endif
+
+namespace twostep {
+namespace {
+
+// Whether a product with n columns gates itself; else gating is a step of its own.
+bool gates_itself(int64_t n) {
+  constexpr int64_t kPair = 2 * kGateBlock;  // of blocks, which must not lie in two panels
+  return vector::kPanel % kPair == 0 && n % kPair == 0;
+}
+
+void check_dtype(const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16,
+              "linear takes float32 or bfloat16, not ", tensor.scalar_type());
+}
+
+// weight [N, K] -> [panels, steps of K, columns of a panel, K of a step], or coded, as uint8: on x86-64, where the
+// numbers allow it. Opaque to the caller.
+at::Tensor pack_weight(const at::Tensor& weight, [[maybe_unused]] bool may_be_coded) {
+  check_dtype(weight);
+  TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0, "weight must be a non-empty matrix");
+  const at::Tensor dense = weight.contiguous();
+  if (dense.scalar_type() == at::kFloat) return vector::pack<vector::Float32>(dense);
+#if defined(__AMX_BF16__)
+  if (amx::is_granted()) {
+    const std::optional<at::Tensor> coded = may_be_coded ? amx::pack_coded(dense) : std::nullopt;
+    return coded ? *coded : amx::pack(dense);
+  }
+#endif
+#if defined(__AVX2__)
+  const std::optional<at::Tensor> coded = may_be_coded ? vector::pack_coded(dense) : std::nullopt;
+  if (coded) return *coded;
+#endif
+  return vector::pack<vector::BFloat16>(dense);
+}
+
+// Columns of a panel and K of a step, where a weight is not coded.
+std::pair<int64_t, int64_t> panel_sizes([[maybe_unused]] at::ScalarType dtype) {
+#if defined(__AMX_BF16__)
+  if (dtype == at::kBFloat16 && amx::is_granted()) return {amx::kPanel, amx::kStep};
+#endif
+  return {vector::kPanel, vector::kStep};
+}
+
+void multiply_any(const Problem<float>& p, const float* packed) {
+  vector::multiply<vector::Float32>(p, packed);
+}
+
+void multiply_any(const Problem<at::BFloat16>& p, const at::BFloat16* packed) {
+#if defined(__AMX_BF16__)
+  if (amx::is_granted()) return amx::multiply(p, packed);
+#endif
+  vector::multiply<vector::BFloat16>(p, packed);
+}
+
+#if defined(__AVX2__)
+bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
+#if defined(__AMX_BF16__)
+  if (amx::is_granted()) return amx::is_coded(packed, n, k);
+#endif
+  return vector::is_coded(packed, n, k);
+}
+
+at::Tensor multiply_coded(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                          int64_t n, Activation activation, const Buffer& out) {
+  TORCH_CHECK(x.scalar_type() == at::kBFloat16 && is_coded(packed, n, x.size(1)),
+              "rows and packed weight differ in size or dtype");
+  return multiply_rows_of(x, bias, n, activation, out, [&]<class Element>(const Problem<Element>& p) {
+    if constexpr (std::is_same_v<Element, at::BFloat16>) {
+      const auto* numbers = packed.const_data_ptr<uint8_t>();
+#if defined(__AMX_BF16__)
+      if (amx::is_granted()) return amx::multiply_coded(p, numbers);
+#endif
+      vector::multiply_coded(p, numbers, packed.size(1));
+    }
+  });
+}
+#endif
+
+}  // namespace
+
+// x [T, K], packed of a weight [N, K], bias [N] -> [T, N]. Sums in float32, adds the bias to the sum, rounds once.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
+                  Activation activation, const Buffer& out) {
+  check_dtype(x);
+  TORCH_CHECK(x.dim() == 2, "linear takes rows [T, K]");
+  if (activation != Activation::kNone && !gates_itself(n)) {
+    return gate(linear(x, packed, bias, n), activation, out);
+  }
+#if defined(__AVX2__)
+  if (packed.scalar_type() == at::kByte) return multiply_coded(x, packed, bias, n, activation, out);
+#endif
+  const auto [panel, step] = panel_sizes(x.scalar_type());
+  TORCH_CHECK(packed.sizes() == at::IntArrayRef({divide_up(n, panel), divide_up(x.size(1), step), panel, step}) &&
+                  packed.is_contiguous() && packed.scalar_type() == x.scalar_type(),
+              "rows and packed weight differ in size or dtype");
+  return multiply_rows_of(x, bias, n, activation, out, [&]<class Element>(const Problem<Element>& p) {
+    multiply_any(p, packed.const_data_ptr<Element>());
+  });
+}
+
+}  // namespace twostep
+
+TORCH_LIBRARY_FRAGMENT(twostep, m) {
+  m.def("pack_weight(Tensor weight, bool may_be_coded=True) -> Tensor");
+  m.def("linear(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(twostep, CPU, m) {
+  m.impl("pack_weight", twostep::pack_weight);
+  m.impl("linear", [](const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n) {
+    return twostep::linear(x, packed, bias, n);
+  });
+}

@@ -1,0 +1,183 @@
+// A weight as the vector kernels read it.
+
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "base/huge_pages.h"
+#include "base/prefetch.h"
+#include "base/thread_pool.h"
+#include "linear/formats_vector.h"
+
+#if defined(__AVX2__)
+#include "coded/bf16_12bit.h"
+#endif
+
+namespace twostep::vector {
+
+// Panels that are multiplied where they lie.
+template <class FormatOf>
+struct PlainPanels {
+  using Format = FormatOf;
+  using Element = typename Format::Element;
+  static constexpr int64_t kStepBytes = kStepElements * sizeof(Element);
+  static constexpr int64_t kPieceSteps = 128;  // at most, where several passes meet a piece in the L1 cache
+  static constexpr int64_t kFirstRows = kTileRows;  // at most, of the first pass
+
+  // One after the other; asks for those to come, if wanted.
+  template <bool kAsks>
+  class Steps {
+   public:
+    explicit Steps(const Element* start) : at_(reinterpret_cast<const char*>(start)) {}
+
+    TWOSTEP_INLINE StepInMemory next() {
+      const char* at = at_;
+      at_ += kStepBytes;
+      for (int64_t i = 0; kAsks && i < kStepBytes; i += kLineBytes) ask_ahead(at + i);
+      return {at};
+    }
+
+   private:
+    const char* at_;
+  };
+
+  const Element* packed;
+  int64_t all_steps;
+
+  const Element* start_of(const Piece& piece) const {
+    return packed + (piece.panel * all_steps + piece.step) * kStepElements;
+  }
+  Steps<true> only_pass(const Piece& piece) const { return Steps<true>(start_of(piece)); }
+  Steps<false> first_pass(const Piece& piece) const { return Steps<false>(start_of(piece)); }
+  Steps<false> later_pass(const Piece& piece) const { return Steps<false>(start_of(piece)); }
+};
+
+#if defined(__AVX2__)
+// Panels in 12 bits a number, expanded in every pass.
+struct CodedPanels {
+  using Format = BFloat16;
+  static_assert(kStepElements == high_bytes::kUnit);
+  static constexpr int64_t kStepBytes = high_bytes::kUnitBytes;
+  static constexpr int64_t kPieceSteps = 512, kFirstRows = kTileRows;
+
+  struct Step {
+    Expanded unit;
+
+    template <int kIndex>
+    TWOSTEP_INLINE Vec vector() const {
+      return (Vec)unit.vectors[kIndex];
+    }
+  };
+
+  template <bool kAsks>
+  class Steps {
+   public:
+    Steps(const CodedPanels& panels, const Piece& piece) : expander_(panels.numbers, piece.panel, piece.step) {}
+
+    TWOSTEP_INLINE Step next() { return {expander_.expand<kAsks>()}; }
+
+   private:
+    high_bytes::Expander expander_;
+  };
+
+  high_bytes::Panels numbers;
+
+  const uint8_t* start_of(const Piece& piece) const { return numbers.unit_of(piece.panel, piece.step); }
+  Steps<true> only_pass(const Piece& piece) const { return {*this, piece}; }
+  Steps<false> first_pass(const Piece& piece) const { return {*this, piece}; }
+  Steps<false> later_pass(const Piece& piece) const { return {*this, piece}; }
+};
+#endif
+
+// Panels of pairs of bfloat16 without an instruction that multiplies them: as float32. The first of several passes
+// keeps a piece's numbers for all others, since whatever makes them needs the ports that multiply.
+template <class Pairs>
+struct WidenedPanels {
+  using Format = Float32;
+  static constexpr int64_t kStepBytes = Pairs::kStepBytes;
+  static constexpr int64_t kPieceSteps = (16 << 10) / PlainPanels<Float32>::kStepBytes;  // half of an L1 cache
+  static constexpr int64_t kFirstRows = kWideningRows;
+
+  template <class PairSteps, bool kKeeps>
+  class Steps {
+   public:
+    Steps(const PairSteps& pairs, float* kept) : pairs_(pairs), kept_(kept) {}
+
+    TWOSTEP_INLINE auto next() {
+      float* kept = kept_;
+      if constexpr (kKeeps) kept_ += kStepElements;
+      return WidenedStep<decltype(pairs_.next()), kKeeps>{pairs_.next(), kept};
+    }
+
+   private:
+    PairSteps pairs_;
+    float* kept_;
+  };
+
+  Pairs pairs;
+  float* kept;  // of a piece
+
+  const auto* start_of(const Piece& piece) const { return pairs.start_of(piece); }
+  auto only_pass(const Piece& piece) const { return steps<false>(pairs.only_pass(piece)); }
+  auto first_pass(const Piece& piece) const { return steps<true>(pairs.first_pass(piece)); }
+  auto later_pass(const Piece& /*piece*/) const {
+    return PlainPanels<Float32>::Steps<false>(kept);
+  }
+
+ private:
+  template <bool kKeeps, class PairSteps>
+  auto steps(const PairSteps& pair_steps) const {
+    return Steps<PairSteps, kKeeps>(pair_steps, kept);
+  }
+};
+
+// Calls use(panel, numbers) for each panel of a weight [N, K], zero padded: [steps][kStep / pack][kPanel][pack].
+template <class Format, class Use>
+void for_each_panel(const at::Tensor& weight, const Use& use) {
+  using Element = typename Format::Element;
+  constexpr int kPack = Format::kPack;
+  const int64_t n = weight.size(0), k = weight.size(1), steps = divide_up(k, kStep);
+  const Element* source = weight.const_data_ptr<Element>();
+  run_tasks(divide_up(n, kPanel), false, [&](int64_t panel) {
+    std::vector<Element> numbers(steps * kStepElements, Element(0));
+    for (int64_t column = 0; column < std::min<int64_t>(kPanel, n - panel * kPanel); ++column) {
+      const Element* from = source + (panel * kPanel + column) * k;
+      Element* to = numbers.data() + column * kPack;
+      for (int64_t i = 0; i < k; ++i) to[i / kPack * kPanel * kPack + i % kPack] = from[i];
+    }
+    use(panel, numbers);
+  });
+}
+
+// weight [N, K] -> [panels, steps, kPanel, kStep]
+template <class Format>
+at::Tensor pack(const at::Tensor& weight) {
+  using Element = typename Format::Element;
+  const int64_t panels = divide_up(weight.size(0), kPanel), steps = divide_up(weight.size(1), kStep);
+  at::Tensor packed = zeros_in_huge_pages({panels, steps, kPanel, kStep}, weight.options());
+  Element* target = packed.mutable_data_ptr<Element>();
+  for_each_panel<Format>(weight, [&](int64_t panel, const std::vector<Element>& numbers) {
+    std::copy(numbers.begin(), numbers.end(), target + panel * steps * kStepElements);
+  });
+  return packed;
+}
+
+#if defined(__AVX2__)
+// Whether pack_coded made it of a weight [n, k].
+inline bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
+  return high_bytes::is_coded(packed, divide_up(n, kPanel), divide_up(k, kStep));
+}
+
+// None where the numbers do not allow it.
+inline std::optional<at::Tensor> pack_coded(const at::Tensor& weight) {
+  return high_bytes::pack(weight, kPanel, divide_up(weight.size(1), kStep),
+                          [&](const auto& use) { for_each_panel<BFloat16>(weight, use); });
+}
+#endif
+
+}  // namespace twostep::vector

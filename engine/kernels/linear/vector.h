@@ -1,0 +1,241 @@
+// Linear layers over prepacked weights whose every output is a sum in one fixed order, so that a row's result does
+// not depend on how many rows there are, where it stands among them, or how many threads run.
+//
+// A thread takes a panel of columns and a block of rows. One micro-kernel, a template over the number of rows in
+// registers, walks the panel along K with explicit fused multiply-adds: rows of a full tile and rows of a tail run the
+// same instructions. Where there are several tiles of rows, they meet the panel in pieces of K that stay in a core's
+// caches; a sum waits between two pieces as the float32 it is. The compiler's target selects the vector width and, for
+// bfloat16, the dot-product instruction; everything else is shared.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "base/prefetch.h"
+#include "base/rows.h"
+#include "linear/formats_vector.h"
+#include "linear/panels_vector.h"
+#include "linear/problem.h"
+
+namespace twostep::vector {
+
+constexpr int64_t kRowsPerTask = 32 * kTileRows;
+
+// Adds the bias to the finished sums of one panel, and rounds, or gates them.
+template <class Element>
+class SumsWriter {
+ public:
+  SumsWriter(const Problem<Element>& p, int64_t panel)
+      : p_(p), column_(panel * kPanel), columns_(std::min<int64_t>(kPanel, p.n - column_)) {
+    for (int64_t i = 0; p.bias && i < columns_; ++i) bias_[i] = float(p.bias[column_ + i]);
+  }
+
+  void write(int64_t row, const float* sums) const {
+    Element line[kPanel];
+    const bool is_gated = p_.activation != Activation::kNone;
+    Element* out = p_.out + row * p_.n + column_;
+    Element* target = is_gated || columns_ < kPanel ? line : out;
+    for (int i = 0; i < kPanel; i += kLanes) {
+      narrow_store(Float32::load(sums + i) + Float32::load(bias_ + i), target + i);
+    }
+    if (is_gated) return gate(line, p_.out + (row * p_.n + column_) / 2);
+    if (target == line) std::copy_n(line, columns_, out);
+  }
+
+ private:
+  void gate(const Element* line, Element* out) const {
+    with_activation(p_.activation, [&]<class Op>() { gate_row<Op>(line, columns_ / 2, out); });
+  }
+
+  const Problem<Element>& p_;
+  const int64_t column_, columns_;
+  float bias_[kPanel] = {};
+};
+
+// sums += kRows rows of x, `stride` apart, times the next k of a panel. Takes a turn with each step, and returns what
+// is left to be asked for.
+template <class Format, int kRows, class Steps>
+Ahead multiply_tile(const typename Format::Element* x, int64_t stride, int64_t k, Steps steps, bool is_first,
+                    float* sums, Ahead ahead) {
+  Vec tile[kRows][kVectors];
+  const auto for_each_sum = [&](auto f) TWOSTEP_INLINE {
+    unroll<kRows>([&](auto r) TWOSTEP_INLINE {
+      unroll<kVectors>([&](auto v) TWOSTEP_INLINE { f(tile[r][v], r * kPanel + v * kLanes); });
+    });
+  };
+  for_each_sum([&](Vec& sum, int at) TWOSTEP_INLINE { sum = is_first ? Vec{} : Float32::load(sums + at); });
+  const auto add = [&](auto part, const auto& step, const auto& broadcast) TWOSTEP_INLINE {
+    typename Format::Weights weights[kVectors];
+    unroll<kVectors>([&](auto v) TWOSTEP_INLINE { weights[v] = Format::template weights<part(), v()>(step); });
+    unroll<kRows>([&](auto r) TWOSTEP_INLINE {
+      const auto value = broadcast(x + r * stride);
+      unroll<kVectors>([&](auto v) TWOSTEP_INLINE {
+        tile[r][v] = Format::multiply_add(tile[r][v], weights[v], value);
+      });
+    });
+  };
+  for (; k >= kStep; k -= kStep, x += kStep) {
+    const auto step = steps.next();
+    ahead.fetch();
+    unroll<kStep / Format::kAtOnce>([&](auto part) TWOSTEP_INLINE {
+      add(part, step, Format::template broadcast<part()>);
+    });
+  }
+  if (k > 0) add(std::integral_constant<int, 0>(), steps.next(), Format::broadcast_last);
+  for_each_sum([&](const Vec& sum, int at) TWOSTEP_INLINE { std::memcpy(sums + at, &sum, sizeof(sum)); });
+  return ahead;
+}
+
+// Rows of x, and what they are multiplied with.
+struct Task {
+  int64_t row = 0, row_end = 0, panel = 0;
+};
+
+// In one piece where one tile holds all rows. Meanwhile asks memory for the task that comes next.
+template <class Panels, class Element>
+class PanelProduct {
+  using Format = typename Panels::Format;
+  using Factor = typename Format::Element;
+
+ public:
+  // x [rows, k] of the problem, sums [kRowsPerTask, kPanel]; next may be a task of no rows.
+  PanelProduct(const Problem<Element>& p, const Factor* x, const Panels& panels, const Task& task, const Task& next,
+               float* sums)
+      : p_(p), x_(x), panels_(panels), task_(task), next_(next), sums_(sums), writer_(p, task.panel),
+        all_steps_(divide_up(p.k, kStep)),
+        passes_(divide_up(task.row_end - task.row + kTileRows - Panels::kFirstRows, kTileRows)),
+        max_steps_(passes_ == 1 ? all_steps_ : divide_up(all_steps_, divide_up(all_steps_, Panels::kPieceSteps))) {}
+
+  void compute() {
+    for (int64_t step = 0; step < all_steps_; step += max_steps_) {
+      const Piece piece{task_.panel, step, std::min(max_steps_, all_steps_ - step)};
+      ahead_ = passes_ == 1 ? Ahead() : ahead_of(piece);
+      // Tiles of nearly equal height: 8 rows run as 4 + 4, not as 6 + 2.
+      for (int64_t pass = 0, row = task_.row; pass < passes_; ++pass) {
+        const int64_t limit = pass == 0 ? Panels::kFirstRows : kTileRows;
+        const int64_t rows = std::min(divide_up(task_.row_end - row, passes_ - pass), limit);
+        multiply_rows(pass, row, rows, piece);
+        row += rows;
+      }
+    }
+  }
+
+ private:
+  template <int kRows = kTileRows>
+  void multiply_rows(int64_t pass, int64_t row, int64_t rows, const Piece& piece) {
+    if constexpr (kRows > 0) {
+      if (rows == kRows) return multiply<kRows>(pass, row, piece);
+      multiply_rows<kRows - 1>(pass, row, rows, piece);
+    }
+  }
+
+  template <int kRows>
+  void multiply(int64_t pass, int64_t row, const Piece& piece) {
+    const int64_t start = piece.step * kStep, k = std::min(piece.steps * kStep, p_.k - start);
+    float* sums = sums_ + (row - task_.row) * kPanel;
+    const auto multiply_by = [&](const auto& steps) {
+      const Factor* x = x_ + row * p_.k + start;
+      ahead_ = multiply_tile<Format, kRows>(x, p_.k, k, steps, start == 0, sums, ahead_);
+    };
+    if (passes_ == 1) {
+      multiply_by(panels_.only_pass(piece));
+    } else if (pass == 0) {
+      multiply_by(panels_.first_pass(piece));
+    } else {
+      multiply_by(panels_.later_pass(piece));
+    }
+    if (start + k < p_.k) return;
+    for (int64_t r = 0; r < kRows; ++r) writer_.write(row + r, sums + r * kPanel);
+  }
+
+  // The piece that is multiplied after all passes over this one; of no steps where there is none.
+  Piece piece_after(const Piece& now) const {
+    const int64_t end = now.step + now.steps;
+    if (end < all_steps_) return {now.panel, end, std::min(max_steps_, all_steps_ - end)};
+    const bool has_one = next_.row < next_.row_end && next_.panel != now.panel;
+    return has_one ? Piece{next_.panel, 0, max_steps_} : Piece{};
+  }
+
+  // What to ask for in all passes over a piece.
+  Ahead ahead_of(const Piece& now) const {
+    const Piece then = piece_after(now);
+    const int64_t lines = divide_up(then.steps * Panels::kStepBytes, kLineBytes);
+    return Ahead(panels_.start_of(then), lines, 0, 1, now.steps * passes_);
+  }
+
+  const Problem<Element>& p_;
+  const Factor* const x_;
+  const Panels& panels_;
+  const Task &task_, &next_;
+  float* const sums_;
+  const SumsWriter<Element> writer_;
+  const int64_t all_steps_, passes_, max_steps_;
+  Ahead ahead_;
+};
+
+// The problem's rows as numbers to multiply, in memory that the calling thread keeps for its next call.
+template <class Factor, class Element>
+const Factor* rows_as(const Problem<Element>& p) {
+  if constexpr (std::is_same_v<Factor, Element>) return p.x;
+  else {
+    static thread_local Scratch<Factor> scratch;
+    Factor* numbers = scratch.get(p.rows * p.k);
+    constexpr int64_t kGrain = 1 << 15;
+    run_ranges(p.rows * p.k, kGrain, [&](int64_t begin, int64_t end) {
+      for_each_vector(end - begin, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
+        store_upto(numbers + begin + i, count, load_upto(p.x + begin + i, count));
+      });
+    });
+    return numbers;
+  }
+}
+
+// By the panels that panels_of_thread() gives.
+template <class Element, class PanelsOfThread>
+void multiply_panels(const Problem<Element>& p, const PanelsOfThread& panels_of_thread) {
+  if (p.rows == 0) return;
+  using Panels = decltype(panels_of_thread());
+  const auto* x = rows_as<typename Panels::Format::Element>(p);
+  const int64_t tiles = divide_up(p.rows, kTileRows), blocks = divide_up(p.rows, kRowsPerTask);
+  const int64_t rows = divide_up(tiles, blocks) * kTileRows, tasks = divide_up(p.n, kPanel) * blocks;
+  const auto task_at = [&](int64_t i) {
+    return i < tasks ? Task{i % blocks * rows, std::min((i % blocks + 1) * rows, p.rows), i / blocks} : Task{};
+  };
+  run_foreseen_tasks(tasks, is_small(p), [&](int64_t i, int64_t then) {
+    static thread_local Scratch<float> scratch;
+    const Panels panels = panels_of_thread();
+    const Task task = task_at(i), next = task_at(then);
+    PanelProduct(p, x, panels, task, next, scratch.get(kRowsPerTask * kPanel)).compute();
+  });
+}
+
+// As multiply_panels, by the same panels for all threads: as they are, or by what they are widened to.
+template <class Element, class Panels>
+void multiply_by(const Problem<Element>& p, const Panels& panels) {
+  if constexpr (kWidens && std::is_same_v<Element, at::BFloat16>) {
+    multiply_panels(p, [&] {
+      static thread_local Scratch<float> scratch;
+      return WidenedPanels<Panels>{panels, scratch.get(WidenedPanels<Panels>::kPieceSteps * kStepElements)};
+    });
+  } else {
+    multiply_panels(p, [&] { return panels; });
+  }
+}
+
+// By what `pack` made.
+template <class Format>
+void multiply(const Problem<typename Format::Element>& p, const typename Format::Element* packed) {
+  multiply_by(p, PlainPanels<Format>{packed, divide_up(p.k, kStep)});
+}
+
+#if defined(__AVX2__)
+// By what `pack_coded` made.
+inline void multiply_coded(const Problem<at::BFloat16>& p, const uint8_t* packed, int64_t panel_bytes) {
+  multiply_by(p, CodedPanels{high_bytes::Panels(packed, panel_bytes, divide_up(p.k, kStep))});
+}
+#endif
+
+}  // namespace twostep::vector

@@ -1,0 +1,92 @@
+// The Hadamard transform of numbers along K, as engine/weights/hadamard.py says: the same operations in the same order, so the
+// same bits.
+
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "base/vec.h"
+
+namespace twostep::hadamard {
+
+constexpr int64_t kSmallestBlock = 64, kLargestBlock = 256;  // of numbers that are transformed together
+
+// Of two lanes that lie kDistance apart, their sum in the first and first minus second in the second.
+template <int kDistance>
+inline Vec sums_and_differences(Vec v) {
+  if constexpr (kDistance >= kPartLanes) {
+    constexpr int kBetween = kDistance / kPartLanes;
+    return each_part([&](int i) {
+      const PartF other = v.part[i ^ kBetween];
+      return i & kBetween ? other - v.part[i] : v.part[i] + other;
+    });
+  } else {
+    return [&]<int... I>(std::integer_sequence<int, I...>) {
+      constexpr PartF kSigns = {(I & kDistance ? -1.0f : 1.0f)...};
+      return each_part([&](int i) {
+        const PartF other = __builtin_shufflevector(v.part[i], v.part[i], (I ^ kDistance)...);
+        return fma_part(v.part[i], kSigns, other);  // exact products
+      });
+    }(std::make_integer_sequence<int, kPartLanes>{});
+  }
+}
+
+constexpr bool is_flipped(int number) { return std::popcount(unsigned(number & number >> 1 & 0x55)) % 2; }
+
+// Sixteen numbers of a block, of which some change their signs.
+template <int kFirst>
+inline Vec flipped(Vec v) {
+  return [&]<int... I>(std::integer_sequence<int, I...>) {
+    alignas(64) static constexpr float kSigns[] = {(is_flipped(kFirst + I) ? -1.0f : 1.0f)...};
+    return v * load(kSigns);
+  }(std::make_integer_sequence<int, kLanes>{});
+}
+
+template <int kVectors>
+inline void transform_block(float* numbers) {
+  Vec v[kVectors];
+  unroll<kVectors>([&](auto i) {
+    v[i] = flipped<i * kLanes>(load(numbers + i * kLanes));
+    v[i] = sums_and_differences<2>(sums_and_differences<1>(v[i]));
+    v[i] = sums_and_differences<8>(sums_and_differences<4>(v[i]));
+  });
+  unroll<std::bit_width(unsigned(kVectors)) - 1>([&](auto stage) TWOSTEP_INLINE {
+    unroll<kVectors>([&](auto i) TWOSTEP_INLINE {
+      if constexpr (constexpr int kUpper = i | 1 << stage; kUpper != i) {
+        const Vec low = v[i], high = v[kUpper];
+        v[i] = low + high, v[kUpper] = low - high;
+      }
+    });
+  });
+  unroll<kVectors>([&](auto i) { store(numbers + i * kLanes, v[i]); });
+}
+
+// Calls f(block, size) for the blocks of `count` numbers, a multiple of the smallest: as large as may be, in turn.
+template <class F>
+inline void for_each_block(float* numbers, int64_t count, F f) {
+  const auto next = [&]<int kSize>(std::integral_constant<int, kSize> size) {
+    f(numbers, size);
+    numbers += kSize, count -= kSize;
+  };
+  while (count >= kLargestBlock) next(std::integral_constant<int, kLargestBlock>());
+  if (count >= 2 * kSmallestBlock) next(std::integral_constant<int, 2 * kSmallestBlock>());
+  if (count >= kSmallestBlock) next(std::integral_constant<int, kSmallestBlock>());
+}
+
+// In place, as all here.
+inline void transform(float* numbers, int64_t count) {
+  for_each_block(numbers, count, [](float* block, auto size) { transform_block<size / kLanes>(block); });
+}
+
+// What `transform` makes the numbers again.
+inline void invert(float* numbers, int64_t count) {
+  for_each_block(numbers, count, [](float* block, auto size) {
+    transform_block<size / kLanes>(block);
+    for (int i = 0; i < size; ++i) block[i] *= 1.0f / size;
+  });
+}
+
+}  // namespace twostep::hadamard

@@ -1,0 +1,253 @@
+// The operators of linear layers over quantized weights.
+
+#include <torch/library.h>
+
+#include "base/huge_pages.h"
+#include "quantized/int4.h"
+#include "quantized/int4_levels.h"
+#include "quantized/int8.h"
+#include "quantized/quantize.h"
+
+#if defined(__AMX_INT8__)
+#include "quantized/int4_amx.h"
+#include "quantized/int8_amx.h"
+#endif
+
+namespace twostep {
+namespace {
+
+void check_dtype(at::ScalarType dtype, const char* what) {
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, what, " float32 or bfloat16, not ", dtype);
+}
+
+// weight [N, K] -> codes [N, K] uint8, scales and minimums [N, groups of 256 or 32 along K] bfloat16.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> quantize(const at::Tensor& weight, int64_t bits, int64_t num_refits) {
+  TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0 && (bits == 8 || bits == 4),
+              "what is quantized must be a non-empty matrix, to 8 or 4 bits");
+  check_dtype(weight.scalar_type(), "what is quantized must be");
+  const at::Tensor w = weight.contiguous();
+  const int64_t n = w.size(0), k = w.size(1);
+  const int64_t groups = divide_up(k, bits == 8 ? quantizing::kGroup8 : quantizing::kGroup4);
+  at::Tensor codes = at::empty({n, k}, w.options().dtype(at::kByte));
+  at::Tensor scales = at::empty({n, groups}, w.options().dtype(at::kBFloat16)), minimums = at::empty_like(scales);
+  const auto quantize_all = [&](const auto* rows) {
+    run_tasks(n, false, [&](int64_t i) {
+      auto* to = codes.mutable_data_ptr<uint8_t>() + i * k;
+      auto *s = scales.mutable_data_ptr<at::BFloat16>() + i * groups;
+      auto *m = minimums.mutable_data_ptr<at::BFloat16>() + i * groups;
+      bits == 8 ? quantizing::quantize_row<quantizing::kGroup8>(rows + i * k, k, bits, num_refits, to, s, m)
+                : quantizing::quantize_row<quantizing::kGroup4>(rows + i * k, k, bits, num_refits, to, s, m);
+    });
+  };
+  w.scalar_type() == at::kFloat ? quantize_all(w.const_data_ptr<float>())
+                                : quantize_all(w.const_data_ptr<at::BFloat16>());
+  return {codes, scales, minimums};
+}
+
+// Calls pack_column(column, to) for each column, with the place of its panel -> [panels, bytes of one] uint8, opaque.
+template <class Weight, class PackColumn>
+at::Tensor pack(int64_t n, int64_t k, const PackColumn& pack_column) {
+  const int64_t panels = divide_up(n, integers::kPanel), bytes = integers::panel_bytes<Weight>(k);
+  at::Tensor packed = zeros_in_huge_pages({panels, bytes}, at::TensorOptions().dtype(at::kByte));
+  uint8_t* to = packed.mutable_data_ptr<uint8_t>();
+  run_tasks(panels, false, [&](int64_t panel) {
+    const int64_t first = panel * integers::kPanel;
+    for (int64_t column = first; column < std::min(first + integers::kPanel, n); ++column) {
+      pack_column(column, to + panel * bytes);
+    }
+  });
+  return packed;
+}
+
+// codes [N, K] and, of each group of `length` along K, a number in each of `others`.
+void check_codes(const at::Tensor& codes, int64_t length, std::initializer_list<at::Tensor> others) {
+  TORCH_CHECK(codes.dim() == 2 && codes.numel() > 0 && codes.scalar_type() == at::kByte,
+              "codes must be a non-empty matrix of bytes");
+  for (const at::Tensor& each : others) {
+    TORCH_CHECK(each.dim() == 2 && each.size(0) == codes.size(0) && each.size(1) == divide_up(codes.size(1), length),
+                "a number per group is missing");
+  }
+}
+
+template <class Weight, class Element>
+void multiply(const Problem<Element>& p, const uint8_t* packed) {
+  const integers::RowsOf<Weight> rows = integers::round_rows<typename Weight::Precision>(p);
+#if defined(__AMX_INT8__)
+  if (p.rows > Weight::kFewRows && amx::is_granted()) return integers::multiply_amx<Weight>(p, rows, packed);
+#endif
+  integers::multiply_vectors<Weight>(p, rows, packed);
+}
+
+// As `linear`, over what was packed for that weight. Rows are rounded to integers.
+template <class Weight>
+at::Tensor multiply_all(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
+                        Activation activation, const Buffer& out = {}) {
+  check_dtype(x.scalar_type(), "linear takes");
+  TORCH_CHECK(x.dim() == 2 && packed.dim() == 2, "linear takes rows [T, K] and a packed weight");
+  TORCH_CHECK(packed.size(0) == divide_up(n, integers::kPanel) &&
+                  packed.size(1) == integers::panel_bytes<Weight>(x.size(1)) && packed.is_contiguous(),
+              "rows and packed weight differ in size");
+  if (activation != Activation::kNone && n % integers::kPanel != 0) {
+    return gate(multiply_all<Weight>(x, packed, bias, n, Activation::kNone), activation, out);
+  }
+  return multiply_rows_of(x, bias, n, activation, out, [&](const auto& problem) {
+    multiply<Weight>(problem, packed.const_data_ptr<uint8_t>());
+  });
+}
+
+// weight [N, K] -> [N, K rounded up to a smallest block] float32: its product with transformed rows is that of weight
+// and rows.
+at::Tensor inverse_hadamard(const at::Tensor& weight) {
+  TORCH_CHECK(weight.dim() == 2, "what is transformed must be a matrix");
+  check_dtype(weight.scalar_type(), "what is transformed must be");
+  const int64_t n = weight.size(0), k = weight.size(1);
+  at::Tensor all = at::zeros({n, round_up(k, hadamard::kSmallestBlock)}, at::kFloat);
+  all.narrow(1, 0, k).copy_(weight);
+  auto* numbers = all.mutable_data_ptr<float>();
+  run_tasks(n, false, [&](int64_t i) { hadamard::invert(numbers + i * all.size(1), all.size(1)); });
+  return all;
+}
+
+// ---- 8 bits ----
+
+struct Quantized {
+  const uint8_t* codes;                   // [n, k]
+  const at::BFloat16 *scales, *minimums;  // [n, groups]
+  int64_t n, k, groups;
+};
+
+void pack_int8_column(const Quantized& q, int64_t column, uint8_t* panel) {
+  using integers::kStep, integers::kGroupBytes, int8::Weight;
+  const int64_t tile = column % integers::kPanel / kLanes, lane = column % kLanes;
+  for (int64_t group = 0; group < q.groups; ++group) {
+    const int64_t from = column * q.groups + group;
+    const uint32_t word = uint32_t{q.scales[from].x} << 16 | q.minimums[from].x;
+    uint8_t* words = panel + group * kGroupBytes<Weight> + tile * integers::kWordBytes;
+    std::memcpy(words + lane * sizeof(word), &word, sizeof(word));
+  }
+  for (int64_t i = 0; i < q.k; ++i) {
+    const int64_t step = i / kStep, group = step / integers::kGroupSteps;
+    uint8_t* to = panel + (group + 1) * Weight::kHeaderBytes + step * Weight::kStepBytes + tile * integers::kTileBytes;
+    to[i % kStep / 4 * kLineBytes + lane * 4 + i % 4] = q.codes[column * q.k + i];
+  }
+}
+
+// Of what `quantize` made in 8 bits.
+at::Tensor pack_int8(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& minimums) {
+  check_codes(codes, quantizing::kGroup8, {scales, minimums});
+  const at::Tensor c = codes.contiguous(), s = scales.contiguous(), m = minimums.contiguous();
+  const Quantized q{c.const_data_ptr<uint8_t>(), s.const_data_ptr<at::BFloat16>(), m.const_data_ptr<at::BFloat16>(),
+                    c.size(0), c.size(1), s.size(1)};
+  static_assert(quantizing::kGroup8 == integers::kGroup);
+  return pack<int8::Weight>(q.n, q.k, [&](int64_t column, uint8_t* panel) { pack_int8_column(q, column, panel); });
+}
+
+// ---- 4 bits ----
+
+// weight [N, K] and what `quantize` made of it in 4 bits -> codes [N, K], levels [N, ceil(K / 32)] (zero << 4 |
+// multiplier) uint8, scales [N, ceil(K / 256)] bfloat16.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> to_levels(const at::Tensor& weight, const at::Tensor& scales,
+                                                         const at::Tensor& minimums) {
+  check_dtype(weight.scalar_type(), "what is quantized must be");
+  const at::Tensor w = weight.contiguous(), s = scales.contiguous(), m = minimums.contiguous();
+  const int64_t n = w.size(0), k = w.size(1), groups = divide_up(k, levels::kGroup);
+  at::Tensor codes = at::empty({n, k}, w.options().dtype(at::kByte)), found = at::empty({n, groups}, codes.options());
+  check_codes(codes, levels::kGroup, {s, m});
+  at::Tensor shared = at::empty({n, divide_up(k, levels::kScaleGroup)}, s.options());
+  const auto level_all = [&](const auto* rows) {
+    run_tasks(n, false, [&](int64_t i) {
+      levels::level_row(rows + i * k, k, s.const_data_ptr<at::BFloat16>() + i * groups,
+                        m.const_data_ptr<at::BFloat16>() + i * groups, codes.mutable_data_ptr<uint8_t>() + i * k,
+                        found.mutable_data_ptr<uint8_t>() + i * groups,
+                        shared.mutable_data_ptr<at::BFloat16>() + i * shared.size(1));
+    });
+  };
+  w.scalar_type() == at::kFloat ? level_all(w.const_data_ptr<float>()) : level_all(w.const_data_ptr<at::BFloat16>());
+  return {codes, found, shared};
+}
+
+struct Leveled {
+  const uint8_t *codes, *levels;  // [n, k], [n, subgroups]
+  const at::BFloat16* scales;     // [n, groups]
+  int64_t n, k, subgroups, groups;
+};
+
+void pack_int4_column(const Leveled& q, int64_t column, uint8_t* panel) {
+  using integers::kStep;
+  const int64_t lane = column % kLanes;
+  uint8_t* tile = panel + column % integers::kPanel / kLanes * int4::kTileBytes;
+  for (int64_t subgroup = 0; subgroup < q.subgroups; ++subgroup) {
+    const int64_t start = subgroup * int4::kSubgroup;
+    uint32_t word = uint32_t{q.scales[column * q.groups + start / levels::kScaleGroup].x} << 16;
+    word |= uint32_t{q.levels[column * q.subgroups + subgroup]} << start % kStep / int4::kSubgroup * 8;
+    uint32_t& header = reinterpret_cast<uint32_t*>(tile + start / kStep * int4::Weight::kStepBytes)[lane];
+    header |= word;
+  }
+  for (int64_t i = 0; i < q.k; ++i) {
+    uint8_t* codes = tile + i / kStep * int4::Weight::kStepBytes + integers::kWordBytes;
+    codes[i % kStep / 8 * kLineBytes + lane * 4 + i % 4] |= q.codes[column * q.k + i] << i % 8 / 4 * 4;
+  }
+}
+
+// Of what to_levels found.
+at::Tensor pack_int4(const at::Tensor& codes, const at::Tensor& levels, const at::Tensor& scales) {
+  check_codes(codes, levels::kGroup, {levels});
+  check_codes(codes, levels::kScaleGroup, {scales});
+  const at::Tensor c = codes.contiguous(), l = levels.contiguous(), s = scales.contiguous();
+  const Leveled q{c.const_data_ptr<uint8_t>(), l.const_data_ptr<uint8_t>(), s.const_data_ptr<at::BFloat16>(),
+                  c.size(0), c.size(1), l.size(1), s.size(1)};
+  return pack<int4::Weight>(q.n, q.k, [&](int64_t column, uint8_t* panel) { pack_int4_column(q, column, panel); });
+}
+
+#if defined(__AMX_INT8__)
+using Int8Weight = int8::TileWeight;
+using Int8WeightForWideRows = int8::TileWeightForWideRows;
+using Int4Weight = int4::TileWeight;
+#else
+using Int8Weight = int8::Weight;
+using Int8WeightForWideRows = int8::WeightForWideRows;
+using Int4Weight = int4::Weight;
+#endif
+
+at::Tensor linear_int8_wide_rows(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                                 int64_t n) {
+  return multiply_all<Int8WeightForWideRows>(x, packed, bias, n, Activation::kNone);
+}
+
+}  // namespace
+
+at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
+                       Activation activation, const Buffer& out) {
+  return multiply_all<Int8Weight>(x, packed, bias, n, activation, out);
+}
+
+at::Tensor linear_int4(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
+                       Activation activation, const Buffer& out) {
+  return multiply_all<Int4Weight>(x, packed, bias, n, activation, out);
+}
+
+}  // namespace twostep
+
+TORCH_LIBRARY_FRAGMENT(twostep, m) {
+  m.def("quantize(Tensor weight, int bits, int num_refits) -> (Tensor, Tensor, Tensor)");
+  m.def("to_levels(Tensor weight, Tensor scales, Tensor minimums) -> (Tensor, Tensor, Tensor)");
+  m.def("pack_int8(Tensor codes, Tensor scales, Tensor minimums) -> Tensor");
+  m.def("pack_int4(Tensor codes, Tensor levels, Tensor scales) -> Tensor");
+  m.def("inverse_hadamard(Tensor weight) -> Tensor");
+  m.def("linear_int8(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
+  m.def("linear_int8_wide_rows(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
+  m.def("linear_int4(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(twostep, CPU, m) {
+  m.impl("quantize", twostep::quantize);
+  m.impl("to_levels", twostep::to_levels);
+  m.impl("pack_int8", twostep::pack_int8);
+  m.impl("pack_int4", twostep::pack_int4);
+  m.impl("linear_int8", [](const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                            int64_t n) { return twostep::linear_int8(x, packed, bias, n); });
+  m.impl("inverse_hadamard", twostep::inverse_hadamard);
+  m.impl("linear_int8_wide_rows", twostep::linear_int8_wide_rows);
+  m.impl("linear_int4", [](const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                            int64_t n) { return twostep::linear_int4(x, packed, bias, n); });
+}

@@ -1,0 +1,273 @@
+// Linear layers of integers: rows are rounded to some bits with a scale per group along K, weights are 8-bit integers
+// or become such. A group's dot products are exact, whatever unit computes them, and what becomes of them has one
+// order. So every number of rows has the same bits: few rows go through the vector units, for which memory is slower;
+// many through AMX tiles (linear_integers_amx.h).
+//
+// A weight's panel is two tiles of 16 columns, its groups one after the other along K. What a weight is tells a class,
+// int4::Weight or int8::Weight: how rows are rounded, the bytes of a group, how its steps are multiplied and what is
+// added for them.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "base/activations.h"
+#include "base/prefetch.h"
+#include "base/rows.h"
+#include "base/vec.h"
+#include "linear/problem.h"
+#include "quantized/quantized_rows.h"
+
+namespace twostep::integers {
+
+constexpr int64_t kPanel = 2 * kLanes;
+constexpr int64_t kWordBytes = kLanes * sizeof(uint32_t);  // of a word per column of a tile
+
+inline PartU load_words(const uint8_t* header, int part) {
+  PartU words;
+  std::memcpy(&words, header + part * sizeof(words), sizeof(words));
+  return words;
+}
+
+// The upper halves of a word per column, bfloat16 numbers.
+inline Vec upper_numbers(const uint8_t* header) {
+  return each_part([&](int i) { return (PartF)(load_words(header, i) & 0xffff0000u); });
+}
+
+// What is asked for with every line of a panel that is multiplied. One that comes from memory asks for itself, and is
+// read in the order in which it lies there: one row reads a fifth faster so than from both tiles in turn.
+struct AskForPanel {
+  static constexpr bool kFromMemory = true;
+
+  TWOSTEP_INLINE void operator()(const uint8_t* line) const {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    ask_ahead<1536, 0>(line);  // Zen 3 has places for 24 lines under way, and a second distance takes some of them
+#else
+    ask_ahead(line);
+#endif
+  }
+};
+
+struct AskForNext {
+  static constexpr bool kFromMemory = false;
+  Ahead& ahead;
+
+  TWOSTEP_INLINE void operator()(const uint8_t* /*line*/) const { ahead.fetch(); }
+};
+
+#if defined(__AVX512F__)
+constexpr bool kHasManyRegisters = true;
+#else
+constexpr bool kHasManyRegisters = false;
+#endif
+
+// Calls f(tiles) for the tiles of a panel that share what is loaded of rows, where tiles(g) calls g with the number of
+// each: both, if there are registers for the sums of both.
+template <class Ask, class F>
+TWOSTEP_INLINE inline void for_tiles_at_once(F f) {
+  if constexpr (kHasManyRegisters && !Ask::kFromMemory) {
+    f([](auto each) TWOSTEP_INLINE { unroll<2>(each); });
+  } else {
+    f([](auto each) TWOSTEP_INLINE { each(std::integral_constant<int, 0>()); });
+    f([](auto each) TWOSTEP_INLINE { each(std::integral_constant<int, 1>()); });
+  }
+}
+
+inline void add_to(Dots& dots, const Bytes& weights, const int8_t* x) { dots = add_products(dots, weights, x); }
+template <class AnyDots>
+TWOSTEP_INLINE inline void add_to(AnyDots& dots, const Bytes& weights, const int8_t* x) {
+  dots.add_products(weights, x);
+}
+
+// A step of some rows, of one tile of rows, from `row` on.
+struct RowsOfStep {
+  const int8_t* numbers;
+  const int32_t* half_sums;
+  int64_t row;
+};
+
+// dots += kRows rows times a step whose tiles of bytes begin at `at` and `tile_bytes` after it; ask(line) comes with
+// each of their lines.
+template <class Precision, int kRows, class AnyDots, class Ask>
+TWOSTEP_INLINE inline void multiply_bytes(const RowsOfStep& rows, const uint8_t* at, int64_t tile_bytes,
+                                          AnyDots (&dots)[kRows][2], const Ask& ask) {
+  for_tiles_at_once<Ask>([&](auto tiles) TWOSTEP_INLINE {
+    for (int64_t k = 0; k < kStep; k += 4) {
+      // Others are so far from the first that an instruction tells.
+      const int8_t* first_x = Precision::find(rows.numbers, rows.row, k);
+      Bytes bytes[2];
+      tiles([&](auto tile) TWOSTEP_INLINE {
+        const uint8_t* line = at + tile * tile_bytes + k / 4 * kLineBytes;
+        ask(line);
+        bytes[tile] = load_bytes(line);
+      });
+      unroll<kRows>([&](auto r) TWOSTEP_INLINE {
+        const int8_t* x = Precision::find(first_x, r, 0);
+        tiles([&](auto tile) TWOSTEP_INLINE { add_to(dots[r][tile], bytes[tile], x); });
+      });
+    }
+  });
+}
+
+template <class Weight>
+using RowsOf = Rows<typename Weight::Precision>;
+
+// Where a panel's group starts. Its steps follow a header.
+template <class Weight>
+constexpr int64_t kGroupBytes = Weight::kHeaderBytes + kGroupSteps * Weight::kStepBytes;
+
+template <class Weight>
+constexpr int64_t panel_bytes(int64_t k) {
+  return divide_up(k, kGroup) * Weight::kHeaderBytes + divide_up(k, kStep) * Weight::kStepBytes;
+}
+
+// Finishes the sums of one panel: adds the bias, and rounds, or gates its upper tile with its lower.
+template <class Element>
+class PanelWriter {
+ public:
+  PanelWriter(const Problem<Element>& p, int64_t panel)
+      : p_(p), first_(panel * kPanel), columns_(std::min(kPanel, p.n - first_)) {
+    if (!p.bias) return;
+    Element bias[kPanel] = {};
+    std::copy_n(p.bias + first_, columns_, bias);
+    bias_[0] = load(bias), bias_[1] = load(bias + kLanes);
+  }
+
+  // Of rows [row, row + count). A loop over several hides how long a gate takes.
+  void write(int64_t row, int64_t count, const Vec (*sums)[2]) const {
+    if (p_.activation == Activation::kNone) {
+      for (int64_t r = 0; r < count; ++r) write_row(row + r, sums[r][0] + bias_[0], sums[r][1] + bias_[1]);
+    } else {
+      with_activation(p_.activation, [&]<class Op>() { write_gated<Op>(row, count, sums); });
+    }
+  }
+
+ private:
+  void write_row(int64_t row, Vec low, Vec high) const {
+    Element* out = p_.out + row * p_.n + first_;
+    store_upto(out, columns_, low);
+    if (columns_ > kLanes) store_upto(out + kLanes, columns_ - kLanes, high);
+  }
+
+  template <class Op>
+  void write_gated(int64_t row, int64_t count, const Vec (*sums)[2]) const {
+    Element* out = p_.out + (row * p_.n + first_) / 2;
+    for (int64_t r = 0; r < count; ++r, out += p_.n / 2) {
+      const Vec gate = rounded_to(sums[r][0] + bias_[0], out), up = rounded_to(sums[r][1] + bias_[1], out);
+      store(out, gated<Op>(gate, up, out));
+    }
+  }
+
+  const Problem<Element>& p_;
+  int64_t first_, columns_;
+  Vec bias_[2] = {};
+};
+
+// Rows [row, row + kRows) of a tile of rows times one panel. Asks memory for what follows of it, or else takes turns
+// with `ahead`, and returns what is left of that.
+template <class Weight, int kRows, bool kAsks, class Element>
+Ahead multiply_panel(const RowsOf<Weight>& rows, int64_t tile, int64_t row, const uint8_t* panel,
+                     const PanelWriter<Element>& writer, Ahead ahead) {
+  const auto ask = [&] {
+    if constexpr (kAsks) {
+      return AskForPanel();
+    } else {
+      return AskForNext{ahead};
+    }
+  }();
+  Vec sums[kRows][2] = {};
+  for (int64_t group = 0; group < rows.groups; ++group, panel += kGroupBytes<Weight>) {
+    const int64_t place = rows.place(tile, group) + row;
+    typename Weight::Dots dots[kRows][2];
+    unroll<kRows>([&](auto r) { dots[r][0] = dots[r][1] = Weight::first_dots(rows.sums[place + r]); });
+    for (int64_t step = 0; step < rows.steps_of(group); ++step) {
+      const int64_t number = group * kGroupSteps + step;
+      const RowsOfStep some{rows.numbers_of(tile, number), rows.half_sums_of(tile, number), row};
+      const uint8_t* at = panel + Weight::kHeaderBytes + step * Weight::kStepBytes;
+      Weight::template multiply_step<kRows>(some, at, dots, ask);
+    }
+    unroll<2>([&](auto half) TWOSTEP_INLINE {
+      const typename Weight::Scales scales(panel, half);
+      unroll<kRows>([&](auto r) TWOSTEP_INLINE {
+        const Vec dot = to_floats(Weight::total(dots[r][half]));
+        sums[r][half] = scales.add(sums[r][half], dot, rows.scales[place + r], rows.sums[place + r]);
+      });
+    });
+  }
+  Vec finished[kRows][2];  // so that the sums may stay in registers
+  std::memcpy(finished, sums, sizeof(sums));
+  writer.write(tile * kTileRows + row, kRows, finished);
+  return ahead;
+}
+
+template <class Weight, bool kAsks, int kRows = Weight::kRowsAtOnce, class Element>
+Ahead multiply_panel_rows(const RowsOf<Weight>& rows, int64_t tile, int64_t row, int64_t count, const uint8_t* panel,
+                          const PanelWriter<Element>& writer, const Ahead& ahead) {
+  if constexpr (kRows > 0) {
+    if (count == kRows) return multiply_panel<Weight, kRows, kAsks>(rows, tile, row, panel, writer, ahead);
+    return multiply_panel_rows<Weight, kAsks, kRows - 1>(rows, tile, row, count, panel, writer, ahead);
+  }
+  return ahead;
+}
+
+constexpr int64_t kRowsPerTask = 8 * kTileRows;
+
+// Rows [first, first + count), first at the start of a tile.
+struct Span {
+  int64_t first, count;
+
+  // How often a panel is read for them.
+  template <class Weight>
+  int64_t passes() const {
+    const auto passes_of = [](int64_t rows) { return divide_up(rows, Weight::kRowsAtOnce); };
+    return count / kTileRows * passes_of(kTileRows) + passes_of(count % kTileRows);
+  }
+};
+
+template <class Weight, bool kAsks, class Element>
+void multiply_span(const RowsOf<Weight>& rows, const Span& span, const uint8_t* panel,
+                   const PanelWriter<Element>& writer, Ahead ahead) {
+  for (int64_t first = 0; first < span.count; first += kTileRows) {
+    const int64_t end = std::min(kTileRows, span.count - first);
+    int64_t parts = divide_up(end, Weight::kRowsAtOnce);
+    for (int64_t row = 0, count; row < end; row += count, --parts) {
+      count = divide_up(end - row, parts);
+      const int64_t tile = (span.first + first) / kTileRows;
+      ahead = multiply_panel_rows<Weight, kAsks>(rows, tile, row, count, panel, writer, ahead);
+    }
+  }
+}
+
+// Through the vector units. A task is a panel and some rows, as many at once as there are registers for. A panel that
+// is read once asks for itself. One that is read several times comes from the L2 cache then, and meanwhile the next one
+// is asked for: else few rows would wait for memory, and then memory for them. One that would be expanded again and
+// again is expanded before.
+template <class Weight, class Element>
+void multiply_vectors(const Problem<Element>& p, const RowsOf<Weight>& rows, const uint8_t* packed) {
+  const int64_t blocks = divide_up(p.rows, kRowsPerTask);
+  const int64_t panels = divide_up(p.n, kPanel), bytes = panel_bytes<Weight>(p.k), lines = bytes / kLineBytes;
+  run_foreseen_tasks(panels * blocks, is_small(p), [&](int64_t task, int64_t then) {
+    const int64_t panel = task / blocks, next = then / blocks, first = task % blocks * kRowsPerTask;
+    const bool has_next = next != panel && next < panels;
+    const Span span{first, std::min(kRowsPerTask, p.rows - first)};
+    const int64_t passes = span.passes<Weight>();
+    const PanelWriter<Element> writer(p, panel);
+    const uint8_t* at = packed + panel * bytes;
+    const auto ahead_for = [&](int64_t turns) {
+      return Ahead(packed + next * bytes, has_next ? lines : 0, 0, 1, turns * rows.steps);
+    };
+    if (passes == 1) return multiply_span<Weight, true>(rows, span, at, writer, Ahead());
+    if constexpr (requires { typename Weight::Expanded; }) {
+      using Expanded = typename Weight::Expanded;
+      if (passes > Weight::kMaxPasses) {
+        const Ahead ahead = ahead_for(span.passes<Expanded>() * Expanded::kAsks);
+        return multiply_span<Expanded, false>(rows, span, Weight::expand(at, rows.steps), writer, ahead);
+      }
+    }
+    multiply_span<Weight, false>(rows, span, at, writer, ahead_for(passes * Weight::kAsks));
+  });
+}
+
+}  // namespace twostep::integers

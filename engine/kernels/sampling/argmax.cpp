@@ -1,0 +1,48 @@
+// Greedy sampling: the likeliest token of each row, from logits in the model's own number format.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <cmath>
+
+#include "base/thread_pool.h"
+#include "sampling/logits.h"
+
+namespace {
+
+using namespace twostep;
+
+template <class Element>
+void argmax_rows(const at::Tensor& logits, int64_t* to) {
+  const Element* from = logits.const_data_ptr<Element>();
+  const int64_t size = logits.size(1);
+  run_ranges(logits.size(0), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const Element* numbers = from + row * size;
+      const int64_t found = argmax_row(numbers, size);
+      to[row] = std::isfinite(float(numbers[found])) ? found : kNoToken;
+    }
+  });
+}
+
+// logits [T, V] -> [T] int64, or kNoToken
+at::Tensor argmax(const at::Tensor& logits) {
+  TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "logits are rows [T, V]");
+  const at::Tensor rows = logits.contiguous();
+  at::Tensor found = at::empty({rows.size(0)}, rows.options().dtype(at::kLong));
+  switch (rows.scalar_type()) {
+    case at::kFloat: argmax_rows<float>(rows, found.mutable_data_ptr<int64_t>()); break;
+    case at::kBFloat16: argmax_rows<at::BFloat16>(rows, found.mutable_data_ptr<int64_t>()); break;
+    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "argmax of ", rows.scalar_type(), " is not implemented");
+  }
+  return found;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(twostep, library) { library.def("argmax(Tensor logits) -> Tensor"); }
+
+TORCH_LIBRARY_IMPL(twostep, CPU, library) { library.impl("argmax", &argmax); }

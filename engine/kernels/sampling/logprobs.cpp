@@ -1,0 +1,132 @@
+// Log-probabilities of tokens, and the likeliest tokens beside them, as engine/runner/logprobs.py has them in torch.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <tuple>
+
+#include "base/thread_pool.h"
+#include "base/vec.h"
+#include "sampling/logits.h"
+
+namespace {
+
+using namespace twostep;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Calls visit for the numbers, sixteen at a time; behind the last is `filler`.
+template <class Element, class Visit>
+void visit_all(const Element* row, int64_t size, float filler, const Visit& visit) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) visit(load(row + i));
+  if (i == size) return;
+  alignas(64) float last[kLanes];
+  std::fill_n(last, kLanes, filler);
+  std::copy_n(row + i, size - i, last);
+  visit(load(last));
+}
+
+// The logarithm of the sum of e**(x - largest). Sums in single precision are short ones.
+template <class Element>
+double log_sum(const Element* row, int64_t size, float largest) {
+  double total = 0;
+  for (int64_t start = 0; start < size; start += kLogitsAtOnce) {
+    Vec sum = broadcast(0);
+    visit_all(row + start, std::min(kLogitsAtOnce, size - start), -kInfinity,
+              [&](Vec x) { sum = sum + exp_nonpositive(x - broadcast(largest)); });
+    total += fold_add(sum);
+  }
+  return std::log(total);
+}
+
+template <class Element>
+int64_t count_above(const Element* row, int64_t size, float limit) {
+  PartU counts[kParts] = {};
+  visit_all(row, size, -kInfinity, [&](Vec x) {
+    const Vec limits = broadcast(limit);
+    unroll<kParts>([&](auto part) { counts[part] -= (PartU)(x.part[part] > limits.part[part]); });
+  });
+  int64_t count = 0;
+  for (int lane = 0; lane < kLanes; ++lane) count += counts[lane / kPartLanes][lane % kPartLanes];
+  return count;
+}
+
+// The `num_top` largest, the largest first; of equals the first.
+template <class Element>
+void find_top(const Element* row, int64_t size, int64_t num_top, int64_t* top) {
+  const auto is_before = [=](int64_t a, int64_t b) { return float(row[a]) > float(row[b]); };
+  int64_t num_found = 0;
+  for (int64_t start = 0; start < size && num_top > 0; start += kLogitsAtOnce) {
+    const int64_t end = std::min(start + kLogitsAtOnce, size);
+    if (num_found == num_top && are_at_most(row[top[num_top - 1]], row + start, end - start)) continue;
+    for (int64_t i = start; i < end; ++i) {
+      if (num_found == num_top && !is_before(i, top[num_top - 1])) continue;
+      num_found = std::min(num_found + 1, num_top);
+      int64_t place = num_found - 1;
+      for (; place > 0 && is_before(i, top[place - 1]); --place) top[place] = top[place - 1];
+      top[place] = i;
+    }
+  }
+}
+
+struct Scores {
+  at::Tensor logprobs, ranks, top_logprobs, top_ids;
+};
+
+template <class Element>
+void score_rows(const at::Tensor& logits, const int64_t* tokens, Scores& scores) {
+  const Element* from = logits.const_data_ptr<Element>();
+  const int64_t size = logits.size(1), num_top = scores.top_ids.size(1);
+  float *logprobs = scores.logprobs.mutable_data_ptr<float>(), *values = scores.top_logprobs.mutable_data_ptr<float>();
+  int64_t *ranks = scores.ranks.mutable_data_ptr<int64_t>(), *ids = scores.top_ids.mutable_data_ptr<int64_t>();
+  run_ranges(logits.size(0), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const Element* row = from + i * size;
+      const float largest = row[argmax_row(row, size)];
+      const double rest = largest + log_sum(row, size, largest);
+      logprobs[i] = row[tokens[i]] - rest;
+      ranks[i] = count_above(row, size, row[tokens[i]]) + 1;
+      int64_t* top = ids + i * num_top;
+      find_top(row, size, num_top, top);
+      for (int64_t place = 0; place < num_top; ++place) values[i * num_top + place] = row[top[place]] - rest;
+    }
+  });
+}
+
+// logits [T, V], tokens [T] int64 -> of each row the token's log-probability [T] float32 and rank [T] int64, and the
+// num_top largest log-probabilities with their tokens, [T, num_top]
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> score_tokens(const at::Tensor& logits,
+                                                                        const at::Tensor& tokens, int64_t num_top) {
+  TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "logits are rows [T, V]");
+  TORCH_CHECK(tokens.dim() == 1 && tokens.size(0) == logits.size(0), "there is one token a row");
+  TORCH_CHECK(tokens.scalar_type() == at::kLong, "tokens are int64");
+  TORCH_CHECK(0 <= num_top && num_top <= logits.size(1), num_top, " of ", logits.size(1), " tokens");
+  const at::Tensor rows = logits.contiguous(), ids = tokens.contiguous();
+  check_tokens(ids, rows.size(1));
+  const int64_t num_rows = rows.size(0);
+  Scores scores{at::empty({num_rows}, rows.options().dtype(at::kFloat)), at::empty({num_rows}, ids.options()),
+                at::empty({num_rows, num_top}, rows.options().dtype(at::kFloat)),
+                at::empty({num_rows, num_top}, ids.options())};
+  switch (rows.scalar_type()) {
+    case at::kFloat: score_rows<float>(rows, ids.const_data_ptr<int64_t>(), scores); break;
+    case at::kBFloat16: score_rows<at::BFloat16>(rows, ids.const_data_ptr<int64_t>(), scores); break;
+    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "scores of ", rows.scalar_type(), " are not implemented");
+  }
+  return {scores.logprobs, scores.ranks, scores.top_logprobs, scores.top_ids};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(twostep, library) {
+  library.def("score_tokens(Tensor logits, Tensor tokens, int num_top) -> (Tensor, Tensor, Tensor, Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(twostep, CPU, library) { library.impl("score_tokens", &score_tokens); }
