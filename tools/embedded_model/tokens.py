@@ -6,10 +6,11 @@ import random
 from collections.abc import Iterator
 
 import torch
-from corpus import IM_END, IM_START  # type: ignore[import-not-found]  # found beside the script that runs
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
+
+from tools.embedded_model.corpus import IM_END, IM_START
 
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
 VOCAB_SIZE = 6144

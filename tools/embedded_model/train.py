@@ -1,6 +1,6 @@
 """Trains the embedded model: tokenizer, weights and configuration, from Python's own documentation, on a CPU.
 
-    python engine/embedded_model/train.py --minutes 60 --out DIR --docs python-docs-sources/
+    python -m tools.embedded_model.train --minutes 60 --out DIR --docs python-docs-sources/
 
 The learning rate follows the clock, not a step count: it warms up, holds, and is annealed to zero when --minutes are
 over, so every budget ends in a finished model. Interrupted? The same command with the same --work goes on.
@@ -22,13 +22,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from corpus import IM_END, Corpus, build_corpus  # type: ignore[import-not-found]  # found beside this script
-from optimizer import MasterWeights, Workers  # type: ignore[import-not-found]
 from tokenizers import Tokenizer
-from tokens import MAX_CONTEXT, batches, encode, train_tokenizer, wrap_tokenizer  # type: ignore[import-not-found]
 from torch import Tensor
 from tqdm import tqdm
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tools.embedded_model.corpus import IM_END, Corpus, build_corpus
+from tools.embedded_model.optimizer import MasterWeights, Workers
+from tools.embedded_model.tokens import MAX_CONTEXT, batches, encode, train_tokenizer, wrap_tokenizer
 
 TOKENS_PER_STEP = 4096
 VALIDATION_TOKENS = 32_768

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics as pydoc_topics
 
-from rst import described_objects, plain_text, sections  # type: ignore[import-not-found]  # found beside the script
+from tools.embedded_model.rst import described_objects, plain_text, sections
 
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 SKIPPED_PACKAGES = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "_bundled", "__pycache__"}

@@ -1,0 +1,1 @@
+"""What makes the files that twostep ships; nothing here is installed."""
