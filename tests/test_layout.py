@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,19 +12,56 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("engine", "server", "loadtest")
 
-# Scheduling policy: thousands of random schedules run in seconds because none of these files needs torch.
-SCHEDULER_SIDE = tuple(
-    f"engine.{name}"
-    for name in (
-        "batch", "block_pool", "client", "config", "cost_model", "errors", "fair_queue", "messages", "outputs",
-        "prefill_budget", "prefix_cache", "request", "request_state", "request_view", "sampling_params", "scheduler",
-        "stats", "step_cost", "step_floor", "thinking",
-    )
-)  # fmt: skip
+# Who may import whom: a package names only packages above it, so imports go one way. Names, lazy imports and those for
+# types alone all count. The package of the same name as its tree is what stands at its root.
+MAY_IMPORT = {
+    "engine": {
+        "core": "",
+        "host": "",
+        "checkpoint": "core",
+        "kernels": "core",
+        "weights": "core",
+        "scheduling.cost": "core",
+        "attention": "host kernels",
+        "text": "checkpoint core",
+        "scheduling.speculation": "core scheduling.cost",
+        "runner": "attention core scheduling.speculation",
+        "scheduling": "core scheduling.cost scheduling.speculation",
+        "grammar": "core scheduling text",
+        "model": "attention checkpoint core host kernels runner weights",
+        "engine": "core grammar model scheduling scheduling.cost scheduling.speculation",
+        "process": "core engine host",
+        "client": "core process text",
+    },
+    "server": {
+        "protocol": "",
+        "settings": "",
+        "auth": "settings",
+        "core": "auth protocol",
+        "limits": "core",
+        "metrics": "core protocol",
+        "tools": "core protocol",
+        "templates": "core protocol settings tools",
+        "runtime": "auth core limits metrics settings templates",
+        "middleware": "auth core metrics runtime",
+        "generation": "auth core limits protocol runtime",
+        "completions": "core generation protocol runtime",
+        "chat": "core generation protocol runtime templates tools",
+        "anthropic": "chat core generation protocol tools",
+        "responses": "chat core generation protocol tools",
+        "routes": "anthropic chat completions core generation limits metrics protocol responses runtime",
+        "http": "auth core limits middleware routes runtime",
+        "server": "auth core http limits metrics middleware routes runtime settings",
+    },
+}
+
+# Scheduling policy: thousands of random schedules run in seconds because nothing here needs torch.
+WITHOUT_TENSORS = ("engine/core", "engine/scheduling")
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
-MAX_FILE_LINES = 300
+MAX_FILE_LINES = 400
+MAX_FOLDER_FILES = 40
 MAX_LINE_LENGTH = 120
 MAX_CLASS_LINES = 250
 MAX_FUNCTION_LINES = 40
@@ -36,6 +74,10 @@ LONG_FUNCTIONS: dict[str, str] = {}
 
 def source_files(*packages: str) -> list[Path]:
     return [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def policy_files() -> list[Path]:
+    return [path for folder in WITHOUT_TENSORS for path in source_files(folder)]
 
 
 def kernel_files() -> list[Path]:
@@ -58,6 +100,30 @@ def imported_modules(path: Path) -> set[str]:
             module = ".".join(filter(None, (base, node.module)))
             modules |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
     return modules
+
+
+def modules_of(tree: str) -> dict[str, set[str]]:
+    """Every module of a tree -> the modules and packages of that tree that it imports."""
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in source_files(tree)}
+    known = {name.removesuffix(".__init__") for name in names.values()}
+    return {name: {to for to in imported_modules(path) & known if to != name} for path, name in names.items()}
+
+
+def package_of(module: str) -> str:
+    """The innermost package of `MAY_IMPORT` that a module is in."""
+    tree, *parts = module.removesuffix(".__init__").split(".")
+    inside = (".".join(parts[:depth]) for depth in range(len(parts), 0, -1))
+    return next((name for name in inside if name in MAY_IMPORT[tree]), tree)
+
+
+def arrows(tree: str) -> dict[tuple[str, str], list[str]]:
+    """Each pair of packages of which the first imports the second -> where it does."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for module, imported in modules_of(tree).items():
+        for to in imported - {tree}:  # the root's own file, of which every import names the folder
+            if package_of(module) != package_of(to):
+                found.setdefault((package_of(module), package_of(to)), []).append(f"{module} imports {to}")
+    return found
 
 
 def offenders(paths: list[Path], forbidden: tuple[str, ...]) -> list[str]:
@@ -119,8 +185,38 @@ def test_engine_knows_neither_http_nor_its_users() -> None:
 
 
 def test_policy_imports_no_tensors() -> None:
-    paths = [ROOT / f"{module.replace('.', '/')}.py" for module in SCHEDULER_SIDE]
-    assert offenders([path for path in paths if path.exists()], ("torch", "numpy", "transformers")) == []
+    assert offenders(policy_files(), ("torch", "numpy", "transformers")) == []
+
+
+@pytest.mark.parametrize("tree", MAY_IMPORT)
+def test_packages_import_what_they_may(tree: str) -> None:
+    allowed = {(package, to) for package, names in MAY_IMPORT[tree].items() for to in names.split()}
+    found = arrows(tree)
+    assert [where for arrow, where in found.items() if arrow not in allowed] == []
+    assert allowed - found.keys() == set(), "rights that nobody uses"
+
+
+@pytest.mark.parametrize("tree", MAY_IMPORT)
+def test_what_packages_may_import_goes_one_way(tree: str) -> None:
+    above: set[str] = set()
+    for package, names in MAY_IMPORT[tree].items():
+        assert set(names.split()) <= above, package
+        above.add(package)
+
+
+@pytest.mark.parametrize("tree", MAY_IMPORT)
+def test_every_package_is_in_the_picture(tree: str) -> None:
+    folders = {path.parent.relative_to(ROOT / tree).parts for path in source_files(tree)}
+    assert {parts[0] for parts in folders if parts} <= MAY_IMPORT[tree].keys()
+
+
+@pytest.mark.parametrize("tree", MAY_IMPORT)
+def test_no_modules_import_one_another_in_a_circle(tree: str) -> None:
+    """Each round takes away the modules that import none of those that are left."""
+    left = {name: imported - {tree} for name, imported in modules_of(tree).items()}
+    while done := {name for name, imported in left.items() if not imported & left.keys()}:
+        left = {name: imported for name, imported in left.items() if name not in done}
+    assert left == {}
 
 
 def test_tests_import_no_tests() -> None:
@@ -130,10 +226,14 @@ def test_tests_import_no_tests() -> None:
     assert offenders(paths, tests) == []
 
 
+def policy_modules() -> tuple[str, ...]:
+    return tuple(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in policy_files())
+
+
 @pytest.mark.parametrize(
     "modules",
     [
-        SCHEDULER_SIDE,
+        policy_modules(),
         ("server.cli", "server.serve", "engine.client.async_engine", "engine.text.tokenizer"),
         ("loadtest.cli",),
     ],
@@ -160,7 +260,7 @@ def test_imports_are_found_however_they_are_written(
 
 def test_no_duration_depends_on_the_wall_clock() -> None:
     """It jumps. Only what users read as a date may come from it."""
-    dates = {f"server/{name}.py" for name in ("backend", "generation/plan", "responses/writer")}
+    dates = {f"server/{name}.py" for name in ("runtime/backend", "generation/plan", "responses/writer")}
     dates |= {"engine/text/chat_template.py", "engine/scheduling/cost/step_trace.py"}
     words = ("time.time(", "time_ns(", "datetime.now(", "utcnow(")
     found = {name_of(path) for path in source_files("engine", "server") for word in words if word in path.read_text()}
@@ -182,6 +282,13 @@ def test_files_fit_a_reader() -> None:
     paths = [*source_files(*PACKAGES, "benchmarks", "tests"), *kernel_files()]
     measured = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
     assert_within(MAX_FILE_LINES, measured, LONG_FILES)
+
+
+def test_folders_fit_a_reader() -> None:
+    folders = Counter(
+        name_of(path.parent) for path in [*source_files(*PACKAGES, "benchmarks", "tests"), *kernel_files()]
+    )
+    assert_within(MAX_FOLDER_FILES, dict(folders), {})
 
 
 def test_lines_of_kernels_fit_a_reader() -> None:

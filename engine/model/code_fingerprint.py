@@ -2,7 +2,7 @@
 
 transformers copies code from model to model: `Qwen3MLP.forward` is, instruction for instruction, `LlamaMLP.forward`. A
 model that is not known by name may so be made of parts that are, and one that changes a line is not mistaken. Should
-transformers change Llama itself, `model_probe.check_same` finds out.
+transformers change Llama itself, `engine.model.probe.check_same` finds out.
 """
 
 import dis

@@ -1,5 +1,5 @@
-// The Hadamard transform of numbers along K, as engine/weights/hadamard.py says: the same operations in the same order, so the
-// same bits.
+// The Hadamard transform of numbers along K, as engine/weights/hadamard.py says: the same operations in the same order,
+// so the same bits.
 
 #pragma once
 

@@ -1,5 +1,5 @@
-// The second step to weights of 4 bits, as engine/weights/int4_levels.py says, where what follows is explained: the same
-// operations in the same order, so the same bits.
+// The second step to weights of 4 bits, as engine/weights/int4_levels.py says, where what follows is explained: the
+// same operations in the same order, so the same bits.
 
 #pragma once
 

@@ -1,5 +1,5 @@
-// Finds codes, scales and minimums for a weight as engine/weights/affine_quantization.py says, where what follows is explained: the
-// same operations in the same order, so the same bits, in a twentieth of the time.
+// Finds codes, scales and minimums for a weight as engine/weights/affine_quantization.py says, where what follows is
+// explained: the same operations in the same order, so the same bits, in a twentieth of the time.
 
 #pragma once
 

@@ -1,5 +1,6 @@
-// Draws tokens from rows of logits by temperature, top_k, top_p and min_p, as engine/runner/token_draw.py says, which has the same
-// in torch. Probabilities are whole numbers here: a sum of them is the same in any order, so no filter needs to sort.
+// Draws tokens from rows of logits by temperature, top_k, top_p and min_p, as engine/runner/token_draw.py says, which
+// has the same in torch. Probabilities are whole numbers here: a sum of them is the same in any order, so no filter
+// needs to sort.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

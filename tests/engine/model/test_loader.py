@@ -120,11 +120,11 @@ def allocate_in_huge_pages(*_: Any) -> None:
 @pytest.mark.parametrize(
     "allocate", [allocate_on_the_cpu, allocate_on_a_gpu, allocate_in_python, allocate_in_huge_pages]
 )
-@pytest.mark.parametrize("where", ["model_loader._load_weights", "model_setup.KVCache"])
+@pytest.mark.parametrize("where", ["loader._load_weights", "setup.KVCache"])
 def test_a_lack_of_memory_is_no_damage(
     where: str, allocate: Callable[..., None], llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"engine.{where}", allocate)
+    monkeypatch.setattr(f"engine.model.{where}", allocate)
     with pytest.raises(ModelMemoryError, match="not enough memory"):
         load_model_runner(EngineConfig(model=str(llama), device="cpu", num_blocks=8))
 
