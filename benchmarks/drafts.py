@@ -42,7 +42,7 @@ class Run(NamedTuple):
     """From the last step that read a prompt on."""
     num_steps: int
     num_drafts: int
-    num_right: int
+    num_accepted_drafts: int
 
 
 class Silent:
@@ -99,7 +99,7 @@ def compare(models: Sequence[Engine], prompts: Sequence[list[int]], options: arg
         first, last = rounds[0][1], rounds[-1][1]
         num_steps = sum(each[1].num_steps for each in rounds[1:])
         num_tokens = options.rounds * options.max_tokens
-        right = (last.num_right - first.num_right) / max(1, last.num_drafts - first.num_drafts)
+        right = (last.num_accepted_drafts - first.num_accepted_drafts) / max(1, last.num_drafts - first.num_drafts)
         table.add_row(
             f"{temperature:g}",
             *(f"{speed:.0f}" for speed in speeds),

@@ -18,16 +18,16 @@ from engine.core.request_validation import check_request
 from engine.core.stats import StepStats
 from engine.grammar.compiler import Grammars, NoGrammars, load_grammars
 from engine.scheduling.block_pool import BlockPool
-from engine.scheduling.cost.roofline import FloorPlan
+from engine.scheduling.cost.roofline import Roofline
 from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.cost.step_trace import NullTracer, Tracer, open_tracer
 from engine.scheduling.prefill_budget import PrefillPace
 from engine.scheduling.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.speculation.draft_length import ModelDrafts
+from engine.scheduling.speculation.draft_length import FastestDraftLength
 from engine.scheduling.speculation.draft_verification import shortened
-from engine.scheduling.speculation.grammar_drafter import ForcedText
-from engine.scheduling.speculation.planner import Speculation
+from engine.scheduling.speculation.grammar_drafter import GrammarDrafter
+from engine.scheduling.speculation.planner import SpeculationPlanner
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Engine:
         cache: BlockCache = PrefixCache(config.block_size) if config.enable_prefix_caching else NullPrefixCache()
         self._pool = BlockPool(info.num_blocks, cache)
         self._costs = StepCosts()
-        self._floors = FloorPlan(info.size, info.ceilings, info.draft_size)
+        self._floors = Roofline(info.size, info.ceilings, info.draft_size)
         pace = PrefillPace(
             self._costs,
             target_gap_s=config.target_itl_ms / 1000,
@@ -148,9 +148,9 @@ class Engine:
     def _admit(self, request: Request) -> None:
         """One that another engine process began guesses nothing: if a guess ended that, it does not happen again."""
         if self._new_drafter is not None and not request.output_token_ids:
-            request.may_guess, request.drafter = True, self._new_drafter()
+            request.may_speculate, request.drafter = True, self._new_drafter()
             if request.constraint is not None:
-                request.drafter = ForcedText(request.constraint.forced_tokens, request.drafter)
+                request.drafter = GrammarDrafter(request.constraint.forced_tokens, request.drafter)
         self._scheduler.add(request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
@@ -254,6 +254,6 @@ class Engine:
         )
 
 
-def _new_speculation(costs: StepCosts, config: EngineConfig, info: EngineInfo) -> Speculation:
+def _new_speculation(costs: StepCosts, config: EngineConfig, info: EngineInfo) -> SpeculationPlanner:
     limits = config.num_speculative_tokens, config.target_itl_ms / 1000
-    return Speculation(costs, *limits, None if info.draft_size is None else ModelDrafts(costs, *limits))
+    return SpeculationPlanner(costs, *limits, None if info.draft_size is None else FastestDraftLength(costs, *limits))

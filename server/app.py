@@ -13,7 +13,7 @@ from server.auth.key_ring import KeyRing
 from server.core.timings import EXPOSED_HEADERS
 from server.core.version import VERSION
 from server.exception_handlers import add_exception_handlers
-from server.limits.error_rate_limit import RefusalPace
+from server.limits.error_rate_limit import ErrorRateLimit
 from server.limits.large_bodies import LargeBodies
 from server.metrics.metrics import Metrics
 from server.middleware.access import AccessMiddleware
@@ -50,7 +50,7 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
     AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     metrics = Metrics(settings.model_names[0], with_vllm_names=settings.metrics_alias == "vllm")
     keys = KeyRing(settings.api_key, settings.api_keys_file)
-    pace = RefusalPace(metrics.on_refusal_answer)
+    pace = ErrorRateLimit(metrics.on_refusal_answer)
     context = AppContext(settings, metrics, Lifecycle(open_backend, metrics), keys, LargeBodies(), pace)
 
     @asynccontextmanager

@@ -7,7 +7,7 @@ import sys
 from ipaddress import ip_address
 
 from engine.core.config import EngineInfo
-from engine.scheduling.cost.roofline import FloorPlan
+from engine.scheduling.cost.roofline import Roofline
 from server.core.version import VERSION
 from server.settings.settings import Settings
 
@@ -64,7 +64,7 @@ def _guesses(settings: Settings, info: EngineInfo) -> str:
 
 def _machine(info: EngineInfo) -> str:
     """Each step of a stream reads all weights."""
-    ceilings, floor = info.ceilings, FloorPlan(info.size, info.ceilings).floor_of_first_token()
+    ceilings, floor = info.ceilings, Roofline(info.size, info.ceilings).floor_of_first_token()
     return (
         f"reads {ceilings.read_bytes_per_s / 1e9:,.1f} GB/s, multiplies {ceilings.flops_per_s / 1e9:,.0f} GFLOP/s "
         f"({ceilings.dtype}); one stream: at most {1 / floor.seconds:,.0f} steps/s"

@@ -18,7 +18,7 @@ from server.app import create_app, generation_routes
 from server.banner import loading_banner, ready_banner, say, url_of
 from server.http.connection import BoundedProtocol, ConnectionLimits
 from server.http.early_refusal import EarlyRefusals
-from server.limits.retry_throttle import Haste
+from server.limits.retry_throttle import RetryThrottle
 from server.listener import listen, raise_file_limit
 from server.runtime.backend import OpenBackend
 from server.runtime.context import AppContext
@@ -56,12 +56,14 @@ def server_config(app: FastAPI, context: AppContext) -> uvicorn.Config:
         max_head_bytes=int(settings.max_header_bytes),
         header_timeout_s=settings.header_timeout,
         on_refusal=context.metrics.on_rejection,
-        pace=context.refusal_pace,
+        pace=context.error_rate_limit,
     )
     early = EarlyRefusals(context, generation_routes())
     return uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, limits=limits, early=early, haste=Haste())),
+        http=cast(
+            type[asyncio.Protocol], partial(BoundedProtocol, limits=limits, early=early, retry_throttle=RetryThrottle())
+        ),
         lifespan="on",
         ws="none",
         log_config=None,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.attention.page_prefault import PagesAhead
+from engine.attention.page_prefault import PagePrefault
 from engine.host.huge_pages import empty_in_huge_pages
 
 
@@ -38,7 +38,7 @@ class KVCache:
         self.block_size = block_size
         self.keys = [allocate(layer, layer.head_size) for layer in layers]
         self.values = [allocate(layer, layer.head_size_v) for layer in layers]
-        self._pages = PagesAhead([*self.keys, *self.values])
+        self._pages = PagePrefault([*self.keys, *self.values])
 
     def reach(self, block: int, num_tokens: int) -> None:
         """Tell, before a step, the last block that it writes, so that memory is there when later ones are."""

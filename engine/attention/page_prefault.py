@@ -15,10 +15,10 @@ from torch import Tensor
 
 from engine.host.huge_pages import HUGE_PAGE
 
-__all__ = ["PagesAhead"]
+__all__ = ["PagePrefault"]
 
 
-class PagesAhead:
+class PagePrefault:
     """Of tensors that are written block by block, from the first on: fills pages at the rate at which blocks are taken,
     so far ahead that no step meets an empty one."""
 

@@ -21,10 +21,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.client.interface import SOLE_TENANT, GenerationRequest, Tenant
-from engine.client.tenant_quotas import RoomShares
-from engine.client.throughput_meter import DrainMeter
+from engine.client.tenant_quotas import TenantQuotas
+from engine.client.throughput_meter import ThroughputMeter
 from engine.core.errors import OverloadedError
-from engine.core.stats import RoomStats
+from engine.core.stats import QueueStats
 
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
 _NUM_DEVIATIONS = 3  # of the time that so many ends take which come at random (the deviation of n is sqrt(n))
@@ -32,7 +32,7 @@ _PREFILL_MARGIN = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoomLimits:
+class AdmissionLimits:
     """What may wait."""
 
     max_waiting: int = 256
@@ -46,7 +46,7 @@ class RoomLimits:
 class Place:
     """One request's place, from admission to its end."""
 
-    def __init__(self, room: "WaitingRoom", tenant: Tenant, num_tokens: int) -> None:
+    def __init__(self, room: "AdmissionControl", tenant: Tenant, num_tokens: int) -> None:
         self._room = room
         self._tenant = tenant
         self._num_tokens = num_tokens
@@ -73,27 +73,27 @@ class _Ahead:
     """Prompt tokens to compute."""
 
 
-class WaitingRoom:
+class AdmissionControl:
     """Bounds requests, prompt tokens and predicted wait. A tenant's that are refused one after the other are told
     different times, so that they do not all come back at once.
     """
 
     def __init__(
-        self, limits: RoomLimits, num_slots: int, batch_tokens: int, clock: Callable[[], float] = time.monotonic
+        self, limits: AdmissionLimits, num_slots: int, batch_tokens: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`num_slots` requests run at once. Of prompts, one step computes `batch_tokens`: fewer need not wait."""
         self._limits = limits
         self._num_slots = num_slots
         self._batch_tokens = batch_tokens
-        self._held = RoomShares()
+        self._held = TenantQuotas()
         self._standing: dict[Tenant, tuple[str, float]] = {}  # refusals: they stand until the room changes
         self._num_refused = Counter[str]()  # by tenant, of whom there are few: since it last found a place
-        self._ends = DrainMeter(max(16, 4 * num_slots), clock)
-        self._prompts = DrainMeter(64, clock)
+        self._ends = ThroughputMeter(max(16, 4 * num_slots), clock)
+        self._prompts = ThroughputMeter(64, clock)
 
     @property
-    def stats(self) -> RoomStats:
-        return RoomStats(self._held.num_places, self._held.num_tokens, self.predicted_wait_s)
+    def stats(self) -> QueueStats:
+        return QueueStats(self._held.num_places, self._held.num_tokens, self.predicted_wait_s)
 
     @property
     def predicted_wait_s(self) -> float:

@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from engine.client.admission import RoomLimits, WaitingRoom
+from engine.client.admission import AdmissionControl, AdmissionLimits
 from engine.client.interface import EngineObserver, GenerationRequest, NullObserver, Tenant, observe_output
-from engine.client.live_request import LiveRequest, news_of
-from engine.client.request_inspector import Inspector
-from engine.client.request_registry import Roster
-from engine.client.request_timeouts import Expiry
+from engine.client.live_request import LiveRequest, timed_update
+from engine.client.request_inspector import RequestInspector
+from engine.client.request_registry import RequestRegistry
+from engine.client.request_timeouts import RequestTimeouts
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import (
     EngineFailedError,
@@ -30,9 +30,9 @@ from engine.core.errors import (
 from engine.core.messages import AbortRequests, FromEngine, RequestRefused, RequestsScheduled, RequestStates, StepUpdate
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
-from engine.core.request_snapshot import RequestView
+from engine.core.request_snapshot import RequestSnapshot
 from engine.core.request_validation import check_request
-from engine.core.stats import RoomStats, StepStats, standstill
+from engine.core.stats import QueueStats, StepStats, standstill
 from engine.process.poison_requests import Death
 from engine.process.restart_policy import RestartPolicy
 from engine.process.supervisor import Supervisor
@@ -59,26 +59,26 @@ class AsyncEngine:
         config: EngineConfig,
         table: TokenTable,
         *,
-        limits: RoomLimits | None = None,
+        limits: AdmissionLimits | None = None,
         observer: EngineObserver | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
         max_silence_s: float = 120.0,
         max_restarts: int = 5,
     ) -> None:
-        """`command` starts the engine process: see `Incarnation`. An engine that has work and says nothing for
+        """`command` starts the engine process: see `EngineProcess`. An engine that has work and says nothing for
         `max_silence_s` counts as hung: it is killed. `max_restarts` in a row may bring nothing: see `RestartPolicy`."""
         self._table = table
         self._observer = observer or NullObserver()
-        self._room = WaitingRoom(limits or RoomLimits(), config.max_num_seqs, config.max_num_batched_tokens)
+        self._room = AdmissionControl(limits or AdmissionLimits(), config.max_num_seqs, config.max_num_batched_tokens)
         self._numbers = itertools.count()
         self._unsent_aborts: list[str] = []
         self._info: EngineInfo | None = None
         self._last_stats: StepStats | None = None
         self._failure: TwostepError | None = None
-        self._watchdog = Watchdog(max_silence_s, lambda: self._supervisor.is_up and bool(self._roster), self._on_hang)
+        self._watchdog = Watchdog(max_silence_s, lambda: self._supervisor.is_up and bool(self._registry), self._on_hang)
         self._supervisor = Supervisor(config, command, RestartPolicy(max_restarts), self)
-        self._roster = Roster(self._supervisor.send)
-        self._inspector = Inspector(self._supervisor)
+        self._registry = RequestRegistry(self._supervisor.send)
+        self._inspector = RequestInspector(self._supervisor)
         self._has_answered = False  # the engine process that is up or was last
 
     async def start(self) -> EngineInfo:
@@ -92,7 +92,7 @@ class AsyncEngine:
             self._fail(error if isinstance(error, TwostepError) else EngineUnavailableError(_STOPPED))
             await self.stop()
             raise
-        self._roster.engine_is_up()
+        self._registry.engine_is_up()
         return self._info
 
     async def stop(self) -> None:
@@ -116,13 +116,13 @@ class AsyncEngine:
 
     @property
     def num_live(self) -> int:
-        return len(self._roster)
+        return len(self._registry)
 
     @property
-    def room(self) -> RoomStats:
+    def room(self) -> QueueStats:
         return self._room.stats
 
-    def check_room(self, tenant: Tenant) -> None:
+    def check_admission(self, tenant: Tenant) -> None:
         self._ask_room(lambda: self._room.check(tenant=tenant))
 
     def check_health(self) -> None:
@@ -151,11 +151,11 @@ class AsyncEngine:
         finally:
             self._end(live, reason)
 
-    async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestView]:
-        return await self._inspector.views(self._roster.group(tenant, group_id)[:limit])
+    async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestSnapshot]:
+        return await self._inspector.views(self._registry.group(tenant, group_id)[:limit])
 
     def abort(self, tenant: str, group_id: str) -> bool:
-        aborted = self._roster.group(tenant, group_id)
+        aborted = self._registry.group(tenant, group_id)
         for live in aborted:
             self._end(live, FinishReason.ABORT)  # even if nobody reads the end
             live.abort()
@@ -170,12 +170,12 @@ class AsyncEngine:
         live = LiveRequest(request, engine_id, self._table, place)
         limit_s = self._room.queue_limit_s(request.max_queue_s)
         leave_queue = partial(live.leave_queue, limit_s)
-        live.expiry = Expiry(
+        live.expiry = RequestTimeouts(
             request, limit_s, lambda: self._expire(live, leave_queue), lambda: self._expire(live, live.expire)
         )
-        if not self._roster:
+        if not self._registry:
             self._watchdog.heard()
-        self._roster.add(live)
+        self._registry.add(live)
         self._watchdog.watch()
         self._report_pause()
         return live
@@ -194,11 +194,11 @@ class AsyncEngine:
         """The engine is told at once, even if nobody reads the end."""
         self._abort(live)
         end()
-        self._roster.go_on()
+        self._registry.go_on()
 
     def _end(self, live: LiveRequest, reason: FinishReason) -> None:
         """The one door out, for every request, whatever ended it. Idempotent; never waits."""
-        if not self._roster.remove(live):
+        if not self._registry.remove(live):
             return
         live.expiry.cancel()
         live.place.leave()
@@ -226,19 +226,19 @@ class AsyncEngine:
         if isinstance(message, StepUpdate):
             self._on_step(message)
         elif isinstance(message, RequestsScheduled):
-            self._roster.on_scheduled(message.request_ids)
+            self._registry.on_scheduled(message.request_ids)
         elif isinstance(message, RequestRefused):
-            self._roster.put(message.request_id, RequestError(message.message, message.param))
+            self._registry.put(message.request_id, RequestError(message.message, message.param))
         elif isinstance(message, RequestStates):
             self._inspector.on_answer(message.states)
-        self._roster.go_on()
+        self._registry.go_on()
 
     def on_engine_down(self) -> bool:
         self._watchdog.stop()
         self._inspector.engine_is_down()
-        self._roster.engine_is_down()
+        self._registry.engine_is_down()
         self._report_pause()
-        return self._has_answered or not self._roster
+        return self._has_answered or not self._registry
 
     def on_engine_starting(self) -> None:
         self._last_stats = None
@@ -248,14 +248,14 @@ class AsyncEngine:
     def on_engine_up(self, death: Death) -> None:
         self._has_answered = False  # what was heard since is the dead one's
         self._room.forget_jam()
-        self._roster.on_unscheduled()
-        guilty = self._roster.engine_is_up(death)
+        self._registry.on_unscheduled()
+        guilty = self._registry.engine_is_up(death)
         if guilty is not None:
             self._has_answered = True
             logger.error("request %s is refused: the engine died again and again computing it and nothing else", guilty)
-        num_begun, num_suspects = self._roster.num_begun, self._roster.num_suspects
+        num_begun, num_suspects = self._registry.num_begun, self._registry.num_suspects
         text = "up again after %.1f s; streams that go on: %d; waiting: %d; run alone first, in case they killed it: %d"
-        logger.warning(text, self._supervisor.down_s, num_begun, len(self._roster) - num_begun, num_suspects)
+        logger.warning(text, self._supervisor.down_s, num_begun, len(self._registry) - num_begun, num_suspects)
         self._watchdog.heard()
         self._watchdog.watch()
 
@@ -268,13 +268,13 @@ class AsyncEngine:
             self._last_stats = step.stats
             self._observer.on_step(step.stats)
         for update in step.updates:
-            self._roster.put(update.request_id, news_of(update, step.time_s))
+            self._registry.put(update.request_id, timed_update(update, step.time_s))
 
     def _report_pause(self) -> None:
         """While no engine process is up, everything waits and no block is held."""
         if self._supervisor.is_up or self._info is None:
             return
-        self._last_stats = standstill(self._last_stats, len(self._roster), self._info.num_blocks)
+        self._last_stats = standstill(self._last_stats, len(self._registry), self._info.num_blocks)
         self._observer.on_step(self._last_stats)
 
     def _fail(self, error: TwostepError) -> None:
@@ -283,7 +283,7 @@ class AsyncEngine:
             return
         self._failure = error
         self._watchdog.stop()
-        for live in self._roster:
+        for live in self._registry:
             live.put(EngineFailedError(str(error), error.detail) if isinstance(error, EngineFailedError) else error)
 
     def _unavailable(self) -> EngineUnavailableError:

@@ -11,9 +11,9 @@ from typing import Protocol
 from engine.core.config import EngineInfo
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
-from engine.core.request_snapshot import RequestView
+from engine.core.request_snapshot import RequestSnapshot
 from engine.core.sampling_params import SamplingParams
-from engine.core.stats import RequestTimings, RoomStats, StepStats
+from engine.core.stats import QueueStats, RequestTimings, StepStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,10 @@ class EngineClient(Protocol):
         """Requests between `generate` and their end."""
 
     @property
-    def room(self) -> RoomStats:
+    def room(self) -> QueueStats:
         """Who is inside, and how long a new request would wait."""
 
-    def check_room(self, tenant: Tenant) -> None:
+    def check_admission(self, tenant: Tenant) -> None:
         """Raise OverloadedError, or EngineRestartingError, if any request of the tenant would be refused now."""
 
     def check_health(self) -> None:
@@ -114,7 +114,7 @@ class EngineClient(Protocol):
         restarted: the outputs go on where they stopped.
         """
 
-    async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestView]:
+    async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestSnapshot]:
         """The tenant's live requests, of one group or of all, in order of arrival and at most `limit`. Asks the engine
         process, and waits for it a few seconds at most."""
 

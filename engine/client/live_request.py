@@ -8,7 +8,7 @@ import msgspec
 from engine.client.admission import Place
 from engine.client.interface import GenerationRequest
 from engine.client.mailbox import Mailbox
-from engine.client.request_timeouts import Expiry
+from engine.client.request_timeouts import RequestTimeouts
 from engine.core.batch import TokenLogprobs
 from engine.core.errors import (
     DeadlineError,
@@ -26,7 +26,7 @@ from engine.core.stats import RequestTimings
 from engine.text.detokenizer import IncrementalDetokenizer, TokenTable
 
 
-class News(msgspec.Struct, frozen=True):
+class TimedUpdate(msgspec.Struct, frozen=True):
     """A request's share of one step; `time_s` is when its tokens came to exist."""
 
     update: RequestUpdate
@@ -35,10 +35,10 @@ class News(msgspec.Struct, frozen=True):
     """Of an end that the server made."""
 
 
-def news_of(update: RequestUpdate, time_s: float) -> News | TwostepError:
+def timed_update(update: RequestUpdate, time_s: float) -> TimedUpdate | TwostepError:
     """What a request is told of a step of `time_s`."""
     if update.finish_reason is not FinishReason.ERROR:
-        return News(update, time_s)
+        return TimedUpdate(update, time_s)
     message = update.error or "The engine failed on this request."
     return RequestError(message) if update.blames_request else EngineFailedError(message)
 
@@ -51,7 +51,7 @@ class LiveRequest:
     one is told to go on.
     """
 
-    expiry: Expiry
+    expiry: RequestTimeouts
     """Its timers: set when it was admitted, cancelled when it ends."""
 
     def __init__(self, request: GenerationRequest, engine_id: str, table: TokenTable, place: Place) -> None:
@@ -75,7 +75,7 @@ class LiveRequest:
         self._num_output_tokens = 0
         self.last_gap_s: float | None = None
         """From the newest output's token to the one before; None for the first."""
-        self._news: Mailbox[News | TwostepError] = Mailbox()
+        self._news: Mailbox[TimedUpdate | TwostepError] = Mailbox()
         self._clock = TokenClock(request.arrival_s)
         self._num_cached_tokens = 0
         self._detokenizer = IncrementalDetokenizer(
@@ -129,7 +129,7 @@ class LiveRequest:
         """So far; None before the first token."""
         return self._clock.timings() if self._num_output_tokens else None
 
-    def put(self, news: News | TwostepError) -> None:
+    def put(self, news: TimedUpdate | TwostepError) -> None:
         """An error ends the request once the news before it are used up."""
         if isinstance(news, TwostepError):
             self._put_last(news)
@@ -161,9 +161,9 @@ class LiveRequest:
     def _cut(self, stop_reason: str, error: TwostepError) -> None:
         """The error is for one without tokens."""
         end = RequestUpdate(self.engine_id, finish_reason=FinishReason.LENGTH)
-        self._put_last(News(end, time.monotonic(), stop_reason) if self.has_begun else error)
+        self._put_last(TimedUpdate(end, time.monotonic(), stop_reason) if self.has_begun else error)
 
-    def _put_last(self, news: News | TwostepError) -> None:
+    def _put_last(self, news: TimedUpdate | TwostepError) -> None:
         self.is_complete = True
         self.is_known_to_engine = False
         self._news.put(news)
@@ -175,7 +175,7 @@ class LiveRequest:
             raise news
         return self._output(news, await _prompt_logprobs(news.update.first))
 
-    def _output(self, news: News, prompt_logprobs: tuple[TokenLogprobs | None, ...] | None) -> RequestOutput:
+    def _output(self, news: TimedUpdate, prompt_logprobs: tuple[TokenLogprobs | None, ...] | None) -> RequestOutput:
         update, time_s = news.update, news.time_s
         is_first = update.first is not None
         if update.first is not None:
@@ -217,13 +217,13 @@ class LiveRequest:
             texts.append(self._detokenizer.flush())
         return "".join(texts), len(token_ids)
 
-    def _end_of(self, news: News) -> tuple[FinishReason | None, int | str | None]:
+    def _end_of(self, news: TimedUpdate) -> tuple[FinishReason | None, int | str | None]:
         if self._detokenizer.stop_string is not None:
             return FinishReason.STOP, self._detokenizer.stop_string
         return news.update.finish_reason, news.update.stop_token_id if news.stop_reason is None else news.stop_reason
 
 
-def _apart(news: News) -> Iterator[News]:
+def _apart(news: TimedUpdate) -> Iterator[TimedUpdate]:
     """The tokens of a step one by one if they have scores: which text a score belongs to shows from its output, and
     must not depend on how many tokens a step guessed right."""
     update = news.update

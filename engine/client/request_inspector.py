@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine.client.live_request import LiveRequest
 from engine.core.messages import InspectRequests, RequestState
-from engine.core.request_snapshot import RequestView
+from engine.core.request_snapshot import RequestSnapshot
 from engine.process.supervisor import Supervisor
 
 ANSWER_S = 2.0
@@ -20,7 +20,7 @@ States = Mapping[str, RequestState]
 """By the engine's ids; without those that the engine does not know."""
 
 
-class Inspector:
+class RequestInspector:
     """All methods are for the event loop's thread."""
 
     def __init__(self, supervisor: Supervisor) -> None:
@@ -29,7 +29,7 @@ class Inspector:
         self._next: asyncio.Future[States] | None = None  # and the one after it
         self._wanted: set[str] = set()  # by the one after it
 
-    async def views(self, requests: Sequence[LiveRequest]) -> list[RequestView]:
+    async def views(self, requests: Sequence[LiveRequest]) -> list[RequestSnapshot]:
         """Of each. One that ends while the engine is asked is told as if it waited."""
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -70,9 +70,9 @@ class Inspector:
             self._asked = None
 
 
-def _view(live: LiveRequest, state: RequestState | None) -> RequestView:
+def _view(live: LiveRequest, state: RequestState | None) -> RequestSnapshot:
     request = live.request
-    return RequestView(
+    return RequestSnapshot(
         group_id=request.group_id,
         arrival_s=request.arrival_s,
         num_prompt_tokens=len(request.prompt_token_ids),

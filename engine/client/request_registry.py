@@ -2,21 +2,21 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from engine.client.live_request import LiveRequest, News
+from engine.client.live_request import LiveRequest, TimedUpdate
 from engine.core.errors import EngineFailedError, TwostepError
 from engine.core.messages import AddRequest
-from engine.process.poison_requests import Death, Suspects
+from engine.process.poison_requests import Death, PoisonRequests
 
 NOBODY_DIED = Death()
 
 
-class Roster:
+class RequestRegistry:
     """In order of arrival. While no engine process is up, requests wait here; while a suspect is on trial, too."""
 
     def __init__(self, send: Callable[[AddRequest], None]) -> None:
         self._send = send
         self._live: dict[str, LiveRequest] = {}  # by the engine's id
-        self._suspects = Suspects()
+        self._suspects = PoisonRequests()
         self._is_up = False
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class Roster:
             if not live.has_begun and not live.is_complete:
                 live.expiry.on_unscheduled()
 
-    def put(self, engine_id: str, news: News | TwostepError) -> None:
+    def put(self, engine_id: str, news: TimedUpdate | TwostepError) -> None:
         live = self._live.get(engine_id)
         if live is not None:  # else it ended here, and the engine does not know yet
             live.put(news)

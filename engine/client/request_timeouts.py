@@ -9,7 +9,7 @@ from collections.abc import Callable
 from engine.client.interface import GenerationRequest
 
 
-class Expiry:
+class RequestTimeouts:
     """The timers of one request that was admitted."""
 
     def __init__(

@@ -28,7 +28,7 @@ class Holding:
     """Of these prompts."""
 
 
-class RoomShares:
+class TenantQuotas:
     """The holdings of the tenants inside."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 
 
-class DrainMeter:
+class ThroughputMeter:
     """Counts amounts that drained, and the busy time that they took, over the newest `num_measured` of them.
 
     `run` starts and stops its clock: time in which nobody waited says nothing about the speed. What was measured before

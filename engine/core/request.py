@@ -59,11 +59,11 @@ class Request:
 
     constraint: Constraint | None = None
     """What `params.grammar` was compiled to; None while any token may come."""
-    may_guess: bool = False
+    may_speculate: bool = False
     """What it says next, by itself or with the draft weights."""
     drafter: Drafter = field(default_factory=NoDrafts)
     """Guesses that of its text."""
-    draft_chance: float | None = None
+    draft_acceptance: float | None = None
     """That a guess of the draft weights is right; None before the first."""
     number: int = 0
     """Of its arrival, given by the scheduler."""
@@ -100,7 +100,7 @@ class Request:
         return self.num_uncomputed_tokens > 1 or not self.output_token_ids
 
     @property
-    def num_guessable(self) -> int:
+    def max_draft_tokens(self) -> int:
         """Tokens that it may say beside the one that each step brings."""
         return self.params.max_tokens - len(self.output_token_ids) - 1
 

@@ -6,7 +6,7 @@ from engine.core.messages import RequestState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestView:
+class RequestSnapshot:
     """One live request, as it stands."""
 
     group_id: str

@@ -3,7 +3,7 @@
 import msgspec
 
 from engine.core.errors import InvalidParameterError
-from engine.core.thinking_budget import Thinking
+from engine.core.thinking_budget import ThinkingBudget
 
 MAX_LOGPROBS = 100
 MAX_SEED = 2**63 - 1
@@ -44,7 +44,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end the sequence besides EOS."""
     ignore_eos: bool = False
-    thinking: Thinking | None = None
+    thinking: ThinkingBudget | None = None
     """Bounds the thinking before the answer; None leaves it to the model."""
     stop: tuple[str, ...] = ()
     """Strings that end the sequence; found in the text, by the process that owns the text."""

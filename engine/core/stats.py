@@ -51,7 +51,7 @@ class StepStats(msgspec.Struct, frozen=True):
     """The part of duration_s in which the draft weights guessed."""
 
 
-class RoomStats(msgspec.Struct, frozen=True):
+class QueueStats(msgspec.Struct, frozen=True):
     """Who is inside, as the server sees it."""
 
     num_inside: int

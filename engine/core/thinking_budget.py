@@ -10,7 +10,7 @@ _MAX_OVER = 3
 """Tokens that a character may need to end, if each is a byte of it."""
 
 
-class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Output between two tokens, of which at most `max_tokens` may come; then the end is forced: a few tokens
     later where the request's grammar does not allow it yet.
 

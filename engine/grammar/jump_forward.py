@@ -57,7 +57,7 @@ class _Ahead(NamedTuple):
     if this character had to come."""
 
 
-class Foresight:
+class JumpForward:
     """How one request's text goes on. Where a space is all there is to choose, as in JSON after a colon or a comma, it
     comes or not as it did before; at first it comes."""
 

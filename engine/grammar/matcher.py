@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from llguidance import LLMatcher
 
-from engine.grammar.jump_forward import Alphabet, Foresight
+from engine.grammar.jump_forward import Alphabet, JumpForward
 
 # Of CPU time in the engine's steps, where all others wait. What is not ambiguous takes less than a tenth of it, mostly
 # less than a hundredth.
@@ -37,7 +37,7 @@ class Matcher:
         self._num_renewals_left = 0 if matcher.is_error() else MAX_RENEWALS
         self._num_consumed = 0
         self._mask: bytes | None = None  # after these
-        self._foresight = Foresight(alphabet)
+        self._foresight = JumpForward(alphabet)
         self._num_heard = 0  # tokens, by the foresight
 
     def allowed_tokens(self, output_token_ids: Sequence[int], draft: Sequence[int] = ()) -> tuple[bytes, ...]:
@@ -45,9 +45,9 @@ class Matcher:
 
         EOS is allowed where the text may end; when it must, nothing else is.
         """
-        may_guess = self._spent_share(len(output_token_ids)) <= _GUESSES_SHARE
+        may_speculate = self._spent_share(len(output_token_ids)) <= _GUESSES_SHARE
         with self._counted():
-            masks = self._masks(output_token_ids, draft if may_guess else ())
+            masks = self._masks(output_token_ids, draft if may_speculate else ())
         return (bytes(len(masks[0])),) if self._spent_share(len(output_token_ids)) > 1.0 else masks
 
     def forced_tokens(self, output_token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:

@@ -16,7 +16,7 @@ from engine.attention.registry import AttentionCall
 from engine.model import code_fingerprint
 from engine.model.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
 from engine.weights.linear import is_linear
-from engine.weights.module_replacement import is_watched, swap_modules
+from engine.weights.module_replacement import is_watched, replace_modules
 
 __all__ = ["fuse_modules", "fuse_norms"]
 
@@ -27,14 +27,14 @@ def fuse_modules(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None
     To be called before the linear layers are packed, since it joins some of them.
     """
     fuse_norms(model)
-    swap_modules(model, _fused_mlp)
-    swap_modules(model, lambda module: _fused_attention(module, calls))
-    swap_modules(model, _fused_layer)
+    replace_modules(model, _fused_mlp)
+    replace_modules(model, lambda module: _fused_attention(module, calls))
+    replace_modules(model, _fused_layer)
 
 
 def fuse_norms(model: PreTrainedModel) -> None:
     """Swaps the norms only, whose sums have an order of their own; the other swaps change no bit of a result."""
-    swap_modules(model, lambda module: _fused_norm(module, model.dtype))
+    replace_modules(model, lambda module: _fused_norm(module, model.dtype))
 
 
 def _fused_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:

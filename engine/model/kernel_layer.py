@@ -12,7 +12,7 @@ from engine.attention.kv_cache import KVCache
 from engine.attention.registry import attend
 from engine.model.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
 from engine.weights.linear import PackedLinear
-from engine.weights.module_replacement import swap_modules
+from engine.weights.module_replacement import replace_modules
 from engine.weights.packed_weight import KernelWeight
 from engine.weights.quantized_weight import KernelQuantizedWeight
 
@@ -21,7 +21,7 @@ __all__ = ["KernelDecoderLayer", "kernel_norm", "move_layers_to_kernels"]
 
 def move_layers_to_kernels(model: nn.Module) -> None:
     """Swaps the layers of `model` that were fused in all their parts; their linear layers must be packed."""
-    swap_modules(model, _moved)
+    replace_modules(model, _moved)
 
 
 class KernelDecoderLayer(nn.Module):

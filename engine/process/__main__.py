@@ -36,7 +36,7 @@ from engine.core.messages import (
     ToEngine,
 )
 from engine.host.memory_trim import settle, share_one_heap
-from engine.process.crash_marker import StepMarker
+from engine.process.crash_marker import CrashMarker
 from engine.process.transport import EngineLink, ServerGoneError
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def main(arguments: list[str], load: Load) -> int:
     threading.Thread(target=_end_after_parent, args=(sys.stdin.fileno(),), daemon=True).start()
     link = EngineLink(int(arguments[0]))
     try:
-        return run(link, load, StepMarker(int(arguments[1])))
+        return run(link, load, CrashMarker(int(arguments[1])))
     except ServerGoneError:
         logger.warning("the server process has ended; so does the engine")
         return 0

@@ -12,7 +12,7 @@ import msgspec
 _HEADER_BYTES = 4
 
 
-class StepMarker:
+class CrashMarker:
     """File layout: length of the list (4 bytes), the list as msgpack, and after that remains of longer ones."""
 
     def __init__(self, fd: int) -> None:
@@ -20,7 +20,7 @@ class StepMarker:
         self._marked: Sequence[str] = ()
 
     @classmethod
-    def create(cls) -> "StepMarker":
+    def create(cls) -> "CrashMarker":
         return cls(os.memfd_create("twostep-step"))
 
     def mark(self, request_ids: Sequence[str]) -> None:

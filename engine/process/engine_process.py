@@ -15,7 +15,7 @@ from engine.core.errors import (
 )
 from engine.core.messages import EngineFailure, EngineReady, FromEngine, Shutdown, Start, ToEngine
 from engine.process.child_process import ChildProcess
-from engine.process.crash_marker import StepMarker
+from engine.process.crash_marker import CrashMarker
 from engine.process.poison_requests import Death
 from engine.process.transport import BrokenLinkError, ServerLink
 
@@ -24,7 +24,7 @@ _LAST_WORDS_S = 0.5  # how long the last message of a process may arrive after i
 _START_ERRORS = {error.__name__: error for error in (ConfigError, ModelError, UnsupportedModelError, ModelMemoryError)}
 
 
-class Incarnation:
+class EngineProcess:
     """Starts once and ends once. Its socket is its own: no message of another life can come in here."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Incarnation:
         self._command = command
         self._on_message = on_message
         self._on_death = on_death
-        self._marker = StepMarker.create()
+        self._marker = CrashMarker.create()
         try:
             self._link = ServerLink(self._receive, self._on_broken_link)
         except OSError:

@@ -17,7 +17,7 @@ class Death:
     """It was killed by a signal that anyone may send: a person, or the kernel when memory runs out."""
 
 
-class Suspects:
+class PoisonRequests:
     """The rule by which a request is found guilty, and an innocent one never is:
 
     - A death is held against the requests that the engine was computing when it died and that had not got two tokens

@@ -18,7 +18,7 @@ from engine.core.errors import (
     TwostepError,
 )
 from engine.core.messages import FromEngine, ToEngine
-from engine.process.engine_process import Incarnation
+from engine.process.engine_process import EngineProcess
 from engine.process.poison_requests import Death
 from engine.process.restart_policy import RestartPolicy
 
@@ -54,7 +54,7 @@ class Supervisor:
         self._command = command
         self._policy = policy
         self._owner = owner
-        self._process: Incarnation | None = None
+        self._process: EngineProcess | None = None
         self._restart: asyncio.Task[None] | None = None
         self._info: EngineInfo | None = None
         self._load_s = 0.0
@@ -107,8 +107,8 @@ class Supervisor:
             await self._process.stop(reason)
         self.is_up = False
 
-    def _new_process(self) -> Incarnation:
-        return Incarnation(self._command, self._owner.on_message, self._on_death)
+    def _new_process(self) -> EngineProcess:
+        return EngineProcess(self._command, self._owner.on_message, self._on_death)
 
     def _on_death(self, reason: TwostepError) -> None:
         if not self.is_up:
@@ -134,7 +134,7 @@ class Supervisor:
         finally:
             dead.close()
 
-    async def _next_process(self, reason: TwostepError, was_fruitful: bool) -> Incarnation:
+    async def _next_process(self, reason: TwostepError, was_fruitful: bool) -> EngineProcess:
         """A process that is ready. Raises EngineFailedError when the policy has enough or the cause will not pass."""
         while True:
             delay_s = self._policy.on_death(was_fruitful)
@@ -153,7 +153,7 @@ class Supervisor:
             except (ConfigError, ModelError) as error:
                 raise EngineFailedError(f"The engine died and cannot be started again: {error}") from error
 
-    async def _load(self, process: Incarnation) -> None:
+    async def _load(self, process: EngineProcess) -> None:
         """Leaves nothing of a process that does not get ready."""
         limit_s = _LOAD_FACTOR * self._load_s + _LOAD_GRACE_S
         try:

@@ -16,7 +16,7 @@ from engine.runner.logprobs import Scorer
 from engine.runner.model_inputs import build_inputs
 from engine.runner.pooling import embedding_bytes
 from engine.runner.sampler import Sampler
-from engine.scheduling.speculation.draft_verification import last_row, num_right, rows_of, with_guess
+from engine.scheduling.speculation.draft_verification import last_row, num_accepted_drafts, rows_of, with_draft_token
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class ModelRunner:
             rows = [last_row(requests[index]) for index in wanting]
             logits = self._run_draft_model(build_inputs(rows, self._cache.block_size, self._model.device), None)
             for index, token_id in zip(wanting, self._sampler.sample(logits, rows), strict=True):
-                requests[index] = with_guess(requests[index], token_id)
+                requests[index] = with_draft_token(requests[index], token_id)
         return replace(batch, requests=tuple(requests))
 
     def _forward(self, batch: Batch, kept: Sequence[int] | None) -> Tensor:
@@ -136,7 +136,7 @@ class ModelRunner:
 
 def _said(request: ScheduledRequest, rows: Sequence[int], chosen: Sequence[int | None]) -> Sequence[tuple[int, int]]:
     """Rows and tokens: as many as it guessed right, and what comes next."""
-    num_said = 1 + num_right(request, [chosen[row] for row in rows])
+    num_said = 1 + num_accepted_drafts(request, [chosen[row] for row in rows])
     return [(row, token_id) for row in rows[:num_said] if (token_id := chosen[row]) is not None]
 
 

@@ -17,7 +17,7 @@ from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.prefill_budget import PrefillBudget, PrefillPace
 from engine.scheduling.prefix_cache import BlockCache
 from engine.scheduling.request_reports import announce, state_of
-from engine.scheduling.speculation.planner import NO_GUESSES, Guesses, Speculation
+from engine.scheduling.speculation.planner import NO_PLANNED_DRAFT, PlannedDraft, SpeculationPlanner
 from engine.scheduling.stop_conditions import accept, why_none
 
 
@@ -29,7 +29,7 @@ class Scheduler:
         pool: BlockPool,
         cache: BlockCache,
         pace: PrefillPace,
-        speculation: Speculation,
+        speculation: SpeculationPlanner,
         *,
         block_size: int,
         max_num_seqs: int,
@@ -146,14 +146,14 @@ class Scheduler:
         plans = zip(ready, self._speculation.plan(ready), strict=True)
         return _batch(Phase.DECODE, [_scheduled(request, 1, self._with_room(request, plan)) for request, plan in plans])
 
-    def _with_room(self, request: Request, guesses: Guesses) -> Guesses:
+    def _with_room(self, request: Request, guesses: PlannedDraft) -> PlannedDraft:
         """As many as have room without taking another request's."""
         num_guesses = len(guesses.token_ids) + guesses.num_wanted
         lacking = -(-(request.num_tokens + num_guesses) // self._block_size) - len(request.block_table)
         if num_guesses and lacking > 0:
             request.block_table += self._pool.try_allocate(lacking, spare=len(self._running)) or []
         room = len(request.block_table) * self._block_size - request.num_tokens
-        return Guesses(guesses.token_ids[:room], min(guesses.num_wanted, room))
+        return PlannedDraft(guesses.token_ids[:room], min(guesses.num_wanted, room))
 
     def _make_room(self, request: Request) -> None:
         """Give the request the block its next token needs, preempting until there is one: of the tenant that has had
@@ -278,7 +278,7 @@ def _batch(phase: Phase, requests: list[ScheduledRequest]) -> Batch | None:
     return Batch(phase, tuple(requests)) if requests else None
 
 
-def _scheduled(request: Request, num_tokens: int, guesses: Guesses = NO_GUESSES) -> ScheduledRequest:
+def _scheduled(request: Request, num_tokens: int, guesses: PlannedDraft = NO_PLANNED_DRAFT) -> ScheduledRequest:
     start = request.num_computed_tokens
     end = start + num_tokens
     return ScheduledRequest(

@@ -11,7 +11,7 @@ NOT_FINITE = "The model computed no finite numbers: its weights are damaged, or 
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class AppendedTokens:
     """What a request took."""
 
     token_ids: list[int]
@@ -20,7 +20,7 @@ class Acceptance:
     """The stop token that ended it, when it was not EOS."""
 
 
-def accept(request: Request, token_ids: Sequence[int], eos_token_ids: frozenset[int]) -> Acceptance:
+def accept(request: Request, token_ids: Sequence[int], eos_token_ids: frozenset[int]) -> AppendedTokens:
     """Add the tokens to the request's output, up to the first that ends it."""
     reason, stop_token_id = _end_by_length(request), None
     accepted: list[int] = []
@@ -30,7 +30,7 @@ def accept(request: Request, token_ids: Sequence[int], eos_token_ids: frozenset[
         request.output_token_ids.append(token_id)
         accepted.append(token_id)
         reason, stop_token_id = _end_after(request, token_id, eos_token_ids)
-    return Acceptance(accepted, reason, stop_token_id)
+    return AppendedTokens(accepted, reason, stop_token_id)
 
 
 def why_none(request: Request, is_finite: bool) -> tuple[str, bool]:

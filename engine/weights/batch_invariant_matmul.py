@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-__all__ = ["TILE_ROWS", "WIDE_ROWS", "FixedTileWeight"]
+__all__ = ["TILE_ROWS", "WIDE_ROWS", "BatchInvariantWeight"]
 
 TILE_ROWS = {"cpu": 16, "cuda": 128}
 """Rows of a product. A GPU multiplies so many while it reads the weights, which it does once for each product."""
@@ -19,7 +19,7 @@ WIDE_ROWS = 512
 _MOST_TRIED = 1 << 28  # numbers of a weight: larger ones make logits, which few rows ask for
 
 
-class FixedTileWeight:
+class BatchInvariantWeight:
     """Multiplies on any device, in any number format."""
 
     def __init__(self, weight: Tensor) -> None:  # [N, K]

@@ -20,13 +20,13 @@ from torch import Tensor
 from engine.weights.activation_quantization import ROW_GROUP_SIZE
 from engine.weights.affine_quantization import GROUP_SIZES, QuantizedMatrix, map_rows, spread
 
-__all__ = ["LeveledMatrix", "to_levels"]
+__all__ = ["Int4Matrix", "to_levels"]
 
 _GROUP_SIZE, _SCALE_GROUP_SIZE = GROUP_SIZES[4], ROW_GROUP_SIZE
 
 
 @dataclass(frozen=True, slots=True)
-class LeveledMatrix:
+class Int4Matrix:
     """A weight [N, K] of 4 bits, in G groups of 32 and S of 256."""
 
     codes: Tensor  # [N, K] uint8
@@ -47,12 +47,12 @@ class LeveledMatrix:
         return (integers * spread(self.scales, _SCALE_GROUP_SIZE, num_in)).to(dtype)
 
 
-def to_levels(weight: Tensor, matrix: QuantizedMatrix) -> LeveledMatrix:
+def to_levels(weight: Tensor, matrix: QuantizedMatrix) -> Int4Matrix:
     """weight [N, K] and what `quantize` made of it in 4 bits: that, with scales that share a factor.
 
     The kernels have a faster one of the same results.
     """
-    return LeveledMatrix(*map_rows(_level_rows, weight, matrix.scales, matrix.minimums))
+    return Int4Matrix(*map_rows(_level_rows, weight, matrix.scales, matrix.minimums))
 
 
 def _level_rows(weight: Tensor, scales: Tensor, minimums: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from torch import nn
 
-__all__ = ["is_watched", "swap_modules"]
+__all__ = ["is_watched", "replace_modules"]
 
 
-def swap_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]) -> None:
+def replace_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]) -> None:
     """Each module of `model` for which there is a `replacement`, in place; a module used twice stays one."""
     made: dict[nn.Module, nn.Module] = {}
     for parent in list(model.modules()):

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from engine.weights.batch_invariant_matmul import FixedTileWeight
+from engine.weights.batch_invariant_matmul import BatchInvariantWeight
 
 __all__ = [
     "KernelWeight",
@@ -43,7 +43,7 @@ def pack_weight(weight: Tensor, kernels_available: bool) -> PackedWeight:
     """weight [N, K], not kept; through the C++ kernel where it is available and knows device and dtype."""
     if kernels_available and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16):
         return KernelWeight(weight)
-    return FixedTileWeight(weight)
+    return BatchInvariantWeight(weight)
 
 
 def multiply_rows(packed: PackedWeight, x: Tensor, bias: Tensor | None) -> Tensor:

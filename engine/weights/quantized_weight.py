@@ -10,8 +10,8 @@ from torch import Tensor
 
 from engine.core.errors import ModelError
 from engine.weights.affine_quantization import NUM_REFITS, QuantizedMatrix, dequantize, map_rows, quantize
-from engine.weights.batch_invariant_matmul import FixedTileWeight
-from engine.weights.int4_levels import LeveledMatrix, to_levels
+from engine.weights.batch_invariant_matmul import BatchInvariantWeight
+from engine.weights.int4_levels import Int4Matrix, to_levels
 from engine.weights.packed_weight import check_rows
 
 __all__ = ["KernelQuantizedWeight", "TorchQuantizedWeight"]
@@ -78,24 +78,24 @@ class TorchQuantizedWeight:
             out[:, columns] = self._dense(columns).multiply(x, None if bias is None else bias[columns])
         return out
 
-    def _dense(self, columns: slice) -> FixedTileWeight:
+    def _dense(self, columns: slice) -> BatchInvariantWeight:
         part = replace(self._matrix, **{name: tensor[columns] for name, tensor in _tensors(self._matrix).items()})
         if isinstance(part, QuantizedMatrix):
-            return FixedTileWeight(dequantize(part, self.dtype))
+            return BatchInvariantWeight(dequantize(part, self.dtype))
         codes = torch.stack([part.codes & 15, part.codes >> 4], dim=-1).flatten(1)
-        return FixedTileWeight(replace(part, codes=codes[:, : self.shape[1]]).dequantized(self.dtype))
+        return BatchInvariantWeight(replace(part, codes=codes[:, : self.shape[1]]).dequantized(self.dtype))
 
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in _tensors(self._matrix).values())
 
 
-def _halved(matrix: LeveledMatrix) -> LeveledMatrix:
+def _halved(matrix: Int4Matrix) -> Int4Matrix:
     """With two codes in a byte that lie next to each other along K, the first in its low bits."""
     padded = torch.nn.functional.pad(matrix.codes, (0, -matrix.codes.shape[1] % 2))
     return replace(matrix, codes=padded[:, ::2] | padded[:, 1::2] << 4)
 
 
-def _tensors(matrix: QuantizedMatrix | LeveledMatrix) -> dict[str, Any]:
+def _tensors(matrix: QuantizedMatrix | Int4Matrix) -> dict[str, Any]:
     values = {field.name: getattr(matrix, field.name) for field in fields(matrix)}
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}

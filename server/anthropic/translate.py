@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 from server.chat.translated import chat_request, given
-from server.generation.error_renaming import Renaming
+from server.generation.error_renaming import ErrorRenaming
 from server.protocol.anthropic import (
     AnthropicConversation,
     AnthropicTool,
@@ -28,7 +28,7 @@ from server.protocol.anthropic_blocks import (
 )
 from server.protocol.chat import ChatRequest
 
-RENAMING = Renaming(
+RENAMING = ErrorRenaming(
     (r"tools\.(\d+)\.function\.parameters", r"tools.\1.input_schema"),
     (r"tools\.(\d+)\.function", r"tools.\1"),
     (r"tool_choice\.function", "tool_choice"),

@@ -9,8 +9,8 @@ from pydantic_core import from_json
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from server.chat.blocks import Blocks, Event
-from server.chat.output_reader import AnswerReader
-from server.chat.tally import ChatTally
+from server.chat.output_reader import OutputReader
+from server.chat.usage import ChatUsageCounter
 from server.core.anthropic_errors import anthropic_error
 from server.core.errors import ErrorKind
 from server.generation.sse import typed_event
@@ -99,7 +99,7 @@ def _make_block(index: int, part: Part) -> _TextBlock | _ToolUseBlock:
 class MessageWriter:
     """Given the outputs of one generation in their order."""
 
-    def __init__(self, head: Mapping[str, Any], reader: AnswerReader, tally: ChatTally, request_id: str) -> None:
+    def __init__(self, head: Mapping[str, Any], reader: OutputReader, tally: ChatUsageCounter, request_id: str) -> None:
         """`head` is what a message tells of itself from its beginning on."""
         self._head = head
         self._reader = reader

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from engine.core.thinking_budget import Thinking
+from engine.core.thinking_budget import ThinkingBudget
 from server.core.errors import BadRequestError
 from server.core.tokenizer_protocol import Tokenizer
 from server.protocol.chat import ChatRequest
@@ -56,7 +56,7 @@ class Answer:
         ids = (_single_id(self.tokenizer, mark) for mark in marks)
         return tuple(token_id for token_id in ids if token_id is not None and token_id in self.tokenizer.special_ids)
 
-    def thinking_budget(self, max_tokens: int | None) -> Thinking | None:
+    def thinking_budget(self, max_tokens: int | None) -> ThinkingBudget | None:
         """Raises BadRequestError where there is no thinking, or none that could be ended."""
         if max_tokens is None:
             return None
@@ -67,7 +67,7 @@ class Answer:
             message = "thinking_token_budget is not supported: this model has no tokens that begin and end thinking."
             raise BadRequestError(message, "thinking_token_budget")
         start_id, end_id = marks
-        return Thinking(max_tokens=max_tokens, end_id=end_id, start_id=None if self.begins_inside else start_id)
+        return ThinkingBudget(max_tokens=max_tokens, end_id=end_id, start_id=None if self.begins_inside else start_id)
 
     def _call_id(self, response_id: str, choice: int, index: int) -> str:
         """A function of the request's id: a stream that is repeated or resumed names its calls as before."""

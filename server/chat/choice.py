@@ -7,7 +7,7 @@ from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.message import delta_of, message_of
-from server.chat.output_reader import AnswerReader
+from server.chat.output_reader import OutputReader
 from server.core.tokenizer_protocol import Tokenizer
 from server.generation.outputs import join_outputs
 from server.protocol.chat import ChatRequest
@@ -18,7 +18,7 @@ from server.tools.message_parts import Content, Part
 class ChatChoice:
     """Given the outputs of one generation in their order: each to `chunks`, or all at once to `whole`."""
 
-    def __init__(self, index: int, request: ChatRequest, reader: AnswerReader, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, request: ChatRequest, reader: OutputReader, tokenizer: Tokenizer) -> None:
         self._index = index
         self._request = request
         self._reader = reader

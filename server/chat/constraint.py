@@ -8,7 +8,7 @@ from server.chat.answer import Answer
 from server.core.errors import BadRequestError
 from server.generation.grammar import grammar_of
 from server.protocol.chat import ChatRequest
-from server.protocol.structured import Demand
+from server.protocol.structured import OutputConstraint
 from server.tools.call_grammar import arguments_of, calls_only, strict_calls
 from server.tools.formats import CallFormat
 from server.tools.readers import THINK_CLOSE, THINK_OPEN
@@ -25,11 +25,11 @@ async def chat_grammar(request: ChatRequest, answer: Answer, checker: GrammarChe
         for index, function in request.callable_functions.items():
             if function.strict or request.must_call or request.demand is not None:
                 place = f"tools.{index}.function.parameters"
-                await grammar_of(Demand(place, arguments_of(function)), checker, caller)
+                await grammar_of(OutputConstraint(place, arguments_of(function)), checker, caller)
         raise
 
 
-def after_thinking(demand: Demand | None, answer: Answer) -> Demand | None:
+def after_thinking(demand: OutputConstraint | None, answer: Answer) -> OutputConstraint | None:
     """The demand is on what follows the thinking. Raises BadRequestError where it cannot be."""
     if demand is None or not answer.thinks:
         return demand
@@ -40,13 +40,13 @@ def after_thinking(demand: Demand | None, answer: Answer) -> Demand | None:
     return replace(demand, source=_behind_thoughts(demand.source, answer.begins_inside))
 
 
-def _demand(request: ChatRequest, answer: Answer) -> Demand | None:
+def _demand(request: ChatRequest, answer: Answer) -> OutputConstraint | None:
     """On the answer itself. Where a call is forced there is no content, and so no demand on it."""
     if answer.calls is None:
         return request.demand
     functions, is_one = list(request.callable_functions.values()), request.may_call_once
     if request.must_call:
-        return Demand("tool_choice", calls_only(answer.calls, functions, is_one))
+        return OutputConstraint("tool_choice", calls_only(answer.calls, functions, is_one))
     if request.demand is not None:
         calls = calls_only(answer.calls, functions, is_one)
         return _content_or_calls(request.demand, calls, _has_mark_in_text(answer, answer.calls))
@@ -57,10 +57,10 @@ def _demand(request: ChatRequest, answer: Answer) -> Demand | None:
         place = f"tools.{strict[0]}.function.strict"
         message = f'{place}: this model\'s calls can only be held to a schema with "tool_choice": "required".'
         raise BadRequestError(message, place)
-    return Demand("tools", strict_calls(answer.calls, functions, is_one))
+    return OutputConstraint("tools", strict_calls(answer.calls, functions, is_one))
 
 
-def _content_or_calls(demand: Demand, calls: Part, have_mark: bool) -> Demand:
+def _content_or_calls(demand: OutputConstraint, calls: Part, have_mark: bool) -> OutputConstraint:
     """The first character must tell them apart: JSON never begins like a mark."""
     if not isinstance(demand.source, JsonSchema) or not have_mark:
         raise _impossible(demand, 'tools that may be called, unless it is a schema and calls have a mark ("hermes")')
@@ -77,5 +77,5 @@ def _behind_thoughts(source: Part, begins_inside: bool) -> Part:
     return thoughts if begins_inside else OneOf((Sequence((_LINE_BREAKS, Literal(THINK_OPEN), thoughts)), source))
 
 
-def _impossible(demand: Demand, what: str) -> BadRequestError:
+def _impossible(demand: OutputConstraint, what: str) -> BadRequestError:
     return BadRequestError(f"{demand.param} cannot be combined with {what}.", demand.param)

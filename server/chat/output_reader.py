@@ -5,7 +5,7 @@ from server.chat.answer import Answer
 from server.tools.message_parts import Part, ToolCall
 
 
-class AnswerReader:
+class OutputReader:
     """Given all outputs of one generation, in their order."""
 
     def __init__(self, answer: Answer, response_id: str, choice: int) -> None:

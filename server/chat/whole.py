@@ -9,7 +9,7 @@ from starlette.responses import Response
 from engine.core.outputs import RequestOutput
 from server.chat.choice import ChatChoice
 from server.chat.plan import ChatPlan
-from server.chat.tally import ChatTally
+from server.chat.usage import ChatUsageCounter
 from server.core.chunked_json import json_of
 from server.core.timings import complete_headers
 from server.core.tokenizer_protocol import Tokenizer
@@ -20,7 +20,7 @@ async def whole_response(
     plan: ChatPlan,
     choices: Sequence[ChatChoice],
     outputs: Sequence[Sequence[RequestOutput]],
-    tally: ChatTally,
+    tally: ChatUsageCounter,
     tokenizer: Tokenizer,
 ) -> Response:
     """`outputs` are those of each choice."""

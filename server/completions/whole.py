@@ -15,11 +15,11 @@ from server.core.chunked_json import json_of
 from server.core.timings import complete_headers
 from server.core.tokenizer_protocol import Tokenizer
 from server.generation.logprobs import encode_iterators
-from server.generation.usage import Tally
+from server.generation.usage import UsageCounter
 
 
 async def whole_response(
-    plan: CompletionPlan, candidates: list[RequestOutput], tally: Tally, tokenizer: Tokenizer
+    plan: CompletionPlan, candidates: list[RequestOutput], tally: UsageCounter, tokenizer: Tokenizer
 ) -> Response:
     timings = tally.timings()
     choices = []

@@ -15,7 +15,7 @@ _OTHERS_WORDS = re.compile(r":|(?<!\w)['\"]")
 """Where a message goes on with what is not the server's own: quotes, and complaints of templates and grammars."""
 
 
-class Renaming:
+class ErrorRenaming:
     def __init__(self, *names: tuple[str, str]) -> None:
         """Patterns of the chat API's names -> how this API calls them. What follows a colon is for people: no name."""
         self._names: Sequence[tuple[re.Pattern[str], str]] = [

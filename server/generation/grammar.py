@@ -6,10 +6,10 @@ from engine.core.errors import GrammarError
 from engine.grammar.checker import GrammarChecker
 from engine.grammar.lark import to_lark
 from server.core.errors import BadRequestError
-from server.protocol.structured import Demand
+from server.protocol.structured import OutputConstraint
 
 
-async def grammar_of(demand: Demand | None, checker: GrammarChecker, caller: str) -> str | None:
+async def grammar_of(demand: OutputConstraint | None, checker: GrammarChecker, caller: str) -> str | None:
     """Off the event loop, all of it. Raises BadRequestError for what cannot be followed, and OverloadedError where the
     caller (`record.caller_of`) has too many tried."""
     if demand is None:

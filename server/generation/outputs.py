@@ -4,10 +4,10 @@ from collections.abc import AsyncGenerator, Sequence
 
 from engine.core.outputs import RequestOutput
 from server.generation.fan_out import IndexedOutput
-from server.generation.usage import Tally
+from server.generation.usage import UsageCounter
 
 
-async def collect(outputs: AsyncGenerator[IndexedOutput, None], tally: Tally) -> list[list[RequestOutput]]:
+async def collect(outputs: AsyncGenerator[IndexedOutput, None], tally: UsageCounter) -> list[list[RequestOutput]]:
     """Each generation's outputs to its end."""
     collected: list[list[RequestOutput]] = [[] for _ in range(tally.num_generations)]
     async for generation, output in outputs:

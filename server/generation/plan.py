@@ -15,7 +15,7 @@ from server.core.prompts import EncodedPrompt
 from server.generation.entry import Arrival
 from server.generation.sampling import draw_seed, seed_of
 from server.protocol.generation import GenerationParams
-from server.runtime.backend import Backend, RoomSize
+from server.runtime.backend import AdmissionSize, Backend
 
 MAX_SENT_IDS = 2**19  # of allowed tokens and bad words: all sequences have them sent to the engine, and checked
 MAX_SCORES = 2**22  # of prompts and unstreamed answers: each takes some 130 bytes until it is told
@@ -86,7 +86,7 @@ def make_plan(
     )
 
 
-def _check_room(prompts: Sequence[EncodedPrompt], num_generations: int, room: RoomSize, share: float) -> None:
+def _check_room(prompts: Sequence[EncodedPrompt], num_generations: int, room: AdmissionSize, share: float) -> None:
     """They enter together: too many would be refused on an idle server, too, whenever they came again."""
     max_live, max_tokens = room.max_live(share), room.max_tokens(share)
     if num_generations > max_live:

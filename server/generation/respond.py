@@ -14,7 +14,7 @@ from server.generation.outputs import collect
 from server.generation.plan import GenerationPlan
 from server.generation.sse import KEEP_ALIVE, EventStream
 from server.generation.stream import GenerationStream, StreamedChoice, ToldOnce, nothing
-from server.generation.usage import Tally
+from server.generation.usage import UsageCounter
 from server.protocol.generation import GenerationParams
 from server.runtime.context import context_of
 
@@ -30,7 +30,7 @@ class Events(Protocol):
 async def stream_response(
     plan: GenerationPlan[GenerationParams],
     choices: Sequence[StreamedChoice],
-    tally: Tally,
+    tally: UsageCounter,
     request: Request,
     told_once: ToldOnce = nothing,
 ) -> EventStream:
@@ -59,7 +59,7 @@ async def open_stream(
 
 
 async def all_outputs(
-    plan: GenerationPlan[GenerationParams], tally: Tally, request: Request
+    plan: GenerationPlan[GenerationParams], tally: UsageCounter, request: Request
 ) -> list[list[RequestOutput]]:
     """The outputs of each generation."""
     engine = context_of(request).backend.engine

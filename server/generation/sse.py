@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from server.core.chunked_json import json_slices
 from server.core.request_record import RequestRecord, record_of
-from server.limits.write_timeout import StallWatch
+from server.limits.write_timeout import WriteTimeout
 
 logger = logging.getLogger("twostep.server")
 
@@ -37,9 +37,9 @@ def typed_event(data: Mapping[str, Any]) -> bytes:
     return _typed(data["type"], _dumps(data))
 
 
-async def sliced_typed_event(data: Mapping[str, Any]) -> bytes:
+async def chunked_typed_event(data: Mapping[str, Any]) -> bytes:
     """The same, and others have their turns while the iterators in it are told."""
-    return _typed(data["type"], await _sliced(data))
+    return _typed(data["type"], await _chunked(data))
 
 
 def _typed(kind: str, data: str) -> bytes:
@@ -55,21 +55,21 @@ class EventHead:
     def event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
         return self._event(_dumps(choices), _dumps(extra))
 
-    async def sliced_event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
+    async def chunked_event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
         """The same, and others have their turns while the iterators in it are told."""
-        return self._event(f"[{','.join([await _sliced(choice) for choice in choices])}]", await _sliced(extra))
+        return self._event(f"[{','.join([await _chunked(choice) for choice in choices])}]", await _chunked(extra))
 
     def _event(self, choices: str, extra: str) -> bytes:
         end = "}" if extra == "{}" else f",{extra[1:]}"
         return f"{self._start}{choices}{end}\n\n".encode("ascii")
 
 
-async def _sliced(value: Any) -> str:
+async def _chunked(value: Any) -> str:
     """Looks for iterators in objects, and in short lists."""
     if isinstance(value, dict):
-        return f"{{{','.join([f'{_dumps(name)}:{await _sliced(each)}' for name, each in value.items()])}}}"
+        return f"{{{','.join([f'{_dumps(name)}:{await _chunked(each)}' for name, each in value.items()])}}}"
     if isinstance(value, list) and len(value) <= SLICE:
-        return f"[{','.join([await _sliced(each) for each in value])}]"
+        return f"[{','.join([await _chunked(each) for each in value])}]"
     if isinstance(value, Iterator):
         return f"[{','.join(await json_slices(value, SLICE, _dumps))}]"
     return _dumps(value)
@@ -119,7 +119,7 @@ class EventStream(EventSourceResponse):
                 watch.end()
 
         stream = anyio.CancelScope()
-        watch = StallWatch(self._stall_timeout_s, stream.cancel)
+        watch = WriteTimeout(self._stall_timeout_s, stream.cancel)
         try:
             with stream:
                 await super().__call__(scope, receive, noting_send)

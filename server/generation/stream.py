@@ -10,7 +10,7 @@ from server.core.timings import usage_metrics
 from server.generation.fan_out import IndexedOutput
 from server.generation.plan import GenerationPlan
 from server.generation.sse import DONE, EventHead, event
-from server.generation.usage import Tally
+from server.generation.usage import UsageCounter
 from server.protocol.generation import GenerationParams
 
 
@@ -44,7 +44,7 @@ class GenerationStream:
         self,
         plan: GenerationPlan[GenerationParams],
         choices: Sequence[StreamedChoice],
-        tally: Tally,
+        tally: UsageCounter,
         record: RequestRecord,
         told_once: ToldOnce,
     ) -> None:
@@ -89,7 +89,7 @@ class GenerationStream:
     async def _event(self, output: RequestOutput, choice: dict[str, Any], **extra: Any) -> bytes:
         if output.prompt_logprobs is None:
             return self._head.event([choice], **self._usage_so_far(), **extra)
-        return await self._head.sliced_event([choice], **self._usage_so_far(), **extra)
+        return await self._head.chunked_event([choice], **self._usage_so_far(), **extra)
 
     def _usage_so_far(self) -> dict[str, Any]:
         if self._continuous_usage:

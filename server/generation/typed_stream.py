@@ -8,9 +8,9 @@ from engine.core.outputs import RequestOutput
 from server.core.errors import ErrorKind
 from server.core.request_record import RequestRecord
 from server.generation.fan_out import IndexedOutput
-from server.generation.sse import sliced_typed_event, typed_event
+from server.generation.sse import chunked_typed_event, typed_event
 from server.generation.stream import note_failure
-from server.generation.usage import Tally
+from server.generation.usage import UsageCounter
 
 Events = Iterable[Mapping[str, Any]]
 
@@ -32,7 +32,7 @@ class Writer(Protocol):
 class TypedStream:
     """Turns the outputs of a plan of one generation into events."""
 
-    def __init__(self, writer: Writer, tally: Tally, record: RequestRecord) -> None:
+    def __init__(self, writer: Writer, tally: UsageCounter, record: RequestRecord) -> None:
         self._writer = writer
         self._tally = tally
         self._record = record
@@ -49,7 +49,7 @@ class TypedStream:
                     yield data
             for each in self._writer.end():  # each may tell the scores of all tokens once more
                 await asyncio.sleep(0)
-                yield await sliced_typed_event(each)
+                yield await chunked_typed_event(each)
         except Exception as error:
             kind, body = note_failure(error, self._record)
             yield _encode(self._writer.fail(kind, body["error"]["message"]))

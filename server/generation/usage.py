@@ -10,7 +10,7 @@ from server.generation.plan import GenerationPlan
 from server.protocol.generation import GenerationParams
 
 
-class Tally:
+class UsageCounter:
     """Fed every output; keeps the newest of each generation. The request's record can ask for the result."""
 
     def __init__(self, plan: GenerationPlan[GenerationParams], record: RequestRecord) -> None:

@@ -4,7 +4,7 @@ head            --max-header-bytes, --header-timeout; what comes behind it: `mid
 pipelining      a few requests, each with little of its body, may wait behind the one that is answered
 chunked bodies  chunk sizes, extensions and trailers may not outweigh the content
 connections     --max-connections; when all are taken, one makes room: refused and waiting, or the longest idle
-refusals        have a pace (`refusal_pace`), those of the app and those of this file
+refusals        have a pace (`error_rate_limit`), those of the app and those of this file
 leftovers       of a refused request are read for a moment, so that the answer is not lost to a reset connection
 """
 
@@ -33,7 +33,7 @@ from server.core.request_record import peer_of
 from server.http.early_protocol import EarlyProtocol
 from server.http.http10 import unchunked
 from server.http.raw_response import raw_error
-from server.limits.error_rate_limit import RefusalPace, Verdict, is_paced, paced, slow_down
+from server.limits.error_rate_limit import ErrorRateLimit, Verdict, is_paced, paced, slow_down
 
 logger = logging.getLogger("twostep.server")
 
@@ -61,7 +61,7 @@ class ConnectionLimits:
     header_timeout_s: float
     on_refusal: Callable[[str], None]
     """Told the error's code of what is refused before there is a request."""
-    pace: RefusalPace
+    pace: ErrorRateLimit
     waiting: "OrderedDict[BoundedProtocol, None]" = field(default_factory=OrderedDict)
     """Connections that have no request under way, the longest so first."""
     held: "OrderedDict[BoundedProtocol, None]" = field(default_factory=OrderedDict)

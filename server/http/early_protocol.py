@@ -11,16 +11,16 @@ from server.core.request_record import note_arrival
 from server.http.early_refusal import EarlyRefusals
 from server.http.raw_response import raw_answer
 from server.http.upgrade_requests import UpgradeProtocol
-from server.limits.retry_throttle import Haste
+from server.limits.retry_throttle import RetryThrottle
 
 logger = logging.getLogger("twostep.server")
 
 
 class EarlyProtocol(UpgradeProtocol):
-    def __init__(self, *args: Any, early: EarlyRefusals, haste: Haste, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, early: EarlyRefusals, retry_throttle: RetryThrottle, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._early = early
-        self._haste = haste
+        self._retry_throttle = retry_throttle
         self._refused_at_s = -math.inf
 
     def on_message_complete(self) -> None:
@@ -29,7 +29,7 @@ class EarlyProtocol(UpgradeProtocol):
             self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        wait_s = self._haste.wait_s(self._refused_at_s, self.loop.time())
+        wait_s = self._retry_throttle.wait_s(self._refused_at_s, self.loop.time())
         if wait_s > 0:
             note_arrival(cast(Scope, cycle.scope))
             self.loop.call_later(wait_s, self._answer, cycle, app)

@@ -43,7 +43,7 @@ class EarlyRefusals:
         if key is None or context.lifecycle.state is not State.READY:
             return None
         try:
-            context.backend.engine.check_room(Tenant(key.name, context.keys.share_of(key)))
+            context.backend.engine.check_admission(Tenant(key.name, context.keys.share_of(key)))
         except (OverloadedError, EngineUnavailableError) as error:
             return self._refused(scope, key, error)  # not later: an error that outlives this keeps all of it in a cycle
         return None

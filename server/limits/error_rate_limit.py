@@ -49,7 +49,7 @@ class Verdict(Enum):
     """Nothing is told: too many answers wait."""
 
 
-class RefusalPace:
+class ErrorRateLimit:
     """One per server, used on its event loop only."""
 
     def __init__(self, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:

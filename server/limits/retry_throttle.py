@@ -10,7 +10,7 @@ NUM_PER_S = 400
 MAX_WAIT_S = 1.0
 
 
-class Haste:
+class RetryThrottle:
     """One per server."""
 
     def __init__(self) -> None:

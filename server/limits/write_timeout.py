@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 
-class StallWatch:
+class WriteTimeout:
     """Calls `on_stall` once when something has been on its way for `limit_s`. On the running loop, until `stop`."""
 
     def __init__(self, limit_s: float, on_stall: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ T = TypeVar("T")
 MAX_HELD = 64
 
 
-class Batched(Generic[T]):
+class BufferedObserver(Generic[T]):
     """Passes on every value, in order, some of them later."""
 
     def __init__(self, pass_on: Callable[[T], None]) -> None:

@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from engine.core.config import EngineInfo
-from engine.core.stats import PoolStats, RoomStats, StepStats, totals_of
+from engine.core.stats import PoolStats, QueueStats, StepStats, totals_of
 
 
 class EngineCollector(Collector):
@@ -17,7 +17,7 @@ class EngineCollector(Collector):
     def __init__(self) -> None:
         self.info: EngineInfo | None = None
         self.stats: StepStats | None = None
-        self.room: Callable[[], RoomStats] = lambda: RoomStats(0, 0, 0.0)
+        self.room: Callable[[], QueueStats] = lambda: QueueStats(0, 0, 0.0)
         self._num_restarts = 0
         self._totals_before: Counter[str] = Counter()  # of engine processes that died
 

@@ -10,12 +10,12 @@ from engine.core.batch import Phase
 from engine.core.config import EngineInfo
 from engine.core.machine import Bound
 from engine.core.request import FinishReason
-from engine.core.stats import RequestTimings, RoomStats, StepStats
+from engine.core.stats import QueueStats, RequestTimings, StepStats
 from server.core.timings import TokenCounts
 from server.metrics.aliases import Exposition
-from server.metrics.buffered_observer import Batched
+from server.metrics.buffered_observer import BufferedObserver
 from server.metrics.engine_collector import EngineCollector
-from server.metrics.recent_stats import Recent
+from server.metrics.recent_stats import RecentStats
 from server.protocol.stats import Stats
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -44,9 +44,9 @@ class Metrics:
         self._make_request_metrics()
         self._make_step_metrics()
         self._make_http_metrics()
-        self._recent = Recent()
-        self._steps = Batched(self._observe_step)
-        self._tokens = Batched(self._observe_tokens)
+        self._recent = RecentStats()
+        self._steps = BufferedObserver(self._observe_step)
+        self._tokens = BufferedObserver(self._observe_tokens)
 
     def render(self) -> bytes:
         """The text exposition format."""
@@ -62,7 +62,7 @@ class Metrics:
         """Called when the model is loaded."""
         self._engine.info = info
 
-    def watch_room(self, room: Callable[[], RoomStats]) -> None:
+    def watch_queue(self, room: Callable[[], QueueStats]) -> None:
         """Who waits is asked for when Prometheus asks."""
         self._engine.room = room
 
@@ -104,7 +104,7 @@ class Metrics:
         self._broken_streams.labels(reason).inc()
 
     def on_refusal_answer(self, verdict: str) -> None:
-        """See `refusal_pace`."""
+        """See `error_rate_limit`."""
         self._refusal_answers.labels(verdict).inc()
 
     def on_key_request(self, key: str, counts: TokenCounts | None, error_code: str | None) -> None:

@@ -29,7 +29,7 @@ class _Step(NamedTuple):
     floor_s: float
 
 
-class Recent:
+class RecentStats:
     """Keeps the last ones, and counts all."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

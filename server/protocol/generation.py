@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.protocol.request import RequestFields
-from server.protocol.structured import Demand, ResponseFormat, StructuredOutputs
+from server.protocol.structured import OutputConstraint, ResponseFormat, StructuredOutputs
 from server.protocol.wire import (
     AllowedTokenIds,
     BadWords,
@@ -85,7 +85,7 @@ class GenerationParams(SamplingFields):
         return self.prompt_logprobs
 
     @property
-    def demand(self) -> Demand | None:
+    def demand(self) -> OutputConstraint | None:
         """What the text must follow; None for free text."""
         given = self.structured_outputs or self.response_format
         return None if given is None else given.demand

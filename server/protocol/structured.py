@@ -16,7 +16,7 @@ MAX_SCHEMA_CHARS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class OutputConstraint:
     """What the text must follow, and the parameter that says so."""
 
     param: str
@@ -41,10 +41,10 @@ class ResponseFormat(ClosedModel):
         return self
 
     @property
-    def demand(self) -> Demand | None:
+    def demand(self) -> OutputConstraint | None:
         if self.json_schema is not None:
-            return Demand("response_format", JsonSchema(self.json_schema.schema_))
-        return Demand("response_format", JSON_OBJECT) if self.type == "json_object" else None
+            return OutputConstraint("response_format", JsonSchema(self.json_schema.schema_))
+        return OutputConstraint("response_format", JSON_OBJECT) if self.type == "json_object" else None
 
 
 def _parsed(value: Any) -> Any:
@@ -74,8 +74,8 @@ class StructuredOutputs(ClosedModel):
         return self
 
     @property
-    def demand(self) -> Demand:
-        return Demand("structured_outputs", self._source())
+    def demand(self) -> OutputConstraint:
+        return OutputConstraint("structured_outputs", self._source())
 
     def _source(self) -> Part | Lark:
         if self.json_ is not None:

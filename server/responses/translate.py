@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from server.chat.translated import chat_request, given
-from server.generation.error_renaming import Renaming
+from server.generation.error_renaming import ErrorRenaming
 from server.protocol.chat import ChatRequest
 from server.protocol.response_items import (
     FunctionCallItem,
@@ -24,7 +24,7 @@ from server.protocol.responses import (
     TextFormat,
 )
 
-RENAMING = Renaming(
+RENAMING = ErrorRenaming(
     (r"tool_choice\.allowed_tools\.tools\.(\d+)\.function", r"tool_choice.tools.\1"),
     (r"tool_choice\.function", "tool_choice"),
     (r"tools\.(\d+)\.function", r"tools.\1"),

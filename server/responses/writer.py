@@ -10,8 +10,8 @@ from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from server.chat.blocks import Blocks, Event
 from server.chat.logprobs import ChatLogprobsFormatter
-from server.chat.output_reader import AnswerReader
-from server.chat.tally import ChatTally
+from server.chat.output_reader import OutputReader
+from server.chat.usage import ChatUsageCounter
 from server.core.errors import ErrorKind
 from server.responses.items import Item, Scores, item_maker
 from server.tools.message_parts import Content
@@ -21,7 +21,11 @@ class ResponseWriter:
     """Given the outputs of one generation in their order."""
 
     def __init__(
-        self, head: Mapping[str, Any], reader: AnswerReader, tally: ChatTally, logprobs: ChatLogprobsFormatter | None
+        self,
+        head: Mapping[str, Any],
+        reader: OutputReader,
+        tally: ChatUsageCounter,
+        logprobs: ChatLogprobsFormatter | None,
     ) -> None:
         """`head` is what a response tells of itself from its beginning on."""
         self._head = head

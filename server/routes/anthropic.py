@@ -7,9 +7,9 @@ from starlette.responses import JSONResponse, Response
 from server.anthropic.translate import RENAMING, to_chat
 from server.anthropic.writer import PING, MessageWriter
 from server.chat.answer import thinking_marks
-from server.chat.output_reader import AnswerReader
+from server.chat.output_reader import OutputReader
 from server.chat.plan import chat_prompt, plan_chat
-from server.chat.tally import ChatTally
+from server.chat.usage import ChatUsageCounter
 from server.core.request_record import record_of
 from server.core.timings import complete_headers
 from server.generation.entry import let_in
@@ -48,8 +48,8 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     backend, record = context_of(request).backend, record_of(request.scope)
     with RENAMING():
         plan, answer = await arrival.in_time(plan_chat(_chat_of(body, backend), backend, arrival))
-        reader = AnswerReader(answer, arrival.request_id, 0)
-        tally = ChatTally(plan, [reader], record)
+        reader = OutputReader(answer, arrival.request_id, 0)
+        tally = ChatUsageCounter(plan, [reader], record)
         head = {"id": f"msg_{arrival.request_id}", "type": "message", "role": "assistant", "model": arrival.model}
         writer = MessageWriter({**head, "seed": plan.head["seed"]}, reader, tally, arrival.request_id)
         if body.stream:

@@ -7,9 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.chat.choice import ChatChoice
-from server.chat.output_reader import AnswerReader
+from server.chat.output_reader import OutputReader
 from server.chat.plan import plan_chat
-from server.chat.tally import ChatTally
+from server.chat.usage import ChatUsageCounter
 from server.chat.whole import prompt_fields, whole_response
 from server.core.request_record import record_of
 from server.generation.entry import let_in
@@ -38,9 +38,9 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     arrival = let_in(body, CHAT_REFUSALS, request)
     backend = context_of(request).backend
     plan, answer = await arrival.in_time(plan_chat(body, backend, arrival))
-    readers = [AnswerReader(answer, str(plan.head["id"]), index) for index in range(len(plan.generations))]
+    readers = [OutputReader(answer, str(plan.head["id"]), index) for index in range(len(plan.generations))]
     choices = [ChatChoice(index, body, reader, backend.tokenizer) for index, reader in enumerate(readers)]
-    tally = ChatTally(plan, readers, record_of(request.scope))
+    tally = ChatUsageCounter(plan, readers, record_of(request.scope))
     if body.stream:
         told_once = partial(prompt_fields, plan, tokenizer=backend.tokenizer)
         return await stream_response(plan, choices, tally, request, told_once)

@@ -11,7 +11,7 @@ from server.core.request_record import record_of
 from server.generation.entry import let_in
 from server.generation.outputs import join_outputs
 from server.generation.respond import all_outputs, stream_response
-from server.generation.usage import Tally
+from server.generation.usage import UsageCounter
 from server.protocol.completions import CompletionRequest, CompletionResponse
 from server.protocol.refusals import COMPLETION_REFUSALS
 from server.routes.documented import error_responses
@@ -34,7 +34,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     arrival = let_in(body, COMPLETION_REFUSALS, request)
     backend = context_of(request).backend
     plan = await arrival.in_time(plan_completion(body, backend, arrival))
-    tally = Tally(plan, record_of(request.scope))
+    tally = UsageCounter(plan, record_of(request.scope))
     if body.stream:
         choices = [
             ChoiceFormatter(index, body, plan.prompt_of(index), backend.tokenizer)

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from engine.core.request_snapshot import RequestView
+from engine.core.request_snapshot import RequestSnapshot
 
 
-def live_requests(views: Sequence[RequestView], now_s: float) -> Iterator[dict[str, Any]]:
+def live_requests(views: Sequence[RequestSnapshot], now_s: float) -> Iterator[dict[str, Any]]:
     """One per id, in order of arrival. Clients choose ids, so one may stand for several HTTP requests."""
-    groups: dict[str, list[RequestView]] = {}
+    groups: dict[str, list[RequestSnapshot]] = {}
     for view in views:
         groups.setdefault(view.group_id, []).append(view)
     return (
@@ -22,7 +22,7 @@ def live_requests(views: Sequence[RequestView], now_s: float) -> Iterator[dict[s
     )
 
 
-def _sequence(view: RequestView) -> dict[str, Any]:
+def _sequence(view: RequestSnapshot) -> dict[str, Any]:
     state = view.state
     return {
         "phase": _phase(view),
@@ -37,7 +37,7 @@ def _sequence(view: RequestView) -> dict[str, Any]:
     }
 
 
-def _phase(view: RequestView) -> str | None:
+def _phase(view: RequestSnapshot) -> str | None:
     if view.ttft_s is not None:
         return "decode"
     if view.state is None:

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.core.request_snapshot import RequestView
+from engine.core.request_snapshot import RequestSnapshot
 from server.core.chunked_json import json_list
 from server.core.errors import RequestNotFoundError
 from server.core.request_record import record_of
@@ -49,7 +49,7 @@ async def abort_request(id: str, request: Request) -> RequestDeletion:
     return RequestDeletion(id=id)
 
 
-async def _inspect(request: Request, id: str | None, limit: int) -> list[RequestView]:
+async def _inspect(request: Request, id: str | None, limit: int) -> list[RequestSnapshot]:
     return await context_of(request).backend.engine.inspect(record_of(request.scope).key.name, id, limit)
 
 

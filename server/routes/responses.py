@@ -7,9 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.chat.logprobs import ChatLogprobsFormatter
-from server.chat.output_reader import AnswerReader
+from server.chat.output_reader import OutputReader
 from server.chat.plan import plan_chat
-from server.chat.tally import ChatTally
+from server.chat.usage import ChatUsageCounter
 from server.core.request_record import record_of
 from server.generation.entry import let_in
 from server.generation.respond import all_outputs, open_stream
@@ -42,8 +42,8 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     backend, record = context_of(request).backend, record_of(request.scope)
     with RENAMING():
         plan, answer = await arrival.in_time(plan_chat(to_chat(body), backend, arrival))
-        reader = AnswerReader(answer, arrival.request_id, 0)
-        tally = ChatTally(plan, [reader], record)
+        reader = OutputReader(answer, arrival.request_id, 0)
+        tally = ChatUsageCounter(plan, [reader], record)
         logprobs = (
             None if body.num_logprobs is None else ChatLogprobsFormatter(backend.tokenizer, body.num_logprobs, False)
         )

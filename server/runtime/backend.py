@@ -27,7 +27,7 @@ from server.templates.setting import load_chat_renderer
 
 
 @dataclass(frozen=True, slots=True)
-class RoomSize:
+class AdmissionSize:
     """Sequences that may run at once, and that may wait, and prompt tokens that may."""
 
     num_slots: int
@@ -49,7 +49,7 @@ class Backend:
     tokenizer: Tokenizer
     chat: ChatRenderer
     defaults: GenerationDefaults
-    room: RoomSize
+    room: AdmissionSize
     grammars: GrammarChecker
     weights: str = ""
     """Which ones were there when the server started: their commit on the hub, or the state of their directory."""
@@ -129,7 +129,7 @@ async def _open_backend(
     try:
         info = await engine.start()
         tokenizer.max_tokens = MAX_CONTEXTS * info.max_model_len
-        room = RoomSize(settings.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
+        room = AdmissionSize(settings.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
         settle()
         yield Backend(engine, tokenizer, chat, defaults, room, grammars, weights)
     finally:

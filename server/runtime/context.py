@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from server.auth.key_ring import KeyRing
 from server.core.errors import ModelNotFoundError
-from server.limits.error_rate_limit import RefusalPace
+from server.limits.error_rate_limit import ErrorRateLimit
 from server.limits.large_bodies import LargeBodies
 from server.metrics.metrics import Metrics
 from server.runtime.backend import Backend
@@ -22,7 +22,7 @@ class AppContext:
     lifecycle: Lifecycle
     keys: KeyRing
     large_bodies: LargeBodies
-    refusal_pace: RefusalPace
+    error_rate_limit: ErrorRateLimit
 
     @property
     def backend(self) -> Backend:

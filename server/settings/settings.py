@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from engine.client.admission import RoomLimits
+from engine.client.admission import AdmissionLimits
 from engine.core.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from engine.core.errors import ConfigError
 from server.settings.settings_file import SettingsFile
@@ -194,8 +194,8 @@ class Settings(BaseSettings):
         """What clients may call the model; the first is how the server calls it."""
         return self.served_model_name or (self.model,)
 
-    def room_limits(self) -> RoomLimits:
-        return RoomLimits(
+    def room_limits(self) -> AdmissionLimits:
+        return AdmissionLimits(
             max_waiting=self.max_waiting, max_waiting_tokens=self.max_waiting_tokens, max_queue_s=self.max_queue_time
         )
 

@@ -7,13 +7,13 @@ order is held until it is complete.
 import json
 from typing import Any
 
-from server.tools.incremental_text import NotACall, Reading, Tape
+from server.tools.incremental_text import IncrementalText, NotACall, Reading
 from server.tools.json_value import ValueEnd
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 
 
-def read_call(tape: Tape) -> Reading[None]:
+def read_call(tape: IncrementalText) -> Reading[None]:
     """Raises NotACall when what is held is no part of a call of a function that was offered."""
     yield from tape.one_of("{")
     members: dict[str, str] = {}
@@ -32,7 +32,7 @@ def read_call(tape: Tape) -> Reading[None]:
     tape.add_arguments(arguments)
 
 
-def read_arguments(tape: Tape) -> Reading[None]:
+def read_arguments(tape: IncrementalText) -> Reading[None]:
     """Give the object that comes next on as it comes, whole or as far as the text goes."""
     end = ValueEnd()
     tape.is_cut = True
@@ -45,7 +45,7 @@ def read_arguments(tape: Tape) -> Reading[None]:
             return
 
 
-def _rest(tape: Tape) -> Reading[None]:
+def _rest(tape: IncrementalText) -> Reading[None]:
     """What follows the arguments in the object says nothing new. Some models forget the closing brace.
 
     Raises NotACall for what cannot follow: the call was made, that is none of it.
@@ -60,7 +60,7 @@ def _rest(tape: Tape) -> Reading[None]:
     tape.drop()
 
 
-def _key(tape: Tape) -> Reading[str]:
+def _key(tape: IncrementalText) -> Reading[str]:
     yield from tape.spaces()
     key = _string((yield from _value(tape)))
     yield from tape.one_of(":")
@@ -68,7 +68,7 @@ def _key(tape: Tape) -> Reading[str]:
     return key
 
 
-def _value(tape: Tape) -> Reading[str]:
+def _value(tape: IncrementalText) -> Reading[str]:
     """The next value's text. Raises NotACall for what is not JSON."""
     begin, end = tape.num_held, ValueEnd()
     found = None

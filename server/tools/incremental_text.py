@@ -24,7 +24,7 @@ class NotACall(Exception):
     """What is held looked like a call and is none."""
 
 
-class Tape:
+class IncrementalText:
     """A text and the parts that were made of it. Cutting the text in another way gives the same parts, joined."""
 
     def __init__(self, names: Collection[str], call_id: Callable[[int], str]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 
-from server.tools.incremental_text import Tape
+from server.tools.incremental_text import IncrementalText
 from server.tools.message_parts import Part, ToolCall
 from server.tools.readers import Reader
 
@@ -16,7 +16,7 @@ class ReadingParser:
         """`names` are the functions that may be called; `call_id` makes an id for the call of this index. With
         `is_one_call` those after the first are left out."""
         self._is_one_call = is_one_call
-        self._tape = Tape(names, call_id)
+        self._tape = IncrementalText(names, call_id)
         self._reading = reader(self._tape)
 
     @property

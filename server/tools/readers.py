@@ -7,10 +7,10 @@ signs behind a call are nothing. Once its arguments have begun a call is a call,
 from collections.abc import Callable
 
 from server.tools.call import read_arguments, read_call
-from server.tools.incremental_text import NotACall, Reading, Tape
+from server.tools.incremental_text import IncrementalText, NotACall, Reading
 from server.tools.message_parts import Content, Reasoning
 
-Reader = Callable[[Tape], Reading[None]]
+Reader = Callable[[IncrementalText], Reading[None]]
 
 HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
 LLAMA_TAG = "<|python_tag|>"
@@ -20,14 +20,14 @@ THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 _NAME_CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-."
 
 
-def read_content(tape: Tape) -> Reading[None]:
+def read_content(tape: IncrementalText) -> Reading[None]:
     """No calls."""
     tape.give(Content)
     while (yield from tape.arrived()):
         tape.give_all(Content)
 
 
-def read_hermes(tape: Tape) -> Reading[None]:
+def read_hermes(tape: IncrementalText) -> Reading[None]:
     """`<tool_call>{"name": ..., "arguments": ...}</tool_call>` (Hermes 2 Pro, Qwen 2.5 and 3)."""
     while (yield from tape.text_until(HERMES_OPEN)):
         if (yield from _attempt(tape, read_call)):
@@ -37,7 +37,7 @@ def read_hermes(tape: Tape) -> Reading[None]:
                 yield from tape.drop_spaces()
 
 
-def read_llama(tape: Tape) -> Reading[None]:
+def read_llama(tape: IncrementalText) -> Reading[None]:
     """`{"name": ..., "parameters": ...}` alone or behind `<|python_tag|>`; several with `;` between (Llama 3)."""
     is_due = True
     while True:
@@ -50,14 +50,14 @@ def read_llama(tape: Tape) -> Reading[None]:
             return
 
 
-def read_mistral(tape: Tape) -> Reading[None]:
+def read_mistral(tape: IncrementalText) -> Reading[None]:
     """`[TOOL_CALLS][{"name": ..., "arguments": ...}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call."""
     while (yield from tape.text_until(MISTRAL_CALLS)):
         if (yield from _attempt(tape, _mistral_calls)):
             yield from tape.drop_spaces()
 
 
-def read_json(tape: Tape) -> Reading[None]:
+def read_json(tape: IncrementalText) -> Reading[None]:
     """The message begins with `{"name": ..., "arguments": ...}`: one, several in lines, or a list."""
     if (yield from _attempt(tape, _json_calls)):
         yield from tape.drop_spaces()
@@ -67,7 +67,7 @@ def read_json(tape: Tape) -> Reading[None]:
 def after_thinking(reader: Reader, starts_inside: bool) -> Reader:
     """`<think>...</think>` before the message that `reader` reads. It may have been opened in the prompt."""
 
-    def read(tape: Tape) -> Reading[None]:
+    def read(tape: IncrementalText) -> Reading[None]:
         if starts_inside or (yield from _attempt(tape, _opens_thinking)):
             tape.drop()
             yield from tape.text_until(THINK_CLOSE, Reasoning)
@@ -78,7 +78,7 @@ def after_thinking(reader: Reader, starts_inside: bool) -> Reader:
     return read
 
 
-def _attempt(tape: Tape, reader: Reader) -> Reading[bool]:
+def _attempt(tape: IncrementalText, reader: Reader) -> Reading[bool]:
     """Whether `reader` found what it reads. If not, what it read is content."""
     try:
         yield from reader(tape)
@@ -88,13 +88,13 @@ def _attempt(tape: Tape, reader: Reader) -> Reading[bool]:
     return True
 
 
-def _opens_thinking(tape: Tape) -> Reading[None]:
+def _opens_thinking(tape: IncrementalText) -> Reading[None]:
     yield from tape.spaces()
     if not (yield from tape.mark(THINK_OPEN)):
         raise NotACall
 
 
-def _json_calls(tape: Tape) -> Reading[None]:
+def _json_calls(tape: IncrementalText) -> Reading[None]:
     yield from tape.spaces()
     if (yield from tape.next_is("[")):
         yield from _list_of_calls(tape)
@@ -106,7 +106,7 @@ def _json_calls(tape: Tape) -> Reading[None]:
         yield from tape.drop_spaces()
 
 
-def _list_of_calls(tape: Tape) -> Reading[None]:
+def _list_of_calls(tape: IncrementalText) -> Reading[None]:
     yield from tape.one_of("[")
     yield from read_call(tape)
     yield from tape.drop_spaces()
@@ -116,7 +116,7 @@ def _list_of_calls(tape: Tape) -> Reading[None]:
     tape.drop()
 
 
-def _mistral_calls(tape: Tape) -> Reading[None]:
+def _mistral_calls(tape: IncrementalText) -> Reading[None]:
     yield from tape.spaces()
     if (yield from tape.next_is("[")):
         yield from _list_of_calls(tape)
@@ -124,7 +124,7 @@ def _mistral_calls(tape: Tape) -> Reading[None]:
         yield from _named_call(tape)
 
 
-def _named_call(tape: Tape) -> Reading[None]:
+def _named_call(tape: IncrementalText) -> Reading[None]:
     name = yield from tape.word(_NAME_CHARACTERS)
     if (yield from tape.mark(MISTRAL_ID)):
         yield from tape.word(_NAME_CHARACTERS)

@@ -16,7 +16,7 @@ from engine.core.machine import Ceilings, ModelSize
 from engine.core.messages import AddRequest, RequestUpdate
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
-from engine.scheduling.speculation.draft_verification import rows_of, with_guess
+from engine.scheduling.speculation.draft_verification import rows_of, with_draft_token
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
 
 EOS = 0
@@ -52,7 +52,7 @@ class FakeRunner:
         while request.num_drafts < request.num_wanted:
             self.kv[self._slot(request, request.end - 1)] = (-1,)
             token_id = next_token(own_tokens(request), request.params.seed)
-            request = with_guess(request, (token_id + 1) % VOCAB_SIZE if self.errs() else token_id)
+            request = with_draft_token(request, (token_id + 1) % VOCAB_SIZE if self.errs() else token_id)
         return request
 
     def _run(self, batch: Batch) -> StepOutput:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.core.messages import RequestUpdate
-from engine.core.thinking_budget import Thinking
+from engine.core.thinking_budget import ThinkingBudget
 from engine.engine import Engine
 from engine.grammar.lark import Regex, to_lark
 from engine.runner.loaded_model import LoadedModel
@@ -30,7 +30,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "sampled": SAMPLED,
     "filtered": {**SAMPLED, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
     "grammar": {**SAMPLED, "ignore_eos": False, "grammar": to_lark(Regex("((a|bc|dab){2}(b|c)d{1,9}){12,}"))},
-    "thinking": {**SAMPLED, "thinking": Thinking(max_tokens=5, end_id=VOCAB_SIZE - 1)},
+    "thinking": {**SAMPLED, "thinking": ThinkingBudget(max_tokens=5, end_id=VOCAB_SIZE - 1)},
     "penalized": {**SAMPLED, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3},
 }
 MAX_TOKENS = 12

@@ -21,9 +21,9 @@ from engine.core.machine import AttentionSize, Ceilings, ModelSize
 from engine.core.messages import RequestState
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
-from engine.core.request_snapshot import RequestView
+from engine.core.request_snapshot import RequestSnapshot
 from engine.core.request_validation import check_request
-from engine.core.stats import PoolStats, RequestTimings, RoomStats, StepStats
+from engine.core.stats import PoolStats, QueueStats, RequestTimings, StepStats
 from engine.text.detokenizer import IncrementalDetokenizer
 from tests.server.byte_tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
 
@@ -118,10 +118,10 @@ class FakeEngine:
         self.__dict__.update(FakeEngine(self.observer, self.tokenizer).__dict__)
 
     @property
-    def room(self) -> RoomStats:
-        return RoomStats(self.num_live, num_waiting_tokens=7, predicted_wait_s=0.5)
+    def room(self) -> QueueStats:
+        return QueueStats(self.num_live, num_waiting_tokens=7, predicted_wait_s=0.5)
 
-    def check_room(self, tenant: Tenant) -> None:
+    def check_admission(self, tenant: Tenant) -> None:
         self.tenant_at_door = tenant
         if self.is_full:
             raise OverloadedError("All places are taken; try again later.", retry_after_s=2.1)
@@ -158,7 +158,7 @@ class FakeEngine:
             self.finished.append(reason)
             self.observer.on_finish(reason, sequence.timings() if sequence.token_ids else None)
 
-    async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestView]:
+    async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestSnapshot]:
         return [sequence.view() for sequence in self._group(tenant, group_id)[:limit]]
 
     def abort(self, tenant: str, group_id: str) -> bool:
@@ -217,9 +217,9 @@ class _Sequence:
         gaps = (0.0005,) * (len(self.token_ids) - 1)
         return RequestTimings(queue_s=0.001, prefill_s=0.002, inter_token_s=gaps, prefill_chunks=1)
 
-    def view(self) -> RequestView:
+    def view(self) -> RequestSnapshot:
         num_tokens = len(self.token_ids)
-        return RequestView(
+        return RequestSnapshot(
             group_id=self.request.group_id,
             arrival_s=self.request.arrival_s,
             num_prompt_tokens=len(self.request.prompt_token_ids),

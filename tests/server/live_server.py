@@ -16,7 +16,7 @@ from engine.client.interface import EngineObserver
 from engine.grammar.checker import GrammarChecker
 from server.app import create_app
 from server.listener import listen
-from server.runtime.backend import Backend, OpenBackend, RoomSize
+from server.runtime.backend import AdmissionSize, Backend, OpenBackend
 from server.runtime.context import AppContext
 from server.runtime.generation_defaults import GenerationDefaults
 from server.serve import DrainingServer, server_config
@@ -47,7 +47,7 @@ class FakeBackend:
                 await asyncio.sleep(0.002)
             if self.failure is not None:
                 raise self.failure
-            room = RoomSize(settings.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
+            room = AdmissionSize(settings.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
             tokenizer = self.engine.tokenizer = ByteTokenizer(self.chat_templates, self.special_tokens)
             chat = load_chat_renderer(tokenizer, settings)
             grammars = GrammarChecker()

@@ -15,14 +15,14 @@ Span = tuple[int, int]
 """Start and end of the positions of one request that a step computes."""
 
 
-class FloorPlan:
+class Roofline:
     """Prices the steps of one model on one machine."""
 
     def __init__(self, size: ModelSize, ceilings: Ceilings, draft_size: ModelSize | None = None) -> None:
         """`draft_size` is that of the weights that guess, if there are any."""
         self._size = size
         self._ceilings = ceilings
-        self._drafting = None if draft_size is None else FloorPlan(draft_size, ceilings)
+        self._drafting = None if draft_size is None else Roofline(draft_size, ceilings)
 
     def floor_of(self, batch: Batch) -> StepFloor:
         """With the time for guesses of the draft weights."""

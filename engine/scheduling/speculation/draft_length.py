@@ -22,7 +22,7 @@ _MARGIN = 1.05  # times the tokens a second that there are without: predictions 
 _RETRY_STEPS = 100  # without a pass: what one takes may be a mistake, and chances change
 
 
-class ModelDrafter(Protocol):
+class DraftLengthPolicy(Protocol):
     """Says how many guesses of the draft weights each request of a step gets, and learns from what became of them."""
 
     def plan(self, requests: Sequence[Request], drafts: Sequence[Draft], price: TokenPrice) -> Sequence[int]:
@@ -32,7 +32,7 @@ class ModelDrafter(Protocol):
         """What became of a guess of the draft weights."""
 
 
-class NoModelDrafts:
+class NoDraftModel:
     """Guesses nothing: there are no draft weights."""
 
     def plan(self, requests: Sequence[Request], drafts: Sequence[Draft], price: TokenPrice) -> Sequence[int]:
@@ -42,7 +42,7 @@ class NoModelDrafts:
         pass
 
 
-class ModelDrafts:
+class FastestDraftLength:
     """Guesses as many as pay."""
 
     def __init__(self, costs: StepCosts, max_tokens: int, target_gap_s: float) -> None:
@@ -64,12 +64,12 @@ class ModelDrafts:
         return counts
 
     def learn(self, request: Request, guess: Sequence[int], said: Sequence[int]) -> None:
-        request.draft_chance = learnt(request.draft_chance or self._chance, guess, said, _LEARNING)
+        request.draft_acceptance = learnt(request.draft_acceptance or self._chance, guess, said, _LEARNING)
         self._chance = learnt(self._chance, guess, said, _LEARNING)
 
     def _chances(self, requests: Sequence[Request]) -> list[float]:
         """That a guess is right, if those before it are; 0 for who does not guess."""
-        chances = (request.draft_chance or self._chance if request.may_guess else 0.0 for request in requests)
+        chances = (request.draft_acceptance or self._chance if request.may_speculate else 0.0 for request in requests)
         return [min(chance, _MOST_CHANCE) for chance in chances]
 
     def _one_each(self, requests: Sequence[Request], price: TokenPrice) -> list[int]:
@@ -87,7 +87,7 @@ class ModelDrafts:
             seconds = step_s + num_passes * pass_s + sum(counts) * token_s
             said = [_num_expected(chance, count) for chance, count in zip(chances, counts, strict=True)]
             slowed = any(
-                num < seconds / step_s and request.num_guessable >= num_passes
+                num < seconds / step_s and request.max_draft_tokens >= num_passes
                 for num, request in zip(said, requests, strict=True)
             )
             if slowed or seconds > longest_s or sum(said) / seconds <= best_rate:
@@ -104,7 +104,7 @@ def _rate(drafts: Sequence[Draft], price: TokenPrice) -> float:
 
 def _counts(num_passes: int, requests: Sequence[Request], chances: Sequence[float]) -> list[int]:
     pairs = zip(requests, chances, strict=True)
-    return [min(num_passes, request.num_guessable) if chance else 0 for request, chance in pairs]
+    return [min(num_passes, request.max_draft_tokens) if chance else 0 for request, chance in pairs]
 
 
 def _num_expected(chance: float, count: int) -> float:

@@ -25,7 +25,7 @@ def last_row(request: ScheduledRequest) -> ScheduledRequest:
     return _row(request, request.num_drafts)
 
 
-def with_guess(request: ScheduledRequest, token_id: int | None) -> ScheduledRequest:
+def with_draft_token(request: ScheduledRequest, token_id: int | None) -> ScheduledRequest:
     """And one guess more; without one it wants no more."""
     if token_id is None:
         return replace(request, num_wanted=request.num_drafts)
@@ -44,7 +44,7 @@ def _row(request: ScheduledRequest, index: int) -> ScheduledRequest:
     )
 
 
-def num_right(request: ScheduledRequest, chosen: Sequence[int | None]) -> int:
+def num_accepted_drafts(request: ScheduledRequest, chosen: Sequence[int | None]) -> int:
     """How many of the request's guesses are what was `chosen`, one for each of its tokens, up to the first that is
     not."""
     pairs = zip(request.draft, chosen, strict=False)

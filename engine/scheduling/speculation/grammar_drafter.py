@@ -10,7 +10,7 @@ _FIRST_CHANCE = 0.8  # the text is certain; only its tokens are not
 _LEAST_CHANCE = 0.1  # of a guess and all before it to be right: to find less likely ones takes time, too
 
 
-class ForcedText:
+class GrammarDrafter:
     """A request's drafter under a grammar. Of its guess and another drafter's, the one that promises more tokens."""
 
     def __init__(self, forced_tokens: Callable[[Sequence[int], int], Sequence[int]], other: Drafter) -> None:

@@ -13,7 +13,7 @@ from engine.core.batch import ScheduledRequest
 from engine.core.draft import NO_DRAFT, Draft
 from engine.core.request import Request
 from engine.scheduling.cost.step_cost import StepCosts, TokenPrice
-from engine.scheduling.speculation.draft_length import ModelDrafter, NoModelDrafts
+from engine.scheduling.speculation.draft_length import DraftLengthPolicy, NoDraftModel
 
 _MARGIN = 2.0  # guesses of one request lengthen the step of all: they must be worth it twice
 _LONGER = 0.5  # of a step's time without guesses, at most
@@ -22,7 +22,7 @@ _NO_TOKEN = -1  # a guess that is never said
 _RETRY_STEPS = 100  # without a guess that is worth it: what one costs may be a mistake, or have changed
 
 
-class Guesses(NamedTuple):
+class PlannedDraft(NamedTuple):
     """One request's, of one step."""
 
     token_ids: Sequence[int] = ()
@@ -30,18 +30,18 @@ class Guesses(NamedTuple):
     """That the draft weights are to make."""
 
 
-NO_GUESSES = Guesses()
+NO_PLANNED_DRAFT = PlannedDraft()
 
 
-class Speculation:
+class SpeculationPlanner:
     """Which guesses a decode step tries: the likeliest of all its requests, as far as they pay for their time and hold
     up nobody for long; or those of the draft weights, where these bring tokens faster."""
 
     def __init__(
-        self, costs: StepCosts, max_tokens: int, target_gap_s: float, model_drafts: ModelDrafter | None = None
+        self, costs: StepCosts, max_tokens: int, target_gap_s: float, model_drafts: DraftLengthPolicy | None = None
     ) -> None:
         """`max_tokens` per request and step."""
-        self._model_drafts = model_drafts or NoModelDrafts()
+        self._model_drafts = model_drafts or NoDraftModel()
         self._costs = costs
         self._max_tokens = max_tokens
         self._target_gap_s = target_gap_s
@@ -50,14 +50,14 @@ class Speculation:
         self.num_drafts = 0
         self.num_accepted = 0
 
-    def plan(self, requests: Sequence[Request]) -> list[Guesses]:
+    def plan(self, requests: Sequence[Request]) -> list[PlannedDraft]:
         """What each of these guesses. The step makes one more token, and no request says more than it may."""
         price = self._costs.decode_price(requests)
         drafts = self._drafts(requests, price)
         counts = self._model_drafts.plan(requests, drafts, price)
         if any(counts):
-            return [Guesses(num_wanted=count) for count in counts]
-        return [Guesses(draft.token_ids) for draft in drafts]
+            return [PlannedDraft(num_wanted=count) for count in counts]
+        return [PlannedDraft(draft.token_ids) for draft in drafts]
 
     def _drafts(self, requests: Sequence[Request], price: TokenPrice) -> list[Draft]:
         """Those that are worth their time, of what the requests' texts suggest."""
@@ -90,7 +90,7 @@ class Speculation:
         return _best_beginnings([self._draft_of(request) for request in requests], min_chance, limit)
 
     def _draft_of(self, request: Request) -> Draft:
-        most = min(self._max_tokens, request.num_guessable)
+        most = min(self._max_tokens, request.max_draft_tokens)
         return request.drafter.draft(request.prompt_token_ids, request.output_token_ids, most)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.client.admission import Place, RoomLimits, WaitingRoom
+from engine.client.admission import AdmissionControl, AdmissionLimits, Place
 from engine.core.errors import OverloadedError
 
 
@@ -15,12 +15,12 @@ class Clock:
         return self.now_s
 
 
-class Room(WaitingRoom):
+class Room(AdmissionControl):
     """With a clock of its own, and all places in the order they were taken."""
 
     def __init__(self, num_slots: int = 4, batch_tokens: int = 100, **limits: Any) -> None:
         self.clock = Clock()
-        super().__init__(RoomLimits(**{"max_queue_s": 1e6, **limits}), num_slots, batch_tokens, self.clock)
+        super().__init__(AdmissionLimits(**{"max_queue_s": 1e6, **limits}), num_slots, batch_tokens, self.clock)
         self.places: list[Place] = []
 
     def fill(self, num_requests: int, num_tokens: int = 1) -> None:

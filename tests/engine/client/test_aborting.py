@@ -85,7 +85,7 @@ def test_what_has_all_its_tokens_has_ended_already() -> None:
     async def check() -> None:
         async with running() as engine, aclosing(engine.generate(grouped(fake.PLAIN, max_tokens=3))) as stalled:
             await anext(stalled)
-            (live,) = engine._roster
+            (live,) = engine._registry
             await eventually(lambda: live.is_complete)
             assert not engine.abort("", "g")
             assert [output.finish_reason async for output in stalled][-1] is FinishReason.LENGTH

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from engine.client.admission import RoomLimits
+from engine.client.admission import AdmissionLimits
 from engine.client.async_engine import AsyncEngine
 from engine.client.interface import Tenant
 from engine.core.config import EngineConfig
@@ -65,7 +65,7 @@ def test_the_engine_knows_a_request_by_what_the_client_calls_it() -> None:
         wanted = grouped(fake.SLOW, group_id="mine")
         async with running() as engine, aclosing(engine.generate(wanted)) as stream:
             await anext(stream)
-            assert [live.engine_id for live in engine._roster] == ["mine/0"]
+            assert [live.engine_id for live in engine._registry] == ["mine/0"]
 
     asyncio.run(check())
 
@@ -196,7 +196,7 @@ def test_a_stop_token_ends_the_stream_without_its_text() -> None:
 
 def test_a_full_room_refuses_at_once_until_someone_leaves() -> None:
     async def check() -> None:
-        async with running(max_num_seqs=1, limits=RoomLimits(max_waiting=1)) as engine:
+        async with running(max_num_seqs=1, limits=AdmissionLimits(max_waiting=1)) as engine:
             tasks = [asyncio.create_task(collect(engine, request(fake.WAIT, name=f"r{i}"))) for i in range(2)]
             await eventually(lambda: engine.num_live == 2)
             with pytest.raises(OverloadedError) as refused:
@@ -246,15 +246,15 @@ def test_before_the_start_nothing_is_served() -> None:
 
 def test_one_tenants_flood_leaves_room_for_another() -> None:
     async def check() -> None:
-        async with running(max_num_seqs=1, limits=RoomLimits(max_waiting=4)) as engine:
+        async with running(max_num_seqs=1, limits=AdmissionLimits(max_waiting=4)) as engine:
             flood = [replace(request(fake.WAIT, name=f"r{i}"), tenant="a", share=0.5) for i in range(4)]
             tasks = [asyncio.create_task(collect(engine, each)) for each in flood]
             await eventually(lambda: engine.num_live == 4)
             with pytest.raises(OverloadedError):
-                engine.check_room(Tenant("a", 0.5))
+                engine.check_admission(Tenant("a", 0.5))
             with pytest.raises(OverloadedError):
                 await collect(engine, replace(request(), tenant="a", share=0.5))
-            engine.check_room(Tenant("b", 0.5))
+            engine.check_admission(Tenant("b", 0.5))
             assert len(await collect(engine, replace(request(), tenant="b", share=0.5))) == 5
             for task in tasks:
                 task.cancel()

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from engine.client.admission import RoomLimits, WaitingRoom
+from engine.client.admission import AdmissionControl, AdmissionLimits
 from engine.client.interface import GenerationRequest
-from engine.client.live_request import LiveRequest, News, TokenClock
+from engine.client.live_request import LiveRequest, TimedUpdate, TokenClock
 from engine.core.batch import TokenLogprobs
 from engine.core.errors import EngineFailedError
 from engine.core.messages import FirstTokenInfo, RequestUpdate
@@ -32,14 +32,14 @@ class Letters:
 FIRST = FirstTokenInfo(first_scheduled_s=11.0, num_cached_tokens=2, num_prefill_chunks=3)
 
 
-def live_request(room: WaitingRoom | None = None, **params: Any) -> LiveRequest:
+def live_request(room: AdmissionControl | None = None, **params: Any) -> LiveRequest:
     request = GenerationRequest(
         request_id="r", prompt_token_ids=[5, 6, 7], params=SamplingParams(**params), arrival_s=10.0, cache_salt="salt"
     )
-    return LiveRequest(request, "r/0", Letters(), (room or WaitingRoom(RoomLimits(), 1, 1)).enter(3))
+    return LiveRequest(request, "r/0", Letters(), (room or AdmissionControl(AdmissionLimits(), 1, 1)).enter(3))
 
 
-def outputs_of(live: LiveRequest, *news: News) -> list[RequestOutput]:
+def outputs_of(live: LiveRequest, *news: TimedUpdate) -> list[RequestOutput]:
     for one in news:
         live.put(one)
 
@@ -49,7 +49,7 @@ def outputs_of(live: LiveRequest, *news: News) -> list[RequestOutput]:
     return asyncio.run(read())
 
 
-def to_the_end(live: LiveRequest, *news: News) -> list[RequestOutput]:
+def to_the_end(live: LiveRequest, *news: TimedUpdate) -> list[RequestOutput]:
     for one in news:
         live.put(one)
 
@@ -84,7 +84,9 @@ def test_scores_of_a_long_prompt_leave_others_their_turns() -> None:
 def test_prompt_scores_start_with_none_and_come_once() -> None:
     first = FirstTokenInfo(11.0, 0, 1, [*pack_scores([logprob(6)]), *pack_scores([logprob(7)])])
     one, two = outputs_of(
-        live_request(), News(RequestUpdate("r/0", [0], first=first), 12.0), News(RequestUpdate("r/0", [1]), 13.0)
+        live_request(),
+        TimedUpdate(RequestUpdate("r/0", [0], first=first), 12.0),
+        TimedUpdate(RequestUpdate("r/0", [1]), 13.0),
     )
     assert one.prompt_logprobs == (None, logprob(6), logprob(7))
     assert two.prompt_logprobs is None
@@ -92,7 +94,7 @@ def test_prompt_scores_start_with_none_and_come_once() -> None:
 
 def test_every_token_before_the_stop_keeps_its_score() -> None:
     update = RequestUpdate("r/0", [0, 1, 2], [logprob(0), logprob(1), logprob(2)], FIRST)
-    one, two = to_the_end(live_request(stop=("b",)), News(update, 12.0))
+    one, two = to_the_end(live_request(stop=("b",)), TimedUpdate(update, 12.0))
     assert (one.token_ids, one.logprobs, one.text) == ((0,), (logprob(0),), "a")
     assert (two.token_ids, two.logprobs, two.text, two.stop_reason) == ((1,), (logprob(1),), "", "b")
 
@@ -112,7 +114,9 @@ def test_outputs_with_scores_do_not_tell_the_steps(
             ids, begin = tokens[begin : begin + size], begin + size
             is_last = begin >= len(tokens)
             update = RequestUpdate("r/0", ids, [*map(logprob, ids)], None if news else FIRST)
-            news.append(News(replace(update, finish_reason=reason, stop_token_id=3) if is_last else update, 12.0))
+            news.append(
+                TimedUpdate(replace(update, finish_reason=reason, stop_token_id=3) if is_last else update, 12.0)
+            )
             if is_last:
                 break
         return to_the_end(live_request(stop=stop, logprobs=0), *news)
@@ -122,13 +126,15 @@ def test_outputs_with_scores_do_not_tell_the_steps(
 
 def test_eos_is_no_stop_reason_and_has_no_text() -> None:
     update = RequestUpdate("r/0", [0, 1], first=FIRST, finish_reason=FinishReason.STOP)
-    (output,) = outputs_of(live_request(), News(update, 12.0))
+    (output,) = outputs_of(live_request(), TimedUpdate(update, 12.0))
     assert (output.text, output.token_ids, output.stop_reason) == ("a", (0, 1), None)
 
 
 def test_timings_tell_chunks_and_preemptions() -> None:
     end = RequestUpdate("r/0", [1], finish_reason=FinishReason.LENGTH, num_preemptions=4)
-    outputs = outputs_of(live_request(), News(RequestUpdate("r/0", [0], first=FIRST), 12.5), News(end, 14.5))
+    outputs = outputs_of(
+        live_request(), TimedUpdate(RequestUpdate("r/0", [0], first=FIRST), 12.5), TimedUpdate(end, 14.5)
+    )
     timings = outputs[-1].timings
     assert timings is not None
     assert (timings.queue_s, timings.prefill_s, timings.inter_token_s) == (1.0, 1.5, (2.0,))
@@ -138,7 +144,7 @@ def test_timings_tell_chunks_and_preemptions() -> None:
 def test_a_request_that_never_ran_has_no_timings() -> None:
     never = RequestUpdate("r/0", first=FirstTokenInfo(None, 0, 0), finish_reason=FinishReason.ABORT)
     live = live_request()
-    (output,) = outputs_of(live, News(never, 12.0))
+    (output,) = outputs_of(live, TimedUpdate(never, 12.0))
     assert output.timings is None and live.timings is None
 
 
@@ -158,8 +164,8 @@ def test_there_is_one_gap_fewer_than_tokens(steps: list[tuple[int, float]]) -> N
 def test_a_new_engine_is_told_what_was_asked_and_what_was_received() -> None:
     live = live_request(max_tokens=9)
     assert live.hand_over().output_token_ids == []
-    outputs_of(live, News(RequestUpdate("r/0", [0, 1], first=FIRST), 12.0))
-    live.put(News(RequestUpdate("r/0", [2]), 13.0))  # and not read yet
+    outputs_of(live, TimedUpdate(RequestUpdate("r/0", [0, 1], first=FIRST), 12.0))
+    live.put(TimedUpdate(RequestUpdate("r/0", [2]), 13.0))  # and not read yet
     message = live.hand_over()
     assert (message.request_id, message.output_token_ids) == ("r/0", [0, 1, 2])
     assert (message.prompt_token_ids, message.arrival_s, message.cache_salt) == ([5, 6, 7], 10.0, "salt")
@@ -170,16 +176,16 @@ def test_an_engine_is_survived_with_the_second_token_it_made() -> None:
     for update in [RequestUpdate("r/0", [0], first=FIRST), RequestUpdate("r/0", [1])] * 2:
         if update.first is not None:
             live.hand_over()
-        live.put(News(update, 12.0))
+        live.put(TimedUpdate(update, 12.0))
         proven.append(live.is_proven)
     assert proven == [False, True, False, True]
 
 
 def test_preemptions_of_all_engines_count() -> None:
     live = live_request()
-    live.put(News(RequestUpdate("r/0", [0], first=FIRST, num_preemptions=2), 12.0))
+    live.put(TimedUpdate(RequestUpdate("r/0", [0], first=FIRST, num_preemptions=2), 12.0))
     live.hand_over()
-    end = News(RequestUpdate("r/0", [1], finish_reason=FinishReason.LENGTH, num_preemptions=3), 13.0)
+    end = TimedUpdate(RequestUpdate("r/0", [1], finish_reason=FinishReason.LENGTH, num_preemptions=3), 13.0)
     live.put(end)
     timings = [asyncio.run(live.next_output()).timings for _ in range(2)][-1]
     assert timings is not None and timings.preemptions == 5
@@ -188,7 +194,7 @@ def test_preemptions_of_all_engines_count() -> None:
 def test_what_came_before_a_failure_is_delivered_first() -> None:
     live = live_request()
     live.hand_over()
-    live.put(News(RequestUpdate("r/0", [0], first=FIRST), 12.0))
+    live.put(TimedUpdate(RequestUpdate("r/0", [0], first=FIRST), 12.0))
     assert live.is_known_to_engine and not live.is_complete
     live.put(EngineFailedError("gone"))
     assert live.is_complete and not live.is_known_to_engine
@@ -203,8 +209,8 @@ def test_what_came_before_a_failure_is_delivered_first() -> None:
 
 
 def test_its_prompt_waits_until_there_is_news() -> None:
-    room = WaitingRoom(RoomLimits(), 1, 1)
+    room = AdmissionControl(AdmissionLimits(), 1, 1)
     live = live_request(room)
     assert room.stats.num_waiting_tokens == 3
-    live.put(News(RequestUpdate("r/0", [0], first=FIRST), 12.0))
+    live.put(TimedUpdate(RequestUpdate("r/0", [0], first=FIRST), 12.0))
     assert (room.stats.num_waiting_tokens, room.stats.num_inside) == (0, 1)

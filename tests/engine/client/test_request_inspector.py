@@ -9,7 +9,7 @@ import pytest
 
 from engine.client.async_engine import AsyncEngine
 from engine.core.messages import RequestState
-from engine.core.request_snapshot import RequestView
+from engine.core.request_snapshot import RequestSnapshot
 from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import children, collect, eventually, grouped, running
 from tests.engine.fakes import add, batches, fake_engine, run_to_end
@@ -71,7 +71,7 @@ def test_asking_changes_nothing() -> None:
 # What the server tells
 
 
-async def only_view(engine: AsyncEngine, group_id: str | None = "g") -> RequestView:
+async def only_view(engine: AsyncEngine, group_id: str | None = "g") -> RequestSnapshot:
     (view,) = await engine.inspect("", group_id, 10)
     return view
 
@@ -163,7 +163,7 @@ def test_who_asked_an_engine_that_dies_is_told_of_none_and_the_next_one_is_asked
             asking = [asyncio.create_task(only_view(engine, group_id)) for group_id in "ghh"]
             await asyncio.sleep(0)
             os.kill(pid, signal.SIGKILL)
-            first, second = [RequestState(live.engine_id) for live in engine._roster]
+            first, second = [RequestState(live.engine_id) for live in engine._registry]
             assert [(await each).state for each in asking] == [first, second, second]
             assert not engine.is_ready and (await only_view(engine)).state == first
             await eventually(lambda: engine.is_ready)

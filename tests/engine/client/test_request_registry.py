@@ -1,9 +1,9 @@
 """Whom the engine process is told of, and when, over deaths and trials."""
 
-from engine.client.admission import RoomLimits, WaitingRoom
+from engine.client.admission import AdmissionControl, AdmissionLimits
 from engine.client.interface import GenerationRequest
-from engine.client.live_request import LiveRequest, News
-from engine.client.request_registry import Roster
+from engine.client.live_request import LiveRequest, TimedUpdate
+from engine.client.request_registry import RequestRegistry
 from engine.core.errors import EngineFailedError
 from engine.core.messages import AddRequest, FirstTokenInfo, RequestUpdate
 from engine.core.request import FinishReason
@@ -19,7 +19,7 @@ class Table:
 
     def __init__(self, *names: str) -> None:
         self._sent: list[AddRequest] = []
-        self.roster = Roster(self._sent.append)
+        self.roster = RequestRegistry(self._sent.append)
         self.live = {name: self._request(name) for name in names}
         self.roster.engine_is_up()
         for live in self.live.values():
@@ -27,7 +27,7 @@ class Table:
 
     def _request(self, name: str) -> LiveRequest:
         asked = GenerationRequest(request_id=name, prompt_token_ids=[1], params=SamplingParams(), arrival_s=0.0)
-        return LiveRequest(asked, name, Words(), WaitingRoom(RoomLimits(), 9, 9).enter(1))
+        return LiveRequest(asked, name, Words(), AdmissionControl(AdmissionLimits(), 9, 9).enter(1))
 
     def told(self) -> dict[str, list[int]]:
         """Name to the tokens that it goes on after."""
@@ -36,7 +36,7 @@ class Table:
         return told
 
     def token(self, name: str, finish_reason: FinishReason | None = None) -> None:
-        self.roster.put(name, News(RequestUpdate(name, [7], first=FIRST, finish_reason=finish_reason), 1.0))
+        self.roster.put(name, TimedUpdate(RequestUpdate(name, [7], first=FIRST, finish_reason=finish_reason), 1.0))
         self.roster.go_on()
 
     def dies(self, *computed: str) -> str | None:
@@ -140,7 +140,7 @@ def test_one_that_cannot_be_sent_fails_alone() -> None:
     def refuse(message: AddRequest) -> None:
         raise UnicodeEncodeError("utf-8", "x", 0, 1, "surrogates not allowed")
 
-    roster = Roster(refuse)
+    roster = RequestRegistry(refuse)
     roster.engine_is_up()
     live = table.live["a"]
     live.is_known_to_engine = False

@@ -7,9 +7,9 @@ from contextlib import aclosing
 
 import pytest
 
-from engine.client.admission import RoomLimits
+from engine.client.admission import AdmissionLimits
 from engine.client.interface import GenerationRequest
-from engine.client.request_timeouts import Expiry
+from engine.client.request_timeouts import RequestTimeouts
 from engine.core.errors import OverloadedError, RequestTimeoutError
 from engine.core.request import FinishReason
 from tests.engine import fake_engine_process as fake
@@ -39,18 +39,23 @@ def sibling(wanted: GenerationRequest) -> GenerationRequest:
 @pytest.mark.parametrize(
     ("wanted", "limits", "why", "is_own"),
     [
-        (limited(fake.WAIT, max_queue_s=0.05), RoomLimits(), "to be scheduled", True),
-        (limited(fake.WAIT, max_queue_s=0.05), RoomLimits(max_queue_s=0.05), "to be scheduled", True),
-        (limited(fake.WAIT, max_queue_s=50.0), RoomLimits(max_queue_s=0.05), "to be scheduled", False),
-        (limited(fake.WAIT, deadline_s=50.0), RoomLimits(max_queue_s=0.05), "to be scheduled", False),
-        (limited(fake.WAIT), RoomLimits(max_queue_s=0.05), "to be scheduled", False),
-        (limited(fake.WAIT, deadline_s=0.05), RoomLimits(), "deadline", True),
-        (limited(fake.PREFILL, max_queue_s=0.2, deadline_s=1.0), RoomLimits(), "deadline", True),
-        (sibling(limited(fake.WAIT, max_queue_s=0.05, deadline_s=0.3)), RoomLimits(max_queue_s=0.05), "deadline", True),
+        (limited(fake.WAIT, max_queue_s=0.05), AdmissionLimits(), "to be scheduled", True),
+        (limited(fake.WAIT, max_queue_s=0.05), AdmissionLimits(max_queue_s=0.05), "to be scheduled", True),
+        (limited(fake.WAIT, max_queue_s=50.0), AdmissionLimits(max_queue_s=0.05), "to be scheduled", False),
+        (limited(fake.WAIT, deadline_s=50.0), AdmissionLimits(max_queue_s=0.05), "to be scheduled", False),
+        (limited(fake.WAIT), AdmissionLimits(max_queue_s=0.05), "to be scheduled", False),
+        (limited(fake.WAIT, deadline_s=0.05), AdmissionLimits(), "deadline", True),
+        (limited(fake.PREFILL, max_queue_s=0.2, deadline_s=1.0), AdmissionLimits(), "deadline", True),
+        (
+            sibling(limited(fake.WAIT, max_queue_s=0.05, deadline_s=0.3)),
+            AdmissionLimits(max_queue_s=0.05),
+            "deadline",
+            True,
+        ),
     ],
 )
 def test_without_a_token_it_ends_with_an_error_that_says_whose_limit_it_was(
-    wanted: GenerationRequest, limits: RoomLimits, why: str, is_own: bool
+    wanted: GenerationRequest, limits: AdmissionLimits, why: str, is_own: bool
 ) -> None:
     async def check() -> None:
         recorder = Recorder()
@@ -173,7 +178,7 @@ def test_no_one_waits_in_vain(max_queue_s: float | None, deadline_s: float | Non
 def test_who_waits_again_has_the_queues_limit_again() -> None:
     async def check() -> None:
         ends: list[str] = []
-        expiry = Expiry(request(), 0.02, lambda: ends.append("late"), lambda: ends.append("deadline"))
+        expiry = RequestTimeouts(request(), 0.02, lambda: ends.append("late"), lambda: ends.append("deadline"))
         expiry.on_scheduled()
         await asyncio.sleep(0.05)
         assert ends == []
@@ -186,7 +191,7 @@ def test_who_waits_again_has_the_queues_limit_again() -> None:
 def test_a_sibling_that_waits_again_has_no_limit_either() -> None:
     async def check() -> None:
         ends: list[str] = []
-        expiry = Expiry(sibling(request()), 0.02, lambda: ends.append("late"), lambda: ends.append("deadline"))
+        expiry = RequestTimeouts(sibling(request()), 0.02, lambda: ends.append("late"), lambda: ends.append("deadline"))
         expiry.on_scheduled()
         expiry.on_unscheduled()
         await asyncio.sleep(0.05)

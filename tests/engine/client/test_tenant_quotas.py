@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.client.admission import Place, RoomLimits, WaitingRoom
+from engine.client.admission import AdmissionControl, AdmissionLimits, Place
 from engine.client.interface import Tenant
-from engine.client.tenant_quotas import RoomShares, most_places, most_tokens
+from engine.client.tenant_quotas import TenantQuotas, most_places, most_tokens
 from engine.core.errors import OverloadedError
 
 WEIGHTS = st.lists(st.integers(1, 5), min_size=1, max_size=5)
@@ -22,12 +22,12 @@ class Clock:
         return self.now_s
 
 
-class Room(WaitingRoom):
+class Room(AdmissionControl):
     """With a clock of its own, and the places of each tenant in the order they were taken."""
 
     def __init__(self, weights: list[int], num_slots: int = NUM_SLOTS, **limits: Any) -> None:
         self.clock = Clock()
-        super().__init__(RoomLimits(**{"max_queue_s": 1e6, **limits}), num_slots, 100, self.clock)
+        super().__init__(AdmissionLimits(**{"max_queue_s": 1e6, **limits}), num_slots, 100, self.clock)
         self.tenants = [Tenant(f"key-{index}", weight / sum(weights)) for index, weight in enumerate(weights)]
         self.places: list[list[Place]] = [[] for _ in weights]
 
@@ -74,7 +74,7 @@ def test_who_has_less_than_its_part_of_the_places_gets_one(room: Room, flooding:
     for number, part in enumerate(parts(room, room._limits.max_waiting)):
         while room.places[number]:  # so that no tokens wait, which have bounds of their own
             room.end(number)
-        room._limits = RoomLimits(max_waiting=room._limits.max_waiting, max_queue_s=1e6)
+        room._limits = AdmissionLimits(max_waiting=room._limits.max_waiting, max_queue_s=1e6)
         assert [room.lets_in(number) for _ in range(part)] == [True] * part
 
 
@@ -171,7 +171,7 @@ def test_with_more_tenants_than_places_the_first_of_them_come() -> None:
 
 
 def test_a_tenants_share_is_the_one_told_last() -> None:
-    shares = RoomShares()
+    shares = TenantQuotas()
     for share in (0.5, 0.25):
         shares.enter(Tenant("a", share), 1)
     assert shares.turn_share(Tenant("b", 0.75)) == 0.75

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.core.errors import InvalidParameterError
 from engine.core.request_validation import check_request
 from engine.core.sampling_params import SamplingParams
-from engine.core.thinking_budget import START_WITHIN, Thinking
+from engine.core.thinking_budget import START_WITHIN, ThinkingBudget
 from engine.grammar.compiler import GrammarCompiler, GrammarQueue, make_tokenizer
 from engine.grammar.lark import Literal, Sequence, TextUntil, to_lark
 from engine.runner.loaded_model import LoadedModel
@@ -26,15 +26,15 @@ START, END, OTHER = 1, 2, 3
 outputs = st.lists(st.sampled_from([START, END, OTHER]), max_size=12)
 
 
-def begun(max_tokens: int) -> Thinking:
-    return Thinking(max_tokens=max_tokens, end_id=END)
+def begun(max_tokens: int) -> ThinkingBudget:
+    return ThinkingBudget(max_tokens=max_tokens, end_id=END)
 
 
-def marked(max_tokens: int) -> Thinking:
-    return Thinking(max_tokens=max_tokens, end_id=END, start_id=START)
+def marked(max_tokens: int) -> ThinkingBudget:
+    return ThinkingBudget(max_tokens=max_tokens, end_id=END, start_id=START)
 
 
-def obeying(thinking: Thinking, wanted: list[int]) -> list[int]:
+def obeying(thinking: ThinkingBudget, wanted: list[int]) -> list[int]:
     """What comes out when a model wants these tokens."""
     output: list[int] = []
     for token_id in wanted:
@@ -147,7 +147,7 @@ def test_a_budget_leaves_no_trace_after_the_thinking(tiny_model: Callable[..., L
         add(engine, "r", prompt, **{"max_tokens": 8, "temperature": 1.0, "seed": 3, **fields})
         return tokens_of(run_to_end(engine)["r"])
 
-    thought = generate([5, 6, 7], thinking=Thinking(max_tokens=3, end_id=END))
+    thought = generate([5, 6, 7], thinking=ThinkingBudget(max_tokens=3, end_id=END))
     assert thought[:3] == generate([5, 6, 7])[:3] and thought[3] == END
     assert thought[4:] == generate([5, 6, 7, *thought[:4]])[:4]
 
@@ -163,8 +163,10 @@ def test_a_negative_budget_is_refused() -> None:
     assert error.value.param == "thinking_token_budget"
 
 
-@pytest.mark.parametrize("thinking", [Thinking(max_tokens=1, end_id=50), Thinking(max_tokens=1, end_id=2, start_id=-1)])
-def test_marks_outside_the_vocabulary_are_refused(thinking: Thinking) -> None:
+@pytest.mark.parametrize(
+    "thinking", [ThinkingBudget(max_tokens=1, end_id=50), ThinkingBudget(max_tokens=1, end_id=2, start_id=-1)]
+)
+def test_marks_outside_the_vocabulary_are_refused(thinking: ThinkingBudget) -> None:
     with pytest.raises(InvalidParameterError) as error:
         check_request(fake_info(8, 4), [1], SamplingParams(thinking=thinking))
     assert error.value.param == "thinking_token_budget"

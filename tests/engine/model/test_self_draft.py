@@ -14,7 +14,7 @@ from engine.core.draft import Draft
 from engine.core.errors import ConfigError
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.core.thinking_budget import Thinking
+from engine.core.thinking_budget import ThinkingBudget
 from engine.engine import Engine
 from engine.grammar.lark import Regex, to_lark
 from engine.kernels import load_kernels
@@ -72,7 +72,7 @@ def answers(runs: Engine) -> dict[str, list[tuple[int, float]]]:
         max_tokens=14,
         temperature=1.1,
         seed=8,
-        thinking=Thinking(max_tokens=5, end_id=VOCAB_SIZE - 1),
+        thinking=ThinkingBudget(max_tokens=5, end_id=VOCAB_SIZE - 1),
         logprobs=0,
     )
     updates = run_to_end(runs)

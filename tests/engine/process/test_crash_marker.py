@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 
 from engine.core.config import EngineConfig
 from engine.engine import Engine
-from engine.process.crash_marker import StepMarker
+from engine.process.crash_marker import CrashMarker
 from tests.engine.fakes import FakeRunner, add, fake_info
 
 
 @given(st.lists(st.lists(st.text(st.characters(codec="utf-8")))))
 def test_the_newest_mark_is_read(marks: list[list[str]]) -> None:
-    marker = StepMarker.create()
+    marker = CrashMarker.create()
     assert marker.read() == []
     for ids in marks:
         marker.mark(ids)
-        assert StepMarker(marker.fd).read() == ids
+        assert CrashMarker(marker.fd).read() == ids
     marker.close()
 
 
 def test_a_mark_outlives_its_writer() -> None:
-    marker = StepMarker.create()
+    marker = CrashMarker.create()
     script = (
-        "import os, sys; from engine.process.crash_marker import StepMarker\n"
-        "marker = StepMarker(int(sys.argv[1])); marker.mark(['a'] * 1000); marker.mark(['b', 'c'])\n"
+        "import os, sys; from engine.process.crash_marker import CrashMarker\n"
+        "marker = CrashMarker(int(sys.argv[1])); marker.mark(['a'] * 1000); marker.mark(['b', 'c'])\n"
         "os.kill(os.getpid(), 9)"
     )
     result = subprocess.run([sys.executable, "-c", script, str(marker.fd)], pass_fds=(marker.fd,), check=False)
@@ -39,14 +39,14 @@ def test_a_mark_outlives_its_writer() -> None:
 
 
 def test_a_torn_mark_says_nothing() -> None:
-    marker = StepMarker.create()
+    marker = CrashMarker.create()
     os.pwrite(marker.fd, (5).to_bytes(4) + b"\x95", 0)
     assert marker.read() == []
     marker.close()
 
 
 def test_the_same_requests_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    marker, num_writes = StepMarker.create(), 0
+    marker, num_writes = CrashMarker.create(), 0
 
     def pwrite(*_: object) -> int:
         nonlocal num_writes

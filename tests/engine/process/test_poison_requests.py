@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.process.poison_requests import Death, Suspects
+from engine.process.poison_requests import Death, PoisonRequests
 
 MAX_NUM_SEQS = 4
 
@@ -26,7 +26,7 @@ class World:
     num_tokens: dict[str, int]
     """Of every request that is left to run."""
     batched_prefill: bool
-    suspects: Suspects = field(default_factory=Suspects)
+    suspects: PoisonRequests = field(default_factory=PoisonRequests)
     refused: list[str] = field(default_factory=list)
     num_deaths: int = 0
     kills: list[int] = field(default_factory=list)
@@ -121,7 +121,7 @@ CRASH, KILL = Death(["a"]), Death(["a"], may_be_from_outside=True)
 
 
 def deaths_until_guilty(*deaths: Death) -> int | None:
-    suspects = Suspects()
+    suspects = PoisonRequests()
     for number, death in enumerate(deaths, start=1):
         if suspects.on_death(death, ["a"]) is not None:
             assert suspects.on_trial is None
@@ -141,19 +141,19 @@ def test_kills_that_may_be_from_outside_count_in_trials_only_and_take_three() ->
 
 
 def test_a_death_in_company_proves_nothing() -> None:
-    suspects = Suspects()
+    suspects = PoisonRequests()
     assert [suspects.on_death(Death(["a", "proven"]), ["a"]) for _ in range(5)] == [None] * 5
 
 
 def test_two_tokens_forgive_an_earlier_death() -> None:
-    suspects = Suspects()
+    suspects = PoisonRequests()
     suspects.on_death(CRASH, ["a"])
     suspects.clear("a")
     assert suspects.on_death(CRASH, ["a"]) is None
 
 
 def test_the_newest_suspects_are_tried_first() -> None:
-    suspects, order = Suspects(), []
+    suspects, order = PoisonRequests(), []
     suspects.on_death(Death(["a", "b"]), ["a", "b"])
     suspects.on_death(Death(["b", "c"]), ["b", "c"])
     assert len(suspects) == 3
@@ -164,6 +164,6 @@ def test_the_newest_suspects_are_tried_first() -> None:
 
 
 def test_a_death_between_steps_is_held_against_nobody() -> None:
-    suspects = Suspects()
+    suspects = PoisonRequests()
     suspects.on_death(Death(), [])
     assert suspects.on_trial is None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.client.admission import RoomLimits
+from engine.client.admission import AdmissionLimits
 from engine.client.async_engine import AsyncEngine
 from engine.client.interface import SOLE_TENANT
 from engine.core.errors import EngineRestartingError
@@ -114,13 +114,13 @@ async def killed_with_two(engine: AsyncEngine) -> list["asyncio.Task[Any]"]:
 
 def test_without_room_requests_are_told_when_the_engine_should_be_up() -> None:
     async def check() -> None:
-        async with running(max_num_seqs=1, limits=RoomLimits(max_waiting=1)) as engine:
+        async with running(max_num_seqs=1, limits=AdmissionLimits(max_waiting=1)) as engine:
             tasks = await killed_with_two(engine)
             with pytest.raises(EngineRestartingError, match="being restarted") as refused:
                 await collect(engine, request())
             assert refused.value.retry_after_s >= 1
             with pytest.raises(EngineRestartingError, match="being restarted"):
-                engine.check_room(SOLE_TENANT)
+                engine.check_admission(SOLE_TENANT)
             assert await all_tokens(tasks) == expected(2)
 
     asyncio.run(check())
@@ -128,7 +128,7 @@ def test_without_room_requests_are_told_when_the_engine_should_be_up() -> None:
 
 def test_once_the_engine_is_up_nobody_is_refused_for_how_long_it_was_down() -> None:
     async def check() -> None:
-        async with running(max_num_seqs=1, limits=RoomLimits(max_queue_s=1e6)) as engine:
+        async with running(max_num_seqs=1, limits=AdmissionLimits(max_queue_s=1e6)) as engine:
             tasks = await killed_with_two(engine)
             down_s = time.monotonic()
             await eventually(lambda: engine.is_ready)

@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.core.errors import ModelError
 from engine.kernels import load_kernels
 from engine.weights.affine_quantization import BITS, GROUP_SIZES, NUM_REFITS, QuantizedMatrix, dequantize, quantize
-from engine.weights.int4_levels import LeveledMatrix, to_levels
+from engine.weights.int4_levels import Int4Matrix, to_levels
 from engine.weights.packed_weight import PackedWeight
 from engine.weights.quantized_weight import KernelQuantizedWeight, TorchQuantizedWeight
 from tests.engine.weights.rounding import DISTRIBUTIONS, round_trip, weight_of
@@ -59,7 +59,7 @@ def test_numbers_closer_to_each_other_than_to_zero_keep_their_differences_in_eig
 def test_a_number_of_four_bits_is_an_integer_times_its_scale() -> None:
     codes = torch.tensor([[0, 15] * 140], dtype=torch.uint8)
     multipliers, zeros = torch.tensor([[3, 8] + [1] * 7], dtype=torch.uint8), torch.tensor([[0, 15] + [7] * 7])
-    matrix = LeveledMatrix(codes, multipliers, zeros.to(torch.uint8), torch.tensor([[0.5, 2.0]]).bfloat16())
+    matrix = Int4Matrix(codes, multipliers, zeros.to(torch.uint8), torch.tensor([[0.5, 2.0]]).bfloat16())
     expected = [0.0, 22.5] * 16 + [-60.0, 0.0] * 16 + [-3.5, 4.0] * 96 + [-14.0, 16.0] * 12
     assert matrix.dequantized(torch.float32).tolist() == [expected]
     assert matrix.levels.tolist() == [[3, 0xF8] + [0x71] * 7]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.weights import batch_invariant_matmul
-from engine.weights.batch_invariant_matmul import TILE_ROWS, WIDE_ROWS, FixedTileWeight
+from engine.weights.batch_invariant_matmul import TILE_ROWS, WIDE_ROWS, BatchInvariantWeight
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -53,7 +53,7 @@ def sums_otherwise(from_rows: int, with_bias: bool) -> Product:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_many_rows_are_multiplied_at_once(dtype: torch.dtype, seen: list[int]) -> None:
-    weight = FixedTileWeight(torch.randn(96, 200).to(dtype))
+    weight = BatchInvariantWeight(torch.randn(96, 200).to(dtype))
     seen.clear()
     weight.multiply(torch.randn(2 * WIDE_ROWS + TILE + 1, 200).to(dtype), None)
     assert seen == [WIDE_ROWS, WIDE_ROWS, TILE, TILE]
@@ -67,7 +67,7 @@ def test_another_order_of_sums_is_noticed(
 ) -> None:
     monkeypatch.setattr(batch_invariant_matmul._Product, "__call__", sums_otherwise(WIDE_ROWS, with_bias))
     weight, x, bias = torch.randn(n, k).to(dtype), torch.randn(WIDE_ROWS + 1, k).to(dtype), torch.randn(n).to(dtype)
-    packed = FixedTileWeight(weight)
+    packed = BatchInvariantWeight(weight)
     whole = packed.multiply(x, bias)
     alone = torch.cat([packed.multiply(row[None], bias) for row in x])
     assert torch.equal(whole, alone)
@@ -76,14 +76,14 @@ def test_another_order_of_sums_is_noticed(
 
 def test_a_weight_too_large_to_try_stays_with_narrow_tiles(seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_invariant_matmul, "_MOST_TRIED", 96 * 200 - 1)
-    weight = FixedTileWeight(torch.randn(96, 200))
+    weight = BatchInvariantWeight(torch.randn(96, 200))
     assert seen == []
     weight.multiply(torch.randn(WIDE_ROWS, 200), None)
     assert seen == [TILE] * (WIDE_ROWS // TILE)
 
 
 def test_layers_of_one_shape_are_tried_once(seen: list[int]) -> None:
-    FixedTileWeight(torch.randn(96, 200))
+    BatchInvariantWeight(torch.randn(96, 200))
     seen.clear()
-    FixedTileWeight(torch.randn(96, 200))
+    BatchInvariantWeight(torch.randn(96, 200))
     assert seen == []

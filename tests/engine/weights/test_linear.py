@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from engine.kernels import load_kernels
-from engine.weights.batch_invariant_matmul import FixedTileWeight
+from engine.weights.batch_invariant_matmul import BatchInvariantWeight
 from engine.weights.linear import PackedLinear, prepare_linears
 from engine.weights.packed_weight import KernelWeight, PackedWeight, pack_weight
 
@@ -28,7 +28,7 @@ Pack = Callable[[Tensor], PackedWeight]
 @pytest.fixture(params=["kernel", "torch"])
 def pack(request: pytest.FixtureRequest) -> Pack:
     if request.param == "torch":
-        return FixedTileWeight
+        return BatchInvariantWeight
     if load_kernels() is None:
         pytest.skip("no kernels on this machine")
     return KernelWeight
@@ -204,7 +204,7 @@ def test_what_does_not_fit_is_refused(pack: Pack, x: Tensor, bias: Tensor | None
 
 def test_the_kernel_refuses_dtypes_it_does_not_know() -> None:
     load_kernels() or pytest.skip("no kernels on this machine")
-    assert isinstance(pack_weight(torch.randn(3, 3).half(), kernels_available=True), FixedTileWeight)
+    assert isinstance(pack_weight(torch.randn(3, 3).half(), kernels_available=True), BatchInvariantWeight)
     with pytest.raises(RuntimeError, match="float32 or bfloat16"):
         KernelWeight(torch.randn(3, 3).half())
 

@@ -12,8 +12,8 @@ from engine.kernels import load_kernels
 from engine.weights import hadamard
 from engine.weights.activation_quantization import LARGEST, ROW_GROUP_SIZE, round_rows
 from engine.weights.affine_quantization import BITS, QuantizedMatrix, quantize
-from engine.weights.batch_invariant_matmul import FixedTileWeight
-from engine.weights.int4_levels import LeveledMatrix, to_levels
+from engine.weights.batch_invariant_matmul import BatchInvariantWeight
+from engine.weights.int4_levels import Int4Matrix, to_levels
 from engine.weights.quantized_weight import KernelQuantizedWeight, TorchQuantizedWeight
 from tests.engine.weights.rounding import relative_error, round_trip, rounded_weight
 
@@ -83,12 +83,12 @@ class IntegerReference:
 
     def _scaled(self, dots: Tensor, row_sums: Tensor, group: int) -> Tensor:
         scales = self._matrix.scales[:, group].float()
-        if isinstance(self._matrix, LeveledMatrix):
+        if isinstance(self._matrix, Int4Matrix):
             return dots * scales
         return fused(dots, scales, row_sums.float()[:, None] * self._matrix.minimums[:, group].float())
 
 
-def integers_of(matrix: QuantizedMatrix | LeveledMatrix) -> Tensor:
+def integers_of(matrix: QuantizedMatrix | Int4Matrix) -> Tensor:
     if isinstance(matrix, QuantizedMatrix):
         return matrix.codes
     return replace(matrix, scales=torch.ones_like(matrix.scales)).dequantized(torch.float64)
@@ -172,7 +172,7 @@ def test_without_kernels_torch_multiplies_with_the_same_numbers(n: int, k: int, 
     weight = torch.randn(n, k).to(dtype)
     dense = round_trip(weight, bits)
     quantized, x = TorchQuantizedWeight(weight, bits), torch.randn(20, k).to(dtype)
-    expected = torch.cat([FixedTileWeight(part).multiply(x, None) for part in dense.split(1024)], dim=1)
+    expected = torch.cat([BatchInvariantWeight(part).multiply(x, None) for part in dense.split(1024)], dim=1)
     assert torch.equal(quantized.multiply(x, None), expected)
     assert torch.equal(quantized.multiply(x[3:4], None), expected[3:4])
     bias = torch.randn(n).to(dtype)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.core.thinking_budget import Thinking
+from engine.core.thinking_budget import ThinkingBudget
 from tests.server.events import error_of, first
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
@@ -57,7 +57,7 @@ def test_a_model_that_does_not_think_says_what_it_says(server: LiveServer) -> No
 def test_a_budget_of_thinking_reaches_the_engine(thinker: LiveServer) -> None:
     thinker.chat(thinking_token_budget=7)
     thinker.chat(thinking_token_budget=0, chat_template_kwargs={"deep": True})
-    wanted = [Thinking(max_tokens=7, start_id=0xFA, end_id=0xFB), Thinking(max_tokens=0, end_id=0xFB)]
+    wanted = [ThinkingBudget(max_tokens=7, start_id=0xFA, end_id=0xFB), ThinkingBudget(max_tokens=0, end_id=0xFB)]
     assert [request.params.thinking for request in thinker.engine.requests] == wanted
 
 

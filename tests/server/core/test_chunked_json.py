@@ -184,7 +184,7 @@ def test_others_run_between_the_last_events(server: LiveServer, path: str, monke
         server.loop.call_soon(lambda: turns.add(len(encoded)))
         return typed_event(event)
 
-    monkeypatch.setattr("server.generation.typed_stream.sliced_typed_event", encode)
+    monkeypatch.setattr("server.generation.typed_stream.chunked_typed_event", encode)
     body = {"input": "Hi"} if path == "/v1/responses" else {**PROMPTS["/v1/chat/completions"], "max_tokens": 2}
     assert server.post_json(path, {"model": "fake", **body, "stream": True}).status_code == 200
     assert turns >= {len(encoded) - 2, len(encoded) - 1}, encoded

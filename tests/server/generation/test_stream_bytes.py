@@ -13,7 +13,7 @@ from starlette.types import Message, Send
 
 from server.core.request_record import RequestRecord, attach_record
 from server.generation.sse import DONE, KEEP_ALIVE, EventStream, event
-from server.limits.write_timeout import StallWatch
+from server.limits.write_timeout import WriteTimeout
 from tests import virtual_time
 from tests.server.fake_engine import saying
 from tests.server.live_server import LiveServer
@@ -105,7 +105,7 @@ async def respond(stream: AsyncGenerator[bytes, None], send: Send, stall_timeout
     response = EventStream(stream, stream, {}, stall_timeout_s)
     await response(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
     timers = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
-    assert not any(isinstance(getattr(timer._callback, "__self__", None), StallWatch) for timer in timers)
+    assert not any(isinstance(getattr(timer._callback, "__self__", None), WriteTimeout) for timer in timers)
 
 
 def test_an_idle_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:

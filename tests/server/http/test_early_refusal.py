@@ -85,10 +85,10 @@ def test_who_comes_while_the_engine_restarts_is_told_when_to_come_again(server: 
 
 
 def break_door(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check_room(tenant: Tenant) -> None:
+    def check_admission(tenant: Tenant) -> None:
         raise RuntimeError("A bug.")
 
-    monkeypatch.setattr(server.engine, "check_room", check_room)
+    monkeypatch.setattr(server.engine, "check_admission", check_admission)
 
 
 def test_what_fails_is_left_to_a_task_which_can_tell(

@@ -6,7 +6,15 @@ from contextlib import closing
 import pytest
 
 from server.limits import error_rate_limit
-from server.limits.error_rate_limit import MAX_KNOWN, MAX_WAIT_S, NUM_AT_ONCE, NUM_PER_S, RefusalPace, Verdict, is_paced
+from server.limits.error_rate_limit import (
+    MAX_KNOWN,
+    MAX_WAIT_S,
+    NUM_AT_ONCE,
+    NUM_PER_S,
+    ErrorRateLimit,
+    Verdict,
+    is_paced,
+)
 from tests.server.http.raw_http import answer_to, rest_of
 from tests.server.live_server import LiveServer, live_server
 
@@ -29,15 +37,15 @@ class Clock:
         return self.now_s
 
 
-def waits(pace: RefusalPace, count: int, who: str = "a") -> list[float]:
+def waits(pace: ErrorRateLimit, count: int, who: str = "a") -> list[float]:
     return [pace.book(who) for _ in range(count)]
 
 
-def silent_pace(clock: Clock) -> RefusalPace:
-    return RefusalPace(lambda _: None, clock)
+def silent_pace(clock: Clock) -> ErrorRateLimit:
+    return ErrorRateLimit(lambda _: None, clock)
 
 
-def used_up(clock: Clock) -> RefusalPace:
+def used_up(clock: Clock) -> ErrorRateLimit:
     pace = silent_pace(clock)
     assert waits(pace, NUM_AT_ONCE) == [0.0] * NUM_AT_ONCE
     return pace
@@ -97,7 +105,7 @@ class TestVerdicts:
         reported: list[str] = []
 
         async def all_turns() -> None:
-            pace, released = RefusalPace(reported.append, Clock()), asyncio.Event()
+            pace, released = ErrorRateLimit(reported.append, Clock()), asyncio.Event()
             if is_released:
                 released.set()
             told = await asyncio.gather(*(pace.turn("a", released) for _ in range(count)))
@@ -129,7 +137,7 @@ def test_what_does_not_has_none(status: int) -> None:
 
 def wait(monkeypatch: pytest.MonkeyPatch, server: LiveServer, wait_s: float) -> None:
     """Each refusal, from now on."""
-    monkeypatch.setattr(server.context.refusal_pace, "book", lambda who: wait_s)
+    monkeypatch.setattr(server.context.error_rate_limit, "book", lambda who: wait_s)
 
 
 class TestAnswers:
@@ -228,7 +236,7 @@ class TestAnswers:
 def test_each_key_and_each_address_has_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     booked: list[str] = []
     with live_server(api_key=["secret"]) as server:
-        monkeypatch.setattr(server.context.refusal_pace, "book", lambda who: booked.append(who) or 0.0)
+        monkeypatch.setattr(server.context.error_rate_limit, "book", lambda who: booked.append(who) or 0.0)
         with_key = NOT_JSON.replace(b"Host: x\r\n", b"Host: x\r\nAuthorization: Bearer secret\r\n")
         for data in (with_key, NOT_JSON, NOT_HTTP):
             assert body_of(server, data)
@@ -247,7 +255,7 @@ def test_refusals_are_counted_by_what_became_of_them(server: LiveServer, monkeyp
 
 
 def test_only_refusals_take_a_turn(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.context.refusal_pace, "book", lambda who: pytest.fail("took a turn"))
+    monkeypatch.setattr(server.context.error_rate_limit, "book", lambda who: pytest.fail("took a turn"))
     for path in ("/health", "/ready", "/metrics", "/v1/models"):
         assert server.client.get(path).status_code == 200
     assert server.complete("Hi", max_tokens=1).status_code == 200
@@ -258,7 +266,7 @@ def test_only_refusals_take_a_turn(server: LiveServer, monkeypatch: pytest.Monke
 
 def test_who_is_too_slow_does_not_wait_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
     with live_server(header_timeout=0.1) as server:
-        monkeypatch.setattr(server.context.refusal_pace, "book", lambda who: pytest.fail("took a turn"))
+        monkeypatch.setattr(server.context.error_rate_limit, "book", lambda who: pytest.fail("took a turn"))
         assert b"request_timeout" in body_of(server, NO_ROUTE[:-2])
 
 
@@ -271,7 +279,7 @@ def status_of(answer: bytes) -> int:
 
 
 def num_waiting(server: LiveServer) -> int:
-    return server.context.refusal_pace._num_waiting
+    return server.context.error_rate_limit._num_waiting
 
 
 def num_held(server: LiveServer) -> int:

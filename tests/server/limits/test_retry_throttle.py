@@ -2,39 +2,39 @@
 
 import pytest
 
-from server.limits.retry_throttle import MAX_WAIT_S, MIN_GAP_S, NUM_PER_S, Haste
+from server.limits.retry_throttle import MAX_WAIT_S, MIN_GAP_S, NUM_PER_S, RetryThrottle
 
 
 def test_who_comes_later_does_not_wait() -> None:
-    haste = Haste()
-    assert [haste.wait_s(100.0, 100.0 + MIN_GAP_S + after_s) for after_s in (1e-9, 1.0)] == [0.0, 0.0]
-    assert haste.wait_s(-float("inf"), 0.0) == 0.0
+    retry_throttle = RetryThrottle()
+    assert [retry_throttle.wait_s(100.0, 100.0 + MIN_GAP_S + after_s) for after_s in (1e-9, 1.0)] == [0.0, 0.0]
+    assert retry_throttle.wait_s(-float("inf"), 0.0) == 0.0
 
 
 def test_who_comes_at_once_waits_for_the_rest_of_the_gap() -> None:
-    assert Haste().wait_s(100.0, 100.01) == pytest.approx(MIN_GAP_S - 0.01)
+    assert RetryThrottle().wait_s(100.0, 100.01) == pytest.approx(MIN_GAP_S - 0.01)
 
 
 def test_all_who_come_at_once_have_their_turns() -> None:
-    haste = Haste()
-    waits_s = [haste.wait_s(100.0, 100.0) for _ in range(9)]
+    retry_throttle = RetryThrottle()
+    waits_s = [retry_throttle.wait_s(100.0, 100.0) for _ in range(9)]
     assert waits_s == pytest.approx([MIN_GAP_S + number / NUM_PER_S for number in range(9)])
 
 
 def test_nobody_waits_longer_than_he_was_told_to() -> None:
-    haste = Haste()
-    assert max(haste.wait_s(100.0, 100.0) for _ in range(2 * NUM_PER_S)) == MAX_WAIT_S
+    retry_throttle = RetryThrottle()
+    assert max(retry_throttle.wait_s(100.0, 100.0) for _ in range(2 * NUM_PER_S)) == MAX_WAIT_S
 
 
 def test_after_a_quiet_time_the_turns_begin_anew() -> None:
-    haste = Haste()
+    retry_throttle = RetryThrottle()
     for _ in range(100):
-        haste.wait_s(100.0, 100.0)
-    assert haste.wait_s(200.0, 200.0) == pytest.approx(MIN_GAP_S)
+        retry_throttle.wait_s(100.0, 100.0)
+    assert retry_throttle.wait_s(200.0, 200.0) == pytest.approx(MIN_GAP_S)
 
 
 def test_who_is_not_hasty_takes_no_turn() -> None:
-    haste = Haste()
+    retry_throttle = RetryThrottle()
     for _ in range(100):
-        haste.wait_s(100.0, 101.0)
-    assert haste.wait_s(101.0, 101.0) == pytest.approx(MIN_GAP_S)
+        retry_throttle.wait_s(100.0, 101.0)
+    assert retry_throttle.wait_s(101.0, 101.0) == pytest.approx(MIN_GAP_S)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.limits.write_timeout import StallWatch
+from server.limits.write_timeout import WriteTimeout
 
 
 class Loop:
@@ -46,8 +46,8 @@ def stalls() -> list[float]:
     return []
 
 
-def watch_of(loop: Loop, stalls: list[float]) -> StallWatch:
-    return StallWatch(10.0, lambda: stalls.append(loop.now_s))
+def watch_of(loop: Loop, stalls: list[float]) -> WriteTimeout:
+    return WriteTimeout(10.0, lambda: stalls.append(loop.now_s))
 
 
 @pytest.mark.parametrize("begin_s", [100.0, 103.0, 109.9, 110.0, 117.0])
@@ -99,7 +99,7 @@ def test_after_its_stop_nothing_is_watched(loop: Loop, stalls: list[float]) -> N
 def test_a_watch_is_on_the_running_loop() -> None:
     async def check() -> None:
         stalled = asyncio.Event()
-        watch = StallWatch(0.01, stalled.set)
+        watch = WriteTimeout(0.01, stalled.set)
         watch.begin()
         await asyncio.wait_for(stalled.wait(), 20)
         assert watch.has_stalled

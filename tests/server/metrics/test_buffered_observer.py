@@ -1,11 +1,11 @@
 """Values are held back, but neither lost nor told twice, and few at a time."""
 
-from server.metrics.buffered_observer import MAX_HELD, Batched
+from server.metrics.buffered_observer import MAX_HELD, BufferedObserver
 
 
 def test_every_value_is_passed_on_once_and_in_order() -> None:
     seen: list[int] = []
-    batched = Batched(seen.append)
+    batched = BufferedObserver(seen.append)
     for number in range(3 * MAX_HELD + 1):
         batched.add(number)
         assert number - len(seen) < MAX_HELD
@@ -17,7 +17,7 @@ def test_every_value_is_passed_on_once_and_in_order() -> None:
 
 def test_values_are_passed_on_many_at_a_time() -> None:
     seen: list[int] = []
-    batched = Batched(seen.append)
+    batched = BufferedObserver(seen.append)
     for number in range(MAX_HELD - 1):
         batched.add(number)
     assert seen == []
@@ -28,7 +28,7 @@ def test_values_are_passed_on_many_at_a_time() -> None:
 def test_a_value_that_cannot_be_told_takes_no_other_with_it() -> None:
     """The next ones are told, and those before it not again."""
     seen: list[float] = []
-    batched: Batched[int] = Batched(lambda value: seen.append(1 / value))
+    batched: BufferedObserver[int] = BufferedObserver(lambda value: seen.append(1 / value))
     batched.add(1)
     batched.add(0)
     try:

@@ -10,7 +10,7 @@ from engine.core.batch import Phase
 from engine.core.machine import Bound
 from engine.core.messages import FirstTokenInfo
 from engine.core.request import FinishReason
-from engine.core.stats import PoolStats, RequestTimings, RoomStats, StepStats
+from engine.core.stats import PoolStats, QueueStats, RequestTimings, StepStats
 from server.core.timings import TokenCounts
 from server.metrics.metrics import Metrics
 from tests.server.events import chunks_of
@@ -111,7 +111,7 @@ def busy_metrics(with_vllm_names: bool = True) -> Metrics:
     metrics.on_rejection("slow_down")
     metrics.on_broken_stream("internal_error")
     metrics.on_refusal_answer("late")
-    metrics.watch_room(lambda: RoomStats(12, 345, 6.5))
+    metrics.watch_queue(lambda: QueueStats(12, 345, 6.5))
     metrics.on_key_request("alice", TokenCounts(11, 4, 2), None)
     metrics.on_key_request("alice", None, "slow_down")
     metrics.on_http_request("/health", "GET", 200, 0.001)

@@ -8,7 +8,7 @@ import pytest
 from engine.core.batch import Phase
 from engine.core.machine import Bound
 from engine.core.stats import PoolStats, RequestTimings, StepStats
-from server.metrics.recent_stats import NUM_GAPS, NUM_REQUESTS, Recent
+from server.metrics.recent_stats import NUM_GAPS, NUM_REQUESTS, RecentStats
 from server.protocol.stats import Percentiles, RecentSteps
 from tests.server.live_server import live_server
 
@@ -24,13 +24,13 @@ def step(phase: Phase | None, num_tokens: int, model_s: float, floor_s: float | 
 
 
 def test_nothing_is_told_of_nothing() -> None:
-    told = Recent().told()
+    told = RecentStats().told()
     assert told.prefill is told.decode is told.requests.queue_ms is told.requests.itl_ms is None
     assert told.requests.count == told.totals.requests == 0
 
 
 def test_percentiles_are_of_the_newest() -> None:
-    recent = Recent(clock=iter([*map(float, range(NUM_REQUESTS + 7)), 2000.0]).__next__)
+    recent = RecentStats(clock=iter([*map(float, range(NUM_REQUESTS + 7)), 2000.0]).__next__)
     for ttft_ms in range(1, NUM_REQUESTS + 8):
         recent.add_end(timings(ttft_ms, 3))
     told = recent.told()
@@ -41,14 +41,14 @@ def test_percentiles_are_of_the_newest() -> None:
 
 
 def test_a_sequence_without_a_token_is_counted_and_has_no_times() -> None:
-    recent = Recent()
+    recent = RecentStats()
     recent.add_end(None)
     told = recent.told()
     assert (told.totals.requests, told.requests.count, told.requests.e2e_ms) == (1, 0, None)
 
 
 def test_gaps_are_of_the_newest_tokens_of_all() -> None:
-    recent = Recent()
+    recent = RecentStats()
     recent.add_tokens(1, [])
     for _ in range(NUM_GAPS):
         recent.add_tokens(2, [0.5, 0.0])
@@ -58,7 +58,7 @@ def test_gaps_are_of_the_newest_tokens_of_all() -> None:
 
 
 def test_steps_are_told_by_phase_with_their_share_of_the_ceiling() -> None:
-    recent = Recent()
+    recent = RecentStats()
     for each in (
         step(Phase.DECODE, 4, 0.010, 0.008),
         step(Phase.DECODE, 8, 0.030, 0.012),

@@ -13,7 +13,7 @@ from server.chat.answer import Answer
 from server.chat.choice import ChatChoice
 from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.message import delta_of, message_of
-from server.chat.output_reader import AnswerReader
+from server.chat.output_reader import OutputReader
 from server.protocol.chat import ChatRequest
 from server.tools.message_parts import Content, MessageParser, Part, PlainParser, Reasoning, ToolCall
 from tests.server.byte_tokenizer import ByteTokenizer
@@ -61,12 +61,12 @@ def outputs(*texts: str, reason: FinishReason = FinishReason.STOP) -> list[Reque
     ]
 
 
-def reader() -> AnswerReader:
+def reader() -> OutputReader:
     answer = ScriptedAnswer(ByteTokenizer(), frozenset(), False, None, thinks=True, begins_inside=True)
-    return AnswerReader(answer, "id", 0)
+    return OutputReader(answer, "id", 0)
 
 
-def choice(reader: AnswerReader, **parameters: Any) -> ChatChoice:
+def choice(reader: OutputReader, **parameters: Any) -> ChatChoice:
     request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}], **parameters})
     return ChatChoice(0, request, reader, ByteTokenizer())
 

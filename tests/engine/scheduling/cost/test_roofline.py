@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.machine import AttentionSize, Bound, Ceilings, ModelSize, StepFloor
 from engine.core.sampling_params import SamplingParams
-from engine.scheduling.cost.roofline import FloorPlan
+from engine.scheduling.cost.roofline import Roofline
 
 ONE_BYTE_PER_SECOND = Ceilings(read_bytes_per_s=1.0, flops_per_s=1e30)
 ONE_FLOP_PER_SECOND = Ceilings(read_bytes_per_s=1e30, flops_per_s=1.0)
@@ -27,7 +27,7 @@ def part(
 
 
 def floor_of(size: ModelSize, ceilings: Ceilings, *parts: ScheduledRequest) -> StepFloor:
-    return FloorPlan(size, ceilings).floor_of(Batch(Phase.PREFILL, parts))
+    return Roofline(size, ceilings).floor_of(Batch(Phase.PREFILL, parts))
 
 
 def test_weights_are_read_once_and_multiplied_for_each_token() -> None:
@@ -44,7 +44,7 @@ def test_each_pass_of_the_draft_weights_reads_them_for_who_still_wants_a_guess()
     parts = [replace(part(9, 1 + num, num_drafts=num), num_wanted=num) for num in (2, 0, 1)]
     others = part(3, 2, num_drafts=1)  # of its text
     batch = Batch(Phase.DECODE, (*parts, others))
-    plans = [FloorPlan(size, each, drafting) for each in (ONE_BYTE_PER_SECOND, ONE_FLOP_PER_SECOND)]
+    plans = [Roofline(size, each, drafting) for each in (ONE_BYTE_PER_SECOND, ONE_FLOP_PER_SECOND)]
     memory, compute = (plan.floor_of(batch).seconds for plan in plans)
     assert memory == 110 + 2 * 45 + 1000 * (10 + 10 + 11)
     assert compute == 8 * 10 + 3 * 3 + 100 * (10 + 10 + 11)
@@ -104,12 +104,12 @@ def test_a_stream_begins_at_its_first_token() -> None:
     size = ModelSize(
         layer_bytes=100, layer_flops=7, head_bytes=10, head_flops=3, attention=(AttentionSize(None, 2, 5),)
     )
-    assert FloorPlan(size, ONE_BYTE_PER_SECOND).floor_of_first_token().seconds == 112
-    assert FloorPlan(size, ONE_FLOP_PER_SECOND).floor_of_first_token().seconds == 15
+    assert Roofline(size, ONE_BYTE_PER_SECOND).floor_of_first_token().seconds == 112
+    assert Roofline(size, ONE_FLOP_PER_SECOND).floor_of_first_token().seconds == 15
 
 
 def test_what_takes_longer_is_the_bound() -> None:
     size = ModelSize(layer_bytes=100, layer_flops=10, head_bytes=0, head_flops=0, attention=())
-    plan = FloorPlan(size, Ceilings(read_bytes_per_s=10.0, flops_per_s=5.0))
+    plan = Roofline(size, Ceilings(read_bytes_per_s=10.0, flops_per_s=5.0))
     assert plan.floor_of(Batch(Phase.DECODE, (part(7, 1),))) == (10.0, Bound.MEMORY)
     assert plan.floor_of(Batch(Phase.PREFILL, (part(0, 8),))) == (16.0, Bound.COMPUTE)

@@ -10,8 +10,8 @@ from engine.core.draft import Draft
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.scheduling.cost.step_cost import StepCosts
-from engine.scheduling.speculation.draft_length import ModelDrafts
-from engine.scheduling.speculation.planner import NO_GUESSES, Guesses, Speculation
+from engine.scheduling.speculation.draft_length import FastestDraftLength
+from engine.scheduling.speculation.planner import NO_PLANNED_DRAFT, PlannedDraft, SpeculationPlanner
 from tests.engine.scheduling.speculation.prophets import scheduled
 from tests.engine.scheduling.speculation.timed import PASS_S, STEP_S, TOKEN_S
 
@@ -30,20 +30,20 @@ def taught(pass_s: float = PASS_S, token_s: float = TOKEN_S) -> StepCosts:
 def those_with(*chances: float, **fields: Any) -> list[Request]:
     params = SamplingParams(**{"max_tokens": 100, **fields})
     return [
-        Request("a", [1, 2, 3, 4], params, 0.0, output_token_ids=[7], may_guess=True, draft_chance=chance)
+        Request("a", [1, 2, 3, 4], params, 0.0, output_token_ids=[7], may_speculate=True, draft_acceptance=chance)
         for chance in chances
     ]
 
 
-def drafts_of(costs: StepCosts, max_tokens: int = 8, target_gap_s: float = 1.0) -> ModelDrafts:
-    return ModelDrafts(costs, max_tokens, target_gap_s)
+def drafts_of(costs: StepCosts, max_tokens: int = 8, target_gap_s: float = 1.0) -> FastestDraftLength:
+    return FastestDraftLength(costs, max_tokens, target_gap_s)
 
 
-def speculation_on(costs: StepCosts) -> Speculation:
-    return Speculation(costs, 8, 1.0, drafts_of(costs))
+def speculation_on(costs: StepCosts) -> SpeculationPlanner:
+    return SpeculationPlanner(costs, 8, 1.0, drafts_of(costs))
 
 
-def counts_of(drafts: ModelDrafts, requests: Sequence[Request], rate: float) -> list[int]:
+def counts_of(drafts: FastestDraftLength, requests: Sequence[Request], rate: float) -> list[int]:
     return drafts.counts(requests, rate, drafts._costs.decode_price(requests))
 
 
@@ -120,20 +120,20 @@ def test_certainty_is_no_division_by_zero() -> None:
 
 def test_requests_begun_by_another_engine_guess_nothing_and_are_not_slowed_down() -> None:
     [begun] = those_with(0.95)
-    begun.may_guess = False
+    begun.may_speculate = False
     drafts = drafts_of(taught())
     assert counts_of(drafts, [begun], 0.0) == [0]
     assert counts_of(drafts, [begun, *those_with(0.95)], 0.0) == [0, 0]
 
 
 def test_without_draft_weights_there_are_none() -> None:
-    speculation = Speculation(taught(), 8, 1.0)
-    assert [speculation.plan(those_with(0.9)) for _ in range(300)] == [[NO_GUESSES]] * 300
+    speculation = SpeculationPlanner(taught(), 8, 1.0)
+    assert [speculation.plan(those_with(0.9)) for _ in range(300)] == [[NO_PLANNED_DRAFT]] * 300
 
 
 def test_what_a_pass_takes_is_learnt_from_some() -> None:
     costs = StepCosts()
-    drafts = ModelDrafts(costs, 8, 1.0)
+    drafts = FastestDraftLength(costs, 8, 1.0)
     assert counts_of(drafts, those_with(0.9), 0.0) == [0]  # before it is known what a step takes
     tried = []
     for _ in range(8):
@@ -162,12 +162,12 @@ def test_a_try_that_was_due_when_nobody_could_guess_is_made_up_for() -> None:
 def test_each_request_learns_and_those_to_come_learn_from_it() -> None:
     drafts = drafts_of(taught())
     steady, erring, new = (those_with(0.8)[0] for _ in range(3))
-    new.draft_chance = None
+    new.draft_acceptance = None
     for _ in range(60):
         drafts.learn(steady, [3, 4], [3, 4, 5])
         drafts.learn(erring, [3, 4], [7])
-    assert steady.draft_chance is not None and steady.draft_chance > 0.95
-    assert erring.draft_chance is not None and erring.draft_chance < 0.05
+    assert steady.draft_acceptance is not None and steady.draft_acceptance > 0.95
+    assert erring.draft_acceptance is not None and erring.draft_acceptance < 0.05
     assert counts_of(drafts, [erring], 1 / STEP_S) == [0] != counts_of(drafts, [steady], 1 / STEP_S)
     [count] = counts_of(drafts, [new], 1 / STEP_S)
     assert 0 < count < counts_of(drafts, [steady], 1 / STEP_S)[0]
@@ -188,9 +188,9 @@ def test_only_guesses_of_the_draft_weights_tell_of_them() -> None:
     speculation = speculation_on(taught())
     [request] = those_with(0.9)
     speculation.learn(request, scheduled([8, 9]), [7], num_accepted=0)
-    assert (request.draft_chance, speculation.num_drafts) == (0.9, 2)
+    assert (request.draft_acceptance, speculation.num_drafts) == (0.9, 2)
     speculation.learn(request, scheduled([8, 9], num_wanted=2), [8, 7], num_accepted=1)
-    assert request.draft_chance != 0.9
+    assert request.draft_acceptance != 0.9
     assert (speculation.num_drafts, speculation.num_accepted) == (4, 1)
 
 
@@ -201,9 +201,9 @@ def test_a_guess_that_a_grammar_forbids_was_wrong() -> None:
     speculation.learn(right, scheduled([8], num_wanted=1), [8, 7], num_accepted=1)
     speculation.learn(cut, scheduled([8], num_wanted=3), [8, 7], num_accepted=1)
     speculation.learn(none, scheduled([], num_wanted=3), [7], num_accepted=0)
-    assert right.draft_chance is not None and cut.draft_chance is not None and none.draft_chance is not None
-    assert right.draft_chance > cut.draft_chance > none.draft_chance
-    assert none.draft_chance < 0.5
+    assert right.draft_acceptance is not None and cut.draft_acceptance is not None and none.draft_acceptance is not None
+    assert right.draft_acceptance > cut.draft_acceptance > none.draft_acceptance
+    assert none.draft_acceptance < 0.5
 
 
 class Sure:
@@ -219,13 +219,15 @@ class Sure:
 @pytest.mark.parametrize(
     ("chance", "token_s", "expected"),
     [
-        (0.95, TOKEN_S, Guesses([1, 2])),
-        (0.2, TOKEN_S, Guesses(num_wanted=2)),
-        (0.35, TOKEN_S, Guesses([1, 2])),  # 1.47 in 10.4 ms, against 2.44 in 18.4
-        (0.25, 0.0012, Guesses(num_wanted=2)),  # 1.25 in 11.2 ms, against 2.44 in 20.4
+        (0.95, TOKEN_S, PlannedDraft([1, 2])),
+        (0.2, TOKEN_S, PlannedDraft(num_wanted=2)),
+        (0.35, TOKEN_S, PlannedDraft([1, 2])),  # 1.47 in 10.4 ms, against 2.44 in 18.4
+        (0.25, 0.0012, PlannedDraft(num_wanted=2)),  # 1.25 in 11.2 ms, against 2.44 in 20.4
     ],
 )
-def test_guesses_of_the_text_come_first_where_they_bring_more(chance: float, token_s: float, expected: Guesses) -> None:
+def test_guesses_of_the_text_come_first_where_they_bring_more(
+    chance: float, token_s: float, expected: PlannedDraft
+) -> None:
     [request] = those_with(0.8)
     request.drafter = Sure(chance)
     speculation = speculation_on(taught(token_s=token_s))

@@ -2,7 +2,13 @@
 
 import pytest
 
-from engine.scheduling.speculation.draft_verification import last_row, num_right, rows_of, shortened, with_guess
+from engine.scheduling.speculation.draft_verification import (
+    last_row,
+    num_accepted_drafts,
+    rows_of,
+    shortened,
+    with_draft_token,
+)
 from tests.engine.scheduling.speculation.prophets import scheduled
 
 
@@ -22,8 +28,8 @@ def test_each_guess_is_a_row_that_takes_those_before_for_said() -> None:
     ("chosen", "count"), [([8, 9, 1], 2), ([8, 1, 9], 1), ([1, 9, 9], 0), ([None, 9, 9], 0), ([8, None, 1], 1)]
 )
 def test_guesses_are_right_up_to_the_first_that_is_not(chosen: list[int | None], count: int) -> None:
-    assert num_right(scheduled([8, 9]), chosen) == count
-    assert num_right(scheduled([]), chosen) == 0
+    assert num_accepted_drafts(scheduled([8, 9]), chosen) == count
+    assert num_accepted_drafts(scheduled([]), chosen) == 0
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
@@ -47,7 +53,7 @@ def test_the_next_guess_follows_the_last_row(drafts: list[int]) -> None:
         [*expected.output_token_ids],
     )
     assert (row.num_drafts, row.num_wanted, row.samples) == (0, 0, True)
-    longer = with_guess(request, 5)
+    longer = with_draft_token(request, 5)
     assert (list(longer.draft), longer.num_wanted, longer.end) == ([*drafts, 5], 3, request.end + 1)
-    ended = with_guess(request, None)
+    ended = with_draft_token(request, None)
     assert (list(ended.draft), ended.num_wanted, ended.end) == (drafts, len(drafts), request.end)

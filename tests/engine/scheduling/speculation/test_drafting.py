@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.batch import Batch, Phase, StepOutput
-from engine.scheduling.speculation.draft_verification import with_guess
+from engine.scheduling.speculation.draft_verification import with_draft_token
 from tests.engine.fakes import add, batches, expected_tokens, run_to_end, tokens_of
 from tests.engine.scheduling.speculation import timed
 from tests.engine.scheduling.speculation.timed import PASS_S, STEP_S, Timed, drafting_engine
@@ -86,7 +86,7 @@ def test_draft_weights_that_find_no_token_do_no_harm() -> None:
     class Silenced(Timed):
         def draft(self, batch: Batch) -> Batch:
             self.now_s += PASS_S
-            return replace(batch, requests=tuple(with_guess(request, None) for request in batch.requests))
+            return replace(batch, requests=tuple(with_draft_token(request, None) for request in batch.requests))
 
     engine = drafting_engine(Silenced(4))
     add(engine, "a", max_tokens=20)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from engine.core.draft import Draft
-from engine.scheduling.speculation.grammar_drafter import ForcedText
+from engine.scheduling.speculation.grammar_drafter import GrammarDrafter
 
 
 class Other:
@@ -36,14 +36,14 @@ def forced(output: Sequence[int], max_tokens: int) -> Sequence[int]:
     ],
 )
 def test_the_guess_that_promises_more_tokens_is_tried(other: Other, expected: list[int]) -> None:
-    drafter = ForcedText(forced, other)
+    drafter = GrammarDrafter(forced, other)
     assert list(drafter.draft([], [], 8).token_ids) == expected
     assert list(drafter.draft([], [0] * 5, 8).token_ids) == list(other.guess.token_ids)
     assert other.num_asked == 2  # it learns from every token
 
 
 def test_no_more_than_may_come() -> None:
-    assert list(ForcedText(forced, Other()).draft([], [], 2).token_ids) == [11, 12]
+    assert list(GrammarDrafter(forced, Other()).draft([], [], 2).token_ids) == [11, 12]
 
 
 @pytest.mark.parametrize(("num_wrong", "num_looked_for"), [(0, 10), (2, 4), (5, 2), (20, 1)])
@@ -55,7 +55,7 @@ def test_no_more_is_looked_for_than_is_likely(num_wrong: int, num_looked_for: in
         looked_for.append(max_tokens)
         return [1][:max_tokens]
 
-    drafter = ForcedText(forced, Other())
+    drafter = GrammarDrafter(forced, Other())
     for length in range(num_wrong):
         drafter.draft([], [0] * length, 64)
     drafter.draft([], [0] * num_wrong, 64)
@@ -64,7 +64,7 @@ def test_no_more_is_looked_for_than_is_likely(num_wrong: int, num_looked_for: in
 
 
 def test_how_often_it_is_right_is_learnt_up_to_the_first_error() -> None:
-    drafter = ForcedText(forced, Other())
+    drafter = GrammarDrafter(forced, Other())
     first = drafter.draft([], [], 8).chance
     right = drafter.draft([], [11, 12, *[0] * 8], 8).chance  # one error
     assert right == pytest.approx((first + 2 * 0.15 * (1 - first)) * 0.85, abs=0.02)

@@ -14,8 +14,8 @@ from engine.core.request import FinishReason, Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.scheduling.cost.step_cost import StepCosts
-from engine.scheduling.speculation.grammar_drafter import ForcedText
-from engine.scheduling.speculation.planner import Speculation
+from engine.scheduling.speculation.grammar_drafter import GrammarDrafter
+from engine.scheduling.speculation.planner import SpeculationPlanner
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import (
     EOS,
@@ -159,7 +159,7 @@ def test_guesses_are_counted() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
-    [({}, PromptLookup), ({"constraint": compiler()(DIGITS)}, ForcedText), ({"output_token_ids": [1]}, NoDrafts)],
+    [({}, PromptLookup), ({"constraint": compiler()(DIGITS)}, GrammarDrafter), ({"output_token_ids": [1]}, NoDrafts)],
     ids=["others", "with a grammar", "begun by another engine"],
 )
 def test_who_guesses(fields: dict[str, Any], expected: type) -> None:
@@ -167,7 +167,7 @@ def test_who_guesses(fields: dict[str, Any], expected: type) -> None:
         request = Request("a", [1], SamplingParams(), 0.0, **fields)
         fake_engine(num_speculative_tokens=max_tokens)._admit(request)
         assert isinstance(request.drafter, expected if max_tokens else NoDrafts)
-        assert request.may_guess == (not isinstance(request.drafter, NoDrafts))
+        assert request.may_speculate == (not isinstance(request.drafter, NoDrafts))
 
 
 class Sure:
@@ -192,7 +192,7 @@ def taught(step_s: float, token_s: float) -> StepCosts:
     return costs
 
 
-def counts_of(speculation: Speculation, *chances: float) -> list[int]:
+def counts_of(speculation: SpeculationPlanner, *chances: float) -> list[int]:
     return [len(guesses.token_ids) for guesses in speculation.plan(those_with(*chances))]
 
 
@@ -203,7 +203,7 @@ def test_what_a_token_costs_is_learnt() -> None:
 
 
 def test_a_guess_is_tried_if_it_brings_tokens_twice_as_fast_as_the_step() -> None:
-    speculation = Speculation(taught(0.010, 0.001), 8, target_gap_s=1.0)
+    speculation = SpeculationPlanner(taught(0.010, 0.001), 8, target_gap_s=1.0)
     # 1 ms of 11 for one request: its chance must be over 0.18. Of 12 for two: 0.33.
     assert counts_of(speculation, 0.15) == [0]
     assert counts_of(speculation, 0.25) == [1]
@@ -213,16 +213,16 @@ def test_a_guess_is_tried_if_it_brings_tokens_twice_as_fast_as_the_step() -> Non
 
 
 def test_guesses_make_a_step_half_as_long_again_at_most_and_the_likeliest_come_first() -> None:
-    speculation = Speculation(taught(0.010, 0.0015), 8, target_gap_s=1.0)
+    speculation = SpeculationPlanner(taught(0.010, 0.0015), 8, target_gap_s=1.0)
     assert counts_of(speculation, 0.9, 0.95, 1.0) == [0, 2, 2]  # 7.2 ms are room for 4
-    assert counts_of(Speculation(taught(0.010, 0.0015), 8, target_gap_s=0.017), 0.9, 0.95, 1.0) == [0, 0, 1]
-    assert counts_of(Speculation(taught(0.010, 0.0015), 8, target_gap_s=0.010), 0.9, 0.95, 1.0) == [0, 0, 0]
+    assert counts_of(SpeculationPlanner(taught(0.010, 0.0015), 8, target_gap_s=0.017), 0.9, 0.95, 1.0) == [0, 0, 1]
+    assert counts_of(SpeculationPlanner(taught(0.010, 0.0015), 8, target_gap_s=0.010), 0.9, 0.95, 1.0) == [0, 0, 0]
 
 
 def test_a_mistaken_price_is_found_out() -> None:
     """Of steps that have the same one request always, the first with guesses took four times as long as it should."""
     costs, tried = StepCosts(), []
-    speculation = Speculation(costs, 8, target_gap_s=1.0)
+    speculation = SpeculationPlanner(costs, 8, target_gap_s=1.0)
     for step in range(1000):
         tried.append(counts_of(speculation, 0.8)[0] if step >= 5 else 0)
         seconds = (0.020 + 0.0003 * (1 + tried[-1])) * (4 if step == 5 else 1)
@@ -233,19 +233,19 @@ def test_a_mistaken_price_is_found_out() -> None:
 
 
 def test_what_pays_is_always_tried() -> None:
-    speculation = Speculation(taught(0.010, 0.001), 8, target_gap_s=1.0)
+    speculation = SpeculationPlanner(taught(0.010, 0.001), 8, target_gap_s=1.0)
     assert {tuple(counts_of(speculation, 0.9, 0.5)) for _ in range(300)} == {(2, 1)}
 
 
 def test_what_never_pays_is_hardly_tried() -> None:
-    speculation = Speculation(taught(0.001, 0.020), 8, target_gap_s=1.0)
+    speculation = SpeculationPlanner(taught(0.001, 0.020), 8, target_gap_s=1.0)
     assert [sum(counts_of(speculation, 0.9, 0.5)) for _ in range(1000)].count(0) == 990
-    slow = Speculation(taught(0.001, 0.020), 8, target_gap_s=0.040)
+    slow = SpeculationPlanner(taught(0.001, 0.020), 8, target_gap_s=0.040)
     assert [sum(counts_of(slow, 0.9, 0.5)) for _ in range(1000)].count(0) == 1000
 
 
 def test_while_nothing_is_known_no_more_than_twice_as_many_are_tried_as_were_before() -> None:
-    speculation = Speculation(StepCosts(), 8, target_gap_s=1.0)
+    speculation = SpeculationPlanner(StepCosts(), 8, target_gap_s=1.0)
     sums = []
     for _ in range(5):
         sums.append(sum(counts_of(speculation, *[0.9] * 50)))

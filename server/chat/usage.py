@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from server.chat.output_reader import AnswerReader
+from server.chat.output_reader import OutputReader
 from server.chat.plan import ChatPlan
 from server.core.request_record import RequestRecord
-from server.generation.usage import Tally
+from server.generation.usage import UsageCounter
 
 
-class ChatTally(Tally):
-    def __init__(self, plan: ChatPlan, readers: Sequence[AnswerReader], record: RequestRecord) -> None:
+class ChatUsageCounter(UsageCounter):
+    def __init__(self, plan: ChatPlan, readers: Sequence[OutputReader], record: RequestRecord) -> None:
         super().__init__(plan, record)
         self._readers = readers
 
