@@ -13,7 +13,7 @@ RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve check audit format test coverage bench loadtest docker clean
+.PHONY: help install serve check audit format test test-slow coverage bench loadtest docker clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,10 +37,13 @@ format: $(DEV_STAMP) ## format the code and mend what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: $(DEV_STAMP) ## run all tests
-	$(BIN)/python -m pytest $(ARGS)
+test: $(DEV_STAMP) ## run the tests that take minutes: every law, on this machine's own instruction set
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-coverage: $(DEV_STAMP) ## run all tests with coverage of engine/, which has a floor
+test-slow: $(DEV_STAMP) ## run what is slow and broad: other instruction sets, sanitizers, whole programs
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+coverage: $(DEV_STAMP) ## run all tests, slow ones too, with coverage of engine/, which has a floor
 	$(BIN)/python -m pytest --cov --cov-report=term-missing $(ARGS)
 
 bench: $(RUN_STAMP) ## run the benchmarks
