@@ -75,7 +75,7 @@ def test_the_fingerprint_tells_a_directorys_weights(tmp_path: Path, monkeypatch:
 
 def test_the_fingerprint_tells_the_commit(main_ref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.client.async_engine.AsyncEngine", InstantEngine)
-    (main_ref.parents[2] / "snapshots" / NEW).symlink_to(str(EMBEDDED_MODEL_DIR))
+    (main_ref.parents[1] / "snapshots" / NEW).symlink_to(str(EMBEDDED_MODEL_DIR))
     before, again = fingerprint_of("org/model"), fingerprint_of("org/model")
     main_ref.write_text(NEW)
     assert fingerprint_of("org/model") != before == again
