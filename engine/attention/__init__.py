@@ -38,7 +38,7 @@ class AttentionBackend(Protocol):
 
 
 def select_backend(device: torch.device, kernels: KernelInfo | None) -> AttentionBackend:
-    """The fastest backend for `device`; `kernels` is what `load_kernels()` returned."""
+    """Returns the fastest backend for `device`; `kernels` is what `load_kernels()` returned."""
     if device.type == "cuda":
         import engine.attention.cuda as cuda  # its imports take seconds, which no other device needs to spend
 

@@ -10,7 +10,7 @@ _KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """As `reference.write_kv`."""
+    """Stores each token's key and value in its slot of the caches, in place; see `reference.write_kv`."""
     if key.dtype != key_cache.dtype or key.dtype not in _KERNEL_DTYPES:
         reference.write_kv(key, value, key_cache, value_cache, slot_mapping)
         return
@@ -28,7 +28,10 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """As `reference.paged_attention`, which also does the element types that the kernel does not have."""
+    """Causal attention of each query token over the cached context of its sequence; see `reference.paged_attention`.
+
+    The reference also runs here, for element types that the kernel does not support.
+    """
     if query.dtype != key_cache.dtype or query.dtype not in _KERNEL_DTYPES:
         return reference.paged_attention(
             query,

@@ -2,8 +2,8 @@
 
 Torch's built-in FlashAttention 2 takes no block table, so the context is gathered out of its blocks first. Where
 FlashAttention 3 is installed (package `flash_attn_interface`, Hopper GPUs) it reads the blocks in place. What neither
-does (softcap, sinks, float32, head sizes that are not multiples of 8 or above 256, a value size other than the key's)
-goes to the reference, said once in the log.
+supports (softcap, sinks, float32, head sizes that are not multiples of 8 or above 256, a value size other than the
+key's) falls back to the reference, with one warning in the log.
 """
 
 import functools
@@ -34,10 +34,10 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """As `reference.paged_attention`."""
-    reason = why_not_flash(query, key_cache, value_cache, softcap, sinks)
+    """Causal attention of each query token over the cached context of its sequence; see `reference.paged_attention`."""
+    reason = unsupported_by_flash(query, key_cache, value_cache, softcap, sinks)
     if reason is not None:
-        _say_once(reason)
+        _warn_once(reason)
         return reference.paged_attention(
             query,
             key_cache,
@@ -52,12 +52,12 @@ def paged_attention(
     return run(query, key_cache, value_cache, metadata, scaling, _window(sliding_window))
 
 
-def why_not_flash(
+def unsupported_by_flash(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, softcap: float | None, sinks: Tensor | None
 ) -> str | None:
-    """What FlashAttention cannot do of such a call; None when it can do all of it."""
+    """Names the first feature of the call that FlashAttention does not support; None when it supports all of them."""
     head_size = query.shape[2]
-    refusals = {
+    unsupported = {
         "softcap": softcap is not None,
         "attention sinks": sinks is not None,
         f"{query.dtype} queries on a {key_cache.dtype} cache": (
@@ -67,11 +67,14 @@ def why_not_flash(
         f"value size {value_cache.shape[3]} with head size {head_size}": value_cache.shape[3] != head_size,
         "compute capability below 8.0": query.is_cuda and torch.cuda.get_device_capability(query.device) < (8, 0),
     }
-    return next((what for what, refused in refusals.items() if refused), None)
+    return next((feature for feature, is_needed in unsupported.items() if is_needed), None)
 
 
 def _window(sliding_window: int | None) -> tuple[int, int]:
-    """Keys seen to the left and right of a token's own; FlashAttention aligns the last query with the last key."""
+    """Returns how many keys a token sees to the left and to the right of its own, -1 for all.
+
+    FlashAttention aligns the last query with the last key.
+    """
     return (-1 if sliding_window is None else sliding_window - 1, 0)
 
 
@@ -83,10 +86,10 @@ def _attend_gathered(
     scaling: float,
     window: tuple[int, int],
 ) -> Tensor:
-    """Contexts one after another, without padding.
+    """Attends over the contexts gathered out of their blocks, one after another, without padding.
 
     With max_q 1 and grouped heads FlashAttention 2 would take another kernel, which splits the context by what else is
-    in the batch. Saying at least 2 keeps decode on the kernel of prefill, with one order of summation for both.
+    in the batch. Passing at least 2 keeps decode on the kernel of prefill, with one order of summation for both.
     """
     blocks, offsets, cu_seqlens_k = _positions(metadata, key_cache.shape[2])
     output = varlen_attn(
@@ -113,7 +116,7 @@ def _attend_blocks(
     scaling: float,
     window: tuple[int, int],
 ) -> Tensor:
-    """Through the block table; one split, so that the order of summation does not depend on the batch."""
+    """Attends through the block table; one split, so that the order of summation does not depend on the batch."""
     output = varlen_attn(
         query,
         key_cache.transpose(1, 2),
@@ -137,7 +140,7 @@ def _attend_blocks(
 def _positions(metadata: AttentionMetadata, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Where the entries of all contexts lie, in order: block ids and offsets [sum of contexts], starts [num_seqs + 1].
 
-    The last step's answer is kept, because all its layers ask for the same.
+    The last result is cached, because all layers of a step need the same one.
     """
     lengths = metadata.context_lens.long()
     ends = lengths.cumsum(0)
@@ -151,7 +154,7 @@ def _positions(metadata: AttentionMetadata, block_size: int) -> tuple[Tensor, Te
 
 @functools.cache
 def _has_flash3(device: torch.device) -> bool:
-    """Whether FlashAttention 3 is there for `device`; if so it takes over from torch's built-in one."""
+    """Whether FlashAttention 3 is available for `device`; if so, it is activated in place of torch's built-in one."""
     if torch.cuda.get_device_capability(device)[0] != 9 or importlib.util.find_spec("flash_attn_interface") is None:
         return False
     activate_flash_attention_impl("FA3")
@@ -160,5 +163,5 @@ def _has_flash3(device: torch.device) -> bool:
 
 
 @functools.cache
-def _say_once(reason: str) -> None:
+def _warn_once(reason: str) -> None:
     logger.warning("FlashAttention does not do %s: plain torch attention instead, which is much slower", reason)

@@ -12,7 +12,7 @@ from engine.host.huge_pages import empty_in_huge_pages
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one attention layer keeps per token."""
+    """Shape of the key and the value that one attention layer caches per token."""
 
     num_kv_heads: int
     head_size: int
@@ -23,9 +23,10 @@ class LayerShape:
 
 
 class KVCache:
-    """`keys[layer]` is [num_blocks, num_kv_heads, block_size, head_size]; `values[layer]` likewise with head_size_v.
+    """The paged keys and values of all layers.
 
-    The memory is left to the operating system until blocks near it are written.
+    `keys[layer]` is [num_blocks, num_kv_heads, block_size, head_size], `values[layer]` the same with head_size_v. Pages
+    stay unallocated until blocks near them are about to be written (`prefault`).
     """
 
     def __init__(
@@ -40,9 +41,12 @@ class KVCache:
         self.values = [allocate(layer, layer.head_size_v) for layer in layers]
         self._pages = PagePrefault([*self.keys, *self.values])
 
-    def reach(self, block: int, num_tokens: int) -> None:
-        """Tell, before a step, the last block that it writes, so that memory is there when later ones are."""
-        self._pages.reach(block, num_tokens / self.block_size)
+    def prefault(self, last_block: int, num_tokens: int) -> None:
+        """Allocates pages ahead of the blocks in use; to be called before each step.
+
+        `last_block` is the highest block that the step writes, `num_tokens` how many tokens it writes.
+        """
+        self._pages.prefault(last_block, num_tokens / self.block_size)
 
     @property
     def num_bytes(self) -> int:
@@ -50,5 +54,5 @@ class KVCache:
 
 
 def bytes_per_block(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes one block takes over all layers."""
+    """Bytes that one block takes, over all layers."""
     return block_size * sum(layer.bytes_per_token(dtype) for layer in layers)

@@ -1,4 +1,4 @@
-"""What one step's attention needs to know about its batch; built once per step and the same for all layers."""
+"""What the attention of one step must know about its batch; built once per step and the same for all layers."""
 
 from dataclasses import dataclass
 

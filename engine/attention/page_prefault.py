@@ -1,7 +1,8 @@
-"""Has the operating system fill pages with zeros before they are needed, a few in each step.
+"""Prefaults pages of the KV cache: the operating system allocates them before they are needed, a few in each step.
 
-Memory is given when it is first written, a huge page at a time, which takes 1 to 4 ms. All layers' keys and values need
-their next page in the same step: with 24 layers it took 90 ms longer, and so did the gap between two tokens.
+Memory is allocated and zeroed when it is first written, a huge page at a time, which takes 1 to 4 ms. All layers' keys
+and values need their next page in the same step: with 24 layers it took 90 ms longer, and so did the gap between two
+tokens.
 """
 
 import heapq
@@ -19,34 +20,38 @@ __all__ = ["PagePrefault"]
 
 
 class PagePrefault:
-    """Of tensors that are written block by block, from the first on: fills pages at the rate at which blocks are taken,
-    so far ahead that no step meets an empty one."""
+    """Prefaults the pages of tensors that are written block by block, from the first block on.
+
+    Pages are touched at the rate at which blocks are taken, and so far ahead that no step meets an unallocated one.
+    """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """`tensors` [num_blocks, ...], contiguous. Fills their first pages; those of other devices are left alone."""
+        """Touches the first pages of `tensors` [num_blocks, ...], contiguous; tensors off the CPU are left alone."""
         tensors = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.numel() > 0]
         self._pages = heapq.merge(*map(_pages_of, tensors), key=itemgetter(0))
         self._pages_per_block = sum(map(_block_bytes, tensors)) / HUGE_PAGE
         self._lead = max((ceil(HUGE_PAGE / _block_bytes(tensor)) for tensor in tensors), default=0)
-        self.num_filled = 0
-        self._fill(self._num_due(0))
+        self.num_touched = 0
+        self._touch(self._num_due(0))
 
-    def reach(self, block: int, num_blocks: float) -> None:
-        """Before a step that fills so many blocks, this one the last of all. Fills as many pages as these take, and one
-        more where blocks were passed over."""
-        self._fill(min(self._num_due(block), 1 + int(num_blocks * self._pages_per_block)))
+    def prefault(self, last_block: int, num_blocks: float) -> None:
+        """Touches the pages that are due before a step that writes `num_blocks` blocks, `last_block` the highest.
+
+        At most as many pages are touched as these blocks take, and one more to catch up where blocks were skipped.
+        """
+        self._touch(min(self._num_due(last_block), 1 + int(num_blocks * self._pages_per_block)))
 
     def _num_due(self, block: int) -> int:
-        return max(0, ceil((block + 1 + self._lead) * self._pages_per_block) - self.num_filled)
+        return max(0, ceil((block + 1 + self._lead) * self._pages_per_block) - self.num_touched)
 
-    def _fill(self, count: int) -> None:
-        self.num_filled += count
+    def _touch(self, count: int) -> None:
+        self.num_touched += count
         for _, byte in islice(self._pages, count):
-            byte.add_(0)  # it may have been written all the same
+            byte.add_(0)  # adds nothing, since the page may hold data already
 
 
 def _pages_of(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """The block in which each page begins, and the page's first byte, [1] uint8."""
+    """Yields, for each page, the block in which it begins and its first byte, [1] uint8."""
     memory = tensor.view(-1).view(torch.uint8)
     for at in range(-tensor.data_ptr() % HUGE_PAGE, len(memory), HUGE_PAGE):
         yield at // _block_bytes(tensor), memory[at : at + 1]

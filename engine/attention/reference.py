@@ -1,8 +1,8 @@
-"""Paged attention in plain torch, for any device: the oracle of the kernels, and what runs where they do not.
+"""Paged attention in plain torch, for any device: the test oracle of the kernels, and the fallback without them.
 
 The result of a query row is bit for bit a function of its query, its keys and values in position order, and the
-parameters; the rest of the batch, the block size and the number of threads do not reach it. Torch's reductions and
-matrix products choose their order of summation by shape and its `exp` by lane, so neither is used: everything below is
+parameters; the rest of the batch, the block size and the number of threads do not affect it. Torch's reductions and
+matmuls choose their order of summation by shape and its `exp` by lane, so neither is used: everything below is
 elementwise arithmetic that IEEE 754 defines exactly, and each sum is a tree of halves over a padded tile of fixed size.
 """
 
@@ -73,7 +73,7 @@ def paged_attention(
 
 
 def _gather(cache: Tensor, block_table: Tensor, context_len: int, num_heads: int) -> Tensor:
-    """One sequence's entries in position order, per query head, zero from the context's end to the tile's.
+    """Gathers one sequence's cache entries in position order, per query head, zero-padded to whole tiles.
 
     Returns [num_heads, context_len rounded up to whole tiles, head size] in float32.
     """
@@ -85,7 +85,10 @@ def _gather(cache: Tensor, block_table: Tensor, context_len: int, num_heads: int
 
 
 def _scores(query: Tensor, keys: Tensor, scaling: float, softcap: float | None) -> Tensor:
-    """query [rows, num_heads, size], keys [num_heads, context, size] -> [rows, num_heads, context] float32."""
+    """Attention scores: query [rows, num_heads, size], keys [num_heads, context, size] -> [rows, num_heads, context].
+
+    The result is float32.
+    """
     tiles = [_tree_sum(query[:, :, None, :] * tile, -1) for tile in _tiles(keys, 1)]
     scores = torch.cat(tiles, dim=-1) * scaling
     return scores if softcap is None else softcap * _tanh(scores / softcap)
@@ -107,7 +110,10 @@ def _visible(positions: Tensor, tiles: slice, sliding_window: int | None) -> Ten
 
 
 def _softmax_times_values(scores: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
-    """scores [rows, num_heads, context], values [num_heads, context, size] -> [rows, num_heads, size] float32."""
+    """Softmax of scores [rows, num_heads, context] times values [num_heads, context, size], with a running total.
+
+    Returns [rows, num_heads, size] in float32.
+    """
     maximum = scores.amax(dim=-1, keepdim=True)
     if sinks is not None:
         maximum = torch.maximum(maximum, sinks.float()[:, None])
@@ -123,12 +129,12 @@ def _softmax_times_values(scores: Tensor, values: Tensor, sinks: Tensor | None) 
 
 
 def _tiles(x: Tensor, dim: int) -> Iterator[Tensor]:
-    """The tiles of _TILE keys, in position order; `dim` is whole tiles long."""
+    """Splits `x` along `dim`, which is whole tiles long, into tiles of _TILE keys in position order."""
     return (x.narrow(dim, begin, _TILE) for begin in range(0, x.shape[dim], _TILE))
 
 
 def _tree_sum(terms: Tensor, dim: int) -> Tensor:
-    """The sum over `dim` as a tree of halves, whose shape only that dimension's size decides. Overwrites `terms`."""
+    """Sums over `dim` as a tree of halves, whose shape only that dimension's size decides. Overwrites `terms`."""
     size = terms.shape[dim]
     while size > 1:
         half = (size + 1) // 2

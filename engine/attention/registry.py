@@ -1,6 +1,6 @@
-"""The one attention function registered with transformers: it hands each layer's query, key and value to whoever runs.
+"""The one attention function registered with transformers: it hands each layer's query, key and value to a handler.
 
-The caller is found through a context variable, because some models do not pass extra arguments down to their layers.
+The handler is found through a context variable, because some models do not pass extra arguments down to their layers.
 """
 
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ ATTENTION_NAME = "twostep"
 
 
 class AttentionCall(NamedTuple):
-    """One layer's call. `query` [num_tokens, num_heads, head_size], `key` and `value` with num_kv_heads.
+    """One layer's attention call. `query` is [num_tokens, num_heads, head_size]; `key` and `value` have num_kv_heads.
 
-    A tuple, since one is made for every layer of every step.
+    It is a tuple because one is made for every layer of every step.
     """
 
     query: Tensor
@@ -31,14 +31,14 @@ class AttentionCall(NamedTuple):
     has_mask: bool
     is_causal: bool
 
-    def of(self, query: Tensor, key: Tensor, value: Tensor) -> "AttentionCall":
-        """Another call of the same layer."""
+    def with_tensors(self, query: Tensor, key: Tensor, value: Tensor) -> "AttentionCall":
+        """Returns another call of the same layer, with its constants and these tensors."""
         return AttentionCall(query, key, value, *self[3:])
 
 
 class AttentionHandler(Protocol):
     def attend(self, call: AttentionCall) -> Tensor:
-        """-> [num_tokens, num_heads, head_size_v]"""
+        """Runs attention for one layer; returns [num_tokens, num_heads, head_size_v]."""
 
 
 _handler: ContextVar[AttentionHandler] = ContextVar("attention_handler")
@@ -46,7 +46,7 @@ _handler: ContextVar[AttentionHandler] = ContextVar("attention_handler")
 
 @contextmanager
 def attention_handler(handler: AttentionHandler) -> Iterator[None]:
-    """Every attention layer that runs inside goes to `handler`."""
+    """Routes every attention layer that runs inside this context to `handler`."""
     token = _handler.set(handler)
     try:
         yield
@@ -55,12 +55,12 @@ def attention_handler(handler: AttentionHandler) -> Iterator[None]:
 
 
 def attend(call: AttentionCall) -> Tensor:
-    """-> [num_tokens, num_heads, head_size_v], from the handler that is in charge."""
+    """Runs attention through the current context's handler; returns [num_tokens, num_heads, head_size_v]."""
     return _handler.get().attend(call)
 
 
 def register() -> None:
-    """Make `attn_implementation="twostep"` known to transformers. Idempotent."""
+    """Registers `attn_implementation="twostep"` with transformers. Idempotent."""
     AttentionInterface.register(ATTENTION_NAME, _attention)
 
 

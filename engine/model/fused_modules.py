@@ -74,7 +74,7 @@ class FusedAttention(nn.Module):
         self._rotate(qkv, *position_embeddings)
         sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         query, key, value = qkv.view(len(qkv), -1, self.head_size).split(sizes, dim=1)
-        attended = attend(self.call.of(query, key, value))  # [T, num_heads, head_size]
+        attended = attend(self.call.with_tensors(query, key, value))  # [T, num_heads, head_size]
         return self.o_proj(attended.flatten(1))[None], None
 
     def _rotate(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> None:

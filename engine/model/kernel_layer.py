@@ -65,7 +65,7 @@ class KernelDecoderLayer(nn.Module):
         **_: Any,
     ) -> Tensor:
         query_key_value = torch.ops.twostep.before_attention(self._before, hidden_states, *position_embeddings)
-        attended = attend(self._call.of(*query_key_value))
+        attended = attend(self._call.with_tensors(*query_key_value))
         return cast(Tensor, torch.ops.twostep.after_attention(self._after, hidden_states, attended))
 
     def over(self, cache: KVCache) -> Any:

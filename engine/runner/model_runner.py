@@ -81,7 +81,7 @@ class ModelRunner:
         """Logits [num_kept, vocab] at the `kept` flat positions; None keeps all."""
         block_size = self._cache.block_size
         last_block = max(request.block_table[(request.end - 1) // block_size] for request in batch.requests)
-        self._cache.reach(last_block, batch.num_tokens)
+        self._cache.prefault(last_block, batch.num_tokens)
         return self._run_model(build_inputs(batch.requests, block_size, self._model.device), kept)
 
     def _say_one_each(self, logits: Tensor, requests: Sequence[ScheduledRequest]) -> dict[str, RequestStepOutput]:

@@ -28,9 +28,9 @@ gpu = [
 
 
 @pytest.fixture(autouse=True)
-def forgetful() -> Iterator[None]:
-    """Nothing that one test has looked up is known to the next."""
-    caches = (cuda._say_once, cuda._has_flash3, cuda._positions)
+def cleared_caches() -> Iterator[None]:
+    """Clears what the backend caches per process after each test."""
+    caches = (cuda._warn_once, cuda._has_flash3, cuda._positions)
     yield
     for cache in caches:
         cache.cache_clear()
@@ -46,7 +46,7 @@ def flash_by_definition(
     max_k: int,
     **options: Any,
 ) -> Tensor:
-    """`varlen_attn`, computed from its arguments as torch documents them."""
+    """Computes what torch documents for `varlen_attn`, from the same arguments."""
     lengths_q = cu_seq_q.diff().tolist()
     lengths_k = options["seqused_k"].tolist() if cu_seq_k is None else cu_seq_k.diff().tolist()
     assert max(lengths_q) <= max_q and max(lengths_k) <= max_k
@@ -102,7 +102,7 @@ def test_decode_is_kept_on_the_kernel_of_prefill(monkeypatch: pytest.MonkeyPatch
         (Shape(value_size=8, dtype=BF16), {}, "value size 8"),
     ],
 )
-def test_what_flash_attention_lacks_is_done_by_the_reference_and_said_once(
+def test_what_flash_attention_lacks_is_done_by_the_reference_with_one_warning(
     shape: Shape, options: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sequence = make_sequence(shape, 3, 40)

@@ -1,4 +1,4 @@
-"""Cases of attention, for the backends of this CPU: shapes of heads, options, and lengths of queries and contexts."""
+"""Test cases of attention for this CPU's backends: head shapes, options, and lengths of queries and contexts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Sequences with their keys and values, laid out in caches as a test wants them; and attention by definition."""
+"""Test sequences with their keys and values, laid out in paged caches; and dense attention to compare with."""
 
 import math
 from collections.abc import Sequence as ListOf
@@ -26,7 +26,7 @@ class Shape:
 
 @dataclass(frozen=True, eq=False)
 class Sequence:
-    """The last `query.shape[0]` positions of a context are queried."""
+    """A context of keys and values, with queries for its last `query.shape[0]` positions."""
 
     query: Tensor  # [num_queries, heads, size]
     keys: Tensor  # [context, kv_heads, size]
@@ -37,7 +37,7 @@ class Sequence:
         return self.keys.shape[0]
 
     def chunk(self, begin: int, end: int) -> "Sequence":
-        """Queries [begin, end) as a step of their own, before the keys after them exist."""
+        """Returns queries [begin, end) as a step of their own, without the keys after them."""
         context = self.context_len - self.query.shape[0] + end
         return Sequence(self.query[begin:end], self.keys[:context], self.values[:context])
 
@@ -60,7 +60,7 @@ def make_sequence(shape: Shape, num_queries: int, context_len: int, seed: int = 
 
 @dataclass(frozen=True, eq=False)
 class Paged:
-    """A batch in caches. Every slot that no sequence owns holds NaN, so that reading one shows."""
+    """A batch in paged caches. Every slot that no sequence owns holds NaN, so that reading one shows."""
 
     query: Tensor
     key_cache: Tensor
@@ -71,7 +71,7 @@ class Paged:
 
 
 def lay_out(sequences: ListOf[Sequence], block_size: int = 16, placement: int = 0, device: str = "cpu") -> Paged:
-    """The sequences in blocks chosen at random by `placement`."""
+    """Lays the sequences out in blocks chosen at random, with the seed `placement`."""
     counts = [math.ceil(s.context_len / block_size) for s in sequences]
     free = torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(placement)).int()
     tables = torch.zeros(len(sequences), max(counts), dtype=torch.int32)
@@ -102,7 +102,10 @@ def _empty_cache(like: Tensor, num_blocks: int, block_size: int) -> Tensor:
 
 
 def attend(backend: AttentionBackend, paged: Paged, **options: Any) -> list[Tensor]:
-    """Each sequence's rows [num_queries, heads, value_size]; scaling is 1 / sqrt(size) unless given."""
+    """Runs `backend`; returns each sequence's rows [num_queries, heads, value_size].
+
+    The scaling is 1 / sqrt(size) unless `options` have one.
+    """
     options = {"scaling": paged.query.shape[2] ** -0.5, **options}
     output = backend.paged_attention(paged.query, paged.key_cache, paged.value_cache, paged.metadata, **options)
     return list(output.split(paged.metadata.cu_seqlens_q.diff().tolist()))

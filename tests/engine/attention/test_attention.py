@@ -1,4 +1,4 @@
-"""Paged attention is softmax attention, writes what it is told to, and refuses what it cannot do."""
+"""Paged attention is softmax attention, writes exactly its slots, and refuses what it does not support."""
 
 from dataclasses import replace
 from typing import Any
@@ -64,7 +64,7 @@ def test_one_dominant_key_takes_all(backend: AttentionBackend, position: int) ->
 
 
 def test_keys_yet_to_come_do_not_change_the_sign_of_zero(backend: AttentionBackend) -> None:
-    """One key, of value -0, takes all; the others weigh 0: negative values up to the query, positive ones after it."""
+    """One key, of value -0, takes all the weight; values are negative up to the query, and positive after it."""
     sequence = make_sequence(Shape(heads=2), 128, 128)
     sequence.query[:], sequence.keys[:], sequence.values[:] = 1.0, -200.0, -1.0
     sequence.keys[70], sequence.values[70], sequence.values[101:] = 200.0, -0.0, 1.0

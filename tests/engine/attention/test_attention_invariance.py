@@ -41,7 +41,7 @@ invariant = pytest.mark.parametrize(("named", "shape", "options"), INVARIANT)
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tests say so where threads matter; elsewhere they only cost time on a busy machine."""
+    """Runs each test on one thread, unless it sets another number: more cost time on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -100,7 +100,7 @@ def test_threads_change_nothing(named: str, shape: Shape, options: dict[str, Any
 
 
 def test_many_sequences_share_threads_without_a_difference(backend: AttentionBackend) -> None:
-    """Enough tasks that contexts are no longer split among threads."""
+    """Twelve sequences are enough tasks that contexts are no longer split among threads."""
     torch.set_num_threads(2)
     sequences = [make_sequence(Shape(dtype=BF16), 1, 520 + i, seed=i) for i in range(12)]
     for sequence, result in zip(sequences, attend(backend, lay_out(sequences)), strict=True):

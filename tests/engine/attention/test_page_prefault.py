@@ -1,4 +1,4 @@
-"""Pages of the KV cache are filled before they are needed, few at a time, and lose nothing that was written."""
+"""Pages of the KV cache are prefaulted before they are needed, few at a time, and lose nothing that was written."""
 
 import itertools
 from pathlib import Path
@@ -29,17 +29,17 @@ def test_what_was_written_stays() -> None:
         tensor.fill_(7)
     pages = PagePrefault(tensors)
     for block in range(64):
-        pages.reach(block, 1)
+        pages.prefault(block, 1)
     assert all((tensor == 7).all() for tensor in tensors)
 
 
 @pytest.mark.skipif(not has_huge_pages(), reason="this system has no huge pages")
 def test_no_page_is_empty_when_its_blocks_are_written() -> None:
-    """What memory grows by is what is filled ahead; writing itself takes none."""
+    """Resident memory grows when pages are prefaulted, and no longer when blocks are written."""
     tensors = [blocks(256, HUGE_PAGE // 32), blocks(256, HUGE_PAGE // 64), blocks(256, HUGE_PAGE // 32)]
     pages = PagePrefault(tensors)
     for block in range(192):
-        pages.reach(block, 1)
+        pages.prefault(block, 1)
         before = resident_bytes()
         for tensor in tensors:
             tensor[block].fill_(1)
@@ -62,21 +62,21 @@ def test_pages_come_in_order_ahead_of_the_blocks_and_evenly(block_bytes: list[in
     rate, block = sum(block_bytes) / HUGE_PAGE, 0
     for step in steps:
         block += step
-        before = pages.num_filled
-        pages.reach(block, step)
-        filled = pages.num_filled - before
-        assert filled <= step * rate + 1
-        assert all(start > block for start in starts[pages.num_filled :])
+        before = pages.num_touched
+        pages.prefault(block, step)
+        touched = pages.num_touched - before
+        assert touched <= step * rate + 1
+        assert all(start > block for start in starts[pages.num_touched :])
 
 
-def test_blocks_that_were_passed_over_are_made_up_for_a_page_at_a_time() -> None:
+def test_skipped_blocks_are_caught_up_with_a_page_at_a_time() -> None:
     pages = PagePrefault([blocks(2048, HUGE_PAGE // 64) for _ in range(2)])
-    filled = [pages.num_filled]
+    touched = [pages.num_touched]
     for block in (640, *range(641, 700)):
-        pages.reach(block, 1)
-        filled.append(pages.num_filled)
-    assert {after - before for before, after in itertools.pairwise(filled)} == {0, 1}
-    assert filled[-1] - filled[0] == 699 * 2 // 64
+        pages.prefault(block, 1)
+        touched.append(pages.num_touched)
+    assert {after - before for before, after in itertools.pairwise(touched)} == {0, 1}
+    assert touched[-1] - touched[0] == 699 * 2 // 64
 
 
 def test_memory_is_left_alone_far_from_what_is_written() -> None:
@@ -84,9 +84,9 @@ def test_memory_is_left_alone_far_from_what_is_written() -> None:
     tensors = [blocks(1024, HUGE_PAGE // 16) for _ in range(4)]
     pages = PagePrefault(tensors)
     for block in range(32):
-        pages.reach(block, 1)
+        pages.prefault(block, 1)
     assert resident_bytes() - before < 20 * HUGE_PAGE
 
 
 def test_other_devices_have_no_pages() -> None:
-    PagePrefault([torch.empty(8, HUGE_PAGE, device="meta")]).reach(7, 8)
+    PagePrefault([torch.empty(8, HUGE_PAGE, device="meta")]).prefault(7, 8)

@@ -87,17 +87,17 @@ def test_each_request_has_the_scores_that_it_asked_for(tiny_model: Callable[...,
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_the_cache_is_told_how_far_a_step_writes(
+def test_the_cache_is_prefaulted_up_to_the_last_block_that_a_step_writes(
     tiny_model: Callable[..., LoadedModel], phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to the last block of this step's tokens, though more are allocated."""
+    """Blocks that are allocated behind those of this step's tokens do not count."""
     runner = runner_of(tiny_model("llama"), lambda *_: torch.eye(2))
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr(runner._cache, "reach", lambda *reached: told.append(reached))
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(runner._cache, "prefault", lambda *arguments: calls.append(arguments))
     params = SamplingParams()
     requests = (
         ScheduledRequest("a", [1], 16, (3, 8, 20), params, range(17), (), True),
         ScheduledRequest("b", [1], 15, (5, 30), params, range(16), (), True),
     )
     getattr(runner, phase)(Batch(Phase(phase), requests))
-    assert told == [(8, 2)]
+    assert calls == [(8, 2)]
