@@ -1,1 +1,1 @@
-"""What every part of the server speaks: errors, the record of one HTTP request, and small values."""
+"""Values that all packages of the server use: errors over HTTP, the record of one HTTP request, timings, prompts."""

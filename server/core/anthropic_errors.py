@@ -1,10 +1,10 @@
-"""Errors as Anthropic's API tells them."""
+"""Errors in the form of Anthropic's Messages API: its statuses, its types and its body."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-# Statuses that API does not have -> those it has.
+# Statuses that Anthropic's API does not have -> the ones it has.
 _STATUSES: Mapping[int, int] = MappingProxyType({408: 504, 415: 400, 431: 413, 499: 400, 503: 529})
 
 _TYPES: Mapping[int, str] = MappingProxyType(
@@ -23,6 +23,7 @@ _TYPES: Mapping[int, str] = MappingProxyType(
 
 
 def is_anthropic(path: str) -> bool:
+    """Tells whether the path belongs to the Messages API."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
@@ -31,6 +32,6 @@ def anthropic_status(status: int) -> int:
 
 
 def anthropic_error(status: int, message: str, request_id: str) -> dict[str, Any]:
-    """`status` is the server's own. The same object is an event of a stream."""
+    """Returns the JSON body of an error, which is also the `error` event of a stream. `status` is the server's own."""
     error = {"type": _TYPES[anthropic_status(status)], "message": message}
     return {"type": "error", "error": error, "request_id": request_id}

@@ -1,6 +1,6 @@
-"""Large JSON lists, a slice at a time: the event loop stands still while one is encoded, and so do all streams.
+"""JSON encoding of large lists, a slice at a time: encoding blocks the event loop, and with it all streams.
 
-Not in another thread: there the interpreter's lock would hold up each turn of the loop for some milliseconds.
+Tried and left: encoding in another thread. The GIL then delays each turn of the event loop by some milliseconds.
 """
 
 import asyncio
@@ -14,20 +14,21 @@ JsonT = TypeVar("JsonT", str, bytes)
 
 
 async def json_of(part: Any) -> msgspec.Raw:
-    """A part of an answer, such as one choice of many. Others have their turn after it."""
+    """Returns a part of a response (one choice of many, say) as JSON, and yields to the event loop after it."""
     encoded = msgspec.Raw(msgspec.json.encode(part))
     await asyncio.sleep(0)
     return encoded
 
 
 async def json_list(items: Iterable[Any], slice_size: int) -> msgspec.Raw:
-    """For use within what `msgspec.json.encode` takes. `items` may be lazy: what they take to make is sliced, too."""
+    """Returns the items as a JSON list that `msgspec.json.encode` copies as it is. Yields to the event loop after every
+    `slice_size` items; where `items` is an iterator, making them is sliced, too."""
     parts = await json_slices(items, slice_size, msgspec.json.encode)
     return msgspec.Raw(b"[" + b",".join(parts) + b"]")
 
 
 async def json_slices(items: Iterable[Any], slice_size: int, encode: Callable[[list[Any]], JsonT]) -> list[JsonT]:
-    """Without the brackets."""
+    """Returns the JSON of each slice of `slice_size` items, without the list's brackets."""
     rest, parts = iter(items), list[JsonT]()
     while part := list(islice(rest, slice_size)):
         parts.append(encode(part)[1:-1])

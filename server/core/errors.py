@@ -1,4 +1,4 @@
-"""What each error looks like over HTTP: one table from exception class to status, type and code.
+"""Errors over HTTP: one table from exception class to status, type and code, and the responses made from it.
 
 The server's own errors, beside those of `engine.core.errors`:
 
@@ -6,14 +6,14 @@ The server's own errors, beside those of `engine.core.errors`:
     ├── BadRequestError               the body or a parameter is wrong; `.param` names it where one is at fault
     ├── AuthenticationError           no API key, or a wrong one
     ├── ModelNotFoundError            the request names a model that is not served
-    ├── RequestNotFoundError          no request of this id is live
+    ├── RequestNotFoundError          no request with this id is live, or another API key sent it
     ├── BodyTooLargeError             the body exceeds --max-body-bytes
     ├── HeadTooLargeError             the request's line and headers exceed --max-header-bytes
     ├── RequestTooSlowError           head or body did not arrive in time
     ├── MediaTypeError                the body is not declared as JSON
     └── NotReadyError                 loading, failed to load, or draining
 
-They are starlette HTTPExceptions because only those pass through FastAPI's reading of the body unchanged.
+They are starlette HTTPExceptions because FastAPI turns every other exception raised while it reads a body into a 400.
 """
 
 import logging
@@ -45,12 +45,13 @@ logger = logging.getLogger("twostep.server")
 RETRY_AFTER_UNAVAILABLE_S = 2.0
 
 _NO_RETRY = {"X-Should-Retry": "false"}
-"""The clients of OpenAI and Anthropic obey it; else they would send again, twice, what nobody waits for any more."""
+"""Headers that stop the OpenAI and Anthropic clients from retrying (twice, by default) a request whose own deadline has
+passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """How one class of errors is told to the client."""
+    """HTTP status, `type` and `code` of one class of errors."""
 
     status: int
     type: str
@@ -58,7 +59,7 @@ class ErrorKind:
 
 
 class ApiError(HTTPException):
-    """Base of the server's own errors. The message is one sentence that says what to do."""
+    """Base of the server's own errors. The message is one sentence that tells the client what to do."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(kind_of(type(self)).status, message)
@@ -70,7 +71,7 @@ class BadRequestError(ApiError):
 
 
 class AuthenticationError(ApiError):
-    """No API key, or a wrong one."""
+    """The request has no API key, or a wrong one."""
 
 
 class ModelNotFoundError(ApiError):
@@ -78,19 +79,19 @@ class ModelNotFoundError(ApiError):
 
 
 class RequestNotFoundError(ApiError):
-    """No request of this id is live, or another key sent it."""
+    """No request with this id is live, or another API key sent it."""
 
 
 class BodyTooLargeError(ApiError):
-    """The body exceeds the limit."""
+    """The body exceeds --max-body-bytes."""
 
 
 class HeadTooLargeError(ApiError):
-    """Request line and headers exceed the limit."""
+    """Request line and headers together exceed --max-header-bytes."""
 
 
 class RequestTooSlowError(ApiError):
-    """Head or body did not arrive in time."""
+    """The request's head or body did not arrive within --header-timeout or --body-timeout."""
 
 
 class MediaTypeError(ApiError):
@@ -98,7 +99,7 @@ class MediaTypeError(ApiError):
 
 
 class NotReadyError(ApiError):
-    """The server cannot take work now; it may later."""
+    """The server cannot take work now: it is loading, failed to load, is draining, or has no connection left."""
 
 
 _INVALID = "invalid_request_error"
@@ -117,7 +118,7 @@ ERROR_TABLE: dict[type[Exception], ErrorKind] = {
     MediaTypeError: ErrorKind(415, _INVALID, "unsupported_media_type"),
     HeadTooLargeError: ErrorKind(431, _INVALID, "headers_too_large"),
     OverloadedError: ErrorKind(429, "rate_limit_error", "slow_down"),
-    # Clients send again what ends with 408, 409 or 429, and that is not what an abort is for.
+    # 499, since clients retry after 408, 409 and 429, which would undo the abort.
     RequestAbortedError: ErrorKind(499, "request_aborted_error", "request_aborted"),
     NotReadyError: ErrorKind(503, "server_error", "server_is_overloaded"),
     EngineUnavailableError: ErrorKind(503, "server_error", "server_is_overloaded"),
@@ -125,7 +126,7 @@ ERROR_TABLE: dict[type[Exception], ErrorKind] = {
     EngineFailedError: INTERNAL,
 }
 
-# What starlette itself raises: no such route, no such method, an unreadable body.
+# Errors that starlette itself raises: no such route, no such method, an unreadable body.
 STATUS_TABLE: dict[int, ErrorKind] = {
     400: ERROR_TABLE[BadRequestError],
     404: ErrorKind(404, _INVALID, "not_found"),
@@ -134,12 +135,12 @@ STATUS_TABLE: dict[int, ErrorKind] = {
 
 
 def kind_of(error: type[Exception]) -> ErrorKind:
-    """The table's entry for the class or its nearest base; a class that nobody expected is our bug."""
+    """Returns the table's entry for the class or its nearest base; INTERNAL (a bug of this program) if it has none."""
     return next((ERROR_TABLE[base] for base in error.__mro__ if base in ERROR_TABLE), INTERNAL)
 
 
 def log_failure(error: Exception, request_id: str) -> None:
-    """Our bugs with their traceback; what users or the machine's state explain in one line."""
+    """Logs a failed request: a bug of this program with its traceback, any other error in one line."""
     is_bug = kind_of(type(error)) is INTERNAL
     level = logging.ERROR if is_bug else logging.WARNING
     detail = f"\n{error.detail}" if isinstance(error, EngineFailedError) and error.detail else ""
@@ -147,13 +148,14 @@ def log_failure(error: Exception, request_id: str) -> None:
 
 
 def error_body(message: str, kind: ErrorKind, param: str | None = None) -> dict[str, Any]:
-    """What clients sent may be in the message: lone surrogates, which UTF-8 has not, are spelled out."""
+    """Returns the JSON body of an error. The message may quote the client, so lone surrogates, which UTF-8 cannot
+    encode, are written as escapes."""
     message = message.encode(errors="backslashreplace").decode()
     return {"error": {"message": message, "type": kind.type, "param": param, "code": kind.code}}
 
 
 def describe(error: Exception, request_id: str) -> tuple[ErrorKind, dict[str, Any]]:
-    """An error's kind and JSON body. Of errors that are our bug, nothing but the request id leaves the process."""
+    """Returns an error's kind and JSON body. Of an internal error, nothing but the request id leaves the process."""
     kind = kind_of(type(error))
     if kind is INTERNAL:
         return kind, error_body(f"Internal error. The server's log has the details under {request_id}.", kind)
@@ -162,7 +164,7 @@ def describe(error: Exception, request_id: str) -> tuple[ErrorKind, dict[str, An
 
 
 def error_response(scope: Scope, error: Exception) -> JSONResponse:
-    """The HTTP answer to an error that was raised before the response started."""
+    """Returns the response to an error that was raised before the request's response started."""
     record = record_of(scope)
     kind, body = describe(error, record.request_id)
     headers = error_headers(kind, error)
@@ -172,7 +174,8 @@ def error_response(scope: Scope, error: Exception) -> JSONResponse:
 
 
 def status_response(scope: Scope, error: HTTPException) -> JSONResponse:
-    """The answer to starlette's own errors, in our shape and with its headers (`Allow` on 405)."""
+    """Returns the response to one of starlette's own errors, with the body of all errors here and starlette's headers
+    (`Allow` on 405)."""
     kind = STATUS_TABLE.get(error.status_code, INTERNAL)
     return _response(scope, kind, error_body(_status_message(scope, error), kind), error.headers)
 
@@ -197,6 +200,8 @@ def _status_message(scope: Scope, error: HTTPException) -> str:
 
 
 def error_headers(kind: ErrorKind, error: Exception) -> dict[str, str] | None:
+    """Returns the headers that an error's status calls for: `Retry-After`, unless waiting cannot help, and
+    `WWW-Authenticate`."""
     match kind.status:
         case HTTPStatus.UNAUTHORIZED:
             return {"WWW-Authenticate": "Bearer"}

@@ -1,4 +1,4 @@
-"""Log lines go to stderr: this program's own from the chosen level up, its libraries' from warning up."""
+"""Logging to stderr: this program's records from --log-level up, its libraries' from warning up."""
 
 import logging
 import os
@@ -8,13 +8,12 @@ _LIBRARIES = ("asyncio", "filelock", "httpcore", "httpx", "huggingface_hub", "ss
 
 
 def configure_logging(level: str) -> None:
-    """Called once, by the program's entry; an app that is embedded elsewhere leaves logging to its host.
-
-    The root's level is also the engine process's.
+    """Configures logging; called once, by the program's entry. An app that is embedded elsewhere leaves logging to its
+    host. The engine process takes over the root logger's level.
     """
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for name in _LIBRARIES:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
-    logging.getLogger("huggingface_hub").propagate = False  # it has a handler of its own: all would be told twice
+    logging.getLogger("huggingface_hub").propagate = False  # it has a handler of its own: each line would come twice
     if not sys.stderr.isatty():  # read when that library is imported, here and in the engine process
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

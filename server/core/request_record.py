@@ -1,4 +1,4 @@
-"""What the server notes about one HTTP request while it runs: for the access log, the metrics and the response."""
+"""The record of one HTTP request, kept in its ASGI scope, for the access log, the metrics and the response headers."""
 
 import time
 import uuid
@@ -18,31 +18,33 @@ MAX_REQUEST_ID_LENGTH = 128
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Mutable; lives in the ASGI scope of its request."""
+    """Facts about one HTTP request, filled in while it runs."""
 
     request_id: str
     arrival_s: float
-    """On `time.monotonic()`, when the request's head was read."""
+    """Time on `time.monotonic()` when the request's head was read."""
     key: ApiKey = NOBODY
-    """Who calls."""
+    """The API key that the request carries; NOBODY on a server without keys, and before authentication."""
     status: int = 0
+    """HTTP status of the response; 0 until it starts."""
     error_code: str | None = None
-    """Of the answer."""
+    """Error code in the response's body; None if the request was not refused."""
     broken_by: str | None = None
     """Code of the error that ended a stream after it had begun."""
     client_left: bool = False
-    """Before the response was complete."""
+    """Whether the client disconnected before the response was complete."""
     report: Callable[[], PhaseReport] | None = None
-    """Of requests that got a first token: tokens and times so far. A stream that was cut has no times after the first
-    token, but its tokens are counted."""
+    """Returns the tokens and times so far; None before the first token. A stream that was cut off has no times after
+    its first token, but its tokens are counted."""
 
 
 def note_arrival(scope: Scope) -> None:
-    """Of a request that is looked at later, and gets its record then."""
+    """Stores the arrival time of a request that is delayed before its record is made."""
     scope.setdefault("state", {})["arrival_s"] = time.monotonic()
 
 
 def arrival_of(scope: Scope) -> float:
+    """Returns the stored arrival time of the request, or now, on `time.monotonic()`."""
     noted: float | None = scope.get("state", {}).get("arrival_s")
     return time.monotonic() if noted is None else noted
 
@@ -52,40 +54,41 @@ def attach_record(scope: Scope, record: RequestRecord) -> None:
 
 
 def record_of(scope: Scope) -> RequestRecord:
-    """Only inside `RecordMiddleware`, which wraps the whole app."""
+    """Returns the record of the request. Call only below `RecordMiddleware`, which wraps the whole app."""
     return cast(RequestRecord, scope["state"]["record"])
 
 
 def caller_of(scope: Scope) -> str:
-    """Who calls, for what is bounded by caller: the API key, and without one the address."""
+    """Returns the name under which limits per client count the request: its API key's, or else its address."""
     return record_of(scope).key.name or peer_of(scope["client"])
 
 
 def peer_of(client: tuple[str, int] | None) -> str:
-    """No API key has such a name."""
+    """Returns the name of an address under which limits per client count its requests. No API key has such a name."""
     return f"peer {client[0] if client else ''}"
 
 
 def is_sane_request_id(text: str) -> bool:
-    """Whether it can stand in a header and in a log line: bounded, printable ASCII, no spaces."""
+    """Tells whether a request id can stand in a header and in a log line: bounded, printable ASCII, no spaces."""
     return 0 < len(text) <= MAX_REQUEST_ID_LENGTH and text.isascii() and text.isprintable() and " " not in text
 
 
 def begin_record(scope: Scope) -> None:
+    """Attaches a new record to the request, with the id of its `X-Request-Id` header if that is sane."""
     given = Headers(scope=scope).get("x-request-id", "")
     request_id = given if is_sane_request_id(given) else f"req-{uuid.uuid4().hex}"
     attach_record(scope, RequestRecord(request_id, arrival_of(scope)))
 
 
 def name_request(scope: Scope, request_id: str) -> None:
-    """As its body says, unless a header does; an id that is not sane is not taken."""
+    """Gives the request the id that its body names. An id in a header wins, and one that is not sane is ignored."""
     record = record_of(scope)
     if is_sane_request_id(request_id) and Headers(scope=scope).get("x-request-id") != record.request_id:
         record.request_id = request_id
 
 
 def id_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """What a response says of its request's id."""
+    """Returns the response headers that name the request's id."""
     request_id = record_of(scope).request_id.encode()
     names = (b"x-request-id", b"request-id") if is_anthropic(scope["path"]) else (b"x-request-id",)
     return [(name, request_id) for name in names]

@@ -1,4 +1,4 @@
-"""The phases of a request in the three forms they are told: headers, the `timings` object, the usage chunk's `metrics`.
+"""A request's phases as clients read them: response headers, the `timings` object, and the usage chunk's `metrics`.
 
 |-- queue --|-- prefill --|-- decode --|
 arrival     scheduled     first token  last token
@@ -16,7 +16,8 @@ from engine.core.stats import RequestTimings
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """A prompt counts once, however many sequences were generated from it; outputs count all."""
+    """Tokens of one HTTP request. A prompt counts once, however many sequences were generated from it; each sequence's
+    output tokens count."""
 
     prompt: int
     cached: int
@@ -28,9 +29,10 @@ class PhaseReport:
     """Times of all sequences of one HTTP request: from its arrival to its first token, then to its last."""
 
     timings: RequestTimings
-    """Queue and prefill of the sequence whose token came first; the gaps, chunks and preemptions of all."""
+    """Queue and prefill times of the sequence with the earliest first token; gaps between tokens, prefill chunks and
+    preemptions of all sequences."""
     decode_s: float
-    """First token of the first sequence to last token of the last one."""
+    """Seconds from the first token of the first sequence to the last token of the last sequence."""
     counts: TokenCounts
 
     @classmethod
@@ -46,7 +48,7 @@ class PhaseReport:
         return cls(together, max(each.e2e_s for each in timings) - first.ttft_s, counts)
 
     def body(self) -> dict[str, float | int | None]:
-        """The `timings` object. Sums hold to the last digit shown: they are made of the rounded parts."""
+        """Returns the `timings` object. `ttft_ms` and `e2e_ms` are sums of rounded parts, so they add up exactly."""
         timings, counts = self.timings, self.counts
         queue_ms, prefill_ms, decode_ms = _ms(timings.queue_s), _ms(timings.prefill_s), _ms(self.decode_s)
         return {
@@ -67,7 +69,8 @@ class PhaseReport:
 
 
 def first_token_headers(output: RequestOutput, num_prompts: int, num_prompt_tokens: int) -> dict[str, str]:
-    """What is known when a stream starts: not how many tokens of other prompts are cached."""
+    """Returns the headers of a stream, which are sent with its first token. With several prompts there is no
+    `X-Cached-Tokens`: the other prompts' cached tokens are not known yet."""
     headers = {"X-Prompt-Tokens": str(num_prompt_tokens)}
     if num_prompts == 1:
         headers["X-Cached-Tokens"] = str(output.num_cached_tokens)
@@ -79,7 +82,7 @@ def first_token_headers(output: RequestOutput, num_prompts: int, num_prompt_toke
 
 
 def complete_headers(body: Mapping[str, float | int | None]) -> dict[str, str]:
-    """What is known when all is over, from the `timings` object."""
+    """Returns the headers of a response that is not streamed, from its `timings` object."""
     return {
         "X-Prompt-Tokens": str(body["prompt_tokens"]),
         "X-Cached-Tokens": str(body["cached_tokens"]),
@@ -90,7 +93,7 @@ def complete_headers(body: Mapping[str, float | int | None]) -> dict[str, str]:
 
 
 def usage_metrics(body: Mapping[str, float | int | None]) -> dict[str, float | int | None]:
-    """The `metrics` object of the usage chunk, from the `timings` object."""
+    """Returns the `metrics` object of the usage chunk, from the `timings` object."""
     return {
         "queue_time_ms": body["queue_ms"],
         "time_to_first_token_ms": body["ttft_ms"],
@@ -118,16 +121,16 @@ EXPOSED_HEADERS = (
     "X-Should-Retry",
     "Server-Timing",
 )
-"""What scripts of another origin may read."""
+"""Response headers that scripts of another origin may read (CORS)."""
 
 
 def _duration_headers(body: Mapping[str, float | int | None], *phases: str) -> dict[str, str]:
-    """A phase that did not happen (gaps between fewer than two tokens) has no header."""
+    """Returns one header per phase; none for a phase that did not happen (gaps between fewer than two tokens)."""
     return {_HEADER_NAMES[phase]: str(value) for phase in phases if (value := body[f"{phase}_ms"]) is not None}
 
 
 def _server_timing(body: Mapping[str, float | int | None], *phases: str) -> dict[str, str]:
-    """W3C Server Timing: browsers draw it."""
+    """Returns the phases as a W3C `Server-Timing` header, which browsers' developer tools draw."""
     return {"Server-Timing": ", ".join(f"{phase};dur={body[f'{phase}_ms']}" for phase in phases)}
 
 

@@ -1,4 +1,4 @@
-"""Findings of pydantic -> one sentence about the first of them, which names the parameter."""
+"""Pydantic's validation errors -> one sentence about the first of them, which names the parameter."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,12 +7,13 @@ from pydantic_core import ErrorDetails
 
 from server.core.errors import BadRequestError
 
-_TOLD_EXACTLY = frozenset({"messages", "tools", "tool_choice", "input", "system", "text"})
-"""Parameters so deep that the place in them is named, too."""
+_NESTED_PARAMS = frozenset({"messages", "tools", "tool_choice", "input", "system", "text"})
+"""Parameters that are nested so deeply that `param` names the place within them."""
 
 
 def problem_of(errors: Sequence[ErrorDetails | Any], depth: int = 0) -> BadRequestError:
-    """`depth` is how many parts of each place come before the parameter."""
+    """Returns the error to answer with, about the first of `errors`. `depth` parts of a location come before the
+    parameter's name."""
     problem = errors[0]
     path = [str(part)[:40] for part in problem["loc"][depth:] if not _is_tag(part)]
     if problem["type"] == "combination":
@@ -20,9 +21,9 @@ def problem_of(errors: Sequence[ErrorDetails | Any], depth: int = 0) -> BadReque
     if not path:
         return BadRequestError(f"The body must be a JSON object: {problem['msg']}.")
     place = ".".join(path)
-    return BadRequestError(f"{place}: {problem['msg']}.", place if path[0] in _TOLD_EXACTLY else path[0])
+    return BadRequestError(f"{place}: {problem['msg']}.", place if path[0] in _NESTED_PARAMS else path[0])
 
 
 def _is_tag(part: int | str) -> bool:
-    """Which member of a union was tried."""
+    """Tells whether a part of a location is a union member's tag (see `protocol.tags`) and no field."""
     return isinstance(part, str) and part.startswith("<")
