@@ -1,1 +1,1 @@
-"""API keys: where they are kept, which one a request carries, and what that key may do."""
+"""API keys: the file that holds them, the one that a request carries, and its limit of concurrent requests."""

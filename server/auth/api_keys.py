@@ -1,12 +1,12 @@
-"""API keys: who may call, and on which terms. The file of --api-keys-file, as YAML:
+"""API keys and their terms, as --api-key and the YAML file of --api-keys-file give them:
 
     alice:
       sha256: 2c26b46b...     # of the key; `twostep key alice` makes both
       weight: 2               # share of the engine against other keys; default 1
       max-concurrent: 8       # requests at once; default no limit
 
-A plain hash is enough at rest: such a key is 256 random bits, so there is nothing to guess that a slow hash would slow
-down, and every request would pay for it.
+A plain SHA-256 is enough at rest: such a key is 256 random bits, which no dictionary attack finds, so a slow password
+hash would protect nothing, and every request would pay for it.
 """
 
 import hashlib
@@ -27,13 +27,18 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,6
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
+    """An API key, as the hash of its secret, and its terms."""
+
     name: str
     digest: bytes
     weight: float = 1.0
+    """Share of the engine, relative to other keys' weights."""
     max_concurrent: int | None = None
+    """POST requests at once; None for no limit."""
 
     def salt(self, cache_salt: str) -> str:
-        """The request's salt, apart from every other key's: how fast an answer comes tells nothing of others' prompts.
+        """Returns the prefix cache's salt for a request of this key with `cache_salt`. No two keys share a salt: else
+        how fast a response comes would tell what prompts others sent.
 
         Names and salts have no null characters.
         """
@@ -41,7 +46,7 @@ class ApiKey:
 
 
 NOBODY = ApiKey("", b"")
-"""Who calls a server without keys."""
+"""The key of every request to a server without API keys."""
 
 
 class _Entry(BaseModel):
@@ -61,7 +66,7 @@ def digest_of(secret: bytes) -> bytes:
 
 
 def read_keys(path: Path) -> list[ApiKey]:
-    """Raises ConfigError, which names the key at fault but shows nothing of it."""
+    """Returns the keys in a file. Raises ConfigError, which names the entry at fault but shows nothing of its hash."""
     try:
         content = load_yaml(path.expanduser().read_text(encoding="utf-8"))
         entries = _FILE.validate_python(content or {})
@@ -72,15 +77,17 @@ def read_keys(path: Path) -> list[ApiKey]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"--api-keys-file: {path} is not YAML: {problem_of(error)}.") from None
     except ValidationError as error:
-        raise ConfigError(f"--api-keys-file: {path}: {_told(error)}") from None
+        raise ConfigError(f"--api-keys-file: {path}: {_describe(error)}") from None
     return [
         ApiKey(name, bytes.fromhex(entry.sha256), entry.weight, entry.max_concurrent) for name, entry in entries.items()
     ]
 
 
-def _told(error: ValidationError) -> str:
+def _describe(error: ValidationError) -> str:
+    """Returns one sentence about the most helpful of the file's problems."""
     problems = error.errors(include_input=False)
-    problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])  # why one is missing
+    # A misspelt field explains a missing one.
+    problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
     *_, last = place = [str(part)[:64] for part in problem["loc"]] or ["its content"]
     message = f"{problem['msg']}."
     if problem["type"] == "extra_forbidden":
@@ -95,7 +102,7 @@ def _told(error: ValidationError) -> str:
 
 
 def plain_keys(given: tuple[str, ...]) -> list[ApiKey]:
-    """Those of --api-key, which have no names of their own. Raises ConfigError."""
+    """Returns the keys of --api-key, named `default`, or `key-1`, `key-2`, ... Raises ConfigError."""
     if any(not secret or secret != secret.strip() for secret in given):
         raise ConfigError("--api-key: a key must not be empty, nor begin or end with white space.")
     names = ["default"] if len(given) == 1 else [f"key-{number}" for number in range(1, len(given) + 1)]
@@ -103,7 +110,7 @@ def plain_keys(given: tuple[str, ...]) -> list[ApiKey]:
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """A random key and its entry in the file. Raises ConfigError for a name that cannot be one."""
+    """Returns a random secret and the entry of its key in the file. Raises ConfigError for an invalid name."""
     secret = f"sk-{secrets.token_urlsafe(32)}"
     quoted = name if name.isidentifier() and load_yaml(name) == name else f'"{name}"'  # 2024 and null are names, too
     try:

@@ -1,4 +1,4 @@
-"""The keys in force: finds the one that a request sent, and counts the requests under way of each."""
+"""The API keys in force: finds the one that a request carries, and counts each key's requests under way."""
 
 import logging
 import secrets
@@ -12,15 +12,16 @@ from server.auth.api_keys import ApiKey, digest_of, plain_keys, read_keys
 
 logger = logging.getLogger("twostep.server")
 
-# Nobody can know when a request of the same key will end.
+# A fixed time: when a request of the same key will end cannot be predicted.
 _RETRY_AFTER_S = 1.0
 
 
 class KeyRing:
-    """One per app. Without keys everybody is let in, as NOBODY."""
+    """The API keys of one app. Without any, every request is accepted, as from NOBODY."""
 
     def __init__(self, plain: tuple[str, ...] = (), path: Path | None = None) -> None:
-        """Raises ConfigError for a file that is wrong, or has a name twice."""
+        """Takes the keys of --api-key and those in the file of --api-keys-file. Raises ConfigError for a file that is
+        wrong, and for two keys with one name."""
         self._plain = plain_keys(plain)
         self._path = path
         self._keys = self._read()
@@ -29,22 +30,25 @@ class KeyRing:
 
     @property
     def is_open(self) -> bool:
+        """Whether requests need no API key."""
         return not self._plain and self._path is None
 
     def find(self, secret: bytes) -> ApiKey | None:
-        """Every key is compared, in constant time each: how long it takes says nothing about any of them."""
+        """Returns the API key with this secret. Every key is compared, each in constant time, so that the duration
+        tells nothing about any of them."""
         given = digest_of(secret)
         found = [key for key in self._keys if secrets.compare_digest(given, key.digest)]
         return found[0] if found else None
 
     def share_of(self, key: ApiKey) -> float:
-        """The key's part of all weights; all of them where there are no keys."""
+        """Returns the key's weight as a fraction of all keys' weights; 1 where there are no keys."""
         total = sum(each.weight for each in self._keys)
         return min(1.0, key.weight / total) if total else 1.0
 
     @contextmanager
     def under_way(self, key: ApiKey) -> Generator[None, None, None]:
-        """Around each request that is work. Raises OverloadedError if its key has as many as it may."""
+        """Counts a POST request of the key for as long as the context lasts. Raises OverloadedError if the key already
+        has as many as its `max_concurrent`."""
         if key.max_concurrent is not None and self._num_under_way[key.name] >= key.max_concurrent:
             limit = f"{key.max_concurrent} requests at once (max-concurrent)"
             raise OverloadedError(f"The API key {key.name!r} may have {limit}; try again later.", _RETRY_AFTER_S)
@@ -55,7 +59,7 @@ class KeyRing:
             self._num_under_way[key.name] -= 1
 
     def reload(self) -> None:
-        """Read the file again. One that is wrong changes nothing."""
+        """Reads the file of API keys again. A file that is wrong is logged, and the keys stay as they were."""
         try:
             self._keys = self._read()
             logger.info("%d API keys are in force", len(self._keys))

@@ -121,7 +121,7 @@ async def _open_backend(
     engine = AsyncEngine(
         config,
         tokenizer,
-        limits=settings.room_limits(),
+        limits=settings.admission_limits(),
         observer=observer,
         max_silence_s=settings.engine_timeout,
         max_restarts=settings.max_engine_restarts,

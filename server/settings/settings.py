@@ -32,7 +32,7 @@ EMBEDDED_MODEL_DIR = files("engine") / "embedded_model"
 
 
 def _split(value: Any) -> Any:
-    """In the environment a list is written with commas."""
+    """Returns the items of a list, which in an environment variable is one string with commas."""
     if isinstance(value, str):
         return [item.strip() for item in value.split(",") if item.strip()]
     if not isinstance(value, (list, tuple)):
@@ -44,14 +44,15 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
 def setting(group: str, default: Any, description: str, metavar: str | None = None, **constraints: Any) -> Any:
-    """A field with what --help needs: its group, its text and the name of its value."""
+    """Returns a settings field with what --help shows of it: its group, its text and the name of its value."""
     extra: JsonDict = {"group": group, "metavar": metavar}
     return Field(default, description=description, json_schema_extra=extra, **constraints)
 
 
 class _Environment(EnvSettingsSource):
     def __call__(self) -> dict[str, Any]:
-        """Without the address that Kubernetes puts there for a Service named twostep."""
+        """Returns the environment's settings, without the address that Kubernetes puts into TWOSTEP_PORT for a Service
+        named twostep."""
         values = super().__call__()
         if str(values.get("port")).startswith(("tcp://", "udp://")):
             del values["port"]
@@ -59,6 +60,8 @@ class _Environment(EnvSettingsSource):
 
 
 class Settings(BaseSettings):
+    """The server's settings, validated. Each field is a flag, a TWOSTEP_* variable and a YAML key."""
+
     model_config = SettingsConfigDict(env_prefix="TWOSTEP_", env_ignore_empty=True, extra="forbid", frozen=True)
 
     config: Path | None = setting("Server", None, "YAML file with any of these settings.", "FILE")
@@ -135,12 +138,12 @@ class Settings(BaseSettings):
     num_speculative_tokens: int = setting(
         "Engine",
         8,
-        "Tokens a request may guess ahead, 32 at most, however it guesses; 0: none. Answers stay the same.",
+        "Draft tokens of a request per step, 32 at most, however they are proposed; 0: none. Answers stay the same.",
         ge=0,
         le=MAX_SPECULATIVE_TOKENS,
     )
     draft_quantization: Literal["none", "int4"] = setting(
-        "Engine", "none", "Let a second copy of the weights, of 4 bits, guess ahead, on the CPU. Answers stay the same."
+        "Engine", "none", "Draft with a second copy of the weights, of 4 bits, on the CPU. Answers stay the same."
     )
     engine_timeout: PositiveFloat = setting(
         "Engine", 120.0, "Seconds an engine with work may be silent; then it is killed and restarted.", "SECONDS"
@@ -191,15 +194,17 @@ class Settings(BaseSettings):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """What clients may call the model; the first is how the server calls it."""
+        """Names under which clients may ask for the model; responses name the first one."""
         return self.served_model_name or (self.model,)
 
-    def room_limits(self) -> AdmissionLimits:
+    def admission_limits(self) -> AdmissionLimits:
+        """Returns the bounds of the admission queue."""
         return AdmissionLimits(
             max_waiting=self.max_waiting, max_waiting_tokens=self.max_waiting_tokens, max_queue_s=self.max_queue_time
         )
 
     def engine_config(self) -> EngineConfig:
+        """Returns the settings that the engine process is started with."""
         return EngineConfig(
             model=str(EMBEDDED_MODEL_DIR) if self.is_embedded_model else expanduser(self.model),
             revision=self.revision,

@@ -1,4 +1,4 @@
-"""The YAML file of --config as a source of settings."""
+"""The YAML file of --config as a source of settings for pydantic."""
 
 import difflib
 from pathlib import Path
@@ -13,7 +13,8 @@ from server.settings.strict_yaml import RepeatedKeyError, load_yaml, problem_of
 
 
 class SettingsFile(PydanticBaseSettingsSource):
-    """Keys are the flags' names, with - or _. Raises ConfigError when the file is not readable or has other keys."""
+    """Reads settings from a YAML file, whose keys are the flags' names, with - or _. Raises ConfigError if the file
+    cannot be read or has other keys."""
 
     def __init__(self, settings_cls: type[BaseSettings], path: str | Path | None) -> None:
         super().__init__(settings_cls)

@@ -1,4 +1,4 @@
-"""YAML in which no key stands twice: the usual reader would take the last one and say nothing."""
+"""YAML in which no key may stand twice: PyYAML's loader would silently take the last one."""
 
 from collections import Counter
 from collections.abc import Hashable
@@ -8,7 +8,7 @@ import yaml
 
 
 class RepeatedKeyError(yaml.YAMLError):
-    """A mapping has this key twice."""
+    """A mapping of the YAML text has the same key twice."""
 
     def __init__(self, key: object) -> None:
         super().__init__(f"it has {str(key)[:64]!r} twice")
@@ -24,15 +24,15 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str) -> Any:
-    """Plain data. Raises YAMLError, of which RepeatedKeyError is one."""
+    """Returns the text's content as plain data. Raises YAMLError, of which RepeatedKeyError is a subclass."""
     try:
         return yaml.load(text, _Loader)
-    except ValueError as error:  # of what looks like a date and is none
+    except ValueError as error:  # something looks like a date and is none
         raise yaml.YAMLError(str(error)) from error
 
 
 def problem_of(error: Exception) -> str:
-    """What is wrong with the text and where, without a word of it: that may be a secret."""
+    """Returns what is wrong with the YAML text, and where, without quoting any of it: it may be a secret."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return " ".join(str(error).split())
     is_spelling = isinstance(error, yaml.scanner.ScannerError)  # others quote aliases, tags and values
