@@ -19,7 +19,7 @@ from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
 from engine.core.batch import Batch, Phase
-from engine.core.stats import standstill
+from engine.core.stats import stats_without_engine
 from engine.scheduling.cost.step_trace import FileTracer
 from server.core.errors import ERROR_TABLE, STATUS_TABLE
 from server.metrics.metrics import Metrics
@@ -209,7 +209,7 @@ def anchors(text: str) -> set[str]:
 
 def test_the_table_of_the_trace_has_every_field(tmp_path: Path) -> None:
     tracer = FileTracer(str(tmp_path / "trace"))
-    tracer.record(0.0, Batch(Phase.DECODE, ()), standstill(None, 0, 1))
+    tracer.record(0.0, Batch(Phase.DECODE, ()), stats_without_engine(None, 0, 1))
     tracer.close()
     _, section = PAGES["docs/latency.md"].split("\n## The trace\n")
     cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)

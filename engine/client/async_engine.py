@@ -32,7 +32,7 @@ from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from engine.core.request_snapshot import RequestSnapshot
 from engine.core.request_validation import check_request
-from engine.core.stats import QueueStats, StepStats, standstill
+from engine.core.stats import QueueStats, StepStats, stats_without_engine
 from engine.process.poison_requests import Death
 from engine.process.restart_policy import RestartPolicy
 from engine.process.supervisor import Supervisor
@@ -274,7 +274,7 @@ class AsyncEngine:
         """While no engine process is up, everything waits and no block is held."""
         if self._supervisor.is_up or self._info is None:
             return
-        self._last_stats = standstill(self._last_stats, len(self._registry), self._info.num_blocks)
+        self._last_stats = stats_without_engine(self._last_stats, len(self._registry), self._info.num_blocks)
         self._observer.on_step(self._last_stats)
 
     def _fail(self, error: TwostepError) -> None:

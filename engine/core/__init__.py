@@ -1,1 +1,2 @@
-"""Plain values that every part speaks: settings, requests, batches, outputs, messages, errors. No torch, no I/O."""
+"""Plain values that all parts of the engine share: settings, requests, batches, outputs, messages, errors. No torch, no
+I/O."""

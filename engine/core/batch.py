@@ -1,4 +1,4 @@
-"""What crosses between the scheduler and the model runner: plain frozen data, no torch."""
+"""The batch that the scheduler hands to the model runner, and the output it gets back: plain frozen data, no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,21 +30,23 @@ class ScheduledRequest:
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
     samples: bool
-    """Whether the last position's logits, and those before each draft, choose a token (false for all but the last
-    prefill chunk)."""
+    """Whether a token is sampled from the logits at the last position, and from those before each draft token (False
+    for all but the last prefill chunk)."""
     allowed_tokens: tuple[bytes, ...] = ()
-    """For each position that samples, what may come there: one bit per token id, lowest bit first. Empty for all."""
+    """For each position that samples, a mask of the tokens allowed there: one bit per token id, lowest bit first. Empty
+    if every token is allowed."""
     num_drafts: int = 0
-    """The last of `token_ids` that are guesses: each is output if it is what is sampled at its position."""
+    """Number of draft tokens at the end of `token_ids`: each is accepted if it is the token sampled at its position."""
     num_wanted: int = 0
-    """Guesses that the draft weights are to make before the step. `block_table` holds their positions, too."""
+    """Draft length: number of tokens that the draft model is to propose before the step. `block_table` holds their
+    positions, too."""
     scores_prompt: bool = False
     """Whether every prompt token after the first needs its log-probability."""
 
     @property
     def end(self) -> int:
-        """The context length after this step, guesses included; also the position of the last token that is sampled, if
-        one is."""
+        """The context length after this step, draft tokens included; also the position of the last token that is
+        sampled, if one is."""
         return self.start + len(self.token_ids)
 
     @property
@@ -74,23 +76,23 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position under the model's own distribution (before penalties and temperature)."""
+    """Log-probabilities at one position, under the model's own distribution (before penalties and temperature)."""
 
     token_id: int
     logprob: float
     rank: int
-    """1 for the most likely token."""
+    """Rank of the token by probability, 1 for the most likely one."""
     top: tuple[tuple[int, float], ...]
     """(token id, log-probability) of the most likely tokens, best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStepOutput:
-    """What the runner made of one `ScheduledRequest`.
+    """The runner's output for one `ScheduledRequest`.
 
-    `token_ids` is empty unless it samples, or when nothing that it may sample is left: else one token, and one for each
-    draft that was right. `prompt_logprobs` has one entry for each computed position whose next token is a prompt token
-    (position p scores token p + 1), when asked for.
+    `token_ids` is empty unless the request samples, or if no token is left that it may sample; else it has one token,
+    and one more for each accepted draft token. `prompt_logprobs`, if requested, has one entry for each computed
+    position whose next token is a prompt token (position p scores token p + 1).
     """
 
     request_id: str
@@ -98,13 +100,13 @@ class RequestStepOutput:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     embedding: bytes = b""
-    """Of the whole prompt, with its last chunk, when asked for."""
+    """Embedding of the whole prompt, if requested; comes with the prompt's last chunk."""
     is_finite: bool = True
-    """Where no token is left: whether the logits were numbers, before the request's own wishes changed them."""
+    """If no token could be sampled: whether the logits were finite before the request's own options changed them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The runner's answer to a Batch, in the batch's order."""
+    """The runner's output for a `Batch`, in the batch's order."""
 
     requests: tuple[RequestStepOutput, ...]

@@ -1,4 +1,4 @@
-"""The engine's settings, frozen, and what was measured from them at start-up, a second value."""
+"""The engine's settings, `EngineConfig`, and what loading the model found out, `EngineInfo`; both frozen."""
 
 import msgspec
 
@@ -9,24 +9,25 @@ MAX_SPECULATIVE_TOKENS = 32
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the engine process is told. Nothing is written back: see `EngineInfo` for measured values."""
+    """All settings of the engine process. Nothing is written back: see `EngineInfo` for measured values."""
 
     model: str
     """A checkpoint directory or a Hugging Face hub id."""
     revision: str | None = None
     trust_remote_code: bool = False
     device: str = "auto"
-    """auto (cuda where available), cpu or cuda."""
+    """Device of the model: auto (cuda where available), cpu or cuda."""
     dtype: str = "auto"
-    """auto, float32, bfloat16 or float16. auto: on the CPU bfloat16 where it is computed natively, else float32; on
-    CUDA the checkpoint's own 16-bit type, else bfloat16."""
+    """Type of weights and activations: auto, float32, bfloat16 or float16. auto: on the CPU bfloat16 where it is
+    computed natively, else float32; on CUDA the checkpoint's own 16-bit type, else bfloat16."""
     quantization: str = "none"
-    """none, int8 or int4: bits of the weights of linear layers and experts, on the CPU. Their inputs have 8, the
-    head's 16."""
+    """Weight quantization of linear layers and experts, on the CPU: none, int8 or int4. Their activations are quantized
+    to 8 bits, those of the head to 16."""
     draft_quantization: str = "none"
-    """none or int4: a second copy of the weights that guesses tokens, on the CPU. See `engine.model.self_draft`."""
+    """Weight quantization of the self-speculative draft model, a second copy of the weights, on the CPU: none (no draft
+    model) or int4. See `engine.model.self_draft`."""
     max_model_len: int | None = None
-    """Longest prompt + output; None takes the model's own limit."""
+    """Longest prompt + output, in tokens; None takes the model's own limit."""
     block_size: int = 16
     """Tokens per KV block."""
     num_blocks: int | None = None
@@ -34,18 +35,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int | None = None
     """Memory for the KV cache; None takes a share of what is free after loading."""
     max_num_seqs: int = 64
-    """Requests running at once."""
+    """Maximum number of requests running at once."""
     max_num_batched_tokens: int = 2048
-    """Tokens of one prefill step while nothing decodes."""
+    """Maximum number of tokens of one prefill step while nothing decodes."""
     target_itl_ms: float = 250.0
-    """What a gap between two tokens of a stream may come to by prefill steps of others; see
+    """Longest gap between two tokens of a stream that prefill steps of other requests may cause; see
     `engine.scheduling.prefill_budget`."""
     max_prefill_tokens_per_gap: int = 2048
-    """Tokens of the one prefill step allowed between two decode steps, even if more would be within the target."""
+    """Maximum number of tokens of the one prefill step allowed between two decode steps, even if more would be within
+    `target_itl_ms`."""
     enable_prefix_caching: bool = True
     num_speculative_tokens: int = 8
-    """Tokens that a request guesses in one step at most, where that pays; 0 for none. See
-    `engine.scheduling.speculation.planner`."""
+    """Maximum number of draft tokens of a request in one step, proposed where that pays; 0 disables speculative
+    decoding. See `engine.scheduling.speculation.planner`."""
     num_threads: int | None = None
     """CPU threads of the model; None leaves torch's default."""
     trace: str | None = None
@@ -72,7 +74,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_choice("draft_quantization", self.draft_quantization, ("none", "int4"))
         if self.draft_quantization == self.quantization != "none":
             raise ConfigError(
-                f"--draft-quantization {self.draft_quantization} guesses no sooner than weights of as many bits do: "
+                f"--draft-quantization {self.draft_quantization} drafts no faster than weights of as many bits do: "
                 f"leave it out, or --quantization {self.quantization}."
             )
         if self.draft_quantization != "none" and self.num_speculative_tokens == 0:
@@ -81,7 +83,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine found out while loading."""
+    """Facts about the loaded model and its KV cache, and the machine's measured peaks."""
 
     model: str
     architecture: str
@@ -90,10 +92,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     attention: str
     """Name of the attention backend in use."""
     linear: str
-    """Name of the matrix-product backend in use."""
+    """Name of the GEMM backend of linear layers in use."""
     vocab_size: int
     max_model_len: int
-    """The longest context: one of that length fits into the KV cache."""
+    """Longest prompt + output, in tokens: a context of that length fits into the KV cache."""
     block_size: int
     num_blocks: int
     eos_token_ids: tuple[int, ...]
@@ -101,11 +103,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int
     load_s: float
     size: ModelSize
-    """What the model's steps read and multiply."""
+    """Bytes and operations of the model's steps."""
     draft_size: ModelSize | None = None
-    """What the weights that guess read and multiply; None without them."""
+    """Bytes and operations of the draft model's passes; None without a draft model."""
     ceilings: Ceilings
-    """How fast the machine does that at best."""
+    """The machine's measured peaks of memory bandwidth and compute."""
 
     @property
     def kv_capacity_tokens(self) -> int:

@@ -1,17 +1,19 @@
-"""Draft tokens of one request, and who proposes them; plain values, so that a request can hold its drafter."""
+"""Draft tokens of one request, and the drafter that proposes them; plain values, so that a request can hold one."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 
 class Draft(NamedTuple):
+    """Draft tokens that may follow a request's tokens."""
+
     token_ids: Sequence[int]
     chance: float
-    """Of each to be right, if those before it are."""
+    """Probability of each draft token to be accepted, given that those before it are (its acceptance rate)."""
 
     @property
     def num_expected(self) -> float:
-        """Tokens that will be right: all before the first that is wrong."""
+        """Expected number of accepted draft tokens: those before the first that is rejected."""
         return sum(self.chance ** (index + 1) for index in range(len(self.token_ids)))
 
 
@@ -19,14 +21,14 @@ NO_DRAFT = Draft((), 0.0)
 
 
 class Drafter(Protocol):
-    """One request's own, and gone with it."""
+    """Proposes draft tokens for one request, which owns it."""
 
     def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
-        """At most `max_tokens` that may follow these, which only ever grow."""
+        """Returns at most `max_tokens` draft tokens to follow `prompt` and `output`, which only ever grow."""
 
 
 class NoDrafts:
-    """Guesses nothing: the "off" state."""
+    """Proposes nothing: the "off" state."""
 
     def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
         return NO_DRAFT

@@ -6,15 +6,15 @@
     │   ├── UnsupportedModelError   the architecture cannot run over a paged cache, and why
     │   └── ModelMemoryError        there is not enough memory for it now
     ├── RequestError                this request can never be served; retrying does not help
-    │   ├── GrammarError            the text asked for cannot be described to the engine, and why
+    │   ├── GrammarError            the schema or grammar cannot be followed, and why
     │   ├── InvalidParameterError   one parameter has a value that cannot be honoured; `.param` names it
     │   └── ContextLengthError      prompt and max_tokens do not fit the context
-    ├── OverloadedError             no room at the moment; `.retry_after_s` says when to come back
-    ├── RequestTimeoutError         it waited for longer than it may; `.is_own_limit` if it said so itself
+    ├── OverloadedError             the admission queue is full; `.retry_after_s` says when to retry
+    ├── RequestTimeoutError         it waited for longer than allowed; `.is_own_limit` if by a limit of its own
     │   └── DeadlineError           its deadline passed
     ├── RequestAbortedError         the request was ended from outside before its first token
     └── EngineUnavailableError      the engine process is loading, dead or shutting down
-        ├── EngineRestartingError   the engine is being restarted, and no room is left to wait; `.retry_after_s`
+        ├── EngineRestartingError   the engine is being restarted, and the queue is full; `.retry_after_s`
         ├── EngineGivenUpError      no engine will be started again
         └── EngineFailedError       the engine failed on this request's step; `.detail` is for the log
 
@@ -39,7 +39,7 @@ class UnsupportedModelError(ModelError):
 
 
 class ModelMemoryError(ModelError):
-    """There is not enough memory for the model or its KV cache now. Later there may be."""
+    """There is not enough memory for the model or its KV cache now. Later there may be enough."""
 
 
 class RequestError(TwostepError):
@@ -58,7 +58,7 @@ class InvalidParameterError(RequestError):
 
 
 class GrammarError(RequestError):
-    """A schema or grammar cannot be followed. The message continues the name of the parameter it came in."""
+    """A schema or grammar cannot be followed. The message is to be read after the name of the request's parameter."""
 
 
 class ContextLengthError(RequestError):
@@ -66,7 +66,7 @@ class ContextLengthError(RequestError):
 
 
 class OverloadedError(TwostepError):
-    """The waiting room is full."""
+    """The admission queue is full."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
@@ -77,7 +77,7 @@ class RequestTimeoutError(TwostepError):
     """The queue's limit or the request's deadline passed before its first token."""
 
     def __init__(self, message: str, is_own_limit: bool = False) -> None:
-        """`is_own_limit` if the request itself said that it would wait no longer."""
+        """`is_own_limit` says whether the limit was the request's own, not the server's."""
         super().__init__(message)
         self.is_own_limit = is_own_limit
 
@@ -98,7 +98,7 @@ class EngineUnavailableError(TwostepError):
 
 
 class EngineRestartingError(EngineUnavailableError):
-    """The engine is being restarted, and all places to wait are taken."""
+    """The engine is being restarted, and the queue of waiting requests is full."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
@@ -118,6 +118,6 @@ class EngineFailedError(EngineUnavailableError):
 
 
 def reason_of(error: BaseException) -> str:
-    """What a library says in many lines, in one that is not too long."""
+    """Returns a library's error message as one line of at most 500 characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= 500 else f"{text[:500]} ..."

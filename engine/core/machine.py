@@ -1,4 +1,5 @@
-"""What a machine can do and what a model's step asks of it, in bytes and operations; plain values."""
+"""A machine's measured peaks, and the work of a model's step in bytes and operations: the two sides of the roofline
+model, as plain values."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -7,44 +8,45 @@ import msgspec
 
 
 class Ceilings(msgspec.Struct, frozen=True):
-    """How fast the machine was when the model was loaded, with all threads."""
+    """The machine's peaks of memory bandwidth and compute, measured with all threads when the model was loaded."""
 
     read_bytes_per_s: float
     flops_per_s: float
-    """Multiplications and additions per second of the fastest matrix product: torch's, or that of quantized weights."""
+    """Multiplications and additions per second of the fastest GEMM: torch's, or the one with quantized weights."""
     dtype: str = "float32"
-    """Of that product: the model's, float32 on a CPU that does not multiply bfloat16, or the quantization."""
+    """Type of that GEMM: the model's, float32 on a CPU that does not multiply bfloat16, or the quantization."""
 
 
 class AttentionSize(msgspec.Struct, frozen=True):
-    """The attention layers that see equally far, together."""
+    """All attention layers with the same window, taken together."""
 
     window: int | None
-    """Positions that a token sees, its own included; None for all."""
+    """Positions that a token attends to, its own included; None for all."""
     bytes_per_token: int
-    """Keys and values of one position."""
+    """Bytes of the keys and values of one position."""
     flops_per_pair: int
-    """Of one query token and one position that it sees."""
+    """Operations for one query token and one position that it attends to."""
     flops_per_scored_pair: int = 0
-    """Likewise, of layers where only tokens whose logits are needed are queries."""
+    """Operations for such a pair in layers where only tokens whose logits are needed are queries."""
 
 
 class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step has to read and to multiply."""
+    """Weights that a step reads, in bytes, and operations that it computes."""
 
     layer_bytes: int
-    """Weights of all layers without experts."""
+    """Bytes of the weights of all layers, without experts."""
     layer_flops: int
-    """Per token, the experts that it chooses included."""
+    """Operations per token in all layers, those of its chosen experts included."""
     last_flops: int = 0
-    """Of these, what only tokens whose logits are needed take: the last layer but for keys and values."""
+    """The part of `layer_flops` that only tokens whose logits are needed take: the last layer without its keys and
+    values."""
     expert_bytes: int = 0
-    """Weights of all experts."""
+    """Bytes of the weights of all experts."""
     expert_share: float = 1.0
-    """Of the experts, chosen by one token."""
+    """Share of the experts that one token chooses."""
     head_bytes: int
     head_flops: int
-    """Per token whose logits are needed."""
+    """Operations of the head per token whose logits are needed."""
     attention: tuple[AttentionSize, ...]
 
     @property
@@ -52,17 +54,19 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
         return self.layer_bytes + self.expert_bytes + self.head_bytes
 
     def bytes_of(self, num_tokens: int) -> float:
-        """Weights that so many tokens read: of experts, as many as tokens that choose at random touch."""
+        """Expected bytes of weights that a step of `num_tokens` reads, if each token chooses its experts at random."""
         return self.layer_bytes + self.expert_bytes * (1 - (1 - self.expert_share) ** num_tokens)
 
 
 class Bound(StrEnum):
-    """What a step would wait for if it ran at the machine's ceilings."""
+    """What limits a step that runs at the machine's peaks: compute or memory bandwidth."""
 
     COMPUTE = "compute"
     MEMORY = "memory"
 
 
 class StepFloor(NamedTuple):
+    """Shortest possible time of a step at the machine's peaks, and what limits it."""
+
     seconds: float
     bound: Bound

@@ -15,6 +15,8 @@ from engine.core.stats import StepStats
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
+    """Tells the engine process to load the model."""
+
     config: EngineConfig
     log_level: int
 
@@ -37,7 +39,7 @@ class AbortRequests(msgspec.Struct, frozen=True, tag=True):
 
 
 class InspectRequests(msgspec.Struct, frozen=True, tag=True):
-    """Asks for RequestStates."""
+    """Asks the engine for the `RequestStates` of these requests."""
 
     request_ids: list[str]
 
@@ -47,17 +49,17 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 
 class FirstTokenInfo(msgspec.Struct, frozen=True):
-    """Sent once per request, with its first token (or its end, if it has none)."""
+    """Facts about a request's prefill, sent once per request, with its first token (or its end, if it has none)."""
 
     first_scheduled_s: float | None
     num_cached_tokens: int
     num_prefill_chunks: int
     prompt_logprobs: list[bytes] | None = None
-    """Scores of prompt tokens 1, 2, ... when asked for, as `engine.core.prompt_logprobs` packs them."""
+    """Log-probabilities of prompt tokens 1, 2, ..., if requested, as `engine.core.prompt_logprobs` packs them."""
 
 
 class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request's news from one step."""
+    """What one step generated for one request, and how the request ended if it did."""
 
     request_id: str
     token_ids: list[int] = []
@@ -74,13 +76,13 @@ class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RequestsScheduled(msgspec.Struct, frozen=True, tag=True):
-    """These run for the first time, in the step that begins now: it may take long."""
+    """Announces the requests that run for the first time in the step that begins now, which may take long."""
 
     request_ids: list[str]
 
 
 class StepUpdate(msgspec.Struct, frozen=True, tag=True):
-    """Everything one step made, for all requests; `time_s` is when its tokens came to exist."""
+    """Output of one step for all requests; `time_s` is when its tokens had been sampled."""
 
     time_s: float
     updates: list[RequestUpdate]
@@ -104,21 +106,21 @@ class RequestRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class RequestState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far one request is, between two steps. The defaults are those of one that no engine has."""
+    """Progress of one request between two steps. The defaults describe a request that no engine has."""
 
     request_id: str
     was_scheduled: bool = False
-    """Whether it ran already. It may wait again: for blocks."""
+    """Whether the request has run already. It may be waiting again, preempted for blocks."""
     num_before: int | None = None
-    """Its tenant's requests that wait and come before it; None if it is not in the queue."""
+    """Number of waiting requests of its tenant that come before it; None if it is not in the queue."""
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_blocks: int = 0
-    """Held by it, with those that it shares."""
+    """Blocks that it holds, shared ones included."""
 
 
 class RequestStates(msgspec.Struct, frozen=True, tag=True):
-    """Of those that were asked for and are here."""
+    """States of the requests asked for by `InspectRequests`, without those that the engine does not have."""
 
     states: list[RequestState]
 

@@ -1,4 +1,4 @@
-"""What a caller of the async engine receives."""
+"""Outputs that the async engine streams to its caller."""
 
 import msgspec
 
@@ -8,31 +8,33 @@ from engine.core.stats import RequestTimings
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The news of one request since the last output: usually one token, or those of a step. Text is held back while a
-    character or a possible stop string is incomplete, so `text` may be empty; concatenated, the texts are the whole
-    completion.
+    """What one request has generated since its last output: usually one token, or those of a step.
+
+    Text is held back while a character or a possible stop string is incomplete, so `text` may be empty; concatenated,
+    the texts are the whole completion.
     """
 
     request_id: str
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One per token id, when asked for."""
+    """Log-probabilities of each of `token_ids`, if requested."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    """On the first output only, one per prompt token, the first None."""
+    """Log-probabilities of the prompt's tokens, if requested: on the first output only, one per prompt token, the first
+    None."""
     embedding: bytes = b""
-    """Of the prompt, when asked for; little-endian float32."""
+    """Embedding of the prompt, if requested; little-endian float32."""
     num_prompt_tokens: int
     num_cached_tokens: int
     """Prompt tokens found in the prefix cache."""
     num_output_tokens: int
     """Tokens generated so far, this output's included."""
     timings: RequestTimings | None = None
-    """On the first output (no gaps yet) and on the last (complete)."""
+    """Timings of the request: on the first output (no gaps yet) and on the last (complete)."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    """The stop token id or stop string that ended it, if one did; None for EOS, as the OpenAI API has it. `deadline` or
-    `abort` where it was cut, which `finish_reason` tells from a stop string."""
+    """The stop token id or stop string that ended the request, if one did; None for EOS, as in the OpenAI API.
+    `deadline` or `abort` if it was cut off; `finish_reason` distinguishes these from a stop string."""
 
     @property
     def is_finished(self) -> bool:

@@ -1,5 +1,7 @@
-"""A prompt's scores between the two processes: in slices, encoded where they were made, so that those of a long prompt
-hold up neither; torch-free."""
+"""Packing of a prompt's log-probabilities for the way from the engine process to the server process; torch-free.
+
+They are packed in slices, so that encoding and decoding those of a long prompt block neither process for long.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,16 +10,16 @@ import msgspec
 
 from engine.core.batch import TokenLogprobs
 
-_SLICE = 64  # positions, of a hundred scores each at most: decoded in a millisecond or two
+_SLICE = 64  # positions, of a hundred log-probabilities each at most: decoded in a millisecond or two
 
 
 def pack_scores(scores: Sequence[TokenLogprobs]) -> list[bytes]:
-    """Packed lists of some one after the other are the packed list of them all."""
+    """Returns the encoded slices. Those of consecutive parts of a prompt, concatenated, unpack to the whole."""
     return [msgspec.msgpack.encode(scores[start : start + _SLICE]) for start in range(0, len(scores), _SLICE)]
 
 
 async def unpack_scores(slices: Sequence[bytes]) -> list[TokenLogprobs]:
-    """Others have their turn after each slice."""
+    """Returns the log-probabilities in the slices; other tasks of the event loop run after each slice."""
     scores: list[TokenLogprobs] = []
     for each in slices:
         scores += msgspec.msgpack.decode(each, type=list[TokenLogprobs])

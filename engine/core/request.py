@@ -1,4 +1,4 @@
-"""One request inside the engine: its tokens, its one counter of progress, its blocks."""
+"""One request inside the engine: its tokens, its progress (`num_computed_tokens`) and its blocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,53 +25,54 @@ class FinishReason(StrEnum):
 
 
 class Constraint(Protocol):
-    """Which tokens may come next; owned by its request and gone with it."""
+    """The state of one request's grammar: which tokens may come next. Its request owns it."""
 
     def allowed_tokens(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> tuple[bytes, ...]:
-        """After the output, then after each token of its `draft` up to the first that may not come: one bit per token
-        id, lowest bit first."""
+        """Returns the mask of allowed tokens after the output, then the masks after each token of `draft`, up to the
+        first draft token that is not allowed. A mask has one bit per token id, lowest bit first."""
 
     def forced_tokens(self, output_token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
-        """The likeliest way to spell the text that must come next."""
+        """Returns the likeliest tokens, at most `max_tokens`, of the text that the grammar forces next."""
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether no token may come now because it took more than it may, and not by what it says."""
+        """Whether no token is allowed because the grammar reached its limit of time or states, not by its rules."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Mutable, owned by the scheduler. Positions [0, num_computed_tokens) have KV in `block_table`."""
+    """A request with its state, which the scheduler owns and changes. Positions [0, num_computed_tokens) have KV in
+    `block_table`."""
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     arrival_s: float
     priority: int = 0
-    """Lower runs first of its tenant's; equal priorities run in order of arrival."""
+    """Priority among its tenant's requests: the lowest runs first, equal priorities run in order of arrival."""
     tenant: str = ""
     weight: float = 1.0
-    """Of its tenant, against the other tenants' weights."""
+    """Weight of its tenant, relative to those of other tenants, in fair queueing."""
     cache_salt: str = ""
-    """Requests share prefix-cache blocks only with requests of the same salt."""
+    """Salt of its prefix-cache keys: requests share cached blocks only with requests of the same salt."""
     output_token_ids: list[int] = field(default_factory=list)
-    """Not empty at the start for a request that resumes after an engine restart."""
+    """Tokens generated so far. Not empty at the start for a request that resumes after an engine restart."""
 
     constraint: Constraint | None = None
-    """What `params.grammar` was compiled to; None while any token may come."""
+    """The compiled `params.grammar`; None if any token is allowed."""
     may_speculate: bool = False
-    """What it says next, by itself or with the draft weights."""
+    """Whether draft tokens may be proposed for it, by `drafter` or by the draft model."""
     drafter: Drafter = field(default_factory=NoDrafts)
-    """Guesses that of its text."""
+    """Proposes draft tokens from its prompt, output and grammar."""
     draft_acceptance: float | None = None
-    """That a guess of the draft weights is right; None before the first."""
+    """Acceptance rate of the draft model's tokens for it; None before the first."""
     number: int = 0
-    """Of its arrival, given by the scheduler."""
+    """Its place in the order of arrival, given by the scheduler."""
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
-    """Chained hashes of the first full blocks, as far as anyone asked for them; owned by the prefix cache."""
+    """Chained hashes of its first full blocks, as far as they were needed; the prefix cache computes them."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when first scheduled."""
     first_scheduled_s: float | None = None
@@ -80,10 +81,11 @@ class Request:
     is_announced: bool = False
     """Whether its FirstTokenInfo was sent."""
     prompt_logprobs: list[bytes] = field(default_factory=list)
+    """Log-probabilities of its prompt tokens so far, as `engine.core.prompt_logprobs` packs them."""
 
     @property
     def order(self) -> tuple[int, int]:
-        """Lower runs first."""
+        """Sort key in its tenant's queue: the lowest runs first."""
         return self.priority, self.number
 
     @property
@@ -96,17 +98,17 @@ class Request:
 
     @property
     def needs_prefill(self) -> bool:
-        """A question, not a state: more than one token lacks KV, or nothing was generated yet."""
+        """Whether more than one token lacks KV, or nothing was generated yet. Computed on demand, not a state."""
         return self.num_uncomputed_tokens > 1 or not self.output_token_ids
 
     @property
     def max_draft_tokens(self) -> int:
-        """Tokens that it may say beside the one that each step brings."""
+        """Maximum number of draft tokens that can be output beside the one token that each step samples anyway."""
         return self.params.max_tokens - len(self.output_token_ids) - 1
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether its prompt tokens' log-probabilities are still to be told."""
+        """Whether its prompt tokens' log-probabilities are requested and not yet complete."""
         return self.params.prompt_logprobs is not None and not self.output_token_ids
 
     def token_ids(self, start: int, end: int) -> list[int]:

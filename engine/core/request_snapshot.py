@@ -1,4 +1,4 @@
-"""What is told of a live request to who asks how it is."""
+"""The progress of a live request, as reported to clients that ask for it."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,15 @@ from engine.core.messages import RequestState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSnapshot:
-    """One live request, as it stands."""
+    """Progress of one live request at the moment of asking."""
 
     group_id: str
     arrival_s: float
     num_prompt_tokens: int
     num_output_tokens: int
     ttft_s: float | None
-    """None before the first token."""
+    """Time to first token; None before the first token."""
     left_s: float | None
-    """Until it has `max_tokens` if they go on to come as they did. None before its second token."""
+    """Time left until it has `max_tokens` at its rate so far. None before its second token."""
     state: RequestState | None
-    """As the engine has it; None if it did not tell in time."""
+    """Progress in the engine; None if the engine did not report it in time."""

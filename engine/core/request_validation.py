@@ -1,4 +1,7 @@
-"""The door: refuses, once and by name, what this engine can never run. Past it, code trusts its input; torch-free."""
+"""Request validation: refuses, once and by the parameter's name, what this engine can never run; torch-free.
+
+Code behind it trusts its input.
+"""
 
 from collections.abc import Collection, Sequence
 

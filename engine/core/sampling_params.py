@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen, validated once, at the door."""
+"""Sampling parameters of one request, validated when they are made."""
 
 import msgspec
 
@@ -21,7 +21,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_tokens: int = 0
     """No stop token, EOS or stop string ends the sequence before this many tokens."""
     temperature: float = 1.0
-    """0 takes the most likely token, the lowest id on ties."""
+    """Sampling temperature; 0 takes the most likely token, the lowest id on ties."""
     top_k: int = 0
     """Keep the k most likely tokens; 0 keeps all."""
     top_p: float = 1.0
@@ -29,35 +29,36 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_p: float = 0.0
     """Drop tokens less likely than this fraction of the most likely one."""
     seed: int = 0
-    """Together with the position decides every random draw. The server draws one where the client gave none."""
+    """Seed that, together with the position, decides every random draw. The server draws one if the client gives
+    none."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
-    """Added to the logits of these token ids."""
+    """Token id -> bias added to its logit."""
     allowed_token_ids: tuple[int, ...] | None = None
-    """When given, no other token can be generated."""
+    """The only tokens that can be generated; None for all."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that must not be generated."""
     grammar: str | None = None
-    """What the text must follow, as `engine.grammar.lark` writes it. It may end only where the grammar does."""
+    """Grammar of the text, as `engine.grammar.lark` writes it. The text may end only where the grammar allows it."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end the sequence besides EOS."""
     ignore_eos: bool = False
     thinking: ThinkingBudget | None = None
-    """Bounds the thinking before the answer; None leaves it to the model."""
+    """Limit of the thinking before the answer; None for no limit."""
     stop: tuple[str, ...] = ()
-    """Strings that end the sequence; found in the text, by the process that owns the text."""
+    """Strings that end the sequence. The server process, which detokenizes, looks for them in the text."""
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     shown_token_ids: tuple[int, ...] = ()
-    """Special tokens that are in the text all the same: marks that its reader needs."""
+    """Special tokens that `skip_special_tokens` leaves in the text: marks that its parser needs."""
     logprobs: int | None = None
-    """Log-probabilities of each generated token and of this many most likely ones beside it; None for none."""
+    """Number of most likely tokens to return log-probabilities of, beside each generated token's own; None for none."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's tokens. Such a request computes its whole prompt: it takes no prefix-cache hits."""
+    """Like `logprobs`, for the prompt's tokens. Such a request computes its whole prompt, without prefix-cache hits."""
     returns_embedding: bool = False
-    """The answer is the prompt's embedding, not text: see `engine.runner.pooling`. Needs max_tokens 0."""
+    """Whether the answer is the prompt's embedding, not text: see `engine.runner.pooling`. Needs max_tokens 0."""
 
     def __post_init__(self) -> None:
         for check in (self._check_lengths, self._check_distribution, self._check_penalties, self._check_logprobs):
@@ -69,7 +70,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def needs_history(self) -> bool:
-        """True when the next token's logits depend on the tokens before it (penalties, bad words)."""
+        """Whether the next token's logits depend on the tokens before it by penalties or bad words."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0 or self.bad_words)
 
     def _check_lengths(self) -> None:
@@ -109,7 +110,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def _within(value: float, low: float, high: float) -> bool:
-    """False for NaN, too."""
+    """Whether low <= value <= high; False for NaN."""
     return low <= value <= high
 
 

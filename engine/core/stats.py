@@ -18,69 +18,70 @@ class PoolStats(msgspec.Struct, frozen=True):
 
 
 class StepStats(msgspec.Struct, frozen=True):
-    """One step and the queues after it. Counters are totals since the engine started."""
+    """Figures of one step and of the queues after it. Counters are totals since the engine started."""
 
     phase: Phase | None
-    """None when nothing ran: the queues changed through aborts alone."""
+    """Phase of the step; None if nothing ran and the queues changed through aborts alone."""
     num_requests: int
     num_tokens: int
     duration_s: float
     model_s: float
     """The part of duration_s from the scheduled batch to its tokens: grammar masks, model and sampler, without
-    drafting_s. The rest is scheduling, admitting compiled grammars and accounting. 0 for a step that raised."""
+    drafting_s. The rest is scheduling, admitting requests with compiled grammars, and accounting. 0 for a step that
+    raised."""
     num_running: int
     num_waiting: int
     pool: PoolStats
     num_preemptions: int
     prefix_queries: int
-    """Tokens looked up in the prefix cache: of prompts, and of what was generated before the engine started again."""
+    """Tokens looked up in the prefix cache: those of prompts, and those generated before an engine restart."""
     prefix_hits: int
-    """Of these, tokens found there."""
+    """The part of `prefix_queries` that was found there."""
     predicted_s: float | None = None
-    """What model_s was thought to become, from the steps before. None before the first of a phase."""
+    """Prediction of model_s from the steps before. None before the first step of a phase."""
     floor_s: float | None = None
-    """What model_s and drafting_s would be at the machine's measured ceilings. None when nothing ran, and for a step
-    that raised."""
+    """What model_s and drafting_s together would take at the machine's measured peaks (the roofline). None if nothing
+    ran, and for a step that raised."""
     bound: Bound | None = None
-    """Which of the ceilings that is."""
+    """Whether floor_s is limited by compute or by memory bandwidth."""
     num_drafts: int = 0
-    """Tokens that were guessed; a total."""
+    """Draft tokens that steps verified; a total."""
     num_accepted_drafts: int = 0
-    """Of these, tokens that were right; a total."""
+    """Draft tokens that were accepted; a total."""
     drafting_s: float = 0.0
-    """The part of duration_s in which the draft weights guessed."""
+    """The part of duration_s that the draft model took."""
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """Who is inside, as the server sees it."""
+    """Load of the engine, as admission control in the server process sees it."""
 
-    num_inside: int
+    num_in_flight: int
     """Requests between their admission and their end."""
     num_waiting_tokens: int
-    """Prompt tokens of those that have no first token yet."""
+    """Prompt tokens of the requests that have no first token yet."""
     predicted_wait_s: float
-    """From now until a new request would be scheduled."""
+    """Predicted time until a request that is admitted now would be scheduled."""
 
 
 def totals_of(stats: StepStats | None) -> dict[str, int]:
-    """What is counted since the engine started, by the names of StepStats; zeros before the first step."""
+    """Returns the totals since the engine started, by their names in StepStats; zeros before the first step."""
     names = ("num_preemptions", "prefix_queries", "prefix_hits", "num_drafts", "num_accepted_drafts")
     return {name: getattr(stats, name, 0) for name in names}
 
 
-def standstill(before: StepStats | None, num_waiting: int, num_blocks: int) -> StepStats:
-    """While there is no engine everything waits and no block is held. Totals are those of the step `before`."""
+def stats_without_engine(before: StepStats | None, num_waiting: int, num_blocks: int) -> StepStats:
+    """Returns the stats while no engine runs: all requests wait and no block is held. Totals are those of `before`."""
     idle = StepStats(None, 0, 0, 0.0, 0.0, 0, num_waiting, PoolStats(num_blocks, 0, 0), 0, 0, 0)
     return msgspec.structs.replace(idle, **totals_of(before))
 
 
 class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one request's time went: queue + prefill + decode = e2e, exactly, by construction."""
+    """Where one request's time went. By construction queue_s + prefill_s + decode_s = e2e_s, exactly."""
 
     queue_s: float
-    """Arrival to first scheduled."""
+    """Time from arrival until first scheduled."""
     prefill_s: float
-    """First scheduled to first token."""
+    """Time from first scheduled to first token."""
     inter_token_s: tuple[float, ...] = ()
     """Each gap between consecutive tokens (ITL)."""
     prefill_chunks: int = 0
@@ -92,7 +93,7 @@ class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def decode_s(self) -> float:
-        """First to last token."""
+        """Time from first to last token."""
         return math.fsum(self.inter_token_s)
 
     @property
@@ -110,5 +111,5 @@ class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nearest_rank(ordered: Sequence[float], percent: float) -> float:
-    """The percentile of at least one value."""
+    """Returns the nearest-rank percentile of ascending values, of which there must be at least one."""
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]

@@ -21,7 +21,7 @@ def test_there_are_never_more_inside_than_slots_and_waiting_places(
         elif inside:
             room.end()
             inside -= 1
-        assert room.stats.num_inside == inside
+        assert room.stats.num_in_flight == inside
 
 
 class TestPromptTokens:
@@ -52,7 +52,7 @@ class TestPromptTokens:
         assert room.stats.num_waiting_tokens == waiting
         while room.places:
             room.end()
-        assert (room.stats.num_inside, room.stats.num_waiting_tokens) == (0, 0)
+        assert (room.stats.num_in_flight, room.stats.num_waiting_tokens) == (0, 0)
 
 
 class TestWaitForSlot:

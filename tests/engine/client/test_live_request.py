@@ -213,4 +213,4 @@ def test_its_prompt_waits_until_there_is_news() -> None:
     live = live_request(room)
     assert room.stats.num_waiting_tokens == 3
     live.put(TimedUpdate(RequestUpdate("r/0", [0], first=FIRST), 12.0))
-    assert (room.stats.num_waiting_tokens, room.stats.num_inside) == (0, 1)
+    assert (room.stats.num_waiting_tokens, room.stats.num_in_flight) == (0, 1)

@@ -107,7 +107,7 @@ def test_the_bounds_hold_for_all_tenants_together(room: Room) -> None:
     for number in range(len(room.places)):
         room.flood(number, 7)
     stats, limits = room.stats, room._limits
-    assert stats.num_inside == sum(map(len, room.places)) <= NUM_SLOTS + limits.max_waiting
+    assert stats.num_in_flight == sum(map(len, room.places)) <= NUM_SLOTS + limits.max_waiting
     assert stats.num_waiting_tokens <= limits.max_waiting_tokens + 60  # one that came alone may have had more
 
 
@@ -116,7 +116,7 @@ def test_an_empty_room_has_forgotten_everybody(room: Room) -> None:
     for number, places in enumerate(room.places):
         while places:
             room.end(number)
-    assert (room.stats.num_inside, room.stats.num_waiting_tokens, room._held._holdings) == (0, 0, {})
+    assert (room.stats.num_in_flight, room.stats.num_waiting_tokens, room._held._holdings) == (0, 0, {})
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 10])
@@ -139,14 +139,14 @@ def test_while_fewer_are_inside_than_run_whoever_comes_gets_in(
     room = Room(weights, num_slots, max_waiting=max_waiting)
     assert all(room.lets_in(number % len(weights)) for number in others[:num_slots])
     room.flood(0)
-    assert room.stats.num_inside >= num_slots
+    assert room.stats.num_in_flight >= num_slots
 
 
 @given(WEIGHTS, st.integers(1, 20), st.integers(1, 20))
 def test_a_tenant_alone_gets_the_places_that_it_is_told(weights: list[int], num_slots: int, max_waiting: int) -> None:
     room = Room(weights, num_slots, max_waiting=max_waiting)
     room.flood(0)
-    assert room.stats.num_inside == most_places(room.tenants[0].share, num_slots, max_waiting)
+    assert room.stats.num_in_flight == most_places(room.tenants[0].share, num_slots, max_waiting)
 
 
 def test_refusals_of_others_do_not_put_off_when_to_come_back() -> None:
