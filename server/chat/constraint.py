@@ -18,38 +18,38 @@ _LINE_BREAKS = Regex("\n{0,2}")  # that models write behind the thinking
 
 async def chat_grammar(request: ChatRequest, answer: Answer, checker: GrammarChecker, caller: str) -> str | None:
     """Raises BadRequestError for what cannot be followed, and names the function whose schema it is."""
-    demand = after_thinking(_demand(request, answer), answer)
+    constraint = after_thinking(_answer_constraint(request, answer), answer)
     try:
-        return await grammar_of(demand, checker, caller)
+        return await grammar_of(constraint, checker, caller)
     except BadRequestError:
         for index, function in request.callable_functions.items():
-            if function.strict or request.must_call or request.demand is not None:
+            if function.strict or request.must_call or request.constraint is not None:
                 place = f"tools.{index}.function.parameters"
                 await grammar_of(OutputConstraint(place, arguments_of(function)), checker, caller)
         raise
 
 
-def after_thinking(demand: OutputConstraint | None, answer: Answer) -> OutputConstraint | None:
-    """The demand is on what follows the thinking. Raises BadRequestError where it cannot be."""
-    if demand is None or not answer.thinks:
-        return demand
-    if isinstance(demand.source, Lark):
-        raise _impossible(demand, "a model that thinks, unless it is a schema, a regex or a choice")
+def after_thinking(constraint: OutputConstraint | None, answer: Answer) -> OutputConstraint | None:
+    """The constraint is on what follows the thinking. Raises BadRequestError where it cannot be."""
+    if constraint is None or not answer.thinks:
+        return constraint
+    if isinstance(constraint.source, Lark):
+        raise _impossible(constraint, "a model that thinks, unless it is a schema, a regex or a choice")
     if answer.special_ids(THINK_OPEN, THINK_CLOSE):  # grammars are about text
-        raise _impossible(demand, "this model's thinking")
-    return replace(demand, source=_behind_thoughts(demand.source, answer.begins_inside))
+        raise _impossible(constraint, "this model's thinking")
+    return replace(constraint, source=_behind_thoughts(constraint.source, answer.begins_inside))
 
 
-def _demand(request: ChatRequest, answer: Answer) -> OutputConstraint | None:
-    """On the answer itself. Where a call is forced there is no content, and so no demand on it."""
+def _answer_constraint(request: ChatRequest, answer: Answer) -> OutputConstraint | None:
+    """On the answer itself. Where a call is forced there is no content, and so no constraint on it."""
     if answer.calls is None:
-        return request.demand
+        return request.constraint
     functions, is_one = list(request.callable_functions.values()), request.may_call_once
     if request.must_call:
         return OutputConstraint("tool_choice", calls_only(answer.calls, functions, is_one))
-    if request.demand is not None:
+    if request.constraint is not None:
         calls = calls_only(answer.calls, functions, is_one)
-        return _content_or_calls(request.demand, calls, _has_mark_in_text(answer, answer.calls))
+        return _content_or_calls(request.constraint, calls, _has_mark_in_text(answer, answer.calls))
     strict = [index for index, function in request.callable_functions.items() if function.strict]
     if not strict:
         return None
@@ -60,11 +60,13 @@ def _demand(request: ChatRequest, answer: Answer) -> OutputConstraint | None:
     return OutputConstraint("tools", strict_calls(answer.calls, functions, is_one))
 
 
-def _content_or_calls(demand: OutputConstraint, calls: Part, have_mark: bool) -> OutputConstraint:
+def _content_or_calls(constraint: OutputConstraint, calls: Part, have_mark: bool) -> OutputConstraint:
     """The first character must tell them apart: JSON never begins like a mark."""
-    if not isinstance(demand.source, JsonSchema) or not have_mark:
-        raise _impossible(demand, 'tools that may be called, unless it is a schema and calls have a mark ("hermes")')
-    return replace(demand, source=OneOf((demand.source, calls)))
+    if not isinstance(constraint.source, JsonSchema) or not have_mark:
+        raise _impossible(
+            constraint, 'tools that may be called, unless it is a schema and calls have a mark ("hermes")'
+        )
+    return replace(constraint, source=OneOf((constraint.source, calls)))
 
 
 def _has_mark_in_text(answer: Answer, calls: CallFormat) -> bool:
@@ -77,5 +79,5 @@ def _behind_thoughts(source: Part, begins_inside: bool) -> Part:
     return thoughts if begins_inside else OneOf((Sequence((_LINE_BREAKS, Literal(THINK_OPEN), thoughts)), source))
 
 
-def _impossible(demand: OutputConstraint, what: str) -> BadRequestError:
-    return BadRequestError(f"{demand.param} cannot be combined with {what}.", demand.param)
+def _impossible(constraint: OutputConstraint, what: str) -> BadRequestError:
+    return BadRequestError(f"{constraint.param} cannot be combined with {what}.", constraint.param)

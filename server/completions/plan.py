@@ -17,6 +17,6 @@ async def plan_completion(request: CompletionRequest, backend: Backend, arrival:
     """Raises RequestError or BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
     limit = prompt_limit(request.truncate_prompt_tokens, backend.engine.info.max_model_len - request.max_tokens)
     prompts = await encode_prompts(request.prompt, backend.tokenizer, request.add_special_tokens, limit)
-    grammar = await grammar_of(request.demand, backend.grammars, arrival.caller)
+    grammar = await grammar_of(request.constraint, backend.grammars, arrival.caller)
     params = sampling_params(request, backend.defaults, backend.tokenizer, request.max_tokens, grammar)
     return make_plan(request, prompts, params, _NAMES, backend, arrival)

@@ -9,14 +9,14 @@ from server.core.errors import BadRequestError
 from server.protocol.structured import OutputConstraint
 
 
-async def grammar_of(demand: OutputConstraint | None, checker: GrammarChecker, caller: str) -> str | None:
+async def grammar_of(constraint: OutputConstraint | None, checker: GrammarChecker, caller: str) -> str | None:
     """Off the event loop, all of it. Raises BadRequestError for what cannot be followed, and OverloadedError where the
     caller (`record.caller_of`) has too many tried."""
-    if demand is None:
+    if constraint is None:
         return None
     try:
-        grammar = await asyncio.to_thread(to_lark, demand.source)
+        grammar = await asyncio.to_thread(to_lark, constraint.source)
         await checker.check(grammar, caller)
     except GrammarError as error:
-        raise BadRequestError(f"{demand.param}: {error}.", demand.param) from error
+        raise BadRequestError(f"{constraint.param}: {error}.", constraint.param) from error
     return grammar

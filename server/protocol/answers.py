@@ -1,4 +1,4 @@
-"""What the answers of all generating endpoints have in common, for /openapi.json."""
+"""Response models that all generating endpoints share, for /openapi.json."""
 
 from pydantic import BaseModel
 
@@ -15,7 +15,7 @@ class Usage(BaseModel):
 
 
 class Timings(BaseModel):
-    """Where the time went. queue + prefill = ttft; ttft + decode = e2e."""
+    """Time that a request spent in each phase: queue + prefill = ttft, and ttft + decode = e2e."""
 
     queue_ms: float
     prefill_ms: float

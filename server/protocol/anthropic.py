@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: their parameters, and what they answer."""
+"""POST /v1/messages and /v1/messages/count_tokens: request parameters and response models."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, mode
 from pydantic_core import PydanticCustomError
 
 from server.protocol.answers import Timings
-from server.protocol.anthropic_blocks import PerhapsText, Turns
+from server.protocol.anthropic_blocks import MaybeEmptyText, Turns
 from server.protocol.generation import SamplingFields, wrong
 from server.protocol.request import RequestFields
 from server.protocol.tags import type_of
@@ -25,7 +25,7 @@ class AnthropicTool(WireModel):
     name: Name
     description: Text | None = None
     input_schema: Schema
-    strict: bool = Field(False, description="Calls satisfy the schema also where they are not forced.")
+    strict: bool = Field(False, description="Calls satisfy the schema even if they are not required.")
 
 
 class ToolMode(ClosedModel):
@@ -46,9 +46,9 @@ AnthropicToolChoice = Annotated[
 
 
 class ThinkingConfig(ClosedModel):
-    type: Literal["enabled", "disabled", "adaptive"] = Field(description="adaptive leaves it to the model.")
-    budget_tokens: Int32 | None = Field(None, ge=0, description="With enabled: thinking ends after so many tokens.")
-    display: Text | None = Field(None, description="Refused: all that was thought is told.")
+    type: Literal["enabled", "disabled", "adaptive"] = Field(description="With adaptive, the model decides.")
+    budget_tokens: Int32 | None = Field(None, ge=0, description="With enabled: thinking ends after this many tokens.")
+    display: Text | None = Field(None, description="Refused: thinking is always returned in full.")
 
 
 class JsonFormat(ClosedModel):
@@ -62,15 +62,15 @@ class OutputConfig(ClosedModel):
 
 
 class AnthropicConversation(RequestFields):
-    """What decides the prompt."""
+    """The fields of a request that determine its prompt."""
 
     messages: Turns
-    system: PerhapsText | None = None
+    system: MaybeEmptyText | None = None
     tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True), bounded_size] = Field([])
     tool_choice: AnthropicToolChoice | None = None
-    thinking: ThinkingConfig | None = Field(None, description="Default: as the model does.")
+    thinking: ThinkingConfig | None = Field(None, description="Default: the model decides.")
     output_config: OutputConfig = OutputConfig()
-    chat_template_kwargs: JsonObject = Field({}, description="Variables that the chat template knows.")
+    chat_template_kwargs: JsonObject = Field({}, description="Variables passed to the chat template.")
 
     @model_validator(mode="after")
     def _check(self) -> "AnthropicConversation":
@@ -78,7 +78,7 @@ class AnthropicConversation(RequestFields):
         if (thinking.type == "enabled") != (thinking.budget_tokens is not None):
             raise wrong("thinking.budget_tokens", "must be given with the type enabled, and only then")
         if thinking.display is not None:
-            raise wrong("thinking.display", "is not supported: all that was thought is told")
+            raise wrong("thinking.display", "is not supported: thinking is always returned in full")
         if self.output_config.effort is not None:
             raise wrong("output_config.effort", "is not supported")
         return self
@@ -103,7 +103,7 @@ class ThinkingAnswer(BaseModel):
     type: Literal["thinking"]
     thinking: str
     signature: str
-    """Always empty."""
+    """Always empty: thinking is not signed."""
 
 
 class ToolUseAnswer(BaseModel):
@@ -114,7 +114,7 @@ class ToolUseAnswer(BaseModel):
 
 
 class AnthropicUsage(BaseModel):
-    """The prompt has input_tokens, those computed for it, and cache_read_input_tokens, those that were cached."""
+    """Token counts. The prompt is input_tokens, which were computed, and cache_read_input_tokens, which were cached."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -123,7 +123,7 @@ class AnthropicUsage(BaseModel):
 
 
 class MessageAnswer(BaseModel):
-    """Streamed as the events of Anthropic's API."""
+    """The whole message. A stream sends it as the events of Anthropic's API."""
 
     id: str
     type: Literal["message"]

@@ -23,24 +23,24 @@ _Text = Annotated[TextBlock, Tag("<text>")]
 _Other = Annotated[SkipJsonSchema[_UnsupportedBlock], Tag("<other>")]
 _Texts = list[Annotated[_Text | _Other, by_type("text")]]
 _Bounds = Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)
-_PerhapsBounds = Field(max_length=MAX_PARTS, fail_fast=True)
+_MaybeEmptyBounds = Field(max_length=MAX_PARTS, fail_fast=True)
 
-OnlyText = Annotated[
+TextContent = Annotated[
     Annotated[Text, Tag("<text>")] | Annotated[_Texts, _Bounds, Tag("<blocks>")],
     text_or("<blocks>"),
 ]
-PerhapsText = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[_Texts, _PerhapsBounds, Tag("<blocks>")],
+MaybeEmptyText = Annotated[
+    Annotated[Text, Tag("<text>")] | Annotated[_Texts, _MaybeEmptyBounds, Tag("<blocks>")],
     text_or("<blocks>"),
 ]
-"""A list without blocks is nothing, as tools of MCP servers say it."""
+"""Text that may be a list without blocks: MCP servers return one for a tool that has nothing to return."""
 
 
 class ToolResultBlock(WireModel):
     type: Literal["tool_result"]
     tool_use_id: Text
-    content: PerhapsText = ""
-    is_error: bool = Field(False, description='The result is told to the model with "Error: " before it.')
+    content: MaybeEmptyText = ""
+    is_error: bool = Field(False, description='The model gets the result with "Error: " before it.')
 
 
 class ToolUseBlock(WireModel):
@@ -51,7 +51,7 @@ class ToolUseBlock(WireModel):
 
 
 class ThinkingBlock(WireModel):
-    """Templates may leave it out. Signatures mean nothing here."""
+    """Thinking of an earlier turn; chat templates may leave it out. Its signature is ignored."""
 
     type: Literal["thinking"]
     thinking: Text
@@ -69,7 +69,7 @@ AssistantBlock = Annotated[
 
 class SystemTurn(WireModel):
     role: Literal["system"]
-    content: OnlyText
+    content: TextContent
 
 
 class UserTurn(WireModel):
@@ -80,17 +80,17 @@ class UserTurn(WireModel):
 
 
 class AssistantTurn(WireModel):
-    """An answer without anything has no blocks, and can be sent back as it is."""
+    """A message of the assistant. It may have no blocks, as an empty answer has: every answer can be sent back."""
 
     role: Literal["assistant"]
     content: Annotated[
-        Annotated[Text, Tag("<text>")] | Annotated[list[AssistantBlock], _PerhapsBounds, Tag("<blocks>")],
+        Annotated[Text, Tag("<text>")] | Annotated[list[AssistantBlock], _MaybeEmptyBounds, Tag("<blocks>")],
         text_or("<blocks>"),
     ]
 
 
 class _UnknownTurn(WireModel):
-    """Never valid."""
+    """A message without a known role. Never valid."""
 
     role: Literal["user", "assistant", "system"]
     content: Text

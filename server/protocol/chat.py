@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: its own parameters, beside those of `protocol.generation`, and its answers."""
+"""POST /v1/chat/completions: its parameters beyond those of `protocol.generation`, and its response models."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,19 +15,22 @@ _GIVEN_BY_FIELDS = ("messages", "tools", "documents", "add_generation_prompt", "
 
 
 class ConversationParams(ToolParams):
-    """What decides the prompt of a conversation."""
+    """The parameters that determine the prompt of a conversation."""
 
     messages: Messages
     add_generation_prompt: bool | None = Field(
-        None, description="End with what begins the assistant's turn. Default: unless continue_final_message."
+        None,
+        description="End the prompt where the assistant's turn begins. Default: unless continue_final_message.",
     )
-    continue_final_message: bool = Field(False, description="Go on where the last message's text ends.")
-    chat_template: Text | None = Field(None, description="Only where --trust-request-chat-template is set.")
-    chat_template_kwargs: JsonObject = Field({}, description="Variables that the template knows.")
+    continue_final_message: bool = Field(False, description="Continue the last message where its text ends.")
+    chat_template: Text | None = Field(
+        None, description="A template for this request. Only where --trust-request-chat-template is set."
+    )
+    chat_template_kwargs: JsonObject = Field({}, description="Variables passed to the chat template.")
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True), bounded_size] | None = Field(
-        None, description="Handed to the template, if it reads them."
+        None, description="Passed to the chat template, if it reads them."
     )
-    add_special_tokens: bool = Field(False, description="Besides those that the template writes.")
+    add_special_tokens: bool = Field(False, description="Add special tokens beside those that the template writes.")
 
     @property
     def opens_turn(self) -> bool:
@@ -72,7 +75,7 @@ class ChatRequest(ConversationParams, GenerationParams):
 
     @property
     def token_limit(self) -> int | None:
-        """Tokens to generate at most; None is as many as fit."""
+        """Maximum number of tokens to generate; None for as many as fit the context."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
@@ -111,7 +114,7 @@ class CalledFunctionDelta(BaseModel):
 
 
 class CallDelta(BaseModel):
-    """The first of an index tells all but the arguments, which add up."""
+    """A piece of a tool call. The first one of an index has id, type and name; arguments are to be concatenated."""
 
     index: int
     id: str | None = None
@@ -184,10 +187,10 @@ class ChatChunk(_ChatBody):
 
 
 class RenderResponse(BaseModel):
-    """What would be asked of the engine."""
+    """The prompt and the token limit that the engine would be given."""
 
     prompt: str | None
-    """None where truncate_prompt_tokens cut it."""
+    """The prompt's text; null where truncate_prompt_tokens cut it."""
     prompt_token_ids: list[int]
     count: int
     max_tokens: int

@@ -1,4 +1,4 @@
-"""POST /v1/completions: its own parameters, beside those of `protocol.generation`, and its answers."""
+"""POST /v1/completions: its parameters beyond those of `protocol.generation`, and its response models."""
 
 from typing import Any, Literal
 
@@ -36,14 +36,16 @@ class CompletionRequest(GenerationParams):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Candidates are ranked by their log-probabilities, also when nobody asked to see them."""
+        """Alternatives to score beside each generated token. Candidates are ranked by their logprobs, which are then
+        computed even if the request does not ask for them."""
         if self.logprobs is None and self.num_candidates > self.n:
             return 0
         return self.logprobs
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Echo scores the prompt like the completion; `prompt_logprobs` may ask for more."""
+        """Alternatives to score beside each prompt token: as many as for the completion with `echo`, or as many as
+        `prompt_logprobs` asks for, if that is more."""
         wanted = [self.logprobs if self.echo else None, self.prompt_logprobs]
         return max((count for count in wanted if count is not None), default=None)
 
@@ -69,7 +71,7 @@ class CompletionChoice(BaseModel):
 
 
 class CompletionResponse(BaseModel):
-    """Streamed as events, each with the choices' news in `choices`."""
+    """The whole completion. A stream sends events of the same shape: `choices` has what is new."""
 
     id: str
     object: Literal["text_completion"]

@@ -1,4 +1,4 @@
-"""Fields that one endpoint defines and another does not: it refuses them, for they would change its answer there."""
+"""Fields that only other endpoints define are refused: there they change the answer, so ignoring them would mislead."""
 
 from collections.abc import Mapping
 from itertools import chain
@@ -25,7 +25,8 @@ _KNOWN = frozenset(chain(*(body.model_fields for body in _BODIES), COMPLETION_RE
 
 
 def _neutral_values() -> dict[str, list[Any]]:
-    """Also what is off, zero or empty where nothing is said, by any of these bodies."""
+    """Returns the values that ask for nothing, by field: those in `NEUTRAL`, and all endpoints' defaults that
+    are off, zero or empty."""
     values: dict[str, list[Any]] = {name: list(each) for name, each in NEUTRAL.items()}
     for name, field in chain.from_iterable(body.model_fields.items() for body in _BODIES):
         default = field.get_default(call_default_factory=True)
@@ -40,23 +41,23 @@ _NEUTRAL_VALUES = _neutral_values()
 def find_refused(
     body: type[RequestFields], extra: Mapping[str, Any], refusals: Mapping[str, str]
 ) -> tuple[str, str] | None:
-    """The first field that asks for something, and that this endpoint refuses or another one defines, with the reason.
-    Bodies that are only counted may have any of another's."""
+    """Returns the first field that asks for something and that this endpoint refuses or only another one defines, and
+    the error's message. Bodies that are only counted may have any field of other endpoints."""
     for name, value in extra.items():
-        reason = refusals.get(name) or _reason_for_a_stray(body, name)
-        if reason is not None and not _asks_for_nothing(name, value):
+        reason = refusals.get(name) or _reason_for_stray_field(body, name)
+        if reason is not None and not _is_neutral(name, value):
             return name, f"{name} {reason}."
     return None
 
 
-def _reason_for_a_stray(body: type[RequestFields], name: str) -> str | None:
+def _reason_for_stray_field(body: type[RequestFields], name: str) -> str | None:
     if body not in _BODIES or name not in _KNOWN:
         return None
     owners = [path for other, path in _BODIES.items() if name in other.model_fields]
     return f"belongs to {', '.join(owners)}" if owners else "is not supported by this server"
 
 
-def _asks_for_nothing(name: str, value: Any) -> bool:
-    """0 is not false: completions tell the scores of tokens with logprobs: 0."""
+def _is_neutral(name: str, value: Any) -> bool:
+    """Whether the value asks for nothing. 0 is not false: `logprobs: 0` asks for the logprobs of the sampled tokens."""
     neutral = _NEUTRAL_VALUES.get(name, ())
     return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral)

@@ -1,4 +1,4 @@
-"""The parameters that all generating endpoints share: what one adds here, each of them takes."""
+"""The parameters that all generating endpoints share: a field that is added here is accepted by each of them."""
 
 from typing import Literal, Self
 
@@ -23,21 +23,21 @@ MAX_CHOICES = 128
 
 class StreamOptions(ClosedModel):
     include_usage: bool = False
-    """A last chunk without choices tells the token counts."""
+    """Sends the token counts in a last chunk without choices."""
     continuous_usage_stats: bool = False
-    """Every chunk tells the token counts so far."""
+    """Sends the token counts so far in every chunk."""
     include_obfuscation: Literal[False] = Field(False, description="Chunks are never padded.")
 
 
 class SamplingFields(RequestFields):
-    """How tokens are chosen. Values are checked for type here and for range where they are used."""
+    """Sampling parameters. Values are checked for type here and for range where they are used."""
 
     temperature: float | None = None
     top_p: float | None = None
     seed: Int64 | None = Field(None, description="The choice with index i uses seed + i. Drawn and reported if absent.")
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    logit_bias: LogitBias = Field({}, description="Token ids, as strings, to what is added to their logits.")
+    logit_bias: LogitBias = Field({}, description="Maps token ids, as strings, to what is added to their logits.")
     top_k: Int32 | None = Field(None, description="0 or -1 keeps all tokens.")
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -50,7 +50,7 @@ class SamplingFields(RequestFields):
 
 
 class GenerationParams(SamplingFields):
-    """And what of it is told, and how."""
+    """Sampling parameters, and what the response contains of the output and whether it is streamed."""
 
     n: int = Field(1, ge=1, le=MAX_CHOICES)
     stop: StopStrings = Field([])
@@ -64,8 +64,8 @@ class GenerationParams(SamplingFields):
     structured_outputs: StructuredOutputs | None = None
 
     @model_validator(mode="after")
-    def _check_one_demand(self) -> Self:
-        if self.structured_outputs is not None and self.response_format is not None and self.response_format.demand:
+    def _check_one_constraint(self) -> Self:
+        if self.structured_outputs is not None and self.response_format is not None and self.response_format.constraint:
             raise wrong("structured_outputs", "cannot be combined with response_format")
         return self
 
@@ -81,14 +81,14 @@ class GenerationParams(SamplingFields):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """The same for the prompt's tokens."""
+        """Alternatives to score beside each prompt token; None scores nothing."""
         return self.prompt_logprobs
 
     @property
-    def demand(self) -> OutputConstraint | None:
-        """What the text must follow; None for free text."""
+    def constraint(self) -> OutputConstraint | None:
+        """What the generated text must follow; None for free text."""
         given = self.structured_outputs or self.response_format
-        return None if given is None else given.demand
+        return None if given is None else given.constraint
 
     def check_stream_options(self) -> None:
         if self.stream_options is not None and not self.stream:
@@ -96,5 +96,6 @@ class GenerationParams(SamplingFields):
 
 
 def wrong(param: str, rule: str) -> PydanticCustomError:
-    """Errors of the whole model have no location: `param` in the context names the field at fault."""
+    """Returns the error of a field that breaks `rule`. Errors of a whole model have no location: the context's `param`
+    names the field."""
     return PydanticCustomError("combination", "{param} {rule}", {"param": param, "rule": rule})

@@ -11,7 +11,7 @@ class ModelCard(BaseModel):
     created: int
     owned_by: str = "twostep"
     root: str
-    """What was loaded, under whatever name it is served."""
+    """The model's directory or name on the hub, whatever name it is served under."""
     max_model_len: int
 
 

@@ -1,4 +1,4 @@
-"""GET /v1/requests, and its DELETE."""
+"""Response models of GET and DELETE /v1/requests."""
 
 from typing import Literal
 
@@ -6,41 +6,41 @@ from pydantic import BaseModel
 
 
 class LiveSequence(BaseModel):
-    """What only the engine knows is null if it does not tell within two seconds: a step may take longer."""
+    """An unfinished sequence. What only the engine knows is null if it does not report within two seconds."""
 
     phase: Literal["queue", "prefill", "decode"] | None
-    """Until first scheduled, until the first token, after it."""
+    """queue until first scheduled, prefill until the first token, decode after it."""
     queue_position: int | None
-    """Among its API key's requests that wait, from 1; null while it runs. Who ran may wait again, for KV blocks."""
+    """Position among its API key's waiting requests, from 1; null while it runs. If preempted, it waits again."""
     prompt_tokens: int
     cached_tokens: int | None
     """Prompt tokens found in the prefix cache."""
     computed_tokens: int | None
-    """Of prompt and answer, those that have KV."""
+    """Tokens of prompt and answer whose KV is computed."""
     generated_tokens: int
     kv_blocks: int | None
-    """Blocks held, shared ones included."""
+    """KV blocks held, shared ones included."""
     ttft_ms: float | None
-    """Null before the first token."""
+    """Time to first token; null before it."""
     predicted_end_ms: float | None
-    """From now, if it goes on to `max_tokens` at its pace so far; null before its second token."""
+    """Time until it ends, if it goes on to `max_tokens` at its pace so far; null before its second token."""
 
 
 class LiveRequest(BaseModel):
     id: str
-    """Its `X-Request-Id`."""
+    """The request's `X-Request-Id`."""
     object: Literal["request"]
     age_ms: float
-    """Since its arrival."""
+    """Time since the request arrived."""
     sequences: list[LiveSequence]
-    """One per prompt and choice that has not ended."""
+    """The request's unfinished sequences, one per prompt and choice."""
 
 
 class LiveRequestList(BaseModel):
     object: Literal["list"]
     data: list[LiveRequest]
     has_more: bool
-    """Whether there are more sequences than are told."""
+    """Whether there are more sequences than are listed."""
 
 
 class RequestDeletion(BaseModel):

@@ -16,12 +16,12 @@ MAX_MESSAGES = 2**14
 MAX_PARTS = 1024
 MAX_PARTS_TOGETHER = 2**14
 MAX_TOOL_CALLS = 128
-_PARTS = ("content", "tool_calls", "summary", "output")  # lists, in any of the APIs
+_PARTS = ("content", "tool_calls", "summary", "output")  # fields that hold lists of parts, in any of the APIs
 _DEPTH = 2  # parts of Anthropic's tool results have parts
 
 
 class TextPart(WireModel):
-    """Fields beyond these reach the template, as those of messages do."""
+    """A part of text. Other fields reach the chat template, as those of messages do."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -35,7 +35,7 @@ class RefusalPart(WireModel):
 
 
 def refusing_part(*types: str) -> Callable[[Any], Any]:
-    """A validator for what is never valid: images, audio and files, and text that is not of these types."""
+    """Returns a validator that refuses a part by its type: images, audio, files, and text that is not of `types`."""
 
     def refuse(data: Any) -> Any:
         kind = data.get("type") if isinstance(data, dict) else None
@@ -65,11 +65,11 @@ ResultContent = Annotated[
     Annotated[Text, Tag("<text>")] | Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True), Tag("<parts>")],
     text_or("<parts>"),
 ]
-"""What a tool returned: a list without parts is nothing, as tools of MCP servers say it."""
+"""A tool's result. It may be a list without parts: MCP servers return one for a tool that has nothing to return."""
 
 
 class _Message(WireModel):
-    """Fields that the roles do not define reach the template: some have their own."""
+    """A message. Fields that its role does not define reach the chat template: some templates have their own."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -93,14 +93,14 @@ class ToolMessage(_Message):
 
 
 class FunctionCall(WireModel):
-    """A call of a conversation's history. The model may have written its arguments amiss, or not to their end."""
+    """A function call in a conversation's history. The arguments that the model wrote may be malformed or cut off."""
 
     name: Text
     arguments: Text
 
     @property
     def parsed_arguments(self) -> dict[str, Any] | None:
-        """What templates expect; None if the text is no JSON object."""
+        """The arguments as an object, which chat templates expect; None if the text is no JSON object."""
         try:
             parsed = json.loads(self.arguments) if self.arguments else {}
         except (ValueError, RecursionError):
@@ -133,7 +133,7 @@ class AssistantMessage(_Message):
 
 
 class _UnknownMessage(_Message):
-    """What has no role that is known: never valid."""
+    """A message without a known role. Never valid."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content
@@ -156,7 +156,7 @@ Message = Annotated[
 
 
 def _check_parts(messages: Any) -> Any:
-    """Before pydantic looks at each of them, which would hold up the event loop."""
+    """Refuses too many messages or parts before pydantic validates each of them, which would block the event loop."""
     entries: Iterable[Any] = messages if isinstance(messages, list) else ()
     if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
         raise PydanticCustomError("too_long", "Must not have more than {limit} items", {"limit": MAX_MESSAGES})
@@ -175,7 +175,7 @@ def _check_parts(messages: Any) -> Any:
 
 
 def _check_arguments_together(arguments: Sequence[Any]) -> None:
-    """Objects, or strings that hold them: there a comma may be a value's end."""
+    """Refuses too many values in the arguments of all calls: objects, or JSON strings, in which commas are counted."""
     if sum(each.count(",") for each in arguments if isinstance(each, str)) > MAX_VALUES:
         message = "Must not have more than {limit} commas in the arguments of calls together"
         raise PydanticCustomError("too_long", message, {"limit": MAX_VALUES})
@@ -183,7 +183,7 @@ def _check_arguments_together(arguments: Sequence[Any]) -> None:
 
 
 def _arguments(entry: dict[str, Any]) -> Any:
-    """Of a call, where any of the APIs has them."""
+    """Returns the arguments of a tool call in any of the APIs' forms; None for other entries."""
     function = entry.get("function")
     return function.get("arguments") if isinstance(function, dict) else entry.get("arguments", entry.get("input"))
 

@@ -11,7 +11,7 @@ Prompt = str | list[int]
 
 
 def parse_prompts(value: Any) -> list[Prompt]:
-    """One entry per prompt. Checked by hand: errors of a four-way union would name every way it did not match."""
+    """Returns one entry per prompt. Checked by hand: errors of a four-way union would name each form that it is not."""
     match value:
         case str():
             return [check_text(value)]

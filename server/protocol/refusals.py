@@ -1,12 +1,13 @@
-"""Fields that a request may carry beside those it defines: some mean nothing to generation, some must be refused."""
+"""Fields that requests have beside those an endpoint defines: some have no effect on generation, some are refused, and
+some are typos."""
 
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import chain
 from typing import Any
 
-MAX_LOOKED_AT, MAX_NAME_LENGTH = 8, 64  # for typos: it takes a fraction of a millisecond each
-_SHORTEST_WITH_SLIPS = 4  # letters: shorter words of somebody else's are too often one letter off
+MAX_LOOKED_AT, MAX_NAME_LENGTH = 8, 64  # names compared to find typos: a fraction of a millisecond each
+_MIN_SLIP_LENGTH = 4  # letters: shorter names that vendors define are too often one letter off
 
 # OpenAI's bookkeeping: no effect on the tokens.
 WITHOUT_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
@@ -108,7 +109,7 @@ ANTHROPIC_REFUSALS: Mapping[str, str] = {
 }
 EMBEDDING_REFUSALS: Mapping[str, str] = {"dimensions": "is not supported: vectors have the model's hidden size"}
 
-# Values that ask for nothing, which some clients send always; more are in `elsewhere`.
+# Values that ask for nothing, which some clients always send; `elsewhere` adds neutral defaults of all endpoints.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "response_format": ({"type": "text"},),
@@ -145,20 +146,21 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 def find_unknown(extra: Collection[str], refusals: Mapping[str, str]) -> list[str]:
-    """Fields that nobody defines."""
+    """Returns the fields that are neither refused nor known to have no effect."""
     return [name for name in extra if name not in refusals and name not in WITHOUT_EFFECT]
 
 
 def find_typo(unknown: Sequence[str], known: Collection[str]) -> tuple[str, str] | None:
-    """The first unknown field that is nearly a known one, and that one. Vendors' own fields are not, and few."""
+    """Returns the first unknown field whose name is nearly a known one, and the known one. Only a few fields are looked
+    at: those that vendors define are few, and not alike."""
     for name in unknown[:MAX_LOOKED_AT]:
-        if len(name) <= MAX_NAME_LENGTH and (meant := _meant(name, known)):
+        if len(name) <= MAX_NAME_LENGTH and (meant := _closest_name(name, known)):
             return name, meant
     return None
 
 
-def _meant(name: str, known: Collection[str]) -> str | None:
-    """The known name that it differs from by how words are joined, by a slip, or, if it is long, by little."""
+def _closest_name(name: str, known: Collection[str]) -> str | None:
+    """Returns the known name that differs by how words are joined, by a slip, or, if it is long, by little."""
     alike = (each for each in known if _joined(name) == _joined(each) or _is_slip(name, each))
     return next(chain(alike, get_close_matches(name, known, n=1, cutoff=0.85)), None)
 
@@ -168,8 +170,8 @@ def _joined(name: str) -> str:
 
 
 def _is_slip(name: str, known: str) -> bool:
-    """One letter for another, or two neighbours the wrong way round."""
-    if len(name) != len(known) or len(name) < _SHORTEST_WITH_SLIPS:
+    """Whether the names differ by one substituted letter or two transposed neighbours."""
+    if len(name) != len(known) or len(name) < _MIN_SLIP_LENGTH:
         return False
     wrong = [index for index, (one, other) in enumerate(zip(name, known, strict=True)) if one != other]
     if len(wrong) == 1:

@@ -1,4 +1,4 @@
-"""What POST /v1/responses answers."""
+"""Response models of POST /v1/responses."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ class OutputText(BaseModel):
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
-    """Always empty."""
+    """Always empty: there are no built-in tools, whose citations these are."""
     logprobs: list[TokenLogprob]
 
 
@@ -36,7 +36,7 @@ class OutputReasoning(BaseModel):
     id: str
     type: Literal["reasoning"]
     summary: list[Any]
-    """Always empty: all that was thought is in the content."""
+    """Always empty: the content has all of the thinking."""
     status: Status
     content: list[ReasoningText]
 
@@ -74,13 +74,13 @@ class IncompleteDetails(BaseModel):
     reason: Literal["max_output_tokens"]
 
 
-class ToldReasoning(BaseModel):
+class EchoedReasoning(BaseModel):
     effort: None
     summary: None
 
 
 class ResponseBody(BaseModel):
-    """Streamed as the events of OpenAI's API, the first and the last of which have it whole."""
+    """The whole response. A stream sends the events of OpenAI's API, the first and the last of which have it whole."""
 
     id: str
     object: Literal["response"]
@@ -93,7 +93,7 @@ class ResponseBody(BaseModel):
     error: ResponseProblem | None
     incomplete_details: IncompleteDetails | None
     stop_reason: int | str | None
-    """The stop token or stop string that ended it, or "deadline" or "abort"."""
+    """The stop token or stop string that ended the response, or "deadline" or "abort"."""
     output: list[OutputItem]
     usage: ResponseUsage | None
     timings: Timings | None = None
@@ -108,7 +108,7 @@ class ResponseBody(BaseModel):
     metadata: dict[str, str]
     parallel_tool_calls: bool
     prompt_cache_key: str | None
-    reasoning: ToldReasoning
+    reasoning: EchoedReasoning
     safety_identifier: str | None
     temperature: float
     text: dict[str, Any]

@@ -50,7 +50,7 @@ ResultContent = Annotated[
     | Annotated[list[ItemPart], Field(max_length=MAX_PARTS, fail_fast=True), Tag("<parts>")],
     text_or("<parts>"),
 ]
-"""What a function returned: a list without parts is nothing, as tools of MCP servers say it."""
+"""A function's result. It may be a list without parts: MCP servers return one for a tool that has nothing to return."""
 
 
 class MessageItem(WireModel):
@@ -71,7 +71,8 @@ class FunctionCallOutputItem(WireModel):
 
 
 class ReasoningItem(WireModel):
-    """What the model thought before what follows; templates may leave it out. A summary is read where no text is."""
+    """The model's thinking before the items that follow; templates may leave it out. Without content the summary
+    counts."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[SummaryPart], Field(max_length=MAX_PARTS, fail_fast=True)] = Field([])
@@ -84,7 +85,7 @@ class ReasoningItem(WireModel):
 
 
 class _UnsupportedItem(MessageItem):
-    """Built-in tools, references to what was stored, and the like: never valid."""
+    """An item of a built-in tool, a reference to a stored item, or the like. Never valid."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""POST /v1/responses: its parameters."""
+"""POST /v1/responses: its request parameters."""
 
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ from server.protocol.wire import (
     Text,
     WireModel,
     bounded_size,
-    check_told,
+    check_serializable,
     entries_at_most,
 )
 
@@ -28,15 +28,15 @@ MAX_INCLUDED = 16
 LOGPROBS = "message.output_text.logprobs"
 
 
-class _OfFunction(WireModel):
+class _FunctionType(WireModel):
     type: Kind
 
 
-class FunctionTool(Function, _OfFunction):
+class FunctionTool(Function, _FunctionType):
     pass
 
 
-class NamedFunction(FunctionName, _OfFunction):
+class NamedFunction(FunctionName, _FunctionType):
     pass
 
 
@@ -56,7 +56,7 @@ FunctionChoice = Annotated[
 
 def _check_included(name: Any) -> Any:
     if name == "reasoning.encrypted_content":
-        message = f"'{name}' is not supported: thinking is told in the clear, and nothing is stored"
+        message = f"'{name}' is not supported: thinking is returned as plain text, and nothing is stored"
         raise PydanticCustomError("included", message)
     return name
 
@@ -70,7 +70,7 @@ class PlainFormat(ClosedModel):
 
 class SchemaFormat(JsonSchemaFormat):
     type: Literal["json_schema"]
-    schema_: Annotated[JsonObject, AfterValidator(check_told)] = Field(alias="schema")  # told again in the response
+    schema_: Annotated[JsonObject, AfterValidator(check_serializable)] = Field(alias="schema")  # echoed in the response
 
 
 TextFormat = Annotated[
@@ -85,7 +85,7 @@ class TextConfig(ClosedModel):
 
 
 class ReasoningConfig(ClosedModel):
-    """Efforts and summaries are refused by name: see `check`."""
+    """Reasoning options, all of which are refused by name: see `check`."""
 
     effort: Text | None = None
     summary: Text | None = None
@@ -93,11 +93,13 @@ class ReasoningConfig(ClosedModel):
 
     def check(self) -> None:
         for name in sorted(self.model_fields_set):
-            raise wrong(f"reasoning.{name}", "is not supported: the model thinks as it does, and all of it is told")
+            raise wrong(
+                f"reasoning.{name}", "is not supported: the model decides how it thinks, and all of it is returned"
+            )
 
 
 class ResponseStreamOptions(ClosedModel):
-    include_usage: bool = Field(True, description="Changes nothing: the last event tells it always.")
+    include_usage: bool = Field(True, description="No effect: the last event always has the usage.")
     include_obfuscation: Literal[False] = False
 
 
@@ -118,7 +120,7 @@ class ResponsesRequest(SamplingFields):
     thinking_token_budget: Int32 | None = Field(
         None, ge=0, description="Thinking ends after this many tokens, if the model has not ended it before."
     )
-    chat_template_kwargs: JsonObject = Field({}, description="Variables that the chat template knows.")
+    chat_template_kwargs: JsonObject = Field({}, description="Variables passed to the chat template.")
     truncation: Literal["disabled", "auto"] = Field("disabled", description="auto is refused.")
     background: bool = Field(False, description="true is refused: nothing is stored.")
     store: bool = Field(True, description="Accepted for OpenAI's clients; nothing is stored.")

@@ -1,4 +1,4 @@
-"""GET /stats: what the newest requests and steps took."""
+"""GET /stats: latencies of recent requests and durations of recent steps."""
 
 from pydantic import BaseModel
 
@@ -13,38 +13,38 @@ class Percentiles(BaseModel):
 
 
 class Totals(BaseModel):
-    """Since the server started."""
+    """Counts since the server started."""
 
     requests: int
-    """Sequences that ended, however."""
+    """Sequences that ended, in whatever way."""
     prompt_tokens: int
     generated_tokens: int
 
 
 class RecentRequests(BaseModel):
-    """The newest sequences that got a token and ended, 1,000 at most; null where there is none."""
+    """Latencies of the last 1,000 sequences that got a token and ended; null where there is none."""
 
     count: int
     over_s: float
-    """Since the oldest of them ended."""
+    """Seconds since the oldest of these sequences ended."""
     queue_ms: Percentiles | None
     prefill_ms: Percentiles | None
     ttft_ms: Percentiles | None
     decode_ms: Percentiles | None
     itl_ms: Percentiles | None
-    """Of single gaps, also those of running sequences: the newest 10,000."""
+    """Inter-token latencies, those of running sequences included: the last 10,000 gaps."""
     e2e_ms: Percentiles | None
 
 
 class RecentSteps(BaseModel):
-    """The newest 1,000 of a phase."""
+    """Means over the last 1,000 steps of a phase."""
 
     count: int
     tokens: float
-    """Mean of a step."""
+    """Mean number of tokens in a step."""
     mean_ms: float
     of_ceiling: float
-    """What they would have taken at the machine's measured ceilings, over what the model took."""
+    """Time that the steps would have taken at the machine's measured peaks, divided by the time that the model took."""
 
 
 class Stats(BaseModel):

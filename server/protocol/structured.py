@@ -1,4 +1,4 @@
-"""`response_format` (OpenAI's) and `structured_outputs` (vLLM's): what the text must follow."""
+"""`response_format` (OpenAI's) and `structured_outputs` (vLLM's): what the generated text must follow."""
 
 import json
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from server.protocol.wire import ClosedModel, JsonObject, Text
 
 MAX_ALTERNATIVES = 8192
 MAX_SCHEMA_CHARS = 2**20
-"""Of a schema that is written as a string."""
+"""Maximum length of a schema that is written as a string."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputConstraint:
-    """What the text must follow, and the parameter that says so."""
+    """What the generated text must follow, and the request parameter that demands it."""
 
     param: str
     source: Part | Lark
@@ -41,14 +41,14 @@ class ResponseFormat(ClosedModel):
         return self
 
     @property
-    def demand(self) -> OutputConstraint | None:
+    def constraint(self) -> OutputConstraint | None:
         if self.json_schema is not None:
             return OutputConstraint("response_format", JsonSchema(self.json_schema.schema_))
         return OutputConstraint("response_format", JSON_OBJECT) if self.type == "json_object" else None
 
 
 def _parsed(value: Any) -> Any:
-    """Clients send schemas as objects, and as strings that hold one."""
+    """Returns the schema, which clients send as an object or as a string that holds one."""
     if not isinstance(value, str):
         return value
     if len(value) > MAX_SCHEMA_CHARS:
@@ -60,12 +60,12 @@ def _parsed(value: Any) -> Any:
 
 
 class StructuredOutputs(ClosedModel):
-    """Exactly one of these."""
+    """A constraint on the generated text: exactly one of these fields must be given."""
 
     json_: Annotated[JsonObject, BeforeValidator(_parsed)] | None = Field(None, alias="json")
-    regex: Text | None = Field(None, description="The whole text matches.")
+    regex: Text | None = Field(None, description="A regular expression that the whole text matches.")
     choice: list[Text] | None = Field(None, min_length=1, max_length=MAX_ALTERNATIVES, fail_fast=True)
-    grammar: Text | None = Field(None, description="In Lark's notation.")
+    grammar: Text | None = Field(None, description="A grammar in Lark's notation.")
 
     @model_validator(mode="after")
     def _check_one(self) -> "StructuredOutputs":
@@ -74,7 +74,7 @@ class StructuredOutputs(ClosedModel):
         return self
 
     @property
-    def demand(self) -> OutputConstraint:
+    def constraint(self) -> OutputConstraint:
         return OutputConstraint("structured_outputs", self._source())
 
     def _source(self) -> Part | Lark:

@@ -1,4 +1,5 @@
-"""Which of several forms a value has. Tags in angle brackets are left out of the path that an error names."""
+"""Discriminators: which form of a union a value has. Tags in angle brackets are left out of the path that an error
+names."""
 
 from typing import Any
 
@@ -6,7 +7,7 @@ from pydantic import BaseModel, Discriminator
 
 
 def field_of(value: Any, name: str, default: Any = None) -> Any:
-    """Of JSON, or of what was made of it."""
+    """Returns a field of a JSON object, or of the model made of one."""
     return value.get(name, default) if isinstance(value, dict) else getattr(value, name, default)
 
 
@@ -15,17 +16,17 @@ def type_of(value: Any) -> Any:
 
 
 def by_type(*known: str) -> Discriminator:
-    """<text> for the type text if that is known, else <other>."""
+    """Returns a discriminator by the value's type: <text> for the type text if that is `known`, else <other>."""
     return Discriminator(lambda value: f"<{type_of(value)}>" if type_of(value) in known else "<other>")
 
 
 def text_or(list_tag: str) -> Discriminator:
-    """The tag for a list; else <text>."""
+    """Returns a discriminator that gives `list_tag` for a list, else <text>."""
     return Discriminator(lambda value: list_tag if isinstance(value, list) else "<text>")
 
 
 def choice_tag(choice: Any) -> str:
-    """Of a tool_choice."""
+    """Returns the tag of a `tool_choice`: a mode, a named function, or a list of allowed ones."""
     if type_of(choice) == "allowed_tools":
         return "<allowed>"
     return "<named>" if isinstance(choice, dict | BaseModel) else "<mode>"

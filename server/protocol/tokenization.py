@@ -1,4 +1,4 @@
-"""POST /tokenize and POST /detokenize."""
+"""Request and response models of POST /tokenize and POST /detokenize."""
 
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ from server.protocol.wire import ClosedModel, Text, TokenIds
 
 class _TokenizeParams(ClosedModel):
     model: Text | None = None
-    return_token_strs: bool = Field(False, description="Also tell each token's text.")
+    return_token_strs: bool = Field(False, description="Also return each token's text.")
 
 
 class TokenizeTextRequest(_TokenizeParams):
@@ -20,7 +20,7 @@ class TokenizeTextRequest(_TokenizeParams):
 
 
 class TokenizeChatRequest(ConversationParams, _TokenizeParams):
-    """The tokens of the prompt that the messages make."""
+    """Asks for the tokens of the prompt that the messages make."""
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "TokenizeChatRequest":

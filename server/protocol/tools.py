@@ -10,11 +10,11 @@ from pydantic_core import PydanticCustomError
 
 from server.protocol.generation import wrong
 from server.protocol.tags import choice_tag
-from server.protocol.wire import Text, WireModel, bounded_size, check_told
+from server.protocol.wire import Text, WireModel, bounded_size, check_serializable
 
 MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 2**20
-"""Of all tools together, as JSON."""
+"""Maximum length of all tools together, as JSON."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")  # as long as Anthropic's may be; OpenAI's have 64
 
@@ -26,10 +26,10 @@ def _check_name(name: str) -> str:
 
 
 def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """What functions take is an object."""
+    """Refuses a schema that is not of an object: functions take objects."""
     if schema.get("type", "object") != "object":
         raise PydanticCustomError("schema", 'Input should be the JSON schema of an object, with "type": "object"')
-    return check_told(schema)
+    return check_serializable(schema)
 
 
 def _check_kind(kind: Any) -> Any:
@@ -46,8 +46,8 @@ Schema = Annotated[dict[str, Any], AfterValidator(_check_schema)]
 class Function(WireModel):
     name: Name
     description: Text | None = None
-    parameters: Schema | None = Field(None, description="A JSON schema; a function without takes nothing.")
-    strict: bool = Field(False, description="Calls satisfy the schema also where they are not forced.")
+    parameters: Schema | None = Field(None, description="A JSON schema; without one the function takes no arguments.")
+    strict: bool = Field(False, description="Calls satisfy the schema even if they are not required.")
 
     @property
     def schema_of_arguments(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class ToolParams(WireModel):
 
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), bounded_size] = Field([])
     tool_choice: ToolChoice | None = Field(
-        None, description="Default: auto. What is required is guaranteed, by a grammar."
+        None, description="Default: auto. Required calls are guaranteed by a grammar."
     )
     parallel_tool_calls: bool = Field(True, description="false: at most one call.")
 
@@ -130,12 +130,12 @@ class ToolParams(WireModel):
 
     @property
     def template_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the template is told of: none where none may be called, for a model then calls none."""
-        return None if self.tool_choice == "none" or not self.tools else [_told(tool) for tool in self.tools]
+        """The tools that the chat template gets; None where none may be called, for a model then calls none."""
+        return None if self.tool_choice == "none" or not self.tools else [_template_tool(tool) for tool in self.tools]
 
     @property
     def callable_functions(self) -> Mapping[int, Function]:
-        """Those that may be called, by their place in `tools`."""
+        """The functions that may be called, by their index in `tools`."""
         chosen = {name for _, name in self._chosen_names()}
         if self.tool_choice == "none":
             return {}
@@ -155,11 +155,11 @@ class ToolParams(WireModel):
 
     @property
     def may_call_once(self) -> bool:
-        """At most one call. A function that is chosen by its name is called once, as OpenAI's models do."""
+        """Whether at most one call is allowed. A function chosen by its name is called once, as OpenAI's models do."""
         return not self.parallel_tool_calls or isinstance(self.tool_choice, NamedTool)
 
 
-def _told(tool: Tool) -> dict[str, Any]:
-    """Templates take parameters for granted."""
+def _template_tool(tool: Tool) -> dict[str, Any]:
+    """Returns the tool in the form that chat templates expect, always with parameters."""
     function = tool.function.model_dump(exclude_none=True, exclude={"strict"})
     return {"type": "function", "function": {**function, "parameters": tool.function.schema_of_arguments}}

@@ -1,4 +1,4 @@
-"""What all request bodies share: strict types, no NaN, nulls count as absent, text that a tokenizer can take."""
+"""Types that all request bodies share: strict, no NaN, nulls count as absent, text that a tokenizer can take."""
 
 import math
 from itertools import chain
@@ -32,11 +32,11 @@ MAX_LOGIT_BIASES = 1024
 MAX_SCHEMA_DEPTH = 64
 MAX_FIELDS = 256
 MAX_VALUES = 2**17
-"""Of JSON that is handed on as it is: all of it is walked through and told, on the event loop."""
+"""Maximum number of values in JSON that is passed on as it is: the event loop traverses and serializes all of it."""
 
 
 class WireModel(BaseModel):
-    """Strict: no "3" for 3, no true for 1. Explicit nulls count as absent, as in OpenAI's API."""
+    """Base of all bodies. Strict: no "3" for 3, no true for 1. Explicit nulls count as absent, as in OpenAI's API."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
 
@@ -51,7 +51,7 @@ class WireModel(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Says of what may be absent that it may be null."""
+        """Describes fields that may be absent as nullable."""
         described = handler.resolve_ref_schema(handler(schema))
         required, properties = described.get("required", ()), described.get("properties", {})
         described["properties"] = {
@@ -61,7 +61,7 @@ class WireModel(BaseModel):
 
 
 class ClosedModel(WireModel):
-    """Refuses what it does not define: in a small object that is a mistake, or a wish that would be ignored."""
+    """Refuses fields that it does not define: in a small object they are mistakes, or options that would be ignored."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -86,7 +86,7 @@ def check_text(text: str) -> str:
 
 
 def check_size(value: Any) -> Any:
-    """Before anything looks at each of its values. A name belongs to its value."""
+    """Refuses too many values before anything looks at each of them. A name and its value count as one."""
     level, num_values = [value], 0
     while level := [each for each in level if isinstance(each, dict | list)]:
         num_values += sum(map(len, level))
@@ -97,8 +97,8 @@ def check_size(value: Any) -> Any:
     return value
 
 
-def check_told(schema: dict[str, Any]) -> dict[str, Any]:
-    """Refuse a schema that templates and responses could not tell: too deep, or with what is no text or no number."""
+def check_serializable(schema: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a schema that cannot be serialized: nested too deeply, or with text or numbers that JSON does not have."""
     level: list[Any] = [schema]
     for _ in range(MAX_SCHEMA_DEPTH):
         level = [item for value in level for item in _items(value)]
@@ -123,7 +123,7 @@ def _check_scalar(value: Any) -> None:
 
 
 def entries_at_most(limit: int) -> BeforeValidator:
-    """Before each entry is looked at: pydantic would describe what is wrong with every one of them."""
+    """Returns a validator that runs before each entry is validated: pydantic would describe the error of every one."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > limit:
@@ -133,8 +133,8 @@ def entries_at_most(limit: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _at_most(limit: int) -> AfterValidator:
-    """So many characters together."""
+def _characters_at_most(limit: int) -> AfterValidator:
+    """Returns a validator that refuses strings with more than `limit` characters together."""
 
     def check(words: list[str]) -> list[str]:
         if sum(map(len, words)) > limit:
@@ -159,13 +159,13 @@ Text = Annotated[str, AfterValidator(check_text)]
 StopStrings = Annotated[
     list[Annotated[str, Field(max_length=MAX_STOP_LENGTH), AfterValidator(check_text)]],
     Field(max_length=MAX_STOP_STRINGS, fail_fast=True),
-    _at_most(MAX_STOPS_LENGTH),
+    _characters_at_most(MAX_STOPS_LENGTH),
     BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
 ]
 BadWords = Annotated[
     list[Annotated[str, Field(max_length=MAX_BAD_WORD_LENGTH), AfterValidator(check_text)]],
     Field(max_length=MAX_BAD_WORDS, fail_fast=True),
-    _at_most(MAX_BAD_WORDS_LENGTH),
+    _characters_at_most(MAX_BAD_WORDS_LENGTH),
 ]
 LogitBias = Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES), entries_at_most(MAX_LOGIT_BIASES)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]

@@ -116,7 +116,7 @@ def test_nothing_is_stored(server: LiveServer) -> None:
 
 def test_encrypted_thinking_is_refused_with_the_reason(server: LiveServer) -> None:
     message = error_of(server.respond(include=["reasoning.encrypted_content"]))["message"]
-    why = "thinking is told in the clear, and nothing is stored"
+    why = "thinking is returned as plain text, and nothing is stored"
     assert message == f"include.0: 'reasoning.encrypted_content' is not supported: {why}."
 
 
