@@ -16,7 +16,7 @@ from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
-from engine.weights.module_replacement import is_watched
+from engine.weights.module_replacement import has_hooks
 
 __all__ = [
     "is_attention",
@@ -90,7 +90,7 @@ def _is_like(module: nn.Module, kind: type[nn.Module]) -> bool:
         nn.Module.__call__,
         GradientCheckpointingLayer.__call__,
     )
-    return not is_overridden and not is_watched(module) and _is_same(type(module).forward, kind.forward)
+    return not is_overridden and not has_hooks(module) and _is_same(type(module).forward, kind.forward)
 
 
 def _rotates_as_llama(attention: nn.Module) -> bool:

@@ -16,7 +16,7 @@ from engine.attention.registry import AttentionCall
 from engine.model import code_fingerprint
 from engine.model.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
 from engine.weights.linear import is_linear
-from engine.weights.module_replacement import is_watched, replace_modules
+from engine.weights.module_replacement import has_hooks, replace_modules
 
 __all__ = ["fuse_modules", "fuse_norms"]
 
@@ -53,7 +53,7 @@ def _fused_mlp(module: nn.Module) -> nn.Module | None:
 
 def _activation_name(module: nn.Module) -> str | None:
     """As the operators call it."""
-    if is_watched(module):
+    if has_hooks(module):
         return None
     if type(module) in (SiLUActivation, nn.SiLU):
         return "silu"

@@ -1,9 +1,9 @@
-"""What quantized weights are multiplied by: rows as integers, whose sums of products are exact in any order.
+"""Activation quantization: rows become integers, whose dot products with quantized weights are exact in any order.
 
 A row's numbers share a scale in groups of 256 along K: the largest of them becomes the largest integer, or minus that.
 So integer units do the work, for one row and for many, and every batch has the same bits. Rows are rounded to 8 bits
-after a transform that weights have been through, too (`engine.weights.hadamard`); the head's are rounded to 16, as they
-are.
+after the Hadamard transform, which is applied to weights, too (`engine.weights.hadamard`). The head's rows are rounded
+to 16 bits, untransformed.
 """
 
 import torch
@@ -13,12 +13,12 @@ __all__ = ["LARGEST", "ROW_GROUP_SIZE", "round_rows"]
 
 ROW_GROUP_SIZE = 256  # numbers along K with one scale
 
-# The largest integer, by its bits; those of 16 are given as two halves of 8 bits and a sign each.
+# The largest integer, by the bits of a row. Integers of 16 bits reach the kernels as two signed halves of 8 bits.
 LARGEST = {16: 127 * 256 + 127, 8: 127}
 
 
 def round_rows(x: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """x [T, K] -> integers [T, K] and scales [T, groups], all float32. The reference of what the kernels do."""
+    """Rounds rows x [T, K] to integers [T, K] with scales [T, groups], all float32; the reference of the kernels."""
     num_in = x.shape[1]
     groups = torch.nn.functional.pad(x.float(), (0, -num_in % ROW_GROUP_SIZE)).view(len(x), -1, ROW_GROUP_SIZE)
     ends = groups.abs().amax(dim=2)

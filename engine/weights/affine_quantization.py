@@ -1,14 +1,14 @@
-"""Weights of 8 bits, and the first step to 4: a number is `minimum + scale * code`, with one of each per group along K.
+"""Affine weight quantization to 8 bits, and the first step to 4: a number is `minimum + scale * code`.
 
-Groups are of 256 at 8 bits, of 32 at 4. Codes of 8 bits are multiplied as they are, by the rows' numbers as
-`engine.weights.activation_quantization` rounds them: integers, whose products are added exactly. Those of 4 bits go on
-to `engine.weights.int4_levels`. Where rows are rounded to 8 bits, weights and rows are transformed before
-(`engine.weights.hadamard`).
+Each group along K has a scale and a minimum of its own: groups of 256 at 8 bits, of 32 at 4. Codes of 8 bits are
+multiplied as they are by the integers of `engine.weights.activation_quantization`, and their products summed exactly.
+Codes of 4 bits go on to `engine.weights.int4_levels`. Where rows are rounded to 8 bits, weights and rows go through a
+Hadamard transform before (`engine.weights.hadamard`).
 
 llama.cpp multiplies Q8_0 weights, a scale per 32, by rows that it rounds to 8 bits, a scale per 32, too. Transformed
 weights and rows are all nearly normal. So products here err 0.9 times as much as llama.cpp's where rows have heavy
 tails, 0.6 times where one number of a row is far larger than the others, but 1.2 times where weights and rows are
-normal by themselves. In the embedded model both err alike. `python -m benchmarks.quantization` measures.
+normal by themselves. In the embedded model both err alike. `python -m benchmarks.quantization` measures the errors.
 
 Tried and left, at 8 bits: rows of 16 bits for all layers, not only the head (0.7 times the error in the embedded
 model's logits, but prompts take 1.7 times as long); rows of 8 without the transform, a scale per 256 or per 16 (1.5
@@ -36,7 +36,7 @@ _CHUNK = 1 << 15  # numbers quantized at once: the most that torch does not spre
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
-    """A weight [N, K] in G groups along K."""
+    """A weight [N, K], quantized in G groups along K."""
 
     codes: Tensor  # [N, K] uint8
     scales: Tensor  # [N, G] bfloat16
@@ -45,23 +45,23 @@ class QuantizedMatrix:
 
 
 def quantize(weight: Tensor, bits: int) -> QuantizedMatrix:
-    """weight [N, K], on the CPU. The kernels have a faster `quantize` of the same results."""
+    """Quantizes a weight [N, K], on the CPU. The kernels' `quantize` is faster and has the same results."""
     codes, scales, minimums = map_rows(lambda rows: _quantize_rows(rows, bits), weight)
     return QuantizedMatrix(codes, scales, minimums, bits)
 
 
 def dequantize(matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
-    """The weight [N, K], computed in float32."""
+    """Returns the weight [N, K], computed in float32."""
     num_in = matrix.codes.shape[1]
     scales, minimums = (spread(x, GROUP_SIZES[matrix.bits], num_in) for x in (matrix.scales, matrix.minimums))
     return (matrix.codes.float() * scales + minimums).to(dtype)
 
 
 def map_rows(convert: Callable[..., tuple[Tensor, ...]], weight: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """What `convert` makes of some rows at a time of weight [N, K] and of `others` [N, ...], put together.
+    """Applies `convert` to chunks of rows of weight [N, K] and of `others` [N, ...]; returns the concatenated results.
 
-    Each thread does chunks of its own: torch's way, all threads on one operation after the other, waits for the slowest
-    thread dozens of times a chunk, which on a busy machine takes minutes.
+    Each thread converts chunks of its own: torch's way, all threads on one operation after the other, waits for the
+    slowest thread dozens of times a chunk, which on a busy machine takes minutes.
     """
     num_rows = max(1, _CHUNK // weight.shape[1])
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -70,16 +70,16 @@ def map_rows(convert: Callable[..., tuple[Tensor, ...]], weight: Tensor, *others
 
 
 def spread(groups: Tensor, size: int, count: int) -> Tensor:
-    """[..., G] -> [..., count], each number `size` times, float32."""
+    """Repeats each number of `groups` [..., G] `size` times, up to `count`: [..., count], float32."""
     return groups.float().repeat_interleave(size, dim=-1)[..., :count]
 
 
 def _quantize_rows(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """weight [N, K] -> codes [N, K], scales [N, G], minimums [N, G]."""
+    """Quantizes rows of a weight [N, K]: codes [N, K], scales [N, G], minimums [N, G]."""
     num_out, num_in = weight.shape
     size = GROUP_SIZES[bits]
     padding = -num_in % size
-    # Filled up with each row's last number: it is in the group anyway, so it changes neither of its ends.
+    # Padded with each row's last number: it is in the group anyway, so it changes neither of the group's ends.
     full = torch.cat([weight, weight[:, -1:].expand(-1, padding)], dim=1).float()
     groups = full.view(-1, size).T.contiguous()  # so that sums over a group run down columns, which is fast
     best = fit = _Fit.through_ends(groups, bits)
@@ -95,7 +95,7 @@ def _quantize_rows(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
 class _Fit:
     """One choice of scales and minimums for `groups`, [size, N * G], and the codes nearest to their numbers."""
 
-    codes: Tensor  # [size, N * G], float32 as all here
+    codes: Tensor  # [size, N * G], float32 as all tensors of this class
     scales: Tensor  # [N * G], each a bfloat16 number
     minimums: Tensor  # [N * G], each a bfloat16 number
     errors: Tensor  # [N * G], sums of squares
@@ -103,9 +103,10 @@ class _Fit:
 
     @classmethod
     def through_ends(cls, groups: Tensor, bits: int) -> "_Fit":
-        """Code 0 at or just below the smallest number, the largest code at the largest.
+        """Fits code 0 at or just below the smallest number, and the largest code at the largest.
 
-        Below, never above: else numbers much closer to each other than to zero would all lie under the minimum.
+        The minimum is rounded down, never up: else numbers much closer to each other than to zero would all lie under
+        it.
         """
         lowest, highest = groups.aminmax(dim=0)
         minimums = lowest.bfloat16()
@@ -116,7 +117,7 @@ class _Fit:
 
     @classmethod
     def around_zero(cls, groups: Tensor, bits: int) -> "_Fit":
-        """The middle code is zero, exactly, and code 0 the number farthest from it; a scale may be negative."""
+        """Fits the middle code at zero, exactly, and code 0 at the number farthest from it; scales may be negative."""
         lowest, highest = groups.aminmax(dim=0)
         farthest = torch.where(highest > -lowest, highest, lowest)
         scales = (farthest / -(2 ** (bits - 1))).bfloat16().float()
@@ -131,7 +132,7 @@ class _Fit:
         return cls(codes, scales, minimums, errors, max_code)
 
     def refitted(self, groups: Tensor) -> "_Fit":
-        """With the line of least squares through (code, number), and the codes that are nearest then."""
+        """Returns the fit of the least-squares line through (code, number), with the codes that are nearest to it."""
         mean_code, mean = _sum(self.codes) / len(groups), _sum(groups) / len(groups)
         centred = self.codes - mean_code
         covariance = _sum(centred * (groups - mean))
@@ -150,7 +151,7 @@ class _Fit:
 
 
 def _sum(values: Tensor) -> Tensor:  # [size, N * G] -> [N * G]
-    """In an order that the kernel keeps, too."""
+    """Sums over the group, in the order in which the kernel does, too."""
     while len(values) > 1:
         upper, lower = values.chunk(2)
         values = upper + lower

@@ -1,13 +1,13 @@
 """The Hadamard transform along K: numbers become sums and differences of many, so that none is much larger than others.
 
-What is rounded to few bits loses much to a number that is far larger than the others of its group, and activations have
-such numbers. Rows are transformed, and weights inversely: their product stays the same, but for rounding. Blocks have
-256 numbers; what is left of K is filled up with zeros to a multiple of 64, and has blocks of 128 and 64.
+Rounding to few bits loses much where one number is far larger than the others of its group, and activations have such
+outliers. Rows are transformed, and weights inversely: their product stays the same, but for rounding. Blocks have 256
+numbers; the rest of K is padded with zeros to a multiple of 64, and has blocks of 128 and 64.
 
-Before, some numbers change their signs, by a bent function of their place: so equal numbers and those that alternate,
-whose sums would be large, are spread as evenly as may be, too.
+Before the transform some numbers change their signs, by a bent function of their position: so equal and alternating
+numbers, whose sums would be large, are spread as evenly as possible, too.
 
-This is the plain reference of what the kernels do (kernels/hadamard.h), all in float32.
+This is the plain reference of the kernels (`engine/kernels/quantized/hadamard.h`), all in float32.
 """
 
 import torch
@@ -19,17 +19,17 @@ _LARGEST_BLOCK, _SMALLEST_BLOCK = 256, 64
 
 
 def transform(x: Tensor) -> Tensor:
-    """x [T, K] -> [T, K rounded up to 64]; the numbers grow, in squares, by as much as their block is long."""
+    """Transforms rows x [T, K] -> [T, K rounded up to 64]; squares of the numbers grow by their block's length."""
     return torch.cat([_transformed(block) for block in _blocks(x)], dim=1)
 
 
 def inverse_transform(weight: Tensor) -> Tensor:
-    """weight [N, K] -> [N, K rounded up to 64], whose product with transformed rows is that of `weight` and rows."""
+    """Transforms a weight [N, K] -> [N, K rounded up to 64], such that products with transformed rows stay the same."""
     return torch.cat([_transformed(block) / block.shape[1] for block in _blocks(weight)], dim=1)
 
 
-def _is_flipped(place: int) -> bool:
-    return (place & place >> 1 & 0x55).bit_count() % 2 == 1
+def _is_flipped(position: int) -> bool:
+    return (position & position >> 1 & 0x55).bit_count() % 2 == 1
 
 
 def _blocks(x: Tensor) -> list[Tensor]:
@@ -42,7 +42,7 @@ def _blocks(x: Tensor) -> list[Tensor]:
 
 
 def _transformed(block: Tensor) -> Tensor:  # [T, size]
-    block = block * torch.tensor([-1.0 if _is_flipped(place) else 1.0 for place in range(block.shape[1])])
+    block = block * torch.tensor([-1.0 if _is_flipped(position) else 1.0 for position in range(block.shape[1])])
     distance = 1
     while distance < block.shape[1]:
         first, second = block.view(len(block), -1, 2, distance).unbind(2)

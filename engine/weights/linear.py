@@ -1,6 +1,7 @@
-"""Makes every matrix product of a model batch invariant: a row's result does not depend on the other rows.
+"""Makes every matmul of a model batch invariant: a row's result does not depend on the other rows.
 
-`prepare_linears` swaps a model's linear layers, experts and routers in place. What it could not convert, it names.
+`prepare_linears` swaps a model's linear layers, experts and routers in place, and reports the parameters that it could
+not convert.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from engine.weights.module_replacement import is_watched
+from engine.weights.module_replacement import has_hooks
 from engine.weights.moe import PackedExperts, PackedLlama4Experts, is_experts, is_router, pack_experts, pack_router
 from engine.weights.packed_weight import PackedWeight, WeightHandle, multiply_rows
 from engine.weights.packing_policy import Pack, packing_for
@@ -20,7 +21,7 @@ __all__ = ["LinearReport", "PackedLinear", "is_linear", "prepare_linears"]
 
 
 class PackedLinear(nn.Module):
-    """In place of nn.Linear and of transformers' Conv1D, whose weight is transposed."""
+    """Replaces nn.Linear, and transformers' Conv1D, whose weight is transposed."""
 
     def __init__(self, packed: PackedWeight, bias: Tensor | None) -> None:
         super().__init__()
@@ -91,25 +92,25 @@ def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """A module that computes exactly F.linear: a subclass may have changed that, a hook may watch it."""
-    return type(module).forward in (nn.Linear.forward, Conv1D.forward) and not is_watched(module)
+    """Whether the module computes exactly F.linear: a subclass may change that, and so may a hook."""
+    return type(module).forward in (nn.Linear.forward, Conv1D.forward) and not has_hooks(module)
 
 
 def _is_router(module: nn.Module) -> bool:
-    return not isinstance(module, nn.Embedding) and is_router(module) and not is_watched(module)
+    return not isinstance(module, nn.Embedding) and is_router(module) and not has_hooks(module)
 
 
 def _pack_module(module: nn.Module, pack: Pack) -> Packed:
-    """The module's replacement; the module itself lets go of its weights, whoever still holds it."""
+    """Returns the module's replacement; removes the weights from the module itself, which others may still hold."""
     if is_experts(module):
         return pack_experts(module, pack)
     weight, bias = cast(Tensor, module._parameters.pop("weight")).detach(), cast("Tensor | None", module.bias)
     packed = pack(weight.t() if isinstance(module, Conv1D) else weight)
-    return PackedLinear(packed, None if bias is None else bias.detach().clone())  # not a part of the file
+    return PackedLinear(packed, None if bias is None else bias.detach().clone())  # off the mapped checkpoint file
 
 
 def _unconverted(model: nn.Module) -> Iterator[str]:
-    """Parameters that may take part in a matrix product of torch's; embeddings are only looked up."""
+    """Yields the names of parameters that torch may still multiply by; embeddings are only looked up."""
     for module_name, module in model.named_modules():
         if isinstance(module, nn.Embedding):
             continue

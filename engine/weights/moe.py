@@ -19,23 +19,23 @@ __all__ = ["PackedExperts", "PackedLlama4Experts", "is_experts", "is_router", "p
 
 
 def pack_experts(module: nn.Module, pack: Pack) -> "PackedExperts | PackedLlama4Experts":
-    """The replacement of a module for which `is_experts` holds."""
-    kind = PackedExperts if _is_described(module) else PackedLlama4Experts
+    """Returns the packed replacement of a module for which `is_experts` holds."""
+    kind = PackedExperts if _has_experts_interface(module) else PackedLlama4Experts
     return kind(module, pack)
 
 
 def is_experts(module: nn.Module) -> bool:
     """Whether the module is a layer of experts whose formula is known."""
-    return _is_described(module) or type(module).__name__ == "Llama4TextExperts"
+    return _has_experts_interface(module) or type(module).__name__ == "Llama4TextExperts"
 
 
-def _is_described(module: nn.Module) -> bool:
-    """Whether transformers' `use_experts_implementation` says what the module computes."""
-    described = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "num_experts", "_apply_gate")
-    return all(hasattr(module, name) for name in described)
+def _has_experts_interface(module: nn.Module) -> bool:
+    """Whether the module has the attributes by which transformers' `use_experts_implementation` describes experts."""
+    attributes = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "num_experts", "_apply_gate")
+    return all(hasattr(module, name) for name in attributes)
 
 
-class _TwoStacks(nn.Module):
+class _ExpertStacks(nn.Module):
     up: "_PackedStack"
     down: "_PackedStack"
 
@@ -48,11 +48,11 @@ class _TwoStacks(nn.Module):
         return self.up.num_weights + self.down.num_weights
 
 
-class PackedExperts(_TwoStacks):
-    """In place of a layer's experts: each multiplies the rows that chose it; a row sums its slots in their order."""
+class PackedExperts(_ExpertStacks):
+    """Replaces a layer's experts. Each expert multiplies the rows routed to it; a row sums its slots in their order."""
 
     def __init__(self, experts: nn.Module, pack: Pack) -> None:
-        """Empties `experts`, which stays for its gate function and norm."""
+        """Takes the weights out of `experts`, which is kept for its gate function and norm."""
         super().__init__()
         self.experts = experts
         pack_stack = functools.partial(_PackedStack, experts, bool(experts.is_transposed), pack)
@@ -60,7 +60,7 @@ class PackedExperts(_TwoStacks):
         self.down = pack_stack("down_proj")
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """hidden_states [T, H], chosen experts [T, S] and their weights [T, S] -> [T, H]."""
+        """Runs the chosen experts [T, S] with their weights [T, S] on hidden_states [T, H]; returns [T, H]."""
         num_rows, num_slots = top_k_index.shape
         slots = top_k_index.reshape(-1)  # [T * S], slot s of row t at t * S + s
         weights = top_k_weights.reshape(-1, 1)
@@ -84,11 +84,11 @@ class PackedExperts(_TwoStacks):
         return cast(Tensor, experts.post_expert_norm(output)) if experts.has_post_expert_norm else output
 
 
-class PackedLlama4Experts(_TwoStacks):
-    """In place of Llama 4's experts: every expert gets as many rows as there are tokens, most of them zeros."""
+class PackedLlama4Experts(_ExpertStacks):
+    """Replaces Llama 4's experts. Every expert gets as many rows as there are tokens, most of them zeros."""
 
     def __init__(self, experts: nn.Module, pack: Pack) -> None:
-        """Empties `experts`, which stays for its activation."""
+        """Takes the weights out of `experts`, which is kept for its activation."""
         super().__init__()
         self.experts = experts
         self.up = _PackedStack(experts, True, pack, "gate_up_proj")
@@ -112,7 +112,7 @@ class _PackedStack:
             stack = stack.transpose(1, 2)
         self._weights = [pack(weight) for weight in stack]
         biases = experts._parameters.pop(f"{name}_bias", None)
-        self._biases = None if biases is None else biases.detach().clone()  # [E, N], not a part of the file
+        self._biases = None if biases is None else biases.detach().clone()  # [E, N], off the mapped checkpoint file
 
     def __len__(self) -> int:
         return len(self._weights)
@@ -131,7 +131,7 @@ class _PackedStack:
 
 
 class RouterWeight(WeightHandle):
-    """A router's weight; some routers ask for it in float32 at every step, so the plain numbers are kept, too."""
+    """A router's packed weight. Some routers cast it to float32 at every step, so the plain numbers are kept, too."""
 
     def __init__(self, weight: Tensor, pack: Pack) -> None:
         super().__init__(pack(weight))
@@ -165,8 +165,8 @@ def is_router(module: nn.Module) -> bool:
 
 
 def pack_router(router: nn.Module, pack: Pack) -> int:
-    """Puts a packed weight in the place of the router's own; returns the bytes it holds."""
-    weight = cast(Tensor, router._parameters.pop("weight")).detach().clone()  # not a part of the file
+    """Replaces the router's weight by a packed one; returns the bytes that it holds."""
+    weight = cast(Tensor, router._parameters.pop("weight")).detach().clone()  # off the mapped checkpoint file
     handle = RouterWeight(weight, pack)
     cast(Any, router).weight = handle
     return weight.nbytes + handle.packed.nbytes

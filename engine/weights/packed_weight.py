@@ -1,7 +1,7 @@
-"""A weight in the form its multiplication wants, and the product whose every row is the same whatever the others are.
+"""Weights packed into the layout of their matmul, which is batch invariant: no row depends on the other rows.
 
-Two implementations of one interface: the C++ kernel, and torch with a fixed number of rows
-(`engine.weights.batch_invariant_matmul`).
+`PackedWeight` is the interface of dense and quantized weights. Dense ones have two implementations: the C++ kernel
+here, and torch with a fixed number of rows (`engine.weights.batch_invariant_matmul`).
 """
 
 from collections.abc import Sequence
@@ -23,50 +23,50 @@ __all__ = [
 
 
 class PackedWeight(Protocol):
-    """A weight [N, K], packed."""
+    """A weight [N, K], packed for its matmul."""
 
     shape: torch.Size  # [N, K]
     dtype: torch.dtype
     device: torch.device
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x [T, K] -> x W^T + bias [T, N], each row bit-equal whatever the other rows are and however many."""
+        """x [T, K] -> x W^T + bias [T, N]; each row has the same bits whatever the other rows are and however many."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory it holds."""
+        """Bytes of memory that the packed weight holds."""
         ...
 
 
 def pack_weight(weight: Tensor, kernels_available: bool) -> PackedWeight:
-    """weight [N, K], not kept; through the C++ kernel where it is available and knows device and dtype."""
+    """Packs a weight [N, K], which is not kept: for the C++ kernel where that supports device and dtype, else torch."""
     if kernels_available and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16):
         return KernelWeight(weight)
     return BatchInvariantWeight(weight)
 
 
 def multiply_rows(packed: PackedWeight, x: Tensor, bias: Tensor | None) -> Tensor:
-    """x [..., K] -> [..., N]."""
+    """Multiplies x [..., K] by the packed weight; returns [..., N]."""
     num_out, num_in = packed.shape
     return packed.multiply(x.reshape(-1, num_in), bias).view(*x.shape[:-1], num_out)
 
 
 def check_rows(x: Tensor, shape: torch.Size) -> None:
-    """Raises unless rows x [T, K] fit a weight of that shape, of which kernels see only what was filled up."""
+    """Raises RuntimeError unless rows x [T, K] fit a weight of that shape; the kernels know only its padded shape."""
     if x.dim() != 2 or x.shape[1] != shape[1]:
         raise RuntimeError(f"rows {[*x.shape]} do not fit a weight {[*shape]}")
 
 
 class KernelWeight:
-    """Multiplies through the C++ kernel: float32 or bfloat16, on the CPU; any number of threads, the same bits.
+    """A dense weight for the C++ kernel: float32 or bfloat16, on the CPU; the same bits on any number of threads.
 
-    Where the kernel has AVX2 or AVX512, it holds bfloat16 in 12 bits a number, or 11 with AMX, exactly, if the weight's
-    numbers allow it and `may_be_coded`. Products are the same, bit for bit.
+    Where the kernel has AVX2 or AVX512, bfloat16 is losslessly coded in 12 bits a number, or 11 with AMX, if the
+    weight's numbers allow it and `may_be_coded`. Products are the same, bit for bit.
     """
 
     bits = 0
-    """Not quantized."""
+    """Bits of a quantized code: none, the weight is dense."""
 
     def __init__(self, weight: Tensor, may_be_coded: bool = True) -> None:  # [N, K]
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
@@ -82,9 +82,9 @@ class KernelWeight:
 
 
 class WeightHandle:
-    """Stands where a module's `weight` was: tells its shape, dtype and device, and multiplies in `F.linear`.
+    """Replaces a module's `weight`: it has the same shape, dtype and device, and multiplies in `F.linear`.
 
-    It is no tensor. Model code that would read the numbers fails loudly instead of computing something else.
+    It is not a tensor: model code that would read the numbers fails loudly instead of computing something else.
     """
 
     def __init__(self, packed: PackedWeight) -> None:

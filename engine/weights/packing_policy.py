@@ -1,4 +1,4 @@
-"""Which weight of a model is packed in which form."""
+"""Chooses how the weights of a model are packed: layers and head quantized as configured, routers dense."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from engine.weights.quantized_weight import KernelQuantizedWeight, TorchQuantize
 
 __all__ = ["Pack", "Packing", "packing_for"]
 
-Pack = Callable[[Tensor], PackedWeight]  # of a weight [N, K], which is not kept
+Pack = Callable[[Tensor], PackedWeight]  # packs a weight [N, K], which is not kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +20,15 @@ class Packing:
     """How each kind of weight is packed."""
 
     layers: Pack
-    """Linear layers and experts."""
+    """Packs the weights of linear layers and experts."""
     head: Pack
-    """The layer that makes logits: 8 bits for rows of 16, since an error there reaches the tokens undiluted."""
+    """Packs the language-model head: quantized to 8 bits for rows of 16, since its errors reach logits undiluted."""
     routers: Pack
-    """Never quantized: they are small, and a wrong choice of experts costs much."""
+    """Packs the weights of routers, never quantized: they are small, and a wrong choice of experts costs much."""
 
 
 def packing_for(quantization: str, kernels_available: bool) -> Packing:
-    """quantization: none, or a name in `BITS`."""
+    """Returns how to pack each kind of weight; `quantization` is none, or a name in `BITS`."""
     dense = functools.partial(pack_weight, kernels_available=kernels_available)
     if quantization == "none":
         return Packing(layers=dense, head=dense, routers=dense)

@@ -1,5 +1,4 @@
-"""Quantized weights behind the interface of `engine.weights.packed_weight`: through the C++ kernel, or through
-torch."""
+"""Quantized weights with the interface of `engine.weights.packed_weight`, multiplied by the C++ kernels or by torch."""
 
 import functools
 from dataclasses import fields, replace
@@ -16,14 +15,14 @@ from engine.weights.packed_weight import check_rows
 
 __all__ = ["KernelQuantizedWeight", "TorchQuantizedWeight"]
 
-_COLUMNS_AT_ONCE = 1024  # of the result, so that the weight is never dequantized as a whole
+_COLUMNS_AT_ONCE = 1024  # columns of the result, so that the weight is never dequantized as a whole
 
 
 class KernelQuantizedWeight:
-    """Multiplies through the C++ kernels: float32 or bfloat16, on the CPU.
+    """A quantized weight for the C++ kernels, which multiply float32 or bfloat16 rows, on the CPU.
 
-    Rows are rounded to `row_bits`: to 8, and they and the weight are transformed as `engine.weights.hadamard` says, or
-    for a weight of 8 bits to 16, as they are.
+    Rows are rounded to `row_bits`. With 8, rows and weight are transformed before (`engine.weights.hadamard`); with 16,
+    for weights of 8 bits only, they are not.
     """
 
     def __init__(self, weight: Tensor, bits: int, row_bits: int = 8) -> None:  # [N, K]
@@ -48,28 +47,31 @@ class KernelQuantizedWeight:
 
 
 def _check_finite(weight: Tensor) -> None:
-    """One damaged number would be spread over all of its group, and no longer look like one."""
+    """Raises ModelError for NaN or infinity, which quantization would spread over a group until it looks harmless."""
     if not all(end.isfinite() for end in weight.aminmax()):  # NaN is both
         raise ModelError(f"A weight {[*weight.shape]} of the checkpoint has NaN or infinity: it is damaged.")
 
 
 def _quantize_rows(weight: Tensor, bits: int, row_bits: int) -> tuple[Tensor, ...]:
-    """Some rows of a weight, which a transform makes float32 -> what the kernels pack of them."""
+    """Quantizes some rows of a weight, after the transform if there is one, to the tensors that the kernels pack."""
     ops = torch.ops.twostep
     if row_bits == 8:
         weight = ops.inverse_hadamard(weight)
-    codes, scales, minimums = ops.quantize(weight, bits, NUM_REFITS[bits])  # those of quantize(weight, bits)
+    codes, scales, minimums = ops.quantize(weight, bits, NUM_REFITS[bits])  # as quantize(weight, bits) does
     return ops.to_levels(weight, scales, minimums) if bits == 4 else (codes, scales, minimums)
 
 
 class TorchQuantizedWeight:
-    """Dequantizes in every call, some columns at a time, and multiplies in torch's fixed tiles; rounds no rows."""
+    """A quantized weight that is dequantized in every call, some columns at a time, and multiplied by torch.
+
+    Rows are not quantized.
+    """
 
     def __init__(self, weight: Tensor, bits: int) -> None:  # [N, K]
         _check_finite(weight)
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
         matrix = quantize(weight, bits)
-        self._matrix = matrix if bits == 8 else _halved(to_levels(weight, matrix))
+        self._matrix = matrix if bits == 8 else _with_two_codes_per_byte(to_levels(weight, matrix))
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         out = x.new_empty(x.shape[0], self.shape[0])
@@ -90,8 +92,8 @@ class TorchQuantizedWeight:
         return sum(tensor.nbytes for tensor in _tensors(self._matrix).values())
 
 
-def _halved(matrix: Int4Matrix) -> Int4Matrix:
-    """With two codes in a byte that lie next to each other along K, the first in its low bits."""
+def _with_two_codes_per_byte(matrix: Int4Matrix) -> Int4Matrix:
+    """Returns the matrix with pairs of codes that are neighbours along K in one byte, the first in its low bits."""
     padded = torch.nn.functional.pad(matrix.codes, (0, -matrix.codes.shape[1] % 2))
     return replace(matrix, codes=padded[:, ::2] | padded[:, 1::2] << 4)
 

@@ -1,4 +1,4 @@
-"""What quantized weights and rounded rows stand for, of numbers that are distributed in several ways."""
+"""Test weights of several distributions, and the numbers that quantized weights and rows stand for."""
 
 import torch
 from torch import Tensor
@@ -29,14 +29,14 @@ def round_trip(weight: Tensor, bits: int) -> Tensor:
 
 
 def rounded_weight(weight: Tensor, bits: int, row_bits: int) -> Tensor:
-    """[N, K], what the packed weight stands for."""
+    """Returns the weight [N, K] that a packed weight stands for."""
     if row_bits == 16:
         return round_trip(weight, bits)
     return round_trip(hadamard.inverse_transform(weight), bits) @ hadamard.transform(torch.eye(weight.shape[1])).T
 
 
 def rounded_rows(x: Tensor, row_bits: int) -> Tensor:
-    """[T, K], what the integers stand for that a packed weight multiplies."""
+    """Returns the rows [T, K] that the integers stand for which a packed weight multiplies."""
     numbers, scales = round_rows(x if row_bits == 16 else hadamard.transform(x), LARGEST[row_bits])
     rows = numbers * spread(scales, ROW_GROUP_SIZE, numbers.shape[1])
     return rows if row_bits == 16 else rows @ hadamard.inverse_transform(torch.eye(x.shape[1])).T

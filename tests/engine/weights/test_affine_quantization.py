@@ -1,4 +1,4 @@
-"""Weights of 8 and 4 bits: what their numbers stand for, and that the kernels find the same ones."""
+"""Quantized weights of 8 and 4 bits: what their codes stand for, and that the kernels find the same codes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,7 +47,7 @@ def test_codes_fill_their_range(bits: int) -> None:
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.0, 1 / 3, 1e-30, -7e30])
 def test_equal_numbers_stay_what_they_are(value: float, bits: int) -> None:
     weight = torch.full((2, 70), value)
-    tolerance = {8: 1e-4, 4: 2**-8}[bits]  # of 4 bits, that of a bfloat16 scale
+    tolerance = {8: 1e-4, 4: 2**-8}[bits]  # with 4 bits, that of a bfloat16 scale
     torch.testing.assert_close(round_trip(weight, bits), weight, rtol=tolerance, atol=0)
 
 
@@ -98,7 +98,7 @@ def test_the_kernel_finds_the_same_levels(distribution: str, dtype: torch.dtype)
 
 
 def test_a_tail_of_a_group_is_as_good_as_a_whole_one(bits: int) -> None:
-    """The numbers that fill it up must not widen its range."""
+    """The numbers that pad a group must not widen its range."""
     size = GROUP_SIZES[bits]
     weight = torch.randn(64, size + 8) * 0.01 + 5
     errors = (round_trip(weight, bits) - weight).abs()

@@ -1,4 +1,4 @@
-"""Torch's products in fixed tiles: wide ones are used where they change no bit, and nowhere else."""
+"""Torch's matmuls in fixed tiles: wide ones are used where they change no bit, and nowhere else."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,11 +12,12 @@ from engine.weights.batch_invariant_matmul import TILE_ROWS, WIDE_ROWS, BatchInv
 pytestmark = pytest.mark.usefixtures("two_threads")
 
 TILE = TILE_ROWS["cpu"]
-Product = Callable[[batch_invariant_matmul._Product, Tensor, Tensor | None], Tensor]
+Matmul = Callable[[batch_invariant_matmul._TorchMatmul, Tensor, Tensor | None], Tensor]
 
 
 @pytest.fixture(autouse=True)
-def untried() -> Iterator[None]:
+def unprobed() -> Iterator[None]:
+    """Forgets which shapes were probed, before and after each test."""
     batch_invariant_matmul._wide_rows.cache_clear()
     yield
     batch_invariant_matmul._wide_rows.cache_clear()
@@ -24,23 +25,23 @@ def untried() -> Iterator[None]:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of rows that were multiplied, one after the other."""
+    """Collects the number of rows of each matmul, one after the other."""
     numbers: list[int] = []
-    plain: Product = batch_invariant_matmul._Product.__call__
+    plain: Matmul = batch_invariant_matmul._TorchMatmul.__call__
 
-    def product(self: batch_invariant_matmul._Product, rows: Tensor, bias: Tensor | None) -> Tensor:
+    def matmul(self: batch_invariant_matmul._TorchMatmul, rows: Tensor, bias: Tensor | None) -> Tensor:
         numbers.append(len(rows))
         return plain(self, rows, bias)
 
-    monkeypatch.setattr(batch_invariant_matmul._Product, "__call__", product)
+    monkeypatch.setattr(batch_invariant_matmul._TorchMatmul, "__call__", matmul)
     return numbers
 
 
-def sums_otherwise(from_rows: int, with_bias: bool) -> Product:
-    """A library that sums the second half of K first, from so many rows on."""
-    plain: Product = batch_invariant_matmul._Product.__call__
+def sums_otherwise(from_rows: int, with_bias: bool) -> Matmul:
+    """Returns a matmul that sums the second half of K first, from `from_rows` rows on."""
+    plain: Matmul = batch_invariant_matmul._TorchMatmul.__call__
 
-    def product(self: batch_invariant_matmul._Product, rows: Tensor, bias: Tensor | None) -> Tensor:
+    def matmul(self: batch_invariant_matmul._TorchMatmul, rows: Tensor, bias: Tensor | None) -> Tensor:
         if len(rows) < from_rows or (bias is not None) != with_bias:
             return plain(self, rows, bias)
         half = rows.shape[1] // 2
@@ -48,7 +49,7 @@ def sums_otherwise(from_rows: int, with_bias: bool) -> Product:
         parts = x[:, half:] @ w[:, half:].T, x[:, :half] @ w[:, :half].T
         return (parts[0] + parts[1] + (0 if bias is None else bias.float())).to(rows.dtype)
 
-    return product
+    return matmul
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -65,7 +66,7 @@ def test_many_rows_are_multiplied_at_once(dtype: torch.dtype, seen: list[int]) -
 def test_another_order_of_sums_is_noticed(
     n: int, k: int, with_bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_invariant_matmul._Product, "__call__", sums_otherwise(WIDE_ROWS, with_bias))
+    monkeypatch.setattr(batch_invariant_matmul._TorchMatmul, "__call__", sums_otherwise(WIDE_ROWS, with_bias))
     weight, x, bias = torch.randn(n, k).to(dtype), torch.randn(WIDE_ROWS + 1, k).to(dtype), torch.randn(n).to(dtype)
     packed = BatchInvariantWeight(weight)
     whole = packed.multiply(x, bias)
@@ -74,15 +75,15 @@ def test_another_order_of_sums_is_noticed(
     assert packed._wide_rows == TILE
 
 
-def test_a_weight_too_large_to_try_stays_with_narrow_tiles(seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_invariant_matmul, "_MOST_TRIED", 96 * 200 - 1)
+def test_a_weight_too_large_to_probe_stays_with_narrow_tiles(seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_invariant_matmul, "_MAX_PROBED_SIZE", 96 * 200 - 1)
     weight = BatchInvariantWeight(torch.randn(96, 200))
     assert seen == []
     weight.multiply(torch.randn(WIDE_ROWS, 200), None)
     assert seen == [TILE] * (WIDE_ROWS // TILE)
 
 
-def test_layers_of_one_shape_are_tried_once(seen: list[int]) -> None:
+def test_layers_of_one_shape_are_probed_once(seen: list[int]) -> None:
     BatchInvariantWeight(torch.randn(96, 200))
     seen.clear()
     BatchInvariantWeight(torch.randn(96, 200))

@@ -1,4 +1,4 @@
-"""Weights in 12 bits a number, or 11 with AMX: exactly the products of the same weights in 16."""
+"""Weights coded in 12 bits a number, or 11 with AMX: exactly the products of the same weights in 16."""
 
 from collections.abc import Callable
 
@@ -13,10 +13,10 @@ pytestmark = pytest.mark.usefixtures("two_threads")
 
 SHAPES = [(1, 1), (32, 32), (33, 31), (64, 2), (70, 2100), (300, 520), (1000, 896), (130, 513)]  # N, K
 ROWS = (1, 2, 5, 6, 7, 12, 13, 16, 17, 32, 33, 47, 64, 100, 192, 193, 257, 600)
-PER_EXCEPTION = 256  # numbers, where there are as many as a panel may have
-PER_LISTED = 4  # where there are as many as a weight may have
+PER_EXCEPTION = 256  # numbers per exception, where a panel has as many as it may have
+PER_LISTED = 4  # numbers per listed one, where a weight has as many as it may have
 
-# Where numbers are that no table has: outputs and places along K.
+# Where the numbers are that are not in their panel's table: slices of outputs and of positions along K.
 SPREADS = {
     "first": (slice(0, 1), slice(0, 1)),
     "last": (slice(-1, None), slice(-1, None)),
@@ -39,13 +39,13 @@ def _with_coding() -> None:
 
 
 def codes_exponents() -> bool:
-    """In 11 bits; else high bytes, in 12."""
+    """Whether exponents are coded, in 11 bits a number; else high bytes are, in 12."""
     kernels = load_kernels()
     return kernels is not None and kernels.isa == "amx"
 
 
 def panel() -> int:
-    """Outputs that share a table."""
+    """Returns the number of outputs that share a table."""
     kernels = load_kernels()
     return 0 if kernels is None else {"amx": 32, "avx512_bf16": 64, "avx512": 64, "avx2": 16}[kernels.isa]
 
@@ -55,7 +55,7 @@ def bits(x: Tensor) -> Tensor:
 
 
 def assert_exact(weight: Tensor, rows: tuple[int, ...] = ROWS) -> None:
-    """Coded, and multiplied as if it were not."""
+    """Asserts that the weight is coded, and multiplied as if it were not."""
     coded, plain = KernelWeight(weight), KernelWeight(weight, may_be_coded=False)
     assert coded.packed.dtype == torch.uint8 and plain.packed.dtype == torch.bfloat16
     x, bias = torch.randn(max(rows), weight.shape[1]).bfloat16(), torch.randn(weight.shape[0]).bfloat16()
@@ -64,7 +64,7 @@ def assert_exact(weight: Tensor, rows: tuple[int, ...] = ROWS) -> None:
 
 
 def assert_numbers_come_back(weight: Tensor) -> None:
-    """Rows that pick one number of each column show all bits of a weight but those of NaNs and of minus zero."""
+    """Asserts that rows of the identity matrix return each number of a weight without NaN and minus zero."""
     coded = KernelWeight(weight)
     assert coded.packed.dtype == torch.uint8
     picked = coded.multiply(torch.eye(weight.shape[1]).bfloat16(), None)
@@ -103,7 +103,7 @@ def test_numbers_without_pattern_are_left_as_they_are() -> None:
 
 
 class TestHighBytes:
-    """In 12 bits: exceptions are numbers whose high byte is not among the 16 of their panel."""
+    """Coding in 12 bits: exceptions are numbers whose high byte is not among the 16 of their panel."""
 
     @pytest.fixture(autouse=True)
     def _with_vectors(self) -> None:
@@ -112,7 +112,7 @@ class TestHighBytes:
 
     @staticmethod
     def common(panels: int = 2, panel_size: int = 64 * 512) -> tuple[Tensor, Tensor]:
-        """A weight of 16 high bytes, and the bits of its numbers."""
+        """Returns a weight of 16 high bytes, and the bits of its numbers."""
         shape = (panels * panel(), panel_size // panel())
         words = (0x3000 + torch.randint(16, shape) * 256 + torch.randint(256, shape)).short()
         return words.view(torch.bfloat16), words
@@ -128,7 +128,7 @@ class TestHighBytes:
 
     @pytest.mark.parametrize("count", range(30))
     def test_any_number_of_them_fits(self, count: int) -> None:
-        """Behind the list lie codes: zeros here, which would read as an exception of number 0."""
+        """Codes follow the list: zeros here, which would read as an exception of number 0."""
         weight, words = self.common(1)
         words[:, ::2] = words[:8, :8] = 0x3000
         words[8:].view(-1)[torch.randperm(words[8:].numel())[:count]] = 0x4242
@@ -165,13 +165,13 @@ class TestHighBytes:
 
 
 def of_exponents(exponents: Tensor) -> Tensor:
-    """The bits of numbers with these exponents, of any sign and mantissa."""
+    """Returns the bits of numbers with these exponents, of random signs and mantissas."""
     words = exponents * 128 + torch.randint(128, exponents.shape) - 2**15 * torch.randint(2, exponents.shape)
     return words.short()
 
 
 class TestExponents:
-    """In 11 bits: listed are numbers whose exponent is not among the seven of their panel, and all from 2 on."""
+    """Coding in 11 bits: numbers from 2 on, or whose exponent is not among the seven of their panel, are listed."""
 
     @pytest.fixture(autouse=True)
     def _with_tiles(self) -> None:
@@ -180,7 +180,7 @@ class TestExponents:
 
     @staticmethod
     def common(panels: int = 2, k: int = 512) -> tuple[Tensor, Tensor]:
-        """A weight of seven exponents, and the bits of its numbers."""
+        """Returns a weight of seven exponents, and the bits of its numbers."""
         words = of_exponents(96 + torch.randint(7, (panels * panel(), k)))
         return words.view(torch.bfloat16), words
 
@@ -222,7 +222,7 @@ class TestExponents:
             assert packed.nbytes < (11.5 if scale < 1 else 12.5) / 16 * weight.numel() * 2
 
     def test_every_code_comes_back_from_every_place(self) -> None:
-        """Of a unit's 512 numbers: each has each of seven exponents, and one that is listed, in some unit."""
+        """Each of a unit's 512 positions has each of seven exponents, and one that is listed, in some unit."""
         numbers = torch.arange(panel() * 512)
         codes = (numbers + numbers // 512) % 8
         exponents = torch.where(codes < 7, codes * 17 + 3, 120 + numbers % 8)

@@ -17,7 +17,7 @@ def test_products_of_transformed_numbers_are_those_of_the_numbers(size: int) -> 
 
 
 @pytest.mark.parametrize(("size", "expected"), [(10, 64), (64, 64), (65, 128), (300, 320)])
-def test_rows_are_filled_up_to_a_whole_block(size: int, expected: int) -> None:
+def test_rows_are_padded_to_a_whole_block(size: int, expected: int) -> None:
     assert transform(torch.randn(2, size)).shape == inverse_transform(torch.randn(2, size)).shape == (2, expected)
 
 
@@ -32,7 +32,7 @@ def test_a_number_is_spread_over_its_block_and_no_other() -> None:
 @pytest.mark.parametrize("size", [64, 256])
 @pytest.mark.parametrize("period", [1, 2, 4, 32])
 def test_what_repeats_is_spread_evenly(size: int, period: int) -> None:
-    """Equal numbers, or signs that alternate: of sums without flipped signs, one would be all and the others zero."""
+    """Without flipped signs, equal or alternating numbers would add up in one sum and leave zeros in all others."""
     row = torch.where(torch.arange(size) // period % 2 == 0, 1.0, -1.0)[None]
     assert transform(row).abs().eq(size**0.5).all() and transform(torch.ones(1, size)).abs().eq(size**0.5).all()
 

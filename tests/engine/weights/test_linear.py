@@ -15,12 +15,12 @@ from engine.weights.batch_invariant_matmul import BatchInvariantWeight
 from engine.weights.linear import PackedLinear, prepare_linears
 from engine.weights.packed_weight import KernelWeight, PackedWeight, pack_weight
 
-# Odd sizes reach every tail: of a panel, of a pair along K, of a tile, of a piece of K (1024).
 pytestmark = pytest.mark.usefixtures("two_threads")
 
+# Odd sizes reach every tail: of a panel, of a pair along K, of a tile, of a piece of K (1024).
 SHAPES = [(1, 1), (3, 17), (17, 3), (33, 64), (100, 130), (130, 100), (64, 1), (1, 100), (70, 2100)]  # N, K
 DTYPES = [torch.float32, torch.bfloat16]
-TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 4e-3}  # of the largest result
+TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 4e-3}  # relative to the largest result
 
 Pack = Callable[[Tensor], PackedWeight]
 
@@ -35,7 +35,7 @@ def pack(request: pytest.FixtureRequest) -> Pack:
 
 
 def random_layer(n: int, k: int, dtype: torch.dtype, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """weight [N, K], bias [N], x [rows, K]."""
+    """Returns a random weight [N, K], bias [N] and input x [rows, K]."""
     return torch.randn(n, k).to(dtype), torch.randn(n).to(dtype), torch.randn(rows, k).to(dtype)
 
 
@@ -66,7 +66,7 @@ def test_a_row_is_the_same_alone_and_in_every_batch(pack: Pack, n: int, k: int, 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k"), [(300, 1100), (600, 1700)])
 def test_a_row_of_a_large_batch_is_the_same_alone(pack: Pack, n: int, k: int, dtype: torch.dtype) -> None:
-    """By panel, and by piece of K where rows do not fit into a cache."""
+    """Large batches run panel by panel, and by pieces of K where rows do not fit into a cache."""
     weight, _, x = random_layer(n, k, dtype, 1061)
     packed = pack(weight)
     whole = packed.multiply(x, None)
@@ -153,7 +153,7 @@ def test_small_integers_come_out_exactly(pack: Pack, n: int, k: int, rows: int, 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_sum_is_rounded_once(pack: Pack, dtype: torch.dtype) -> None:
-    """1 + many values of half a unit in its last place: rounded at every step, the sum would stay 1."""
+    """The sum is 1 + many values of half a unit in its last place: rounded at every step, it would stay 1."""
     tiny = torch.finfo(torch.bfloat16).eps / 2
     x = torch.tensor([[1.0] + [tiny] * 64]).to(dtype)
     weight = torch.ones(1, 65).to(dtype)
@@ -268,7 +268,7 @@ def test_what_is_not_understood_is_named() -> None:
     assert torch.equal(model[0](torch.eye(4)), model[0].weight.T * 2 + 0)
 
 
-def test_a_packed_weight_tells_about_itself_and_refuses_to_be_read(pack: Pack) -> None:
+def test_a_packed_weight_has_shape_dtype_and_device_and_refuses_to_be_read(pack: Pack) -> None:
     linear = nn.Linear(6, 10).bfloat16()
     x = torch.randn(3, 6).bfloat16()
     expected = linear(x).detach()

@@ -1,4 +1,4 @@
-"""Whole models after their linear layers, experts and routers were packed; batch invariance of experts."""
+"""Whole models compute the same once linear layers, experts and routers are packed; experts are batch invariant."""
 
 import copy
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def config_of(name: str) -> transformers.PreTrainedConfig:
 
 
 def wide_config_of(name: str) -> transformers.PreTrainedConfig:
-    """Sizes in whole vectors: torch's own activations treat the elements after the last whole one differently."""
+    """Returns a config of sizes in whole vectors: torch's own activations treat elements after the last differently."""
     sizes = dict.fromkeys(["hidden_size", "intermediate_size", "moe_intermediate_size", "intermediate_size_mlp"], 64)
     experts = dict.fromkeys(["num_local_experts", "num_experts", "n_routed_experts"], 32)
     config = config_of(name)
@@ -59,7 +59,7 @@ def logits(model: nn.Module) -> Tensor:
 
 
 def expert_blocks(model: nn.Module) -> list[nn.Module]:
-    """The modules that route rows to experts."""
+    """Returns the modules that route rows to experts."""
     kinds = (PackedExperts, PackedLlama4Experts)
     return [module for module in model.modules() if any(isinstance(child, kinds) for child in module.children())]
 
@@ -109,7 +109,7 @@ def test_experts_of_every_description_match_transformers_own(
 
 
 def make_experts(has_gate: bool, has_bias: bool, is_transposed: bool) -> nn.Module:
-    """Five experts of width 6 to 8 that run through transformers' batched implementation."""
+    """Returns five experts of width 6 to 8 that run through transformers' batched implementation."""
     torch.manual_seed(2)
 
     class Experts(nn.Module):

@@ -1,4 +1,4 @@
-"""What quantization costs in accuracy, beside llama.cpp's formats of as many bits."""
+"""What quantization costs in accuracy, compared with llama.cpp's formats of as many bits."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def bits(request: pytest.FixtureRequest) -> int:
 
 
 def product_errors(weight: Tensor, x: Tensor, bits: int, row_bits: int = 8) -> tuple[float, float]:
-    """Ours and llama.cpp's, which rounds rows to 8 bits for all its formats."""
+    """Returns our error and that of llama.cpp, which rounds rows to 8 bits for all its formats."""
     ours = rounded_rows(x, row_bits) @ rounded_weight(weight, bits, row_bits).T
     theirs = q8_0(x) @ {8: q8_0, 4: q4_0}[bits](weight).T
     return relative_error(ours, x @ weight.T), relative_error(theirs, x @ weight.T)
@@ -54,7 +54,7 @@ def test_products_of_the_head_err_less_than_llama_cpps(distribution: str) -> Non
 
 
 def test_where_only_weights_have_heavy_tails_the_head_errs_little_more() -> None:
-    """A scale for 256 of them follows the largest, one for 32 does so less often."""
+    """A scale for 256 weights follows the largest of them, one for 32 does so less often."""
     ours, theirs = product_errors(weight_of("heavy"), torch.randn(50, 1024), 8, row_bits=16)
     assert theirs < ours < 1.35 * theirs
 
@@ -73,7 +73,7 @@ def test_weights_of_four_bits_err_less_than_ggmls_format_of_as_many(distribution
 
 @pytest.mark.parametrize(("distribution", "most"), [("uniform", 1.3), ("sparse", 1.7)])
 def test_weights_of_four_bits_as_no_model_has_them_err_more(distribution: str, most: float) -> None:
-    """The transform makes them normal, as it does all."""
+    """The transform makes such weights normal, as it does all."""
     weight = weight_of(distribution)
     ours, theirs = (relative_error(matrix, weight) for matrix in (rounded_weight(weight, 4, 8), q4_0(weight)))
     assert theirs < ours < most * theirs

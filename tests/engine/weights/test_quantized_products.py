@@ -1,4 +1,4 @@
-"""Products with quantized weights: the kernels compute, bit for bit, what the plain reference here says."""
+"""Matmuls with quantized weights: the kernels compute, bit for bit, what the plain reference here does."""
 
 import math
 from dataclasses import replace
@@ -17,9 +17,9 @@ from engine.weights.int4_levels import Int4Matrix, to_levels
 from engine.weights.quantized_weight import KernelQuantizedWeight, TorchQuantizedWeight
 from tests.engine.weights.rounding import relative_error, round_trip, rounded_weight
 
-# Odd sizes reach every tail: of a panel, of a pair and a group along K, of a piece of K (1024).
 pytestmark = pytest.mark.usefixtures("two_threads")
 
+# Odd sizes reach every tail: of a panel, of a pair and a group along K, of a piece of K (1024).
 SHAPES = [(1, 1), (3, 17), (17, 3), (33, 64), (100, 130), (130, 100), (64, 1), (1, 100), (70, 2100)]  # N, K
 ROWS = (1, 2, 7, 8, 9, 16, 17, 33, 64, 65)
 DTYPES = [torch.float32, torch.bfloat16]
@@ -32,7 +32,7 @@ def bits(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(params=[(8, 8), (8, 16), (4, 8)], ids=["int8", "int8 of the head", "int4"])
 def form(request: pytest.FixtureRequest) -> tuple[int, int]:
-    """Bits of the weight and of the rows that it multiplies."""
+    """Bits of a quantized weight, and of the rows that it multiplies."""
     return cast(tuple[int, int], request.param)
 
 
@@ -61,7 +61,7 @@ def assert_equal_products(quantized: Product, reference: Product, rows: tuple[in
 
 
 class IntegerReference:
-    """The product of rounded rows with weights: exact sums of integers, then float32, fused, group after group."""
+    """Multiplies rounded rows by quantized weights: exact sums of integers, then fused float32, group after group."""
 
     def __init__(self, weight: Tensor, bits: int, row_bits: int = 8) -> None:
         self.shape, self.dtype, self._row_bits = weight.shape, weight.dtype, row_bits
@@ -95,7 +95,7 @@ def integers_of(matrix: QuantizedMatrix | Int4Matrix) -> Tensor:
 
 
 def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """a * b + c in float32, rounded once (but for ties of ties) where the kernels' target can."""
+    """Returns a * b + c in float32, rounded once (but for ties of ties) where the kernels' target can."""
     kernels = load_kernels()
     if kernels and kernels.isa == "generic":
         return a * b + c
@@ -182,7 +182,7 @@ def test_without_kernels_torch_multiplies_with_the_same_numbers(n: int, k: int, 
 def test_what_does_not_fit_a_packed_weight_is_refused(form: tuple[int, int]) -> None:
     needs_kernels()
     packed = KernelQuantizedWeight(torch.randn(5, 70), *form)
-    for x in (torch.randn(2, 200), torch.randn(2, 100), torch.randn(70)):  # 100 are filled up to as many as 70
+    for x in (torch.randn(2, 200), torch.randn(2, 100), torch.randn(70)):  # 100 are padded to as many as 70
         with pytest.raises(RuntimeError, match="do not fit a weight"):
             packed.multiply(x, None)
     with pytest.raises(RuntimeError, match="bias"):
