@@ -50,8 +50,8 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
     AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     metrics = Metrics(settings.model_names[0], with_vllm_names=settings.metrics_alias == "vllm")
     keys = KeyRing(settings.api_key, settings.api_keys_file)
-    pace = ErrorRateLimit(metrics.on_refusal_answer)
-    context = AppContext(settings, metrics, Lifecycle(open_backend, metrics), keys, LargeBodies(), pace)
+    error_rate_limit = ErrorRateLimit(metrics.on_refusal_answer)
+    context = AppContext(settings, metrics, Lifecycle(open_backend, metrics), keys, LargeBodies(), error_rate_limit)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:

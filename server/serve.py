@@ -56,7 +56,7 @@ def server_config(app: FastAPI, context: AppContext) -> uvicorn.Config:
         max_head_bytes=int(settings.max_header_bytes),
         header_timeout_s=settings.header_timeout,
         on_refusal=context.metrics.on_rejection,
-        pace=context.error_rate_limit,
+        error_rate_limit=context.error_rate_limit,
     )
     early = EarlyRefusals(context, generation_routes())
     return uvicorn.Config(

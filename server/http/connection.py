@@ -1,11 +1,11 @@
 """One client's connection: uvicorn's HTTP/1.1 protocol, with bounds that uvicorn does not have.
 
-head            --max-header-bytes, --header-timeout; what comes behind it: `middleware.body_limit`
-pipelining      a few requests, each with little of its body, may wait behind the one that is answered
-chunked bodies  chunk sizes, extensions and trailers may not outweigh the content
-connections     --max-connections; when all are taken, one makes room: refused and waiting, or the longest idle
-refusals        have a pace (`error_rate_limit`), those of the app and those of this file
-leftovers       of a refused request are read for a moment, so that the answer is not lost to a reset connection
+head            --max-header-bytes, --header-timeout; bounds on the body: `middleware.body_limit` pipelining      a few
+requests, each with little of its body, may wait behind the one that is answered chunked bodies  chunk sizes, extensions
+and trailers may not outweigh the content connections     --max-connections; when all are taken, a new one replaces one
+whose error is delayed, or the longest idle errors          the error rate limit holds for responses of the app and of
+this module lingering       the rest of a refused request is read for a moment, so that a reset does not destroy the
+response
 """
 
 import asyncio
@@ -33,42 +33,46 @@ from server.core.request_record import peer_of
 from server.http.early_protocol import EarlyProtocol
 from server.http.http10 import unchunked
 from server.http.raw_response import raw_error
-from server.limits.error_rate_limit import ErrorRateLimit, Verdict, is_paced, paced, slow_down
+from server.limits.error_rate_limit import ErrorRateLimit, Verdict, is_rate_limited, rate_limited, slow_down
 
 logger = logging.getLogger("twostep.server")
 
 MAX_PIPELINED = 8
+"""Requests that may wait behind the one that is answered."""
 LINGER_S = 2.0
+"""Seconds for which the rest of a refused request is read."""
 NUM_LINGERING = 64
-"""Connections beyond the limit that are told so; more are closed without a word."""
+"""Connections beyond --max-connections that get a 503; further ones are closed without a response."""
 
 
 class Phase(Enum):
-    """What is read next."""
+    """The part of a request that the connection reads."""
 
     BETWEEN = auto()
-    """A request, or nothing more."""
+    """No request has begun: another one may come, or nothing more."""
     HEAD = auto()
     BODY = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The bounds, and what the connections of one server share."""
+    """The bounds on connections, and the state that the connections of one server share."""
 
     max_connections: int
     max_head_bytes: int
     header_timeout_s: float
     on_refusal: Callable[[str], None]
-    """Told the error's code of what is refused before there is a request."""
-    pace: ErrorRateLimit
+    """Called with the error code of what is refused before there is a request."""
+    error_rate_limit: ErrorRateLimit
     waiting: "OrderedDict[BoundedProtocol, None]" = field(default_factory=OrderedDict)
-    """Connections that have no request under way, the longest so first."""
+    """Connections without a request under way, the longest idle first."""
     held: "OrderedDict[BoundedProtocol, None]" = field(default_factory=OrderedDict)
-    """Connections whose refusal waits for its turn."""
+    """Connections whose error response is delayed, the longest delayed first."""
 
 
 class BoundedProtocol(EarlyProtocol):
+    """One connection, within the bounds of `ConnectionLimits`."""
+
     def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
@@ -77,8 +81,8 @@ class BoundedProtocol(EarlyProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: ApiError | None = None
         self._is_refused = False
-        self._released = asyncio.Event()  # no answer waits for its turn: the client left, or the server ends
-        self._has_turned = False  # to another phase, in the bytes at hand
+        self._released = asyncio.Event()  # error responses are not delayed: the client left, or the server stops
+        self._has_changed_phase = False  # within the bytes that are being parsed
         self._num_read_bytes = 0  # of the head or of the body, framing included
         self._num_parsed_bytes = 0  # of the head's fields or of the body's content
 
@@ -99,14 +103,14 @@ class BoundedProtocol(EarlyProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._limits.waiting.pop(self, None)
         self._set_timer(None)
-        self._leave()
+        self._disconnect_app()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
         self._unset_keepalive_if_required()
-        self._has_turned = False
+        self._has_changed_phase = False
         try:
             self.feed(data)
         except httptools.HttpParserUpgrade:
@@ -114,7 +118,7 @@ class BoundedProtocol(EarlyProtocol):
         except httptools.HttpParserError:
             self._refuse(self._refusal or BadRequestError("The request is not valid HTTP."))
         else:
-            if not self._has_turned:  # else nobody knows how many of these bytes belong to what is read next
+            if not self._has_changed_phase:  # else it is unknown how many of these bytes belong to the new phase
                 self._num_read_bytes += len(data)
             self._check_progress()
 
@@ -137,7 +141,7 @@ class BoundedProtocol(EarlyProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._phase is Phase.BODY:
-            return  # a trailer: nobody reads them, and none may pass for a header
+            return  # a trailer: no handler reads them, and none may pass for a header
         self._count_head(len(name) + len(value) + len(": \r\n"))
         super().on_header(name, value)
 
@@ -175,16 +179,16 @@ class BoundedProtocol(EarlyProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        paced_app: Any = paced(app, self._hold, self._cut_off)
+        limited_app: Any = rate_limited(app, self._await_turn, self._cut_off)
         if cycle.scope["http_version"] == "1.0":
-            paced_app = unchunked(paced_app, cycle)
-        super()._start_asgi_task(cycle, paced_app)
+            limited_app = unchunked(limited_app, cycle)
+        super()._start_asgi_task(cycle, limited_app)
 
-    async def _hold(self, key_name: str = "") -> Verdict:
-        """Wait for the turn of a refusal."""
+    async def _await_turn(self, key_name: str = "") -> Verdict:
+        """Waits until the error rate limit lets an error response of this connection go."""
         self._limits.held[self] = None
         try:
-            return await self._limits.pace.turn(key_name or peer_of(self.client), self._released)
+            return await self._limits.error_rate_limit.turn(key_name or peer_of(self.client), self._released)
         finally:
             self._limits.held.pop(self, None)
 
@@ -194,14 +198,14 @@ class BoundedProtocol(EarlyProtocol):
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
-        self._has_turned = True
+        self._has_changed_phase = True
         self._num_read_bytes = self._num_parsed_bytes = 0
 
     def _await_request(self) -> None:
         self._limits.waiting[self] = None
 
     def _check_progress(self) -> None:
-        """After bytes that made no complete head or body."""
+        """Refuses a head or body that is too large so far; called after bytes that did not complete it."""
         if self._phase is Phase.BODY:
             if self._num_read_bytes > 2 * self._num_parsed_bytes + self._limits.max_head_bytes:
                 self._refuse(BadRequestError("The body's chunks carry more framing than content."))
@@ -222,17 +226,18 @@ class BoundedProtocol(EarlyProtocol):
 
     def _on_slow_head(self) -> None:
         if self._phase is Phase.BETWEEN:
-            self._abort()  # it never said anything: there is nothing to answer
+            self._abort()  # no request has begun: there is nothing to answer
         else:
             self._refuse(RequestTooSlowError("The request's head took too long (--header-timeout)."))
 
     def _refused(self, error: ApiError) -> ApiError:
-        """For raising out of a parser callback: the parser wraps what it gets."""
+        """Returns the error to raise out of a parser callback, and keeps it: the parser wraps what is raised."""
         self._refusal = error
         return error
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer the request that is being read, then close. Not while another one is answered: that is cut off."""
+        """Answers the request that is being read with an error, then closes the connection. While another request is
+        being answered, closes it at once."""
         code = kind_of(type(error)).code
         logger.debug("connection refused: %s: %s", code, error.detail)
         self._limits.on_refusal(code)
@@ -240,24 +245,24 @@ class BoundedProtocol(EarlyProtocol):
             self._abort()
             return
         self._is_refused = True
-        self._leave()
+        self._disconnect_app()
         self._limits.waiting.pop(self, None)
         self._set_timer(None)
-        if is_paced(error.status_code):
+        if is_rate_limited(error.status_code):
             self._released = asyncio.Event()
-            self.tasks.add(task := self.loop.create_task(self._tell_in_turn(error)))
+            self.tasks.add(task := self.loop.create_task(self._send_error_in_turn(error)))
             task.add_done_callback(self.tasks.discard)
         else:
-            self._tell(error)
+            self._send_error(error)
 
-    async def _tell_in_turn(self, error: ApiError) -> None:
-        verdict = await self._hold()
+    async def _send_error_in_turn(self, error: ApiError) -> None:
+        verdict = await self._await_turn()
         if verdict is not Verdict.CUT_OFF:
-            self._tell(slow_down() if verdict is Verdict.SLOW_DOWN else error)
+            self._send_error(slow_down() if verdict is Verdict.SLOW_DOWN else error)
         else:
             self._abort()
 
-    def _tell(self, error: Exception) -> None:
+    def _send_error(self, error: Exception) -> None:
         if self.transport.is_closing():
             return
         self._set_timer(LINGER_S, self._abort)
@@ -275,15 +280,16 @@ class BoundedProtocol(EarlyProtocol):
     def _is_reading_unanswered(self) -> bool:
         return self._phase is Phase.BODY and not self.cycle.response_started
 
-    def _leave(self) -> None:
-        """The app sees a client that left, and writes nothing any more."""
+    def _disconnect_app(self) -> None:
+        """Makes the app see a disconnected client: it ends the request and writes nothing any more."""
         self._released.set()
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._answering.message_event.set()
 
     def _cut_off(self) -> None:
-        self._leave()
+        """Closes the connection without a response."""
+        self._disconnect_app()
         self._abort()
 
     def _abort(self) -> None:

@@ -1,4 +1,5 @@
-"""uvicorn's HTTP/1.1 protocol, which says that there is no room before it makes a task of a request."""
+"""uvicorn's HTTP/1.1 protocol with load shedding: an overloaded server refuses a request before it starts a task for
+it."""
 
 import logging
 import math
@@ -17,6 +18,8 @@ logger = logging.getLogger("twostep.server")
 
 
 class EarlyProtocol(UpgradeProtocol):
+    """A connection whose requests pass the retry throttle and the early refusals."""
+
     def __init__(self, *args: Any, early: EarlyRefusals, retry_throttle: RetryThrottle, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._early = early
@@ -39,7 +42,7 @@ class EarlyProtocol(UpgradeProtocol):
     def _answer(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.disconnected or self.transport.is_closing():
             return
-        # Who does not read what he is told is answered by a task, which waits for him.
+        # A client that does not read its responses is answered by a task, which waits for it.
         refusal = None if self.flow.write_paused else self._refusal_of(cycle)
         if refusal is None:
             super()._start_asgi_task(cycle, app)
@@ -47,13 +50,14 @@ class EarlyProtocol(UpgradeProtocol):
         self._refused_at_s = self.loop.time()
         self.transport.write(refusal)
         cycle.response_started = cycle.response_complete = True
-        cycle.on_response = _nothing  # as uvicorn does: the two would keep each other in memory
+        cycle.on_response = _nothing  # breaks a reference cycle, as uvicorn does
         if not (cycle.keep_alive or cycle.more_body):  # else it is closed when the body has been read
             self.transport.close()
         self.on_response_complete()
 
     def _refusal_of(self, cycle: RequestResponseCycle) -> bytes | None:
-        """Raises nothing: the parser would take it for the client's mistake, and a timer for nobody's."""
+        """Returns the refusal to write, or None. Raises nothing: called by the parser, an error would become a 400, and
+        called by a timer it would be lost."""
         try:
             response = self._early.answer_to(cast(Scope, cycle.scope))
             if response is None:

@@ -1,8 +1,9 @@
-"""Overload is told before a request is work: without a task, a middleware or a route.
+"""Load shedding: refuses a request on an overloaded server from its head alone, without a task, a middleware or a
+route.
 
-Ten times too many requests are nine refusals to each answer, and what they cost the running streams lack. This is the
-short way for the plain case, which a request's head decides. What is not plain takes the long way, and is told the same
-there (`routes.generation_route`).
+At ten times the load that the server can take, nine of ten requests are refused, and what a refusal costs is taken from
+the running streams. Requests that need more than their head looked at are refused in `routes.generation_route` instead,
+with the same response.
 """
 
 from collections.abc import Mapping
@@ -27,15 +28,15 @@ _NOT_PLAIN = frozenset({"expect", "origin", "upgrade"})
 
 
 class EarlyRefusals:
-    """One per server, used on its event loop only."""
+    """Refuses generation requests that the engine cannot admit. One per server, used on its event loop only."""
 
     def __init__(self, context: AppContext, routes: Mapping[str, GenerationRoute]) -> None:
-        """`routes` by their paths."""
+        """`routes` are the generation routes by their paths."""
         self._context = context
         self._routes = routes
 
     def answer_to(self, scope: Scope) -> Response | None:
-        """None if the app is to answer. A refusal is counted and logged as the app's are."""
+        """Returns the refusal of a request, counted and logged as the app's are; None if the app is to answer it."""
         if scope["path"] not in self._routes or scope["method"] != "POST" or not _is_plain(scope):
             return None
         context = self._context
@@ -45,7 +46,7 @@ class EarlyRefusals:
         try:
             context.backend.engine.check_admission(Tenant(key.name, context.keys.share_of(key)))
         except (OverloadedError, EngineUnavailableError) as error:
-            return self._refused(scope, key, error)  # not later: an error that outlives this keeps all of it in a cycle
+            return self._refused(scope, key, error)  # in here: kept beyond it, the error and its frame form a cycle
         return None
 
     def _refused(self, scope: Scope, key: ApiKey, error: TwostepError) -> Response:
@@ -60,5 +61,6 @@ class EarlyRefusals:
 
 
 def _is_plain(scope: Scope) -> bool:
+    """Tells whether the request's head is enough to refuse it by."""
     headers = Headers(scope=scope)
     return not is_large(headers) and _NOT_PLAIN.isdisjoint(headers)

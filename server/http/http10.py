@@ -1,4 +1,4 @@
-"""Answers to HTTP/1.0, which knows no chunks (RFC 9112, 6.1): they end with the connection, as uvicorn closes it."""
+"""Responses to HTTP/1.0, which has no chunked encoding (RFC 9112, 6.1): they end when uvicorn closes the connection."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 def unchunked(app: ASGIApp, cycle: RequestResponseCycle) -> Any:
-    """`app` for one request, whose answer uvicorn writes as it comes."""
+    """Returns `app`, for one request, with a response that uvicorn writes without chunks and without a length."""
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_as_it_is(message: Message) -> None:

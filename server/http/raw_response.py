@@ -1,4 +1,4 @@
-"""Answers that are written by no app, as bytes."""
+"""Responses as bytes, for what is answered below ASGI."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from server.core.errors import describe, error_headers
 
 
 def raw_answer(response: Response, headers: Iterable[tuple[bytes, bytes]], keep_alive: bool) -> bytes:
-    """`headers` come beside its own."""
+    """Returns the response as it is written to the socket, with `headers` beside its own."""
     fields = [name + b": " + value + b"\r\n" for name, value in (*headers, *response.raw_headers)]
     if not keep_alive:
         fields.append(b"connection: close\r\n")
@@ -17,6 +17,6 @@ def raw_answer(response: Response, headers: Iterable[tuple[bytes, bytes]], keep_
 
 
 def raw_error(error: Exception) -> bytes:
-    """To what never became a request. The connection is closed behind it."""
+    """Returns the response to an error that arose before there was a request; the connection closes after it."""
     kind, body = describe(error, request_id="")
     return raw_answer(JSONResponse(body, kind.status, headers=error_headers(kind, error)), (), keep_alive=False)

@@ -1,4 +1,4 @@
-"""Requests that ask for another protocol are answered in this one, their bodies included.
+"""Requests with an `Upgrade` header, whose bodies are read and which are answered over HTTP/1.1.
 
 Java's HTTP client asks for HTTP/2 with every first request, and sends the body along. The parser takes what follows
 such a head for the other protocol and reads no more of it.
@@ -20,7 +20,7 @@ class _Reader(Protocol):
 
 
 class BodyParser:
-    """Reads one body, framed as these headers say, and nothing behind it."""
+    """Parses one body, framed as `framing` declares, and nothing that follows it."""
 
     def __init__(self, reader: _Reader, framing: Sequence[tuple[bytes, bytes]]) -> None:
         self._reader = reader
@@ -30,7 +30,7 @@ class BodyParser:
         self._parser.feed_data(b"".join((b"POST / HTTP/1.1\r\n", *lines, b"\r\n")))
 
     def feed_data(self, data: bytes) -> None:
-        """Raises HttpParserError."""
+        """Parses more of the body. Raises HttpParserError for a body that is not framed as declared."""
         try:
             if not self._is_complete:
                 self._parser.feed_data(data)
@@ -52,17 +52,18 @@ class BodyParser:
 
 
 class UpgradeProtocol(HttpToolsProtocol):
-    """Its connections end with the answer to such a request."""
+    """A connection that answers a request with an `Upgrade` header, body included, and then closes."""
 
     _framing: Sequence[tuple[bytes, bytes]] = ()  # of a body that the parser does not read
 
     @property
     def awaits_body(self) -> bool:
-        """Whether the parser said that a message is complete of which the body is yet to be read."""
+        """Whether the parser reported a message as complete whose body is yet to be read."""
         return len(self._framing) > 0
 
     def feed(self, data: bytes) -> None:
-        """Raises HttpParserError, and HttpParserUpgrade where nothing more is to be read."""
+        """Parses data from the client. Raises HttpParserError, and HttpParserUpgrade where nothing more is to be
+        read."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:

@@ -1,4 +1,5 @@
-"""Working on a request while watching whether its client is still there: before a response nobody else does."""
+"""Cancels the work for a request when its client disconnects before the response begins: until then the web framework
+does not watch for that."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -10,11 +11,12 @@ T = TypeVar("T")
 
 
 class ClientLeftError(Exception):
-    """The client closed the connection before its response began. Nobody is left to answer."""
+    """The client closed the connection before its response began."""
 
 
 async def unless_client_leaves(receive: Receive, work: Awaitable[T]) -> T:
-    """The result of `work`; when the client leaves first, `work` is cancelled, ended, and ClientLeftError raised.
+    """Returns the result of `work`. If the client disconnects first, cancels `work`, waits for its end and raises
+    ClientLeftError.
 
     The request's body must have been read, so that what arrives next can only be the disconnect.
     """

@@ -43,13 +43,13 @@ class JsonRequest(Request):
             messages, num_bytes = await _beginning(self._receive)
             self._receive = _again(messages, self._receive)
             if num_bytes >= LARGE_BYTES:
-                await self._place.enter_async_context(self._large_bodies.place(caller_of(self.scope)))
+                await self._place.enter_async_context(self._large_bodies.slot(caller_of(self.scope)))
         return await super().body()
 
     async def json(self) -> Any:
         body = await self.body()
         if len(body) >= LARGE_BYTES:
-            await self._large_bodies.turn(len(body))
+            await self._large_bodies.wait_to_parse(len(body))
             _rest_collector()
         try:
             value = _parse(body)

@@ -13,7 +13,7 @@ from server.limits.error_rate_limit import (
     NUM_PER_S,
     ErrorRateLimit,
     Verdict,
-    is_paced,
+    is_rate_limited,
 )
 from tests.server.http.raw_http import answer_to, rest_of
 from tests.server.live_server import LiveServer, live_server
@@ -37,62 +37,62 @@ class Clock:
         return self.now_s
 
 
-def waits(pace: ErrorRateLimit, count: int, who: str = "a") -> list[float]:
-    return [pace.book(who) for _ in range(count)]
+def waits(limit: ErrorRateLimit, count: int, who: str = "a") -> list[float]:
+    return [limit.reserve(who) for _ in range(count)]
 
 
-def silent_pace(clock: Clock) -> ErrorRateLimit:
+def silent_limit(clock: Clock) -> ErrorRateLimit:
     return ErrorRateLimit(lambda _: None, clock)
 
 
 def used_up(clock: Clock) -> ErrorRateLimit:
-    pace = silent_pace(clock)
-    assert waits(pace, NUM_AT_ONCE) == [0.0] * NUM_AT_ONCE
-    return pace
+    limit = silent_limit(clock)
+    assert waits(limit, NUM_AT_ONCE) == [0.0] * NUM_AT_ONCE
+    return limit
 
 
 class TestTurns:
     def test_a_crowd_has_none_and_who_comes_then_waits_for_all_before(self) -> None:
-        pace = used_up(Clock())
-        assert waits(pace, 3) == pytest.approx([1 / NUM_PER_S, 2 / NUM_PER_S, 3 / NUM_PER_S], abs=1e-6)
+        limit = used_up(Clock())
+        assert waits(limit, 3) == pytest.approx([1 / NUM_PER_S, 2 / NUM_PER_S, 3 / NUM_PER_S], abs=1e-6)
 
     def test_those_that_come_no_faster_than_the_rate_never_wait(self) -> None:
         clock = Clock()
-        pace = used_up(clock)
+        limit = used_up(clock)
         for _ in range(1000):
             clock.now_s += 1.001 / NUM_PER_S
-            assert pace.book("a") == 0.0
+            assert limit.reserve("a") == 0.0
 
     def test_credit_comes_back_with_time_and_no_more_than_a_crowds(self) -> None:
         clock = Clock()
-        pace = used_up(clock)
+        limit = used_up(clock)
         clock.now_s += 10.001 / NUM_PER_S
-        assert waits(pace, 11)[9:] == pytest.approx([0.0, 0.999 / NUM_PER_S], abs=1e-6)
+        assert waits(limit, 11)[9:] == pytest.approx([0.0, 0.999 / NUM_PER_S], abs=1e-6)
         clock.now_s += 1000
-        assert waits(pace, NUM_AT_ONCE + 1)[NUM_AT_ONCE - 1 :] == pytest.approx([0.0, 1 / NUM_PER_S], abs=1e-6)
+        assert waits(limit, NUM_AT_ONCE + 1)[NUM_AT_ONCE - 1 :] == pytest.approx([0.0, 1 / NUM_PER_S], abs=1e-6)
 
     def test_no_more_wait_than_have_a_turn_in_time_and_the_others_cost_no_turn(self) -> None:
         clock = Clock()
-        pace = used_up(clock)
-        in_time = [wait_s for wait_s in waits(pace, 2 * int(MAX_WAIT_S * NUM_PER_S)) if wait_s <= MAX_WAIT_S]
+        limit = used_up(clock)
+        in_time = [wait_s for wait_s in waits(limit, 2 * int(MAX_WAIT_S * NUM_PER_S)) if wait_s <= MAX_WAIT_S]
         assert len(in_time) == pytest.approx(MAX_WAIT_S * NUM_PER_S, abs=1)
         clock.now_s += 1.001 / NUM_PER_S
-        assert pace.book("a") <= MAX_WAIT_S
+        assert limit.reserve("a") <= MAX_WAIT_S
 
     def test_each_has_its_own(self) -> None:
-        pace = used_up(Clock())
-        assert waits(pace, NUM_AT_ONCE, "b") == [0.0] * NUM_AT_ONCE
-        assert pace.book("a") > 0 and pace.book("b") > 0
+        limit = used_up(Clock())
+        assert waits(limit, NUM_AT_ONCE, "b") == [0.0] * NUM_AT_ONCE
+        assert limit.reserve("a") > 0 and limit.reserve("b") > 0
 
     def test_of_so_many_the_longest_quiet_is_forgotten(self) -> None:
-        pace = used_up(Clock())
-        waits(pace, NUM_AT_ONCE, "b")
+        limit = used_up(Clock())
+        waits(limit, NUM_AT_ONCE, "b")
         for number in range(MAX_KNOWN - 2):
-            pace.book(f"other-{number}")
-        assert pace.book("a") > 0
-        pace.book("one more")
-        assert pace.book("a") > 0 and pace.book("b") == 0
-        assert len(pace._next_s) == MAX_KNOWN
+            limit.reserve(f"other-{number}")
+        assert limit.reserve("a") > 0
+        limit.reserve("one more")
+        assert limit.reserve("a") > 0 and limit.reserve("b") == 0
+        assert len(limit._next_s) == MAX_KNOWN
 
 
 class TestVerdicts:
@@ -105,11 +105,11 @@ class TestVerdicts:
         reported: list[str] = []
 
         async def all_turns() -> None:
-            pace, released = ErrorRateLimit(reported.append, Clock()), asyncio.Event()
+            limit, released = ErrorRateLimit(reported.append, Clock()), asyncio.Event()
             if is_released:
                 released.set()
-            told = await asyncio.gather(*(pace.turn("a", released) for _ in range(count)))
-            assert [verdict.value for verdict in told] == reported and pace._num_waiting == 0
+            told = await asyncio.gather(*(limit.turn("a", released) for _ in range(count)))
+            assert [verdict.value for verdict in told] == reported and limit._num_waiting == 0
 
         asyncio.run(all_turns())
         return reported[NUM_AT_ONCE - 1 :]
@@ -127,17 +127,17 @@ class TestVerdicts:
 
 @pytest.mark.parametrize("status", [400, 401, 404, 405, 413, 415, 431])
 def test_what_blames_the_request_has_a_pace(status: int) -> None:
-    assert is_paced(status)
+    assert is_rate_limited(status)
 
 
 @pytest.mark.parametrize("status", [200, 307, 408, 429, 499, 500, 503, 504, 529])
 def test_what_does_not_has_none(status: int) -> None:
-    assert not is_paced(status)
+    assert not is_rate_limited(status)
 
 
 def wait(monkeypatch: pytest.MonkeyPatch, server: LiveServer, wait_s: float) -> None:
     """Each refusal, from now on."""
-    monkeypatch.setattr(server.context.error_rate_limit, "book", lambda who: wait_s)
+    monkeypatch.setattr(server.context.error_rate_limit, "reserve", lambda client: wait_s)
 
 
 class TestAnswers:
@@ -234,14 +234,14 @@ class TestAnswers:
 
 
 def test_each_key_and_each_address_has_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    booked: list[str] = []
+    reserved: list[str] = []
     with live_server(api_key=["secret"]) as server:
-        monkeypatch.setattr(server.context.error_rate_limit, "book", lambda who: booked.append(who) or 0.0)
+        monkeypatch.setattr(server.context.error_rate_limit, "reserve", lambda client: reserved.append(client) or 0.0)
         with_key = NOT_JSON.replace(b"Host: x\r\n", b"Host: x\r\nAuthorization: Bearer secret\r\n")
         for data in (with_key, NOT_JSON, NOT_HTTP):
             assert body_of(server, data)
     [key] = server.context.keys._keys
-    assert booked == [key.name, "peer 127.0.0.1", "peer 127.0.0.1"]
+    assert reserved == [key.name, "peer 127.0.0.1", "peer 127.0.0.1"]
 
 
 def test_refusals_are_counted_by_what_became_of_them(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +255,7 @@ def test_refusals_are_counted_by_what_became_of_them(server: LiveServer, monkeyp
 
 
 def test_only_refusals_take_a_turn(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.context.error_rate_limit, "book", lambda who: pytest.fail("took a turn"))
+    monkeypatch.setattr(server.context.error_rate_limit, "reserve", lambda client: pytest.fail("took a turn"))
     for path in ("/health", "/ready", "/metrics", "/v1/models"):
         assert server.client.get(path).status_code == 200
     assert server.complete("Hi", max_tokens=1).status_code == 200
@@ -266,7 +266,7 @@ def test_only_refusals_take_a_turn(server: LiveServer, monkeypatch: pytest.Monke
 
 def test_who_is_too_slow_does_not_wait_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
     with live_server(header_timeout=0.1) as server:
-        monkeypatch.setattr(server.context.error_rate_limit, "book", lambda who: pytest.fail("took a turn"))
+        monkeypatch.setattr(server.context.error_rate_limit, "reserve", lambda client: pytest.fail("took a turn"))
         assert b"request_timeout" in body_of(server, NO_ROUTE[:-2])
 
 

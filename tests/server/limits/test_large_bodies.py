@@ -9,13 +9,13 @@ from starlette.datastructures import Headers
 
 from engine.core.errors import OverloadedError
 from server.limits import large_bodies
-from server.limits.large_bodies import BYTES_PER_S, LARGE_BYTES, MAX_HELD, MAX_HELD_BY_ONE, LargeBodies, is_large
+from server.limits.large_bodies import BYTES_PER_S, LARGE_BYTES, MAX_HELD, MAX_HELD_PER_CALLER, LargeBodies, is_large
 from tests.server.events import error_of
 from tests.server.live_server import LiveServer
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
 LARGE = json.dumps({"prompt": "Hi", "max_tokens": 1, "user": "x" * LARGE_BYTES}).encode()
-NUM_CALLERS = MAX_HELD // MAX_HELD_BY_ONE
+NUM_CALLERS = MAX_HELD // MAX_HELD_PER_CALLER
 
 
 class Time:
@@ -48,16 +48,16 @@ def test_the_loop_rests_after_each_in_proportion_to_its_size() -> None:
     async def check() -> None:
         time = Time()
         bodies = LargeBodies(time.clock, time.sleep)
-        await bodies.turn(BYTES_PER_S // 2)
+        await bodies.wait_to_parse(BYTES_PER_S // 2)
         assert time.now_s == 100.0
-        await bodies.turn(BYTES_PER_S)
+        await bodies.wait_to_parse(BYTES_PER_S)
         assert time.now_s == 100.5
         time.now_s = 101.0  # of the rest, half is over
-        await bodies.turn(1)
+        await bodies.wait_to_parse(1)
         assert time.now_s == 101.5
         time.now_s = 200.0  # no credit for the time nobody came
-        await bodies.turn(BYTES_PER_S)
-        await bodies.turn(1)
+        await bodies.wait_to_parse(BYTES_PER_S)
+        await bodies.wait_to_parse(1)
         assert time.now_s == 201.0
 
     asyncio.run(check())
@@ -70,10 +70,10 @@ def test_who_waits_too_long_for_a_place_is_told_so(monkeypatch: pytest.MonkeyPat
         bodies = LargeBodies()
         async with AsyncExitStack() as stack:
             for number in range(MAX_HELD):
-                await stack.enter_async_context(bodies.place(f"caller {number % NUM_CALLERS}"))
+                await stack.enter_async_context(bodies.slot(f"caller {number % NUM_CALLERS}"))
             with pytest.raises(OverloadedError):
-                await stack.enter_async_context(bodies.place("late"))
-        async with bodies.place("late"):
+                await stack.enter_async_context(bodies.slot("late"))
+        async with bodies.slot("late"):
             pass
 
     asyncio.run(check())
@@ -85,12 +85,12 @@ def test_one_caller_leaves_places_to_others(monkeypatch: pytest.MonkeyPatch) -> 
     async def check() -> None:
         bodies = LargeBodies()
         async with AsyncExitStack() as stack:
-            for _ in range(MAX_HELD_BY_ONE):
-                await stack.enter_async_context(bodies.place("greedy"))
+            for _ in range(MAX_HELD_PER_CALLER):
+                await stack.enter_async_context(bodies.slot("greedy"))
             with pytest.raises(OverloadedError):
-                await stack.enter_async_context(bodies.place("greedy"))
-            await stack.enter_async_context(bodies.place("other"))
-        async with bodies.place("greedy"):
+                await stack.enter_async_context(bodies.slot("greedy"))
+            await stack.enter_async_context(bodies.slot("other"))
+        async with bodies.slot("greedy"):
             pass
 
     asyncio.run(check())
@@ -99,10 +99,10 @@ def test_one_caller_leaves_places_to_others(monkeypatch: pytest.MonkeyPatch) -> 
 def test_beyond_the_limit_large_bodies_wait_and_small_ones_do_not(server: LiveServer) -> None:
     head = HEAD + b"Content-Length: %d\r\n\r\n" % len(LARGE)
     with ExitStack() as stack:
-        held = [stack.enter_context(server.connect()) for _ in range(MAX_HELD_BY_ONE)]
+        held = [stack.enter_context(server.connect()) for _ in range(MAX_HELD_PER_CALLER)]
         for each in held:
             each.sendall(head + LARGE[:-1])
-        server.wait_until(lambda: server.context.lifecycle.num_under_way == MAX_HELD_BY_ONE)
+        server.wait_until(lambda: server.context.lifecycle.num_under_way == MAX_HELD_PER_CALLER)
         late = stack.enter_context(server.connect())
         late.sendall(head + LARGE)
         assert server.complete("Hi", max_tokens=1).status_code == 200
@@ -126,9 +126,9 @@ def test_who_found_no_place_is_told_to_come_again(
     monkeypatch.setattr(large_bodies, "MAX_WAIT_S", 0.01)
     head = HEAD + b"Content-Length: %d\r\n\r\n" % len(LARGE)
     with ExitStack() as stack:
-        for _ in range(MAX_HELD_BY_ONE):
+        for _ in range(MAX_HELD_PER_CALLER):
             stack.enter_context(server.connect()).sendall(head + LARGE[:-1])
-        server.wait_until(lambda: server.context.lifecycle.num_under_way == MAX_HELD_BY_ONE)
+        server.wait_until(lambda: server.context.lifecycle.num_under_way == MAX_HELD_PER_CALLER)
         refused = server.post("/v1/completions", LARGE, headers)
         assert (refused.status_code, error_of(refused)["code"]) == (429, "slow_down")
 
@@ -154,7 +154,7 @@ def test_a_stream_does_not_keep_its_bodys_place(server: LiveServer) -> None:
     head = HEAD + b"Content-Length: %d\r\n\r\n"
     body = json.dumps({"prompt": "Hi", "stream": True, "user": "x" * LARGE_BYTES}).encode()
     with ExitStack() as stack:
-        for _ in range(MAX_HELD_BY_ONE + 1):
+        for _ in range(MAX_HELD_PER_CALLER + 1):
             client = stack.enter_context(server.connect())
             client.sendall(head % len(body) + body)
             assert client.recv(12) == b"HTTP/1.1 200"
@@ -163,5 +163,5 @@ def test_a_stream_does_not_keep_its_bodys_place(server: LiveServer) -> None:
 @pytest.mark.parametrize("end", [b"", b"}"])
 def test_bodies_that_fail_give_their_place_back(server: LiveServer, end: bytes) -> None:
     body = b"[" + LARGE + end
-    for _ in range(MAX_HELD_BY_ONE + 1):
+    for _ in range(MAX_HELD_PER_CALLER + 1):
         assert server.post("/v1/completions", body).status_code == 400
