@@ -1,1 +1,1 @@
-"""Where the files of a model are, here or on the hub, and what their configuration says. Reads no weights."""
+"""A model's files, in a directory or on the Hugging Face hub, and its config.json. No weights are read here."""

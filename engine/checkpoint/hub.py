@@ -1,4 +1,4 @@
-"""The Hugging Face hub: told of before a library is imported that asks it, then asked for a commit's files."""
+"""Files of models on the Hugging Face hub: whether the hub can be found, which commit is served, and its files."""
 
 import logging
 import os
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 def look_for_hub(model: str) -> None:
-    """Log that the hub is asked for the model, which is no directory here.
+    """Logs that the hub is asked for the model, which is no directory here. Call before huggingface_hub is imported.
 
-    Where its name is not known, libraries are told to take what was downloaded before: they would ask again and again,
-    for half a minute. They read that once, when they are imported, and so do later processes.
+    If the hub's host name cannot be resolved, HF_HUB_OFFLINE is set, so that libraries use what was downloaded before:
+    they would retry for half a minute. They read the variable once, when imported; child processes inherit it.
     """
     host = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
     logger.info("there is no directory %s: asking %s", model, host)
@@ -35,8 +35,8 @@ def look_for_hub(model: str) -> None:
 
 
 def pinned(config: EngineConfig) -> EngineConfig:
-    """With the commit that the revision of a hub id names now: a branch may move before all is loaded, or before it is
-    loaded again. Raises ModelError."""
+    """Returns the config with the revision of a hub id replaced by the commit that it names now: a branch may move
+    before all files are loaded, or before they are loaded again. Raises ModelError."""
     if is_local(config.model):
         return config
     commit = snapshot(config.model, config.revision, ["config.json"]).name
@@ -45,7 +45,7 @@ def pinned(config: EngineConfig) -> EngineConfig:
 
 
 def snapshot(model: str, revision: str | None, files: Sequence[str]) -> Path:
-    """The directory of the commit, which is its name, with such files as there are. Raises ModelError."""
+    """Returns the directory, named by the commit, with those of the files that exist. Raises ModelError."""
     import huggingface_hub.errors
 
     try:
@@ -61,9 +61,10 @@ def snapshot(model: str, revision: str | None, files: Sequence[str]) -> Path:
 
 
 def optional_file(model: str, revision: str | None, name: str) -> Path | None:
-    """A file that a checkpoint need not have. None if it has none, or, which is logged, if nobody may be asked.
+    """Returns the path of a file that a checkpoint need not have. None if it has none, or (logged) if the hub is
+    offline by HF_HUB_OFFLINE and the file was not downloaded.
 
-    Raises ModelError where the hub does not say whether there is one.
+    Raises ModelError if the hub cannot be asked whether there is one.
     """
     if is_local(model):
         path = Path(model) / name
@@ -73,7 +74,7 @@ def optional_file(model: str, revision: str | None, name: str) -> Path | None:
     try:
         return Path(huggingface_hub.hf_hub_download(model, name, revision=revision))
     except huggingface_hub.errors.LocalEntryNotFoundError as error:  # derived from EntryNotFoundError, but no answer
-        if _had_none(model, revision, name):
+        if _is_known_missing(model, revision, name):
             return None
         if huggingface_hub.is_offline_mode():
             logger.warning("HF_HUB_OFFLINE: %s of %s was not downloaded, so what it may say is not known", name, model)
@@ -85,8 +86,8 @@ def optional_file(model: str, revision: str | None, name: str) -> Path | None:
         raise _not_fetched(model, name, error) from error
 
 
-def _had_none(model: str, revision: str | None, name: str) -> bool:
-    """Whether the hub said so when it was asked before."""
+def _is_known_missing(model: str, revision: str | None, name: str) -> bool:
+    """Whether an earlier answer of the hub, that there is no such file, is cached."""
     import huggingface_hub
 
     found = huggingface_hub.try_to_load_from_cache(model, name, revision=revision)

@@ -1,4 +1,4 @@
-"""Where a model comes from: a directory on this machine or a hub id, and what its config.json may say; torch-free."""
+"""Checkpoints in a directory on this machine, and which config.json can be served; torch-free."""
 
 import hashlib
 import json
@@ -18,8 +18,8 @@ def is_local(model: str) -> bool:
 
 
 def check_checkpoint(model: str) -> None:
-    """Raise ModelError for a directory that holds no checkpoint that can be served, as far as can be told without
-    transformers. Hub ids pass: only asking the hub can tell."""
+    """Raises ModelError for a directory without a checkpoint that can be served, as far as can be seen without
+    transformers. Hub ids pass: only the hub knows."""
     if not is_local(model):
         return
     path = Path(model)
@@ -34,7 +34,7 @@ def check_checkpoint(model: str) -> None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What config.json says. Raises ModelError."""
+    """Returns the content of config.json. Raises ModelError."""
     path = folder / "config.json"
     try:
         config = json.loads(_content(path))
@@ -45,16 +45,16 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def state_of(folder: Path) -> str:
-    """Another one once config.json or weights were replaced. Of the weights, which are not read for this, it knows
-    names, sizes and times of modification. Raises ModelError."""
+def checkpoint_fingerprint(folder: Path) -> str:
+    """Returns a hash that changes when config.json or weights are replaced. Weights are not read: their names, sizes
+    and times of modification are hashed. Raises ModelError."""
     files = sorted(path for pattern in _WEIGHT_FILES for path in folder.glob(pattern))
     facts = [_content(folder / "config.json"), *((path.name, _size_and_time(path)) for path in files)]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()  # a name may hold what is no text: repr escapes it
+    return hashlib.sha256(repr(facts).encode()).hexdigest()  # a file name may not be valid UTF-8: repr escapes it
 
 
 def check_model_type(config: Mapping[str, Any], model: str, trust_remote_code: bool) -> None:
-    """Raise UnsupportedModelError for a model type that transformers does not know, which is imported here."""
+    """Raises UnsupportedModelError for a model type that transformers does not know. Imports transformers."""
     from transformers import __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -70,7 +70,7 @@ def check_model_type(config: Mapping[str, Any], model: str, trust_remote_code: b
 
 
 def check_unquantized(config: Mapping[str, Any], model: str) -> None:
-    """Raise UnsupportedModelError for weights that are quantized in the files."""
+    """Raises UnsupportedModelError for weights that are quantized in the files."""
     quantization = config.get("quantization_config")
     if not isinstance(quantization, Mapping) or quantization.get("dequantize"):
         return
@@ -89,7 +89,7 @@ def _content(path: Path) -> bytes:
 
 
 def _size_and_time(path: Path) -> tuple[int, int] | None:
-    """None of a link that leads nowhere."""
+    """Returns size in bytes and modification time in ns; None for a broken link."""
     try:
         found = path.stat()
     except OSError:

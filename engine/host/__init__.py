@@ -1,4 +1,4 @@
-"""What this machine and its libraries must be told before they serve: memory, huge pages, imports, vector math.
+"""Set-up of this machine and its libraries before serving: memory, huge pages, imports, vector math.
 
-Knows nothing of requests or models.
+Nothing here knows requests or models.
 """

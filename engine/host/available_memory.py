@@ -1,4 +1,4 @@
-"""How much memory is left for the KV cache, and which errors say that there was too little."""
+"""How much memory is available for the KV cache, and which errors mean that memory ran out."""
 
 import errno
 import os
@@ -10,29 +10,29 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes(device: torch.device) -> int:
-    """Free bytes of the device; on the CPU what the kernel can give, within the container's limit."""
+    """Returns the free bytes of the device; on the CPU those that the kernel can give, within the container's limit."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(_system_available_bytes(), _cgroup_available_bytes())
 
 
 def is_memory_shortage(error: Exception) -> bool:
-    """On the CPU torch raises a plain RuntimeError, and `mmap` an OSError."""
+    """Whether the error means that memory ran out. On the CPU torch raises a plain RuntimeError, `mmap` an OSError."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def _system_available_bytes() -> int:
-    available_kib = _figure(Path("/proc/meminfo"), "MemAvailable:")
+    available_kib = _read_number(Path("/proc/meminfo"), "MemAvailable:")
     return available_kib * 1024 if available_kib else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cgroup_available_bytes() -> int:
-    """What the cgroup (v2) of this container still allows; unlimited where there is none.
+    """Returns the bytes that the cgroup (v2) of this container still allows; 2^62 where there is no limit.
 
-    Files that were read, like the checkpoint, count as its memory until something else needs the room: they are left
-    out, as they are in MemAvailable.
+    The page cache of files that were read, like the checkpoint, counts as used memory until something else needs it:
+    it is left out here, as in MemAvailable.
     """
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
@@ -40,14 +40,14 @@ def _cgroup_available_bytes() -> int:
     except (OSError, ValueError):
         return 1 << 62
     stat = _CGROUP / "memory.stat"
-    used = max(0, current - _figure(stat, "inactive_file") - _figure(stat, "active_file"))
+    used = max(0, current - _read_number(stat, "inactive_file") - _read_number(stat, "active_file"))
     return 1 << 62 if limit == "max" else max(0, int(limit) - used)
 
 
-def _figure(path: Path, name: str) -> int:
-    """The number behind the name; 0 where there is none."""
+def _read_number(path: Path, name: str) -> int:
+    """Returns the number after `name` in a file of names and numbers; 0 if it is missing."""
     try:
-        figures = dict(line.split()[:2] for line in path.read_text().splitlines())
-        return int(figures.get(name, 0))
+        numbers = dict(line.split()[:2] for line in path.read_text().splitlines())
+        return int(numbers.get(name, 0))
     except (OSError, ValueError):
         return 0

@@ -1,8 +1,8 @@
-"""silu, sigmoid and gelu whose result for an element depends on that element alone, where there are no C++ kernels.
+"""Batch-invariant silu, sigmoid and gelu for CPUs without the C++ kernels.
 
-Torch's own compute the last elements of a thread's share in another way than the rest, so they differ in the last bit
-with the number of rows. Its arithmetic does not, nor do exp, erfc and tanh once they are settled (`vector_math`): these
-activations are made of them. On ARM erf does in float32.
+Torch's own activations compute the last elements of a thread's share in another way than the rest, so their results
+differ in the last bit with the number of rows. Torch's arithmetic does not, nor do exp, erfc and tanh once they are
+warmed up (`engine.host.mkl_warmup`): these activations are made of them. erf is not used: on ARM it differs in float32.
 """
 
 import functools
@@ -18,10 +18,11 @@ __all__ = ["replace_activations"]
 
 @functools.cache
 def replace_activations() -> object:
-    """Puts them in place of torch's for CPU tensors, process-wide and for good; returns what keeps them there."""
+    """Replaces torch's activations on CPU tensors, process-wide and for good; returns the library that keeps them
+    so."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of what is wanted here: that a kernel of its own is replaced
+        warnings.simplefilter("ignore")  # torch warns that a kernel of its own is replaced, as is intended here
         library.impl("sigmoid", _sigmoid, "CPU")
         library.impl("sigmoid_", lambda x: x.copy_(_sigmoid(x)), "CPU")
         library.impl("silu", _silu, "CPU")
@@ -32,22 +33,22 @@ def replace_activations() -> object:
 
 
 def _sigmoid(x: Tensor) -> Tensor:
-    return (1.0 / (1.0 + torch.exp(-_wide(x)))).to(x.dtype)
+    return (1.0 / (1.0 + torch.exp(-_at_least_float32(x)))).to(x.dtype)
 
 
 def _silu(x: Tensor) -> Tensor:
-    wide = _wide(x)
+    wide = _at_least_float32(x)
     return (wide / (1.0 + torch.exp(-wide))).to(x.dtype)
 
 
 def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    wide = _wide(x)
+    wide = _at_least_float32(x)
     if approximate == "tanh":
         inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
         return (0.5 * wide * (1.0 + torch.tanh(inner))).to(x.dtype)
     return (0.5 * wide * torch.erfc(wide * -math.sqrt(0.5))).to(x.dtype)
 
 
-def _wide(x: Tensor) -> Tensor:
-    """In at least float32, as torch computes."""
+def _at_least_float32(x: Tensor) -> Tensor:
+    """Returns x in at least float32, the precision that torch computes in."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

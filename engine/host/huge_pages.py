@@ -1,4 +1,5 @@
-"""Tensors in huge pages, for what steps read all over: with pages of 4 KiB, every block is a page walk."""
+"""Tensors in huge pages, for memory that steps read at scattered places: with pages of 4 KiB, every KV block costs a
+page walk."""
 
 import contextlib
 import math
@@ -14,9 +15,10 @@ HUGE_PAGE = 2 << 20  # bytes: the usual size
 
 
 def empty_in_huge_pages(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A new tensor; on the CPU its memory is left to the operating system until first written, 2 MiB at a time.
+    """Returns an uninitialized tensor; on the CPU the operating system allocates its memory when first written, 2 MiB
+    at a time.
 
-    Ordinary pages where the system has no huge ones, and on other devices.
+    Its pages are ordinary ones where the system has no huge ones, and on other devices.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or num_bytes == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):

@@ -1,9 +1,10 @@
-"""exp, cos and their like are the same in every call of a process, the first ones included.
+"""Warm-up of MKL's vector functions, so that exp, cos and others give the same results in the first call as in all
+later ones.
 
-On x86 CPUs torch gives these functions to MKL, each thread its share of a tensor. At a function's first call MKL
-chooses the code for this CPU, and in some versions (2024.2, of which torch's wheels are made) without a lock: of two
+On x86 CPUs torch computes these functions with MKL, each thread its share of a tensor. At a function's first call MKL
+chooses the code for this CPU, and in some versions (2024.2, with which torch's wheels are built) without a lock: of two
 threads that come at once, one may compute its share with code of low accuracy, that one time. Errors of 1e-4 were seen
-in half a tensor, in one of 600 processes. So each function's first call is one that threads do not share.
+in half a tensor, in one of 600 processes. So each function's first call must be made by one thread alone.
 """
 
 import torch
@@ -26,11 +27,11 @@ VECTOR_FUNCTIONS = (
     "tanh",
     "trunc",
 )
-"""Those of torch that MKL computes, in float32 and float64."""
+"""Functions of torch that MKL computes, in float32 and float64."""
 
 
-def settle_vector_functions() -> None:
-    """Before threads share any of them."""
+def warm_up_vector_functions() -> None:
+    """Calls each of the functions once. Call this before threads share any of them."""
     for dtype in (torch.float32, torch.float64):
         one_element = torch.full((1,), 0.5, dtype=dtype)
         for name in VECTOR_FUNCTIONS:

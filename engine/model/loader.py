@@ -26,7 +26,7 @@ from engine.core.errors import (
 )
 from engine.host.available_memory import is_memory_shortage
 from engine.host.deterministic_activations import replace_activations
-from engine.host.mkl_warmup import settle_vector_functions
+from engine.host.mkl_warmup import warm_up_vector_functions
 from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
 from engine.model.fusion import fuse_modules
@@ -67,7 +67,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
 
 
 def _load(config: EngineConfig) -> LoadedModel:
-    settle_vector_functions()
+    warm_up_vector_functions()
     source = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     if is_local(config.model):
         check_model_type(read_config(Path(config.model)), config.model, config.trust_remote_code)

@@ -35,7 +35,7 @@ from engine.core.messages import (
     StepUpdate,
     ToEngine,
 )
-from engine.host.memory_trim import settle, share_one_heap
+from engine.host.memory_trim import share_one_malloc_arena, trim_after_startup
 from engine.process.crash_marker import CrashMarker
 from engine.process.transport import EngineLink, ServerGoneError
 
@@ -115,7 +115,7 @@ def run(link: Link, load: Load, marker: Marker) -> int:
             return 0
         logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         engine = load(start.config, marker)
-        settle()
+        trim_after_startup()
         link.send(EngineReady(engine.info))
         try:
             _serve(engine, link, marker)
@@ -172,7 +172,7 @@ def _handle(message: ToEngine, engine: SteppingEngine, link: Link, marker: Marke
 
 if __name__ == "__main__":
     ignore_signals()  # before the seconds that the import takes
-    share_one_heap()
+    share_one_malloc_arena()
     from engine.host.lean_torch import make_torch_lean  # torch enters the process only here
 
     make_torch_lean()

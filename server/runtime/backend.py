@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 
 from engine.checkpoint.hub import look_for_hub, pinned
-from engine.checkpoint.local import check_checkpoint, is_local, state_of
+from engine.checkpoint.local import check_checkpoint, checkpoint_fingerprint, is_local
 from engine.client.interface import EngineClient, EngineObserver
 from engine.client.tenant_quotas import most_places, most_tokens
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.grammar.checker import GrammarChecker
-from engine.host.memory_trim import settle
+from engine.host.memory_trim import trim_after_startup
 from engine.scheduling.cost.step_trace import check_trace_file
 from server.core.tokenizer_protocol import Tokenizer
 from server.core.version import VERSION
@@ -94,7 +94,7 @@ def _check_revision(settings: Settings, model: str) -> None:
 
 def _weights_of(config: EngineConfig) -> str:
     """Of a configuration that is pinned. Raises ModelError."""
-    return config.revision or state_of(Path(config.model))
+    return config.revision or checkpoint_fingerprint(Path(config.model))
 
 
 @asynccontextmanager
@@ -130,7 +130,7 @@ async def _open_backend(
         info = await engine.start()
         tokenizer.max_tokens = MAX_CONTEXTS * info.max_model_len
         room = AdmissionSize(settings.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
-        settle()
+        trim_after_startup()
         yield Backend(engine, tokenizer, chat, defaults, room, grammars, weights)
     finally:
         grammars.close()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import transformers
 
-from engine.checkpoint.local import check_checkpoint, state_of
+from engine.checkpoint.local import check_checkpoint, checkpoint_fingerprint
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, UnsupportedModelError
 from engine.model.loader import load_model
@@ -57,10 +57,10 @@ def test_a_state_changes_with_whatever_is_replaced_and_with_nothing_else(tmp_pat
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"one")
     os.utime(weights, ns=(0, 1))
-    states = [state_of(tmp_path)]
+    states = [checkpoint_fingerprint(tmp_path)]
     os.utime(tmp_path / "config.json", ns=(0, 1))
     (tmp_path / "README.md").write_text("Hello")
-    assert state_of(tmp_path) == states[0]
+    assert checkpoint_fingerprint(tmp_path) == states[0]
     for change in (
         lambda: write_config(tmp_path, model_type="qwen2"),
         lambda: os.utime(weights, ns=(0, 2)),
@@ -69,8 +69,8 @@ def test_a_state_changes_with_whatever_is_replaced_and_with_nothing_else(tmp_pat
         lambda: (tmp_path / "pytorch_model.bin").touch(),
     ):
         change()
-        states.append(state_of(tmp_path))
-        assert state_of(tmp_path) == states[-1]
+        states.append(checkpoint_fingerprint(tmp_path))
+        assert checkpoint_fingerprint(tmp_path) == states[-1]
     assert len(set(states)) == len(states)
 
 
@@ -81,7 +81,7 @@ def test_odd_files_have_a_state_too(tmp_path: Path) -> None:
     (tmp_path / "c.bin").mkdir()
     os.mkfifo(tmp_path / "d.safetensors")
     open(os.fsencode(tmp_path) + b"/\xff.bin", "w").close()
-    assert state_of(tmp_path) == state_of(tmp_path)
+    assert checkpoint_fingerprint(tmp_path) == checkpoint_fingerprint(tmp_path)
 
 
 @pytest.mark.parametrize("method", METHODS)

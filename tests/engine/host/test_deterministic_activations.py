@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 from engine.host.deterministic_activations import replace_activations
-from engine.host.mkl_warmup import settle_vector_functions
+from engine.host.mkl_warmup import warm_up_vector_functions
 
-settle_vector_functions()
+warm_up_vector_functions()
 torch.manual_seed(1)
 ACTIVATIONS = [
     torch.sigmoid,

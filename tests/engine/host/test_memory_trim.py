@@ -54,9 +54,9 @@ def test_what_threads_freed_goes_back_and_what_stays_is_not_collected_again() ->
     hasattr(ctypes.CDLL(None), "mallopt") or pytest.skip("the C library has its own way with threads")
     code = """
 import gc, threading, weakref
-from engine.host.memory_trim import settle, share_one_heap
+from engine.host.memory_trim import trim_after_startup, share_one_malloc_arena
 from tests.resident_memory import resident_bytes
-share_one_heap()
+share_one_malloc_arena()
 b"-" * 30_000_000  # after which glibc keeps as much for reuse
 before = resident_bytes()
 def work():
@@ -69,7 +69,7 @@ cycle = Cycle()
 cycle.itself = cycle
 rest = weakref.ref(cycle)
 del cycle
-settle()
+trim_after_startup()
 print(resident_bytes() - before, gc.get_freeze_count(), rest() is None)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

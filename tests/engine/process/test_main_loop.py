@@ -163,7 +163,7 @@ def test_without_a_server_the_loop_ends() -> None:
 
 def test_an_engine_is_ready_when_what_loading_left_behind_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    monkeypatch.setattr(process, "settle", partial(done.append, "settle"))
+    monkeypatch.setattr(process, "trim_after_startup", partial(done.append, "trim_after_startup"))
 
     def load(config: EngineConfig, marker: Marker) -> fake.FakeEngine:
         done.append("load")
@@ -171,7 +171,7 @@ def test_an_engine_is_ready_when_what_loading_left_behind_is_gone(monkeypatch: p
 
     monkeypatch.setattr(ScriptedLink, "send", lambda _, message: done.append(type(message).__name__))
     run(ScriptedLink([START], [Shutdown()]), load)
-    assert done == ["load", "settle", "EngineReady"]
+    assert done == ["load", "trim_after_startup", "EngineReady"]
 
 
 def test_nothing_is_loaded_before_start() -> None:
