@@ -44,11 +44,11 @@ class Runner(Protocol):
     def decode(self, batch: Batch) -> StepOutput: ...
 
     def draft(self, batch: Batch) -> Batch:
-        """The batch with the guesses that its requests want; called only if there are draft weights."""
+        """Returns the batch with the draft tokens that its requests want; called only if there is a draft model."""
 
 
-class _Ran(NamedTuple):
-    """A step as it was."""
+class _StepResult(NamedTuple):
+    """What a step ran, what it reports, and how long its parts took."""
 
     batch: Batch | None
     updates: list[RequestUpdate]
@@ -89,7 +89,7 @@ class Engine:
             max_tokens_per_gap=config.max_prefill_tokens_per_gap,
             max_scored_tokens=_MAX_LOGITS // info.vocab_size,
         )
-        self._speculation = _new_speculation(self._costs, config, info)
+        self._speculation = _new_planner(self._costs, config, info)
         self._scheduler = Scheduler(
             self._pool,
             cache,
@@ -146,7 +146,8 @@ class Engine:
             self._grammars.add(request)
 
     def _admit(self, request: Request) -> None:
-        """One that another engine process began guesses nothing: if a guess ended that, it does not happen again."""
+        """Queue a request with its drafter. One that another engine process began does not speculate: if a draft killed
+        that process, it does not happen again."""
         if self._new_drafter is not None and not request.output_token_ids:
             request.may_speculate, request.drafter = True, self._new_drafter()
             if request.constraint is not None:
@@ -154,26 +155,27 @@ class Engine:
         self._scheduler.add(request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests without further news; unknown ids are ignored."""
+        """End requests without further updates; unknown ids are ignored."""
         ids = list(request_ids)
         self._has_unreported_aborts |= self._grammars.abort(ids) | self._scheduler.abort(ids)
 
     def inspect(self, request_ids: Iterable[str]) -> list[RequestState]:
-        """Of those that are queued or running: one whose grammar is being compiled is neither."""
+        """Returns the states of the queued and running requests among `request_ids`; one whose grammar is being
+        compiled is neither."""
         return self._scheduler.inspect(request_ids)
 
     def step(self, on_scheduled: Callable[[list[str]], None] = lambda _: None) -> StepUpdate:
         """Schedule, run, update. A step that raises ends its own requests with an error, and no others. Before it runs,
-        `on_scheduled` is told of those that run for the first time, if there are any."""
+        `on_scheduled` is called with the ids of the requests that run for the first time, if there are any."""
         started_s = self._clock()
         self._admit_compiled()
         running_ids = self._scheduler.running_ids
-        if running_ids or len(self._grammars):  # these are compiled, and those of the running ones asked for guesses
+        if running_ids or len(self._grammars):  # grammars are compiled, and those of running requests draft tokens
             self._mark(running_ids)
         batch = self._scheduler.schedule(started_s)
         if newly_scheduled := self._scheduler.newly_scheduled:
             on_scheduled(newly_scheduled)
-        ran = self._run(batch) if batch else _Ran(None, [])
+        ran = self._run(batch) if batch else _StepResult(None, [])
         ended_s = self._clock()
         self._has_unreported_aborts = False
         stats = self._stats(ran, ended_s - started_s)
@@ -188,25 +190,25 @@ class Engine:
         for request in self._grammars.take_ready(0.0 if self._scheduler.has_unfinished else _MAX_WAIT_S):
             self._admit(request)
 
-    def _run(self, batch: Batch) -> _Ran:
+    def _run(self, batch: Batch) -> _StepResult:
         started_s = self._clock()
         self._mark(request.request_id for request in batch.requests)
         run = self._runner.prefill if batch.phase is Phase.PREFILL else self._runner.decode
         try:
-            batch, drafting_s = self._drafted(batch)
-            batch = self._constrained(batch)
+            batch, drafting_s = self._with_drafts(batch)
+            batch = self._with_masks(batch)
             predicted_s = self._costs.predict(batch)
             output = run(batch)
         except Exception as error:
             logger.exception("a %s step of %d requests failed", batch.phase, len(batch.requests))
-            return _Ran(batch, self._scheduler.fail(batch, f"The engine failed on this request: {error}"))
+            return _StepResult(batch, self._scheduler.fail(batch, f"The engine failed on this request: {error}"))
         model_s = self._clock() - started_s - drafting_s
         self._costs.observe(batch, model_s)
         self._speculation.on_step(batch.num_drafts)
-        return _Ran(batch, self._scheduler.update(batch, output), model_s, predicted_s, drafting_s)
+        return _StepResult(batch, self._scheduler.update(batch, output), model_s, predicted_s, drafting_s)
 
-    def _drafted(self, batch: Batch) -> tuple[Batch, float]:
-        """With the guesses that are wanted of the draft weights, and the seconds that they took."""
+    def _with_drafts(self, batch: Batch) -> tuple[Batch, float]:
+        """Returns the batch with the draft tokens that it wants of the draft model, and the seconds that these took."""
         if not batch.wants_drafts:
             return batch, 0.0
         started_s = self._clock()
@@ -218,9 +220,9 @@ class Engine:
     def _mark(self, request_ids: Iterable[str]) -> None:
         self._marker.mark([*request_ids, *self._grammars.request_ids])
 
-    def _constrained(self, batch: Batch) -> Batch:
-        """With the masks of requests that follow a grammar, and without the guesses that these forbid: clients'
-        grammars run only when the step is marked."""
+    def _with_masks(self, batch: Batch) -> Batch:
+        """Returns the batch with the masks of requests that follow a grammar, and without the draft tokens that these
+        forbid. Clients' grammars run only while the step is marked."""
         return replace(batch, requests=tuple(map(self._with_mask, batch.requests)))
 
     def _with_mask(self, scheduled: ScheduledRequest) -> ScheduledRequest:
@@ -230,7 +232,7 @@ class Engine:
         allowed = constraint.allowed_tokens(scheduled.output_token_ids, scheduled.draft)
         return replace(shortened(scheduled, len(allowed) - 1), allowed_tokens=allowed)
 
-    def _stats(self, ran: _Ran, duration_s: float) -> StepStats:
+    def _stats(self, ran: _StepResult, duration_s: float) -> StepStats:
         scheduler, batch = self._scheduler, ran.batch
         floor = self._floors.floor_of(batch) if batch and ran.model_s else None
         return StepStats(
@@ -254,6 +256,6 @@ class Engine:
         )
 
 
-def _new_speculation(costs: StepCosts, config: EngineConfig, info: EngineInfo) -> SpeculationPlanner:
+def _new_planner(costs: StepCosts, config: EngineConfig, info: EngineInfo) -> SpeculationPlanner:
     limits = config.num_speculative_tokens, config.target_itl_ms / 1000
     return SpeculationPlanner(costs, *limits, None if info.draft_size is None else FastestDraftLength(costs, *limits))

@@ -1,1 +1,1 @@
-"""The policy: which request computes what in the next step, and which KV blocks it has for that. No tensors."""
+"""Scheduling policy: which requests run in the next step, with how many tokens, in which KV blocks. No tensors."""

@@ -40,7 +40,7 @@ class BlockPool:
     def try_allocate(self, num_new: int, shared: Sequence[int] = (), spare: int = 0) -> list[int] | None:
         """Take a reference on each `shared` block and on `num_new` others; return them all in that order.
 
-        None, and nothing changed, if fewer than `spare` available blocks would be left.
+        Returns None and changes nothing if fewer than `spare` available blocks would be left.
         """
         num_revived = sum(1 for block_id in shared if self._ref_counts[block_id] == 0)
         if self.num_available - num_revived < num_new + spare:

@@ -1,10 +1,10 @@
-"""Who runs next of those that wait: tenants share by tokens and weight, each tenant's own requests keep their order;
-torch-free.
+"""The queue of waiting requests: tenants share the engine by tokens and weight, and each tenant's own requests keep
+their order; torch-free.
 
 Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): each tenant has a count
 of the tokens computed and generated for it, divided by its weight; the tenant with the lowest count goes next. While
 two tenants both wait, their counts differ by at most what one request costs, times the requests that run at once. A
-tenant that comes back from an idle time starts level with the others: it has saved nothing up. With one tenant this is
+tenant that returns after an idle time starts level with the others: idle time earns no credit. With one tenant this is
 a plain sorted queue.
 """
 
@@ -15,12 +15,12 @@ from engine.core.request import Request
 
 
 class FairQueue:
-    """The waiting requests. Their order is kept within a tenant; across tenants it means nothing."""
+    """The waiting requests. Their `order` is kept within a tenant; across tenants it means nothing."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Request]] = {}  # by tenant, in order; never an empty list
-        self._served: dict[str, float] = {}  # by tenant, of whom there are few: its tokens divided by its weight
-        self._level = 0.0  # the count of the tenant served last: where one that comes back starts
+        self._served: dict[str, float] = {}  # by tenant (there are few): its tokens divided by its weight
+        self._level = 0.0  # the count of the tenant served last: where a tenant that returns starts
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -32,11 +32,11 @@ class FairQueue:
         return min(heads, key=lambda head: (not _has_begun(head), self.served(head), head.number), default=None)
 
     def num_before(self, request: Request) -> int:
-        """Those of its tenant that run before it, which waits."""
+        """Returns how many waiting requests of the same tenant come before `request`, which waits as well."""
         return bisect_left(self._waiting[request.tenant], request.order, key=attrgetter("order"))
 
     def served(self, request: Request) -> float:
-        """What the request's tenant has had so far."""
+        """Returns the virtual token count of the request's tenant."""
         return self._served.get(request.tenant, self._level)
 
     def add(self, request: Request) -> None:
@@ -45,18 +45,18 @@ class FairQueue:
         insort(self._waiting.setdefault(request.tenant, []), request, key=attrgetter("order"))
 
     def remove(self, request: Request) -> None:
-        """It runs now, or ended while it waited."""
+        """Removes a request that is scheduled, or that ended while it waited."""
         queue = self._waiting[request.tenant]
         queue.remove(request)
         if not queue:
             del self._waiting[request.tenant]
 
     def charge(self, request: Request, cost: float) -> None:
-        """Tokens computed or generated for the request, each once; or seconds."""
+        """Counts tokens that were computed or generated for the request, each once, towards its tenant."""
         self._served[request.tenant] = self.served(request) + cost / request.weight
 
     def start(self, request: Request, cost: float) -> None:
-        """It runs for the first time, and is charged."""
+        """Charges a request that runs for the first time, and raises the level to its tenant's count."""
         self._level = max(self._level, self.served(request))
         self.charge(request, cost)
 

@@ -1,4 +1,5 @@
-"""How much prompt the next prefill step may compute: tokens, and between two decode steps time; torch-free."""
+"""How much prompt the next prefill step may compute: limited in tokens and, between two decode steps, in time;
+torch-free."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -7,11 +8,11 @@ from math import inf
 from engine.core.request import Request
 from engine.scheduling.cost.step_cost import NO_PREFILL, StepCosts, with_chunk
 
-_MIN_CHUNK = 16  # tokens: prefill goes on however dear it is, and no time is lost on crumbs
+_MIN_CHUNK = 16  # tokens: prefill makes progress whatever it costs, and no step is wasted on fewer
 
 
 class PrefillBudget:
-    """One step's, handed out to requests in their turn."""
+    """The budget of one prefill step, of which requests take their chunks in turn."""
 
     def __init__(self, costs: StepCosts, max_s: float, max_tokens: int, max_scored_tokens: int) -> None:
         self._costs = costs
@@ -22,20 +23,22 @@ class PrefillBudget:
 
     @property
     def is_spent(self) -> bool:
-        """Never before the first chunk."""
+        """Whether no further chunk fits; False before the first chunk."""
         if self._work == NO_PREFILL:
             return False
         next_work = with_chunk(self._work, 0, _MIN_CHUNK, False)
         return self._num_left == 0 or self._costs.prefill_bound(next_work) > self._max_s
 
-    def can_go_on(self, request: Request) -> bool:
-        """Whether one whose prompt is computed in part should take more: not for a single token that it scores."""
+    def can_continue(self, request: Request) -> bool:
+        """Returns whether a request whose prompt is computed in part should take another chunk: not for a single token
+        whose logprob it wants."""
         may_score = self._num_scored_left > 0 or self._work == NO_PREFILL
         return not self.is_spent and (may_score or not request.scores_prompt)
 
     def take(self, request: Request) -> int:
-        """How many of its tokens the request computes next, at least one: a new one whose scores find no room must
-        not hold up those behind it. Call only while the budget is not spent."""
+        """Takes the request's next chunk from the budget, and returns its number of tokens. It is at least one: a new
+        request whose prompt logprobs do not fit must not hold up those behind it. Call only while the budget is not
+        spent."""
         wanted = min(request.num_uncomputed_tokens, self._num_left)
         if request.scores_prompt:
             wanted = min(wanted, max(self._num_scored_left, 1))
@@ -47,7 +50,8 @@ class PrefillBudget:
         return count
 
     def _num_fitting(self, request: Request, wanted: int) -> int:
-        """Tokens in [0, wanted]. The bound never falls as tokens are added."""
+        """Returns how many tokens of [0, wanted] fit into the time, by bisection: the bound never falls as tokens are
+        added."""
         counts = range(1, wanted + 1)
         return bisect_right(
             counts, self._max_s, key=lambda count: self._costs.prefill_bound(self._work_with(request, count))
@@ -58,7 +62,7 @@ class PrefillBudget:
 
 
 class PrefillPace:
-    """Opens each step's budget. A gap between the tokens of a stream is a prefill step and a decode step."""
+    """Makes each prefill step's budget. A gap between two tokens of a stream is a prefill step and a decode step."""
 
     def __init__(
         self,
@@ -79,8 +83,9 @@ class PrefillPace:
         return self._budget(inf, self._max_tokens)
 
     def within_a_gap(self, decoding: Sequence[Request]) -> PrefillBudget:
-        """What the decode step of these leaves of the target; at least twice that step's time. Where reading weights is
-        what takes time, a prefill step does that in the first half, and the other half is for tokens."""
+        """Returns the budget that a decode step of these requests leaves of the target gap, at least twice that step's
+        time: where reading weights takes the time, a prefill step spends the first half on that, and the other half on
+        tokens."""
         decode_s = self._costs.decode_bound(decoding)
         return self._budget(max(self._target_gap_s - decode_s, 2 * decode_s), self._max_tokens_per_gap)
 

@@ -28,7 +28,7 @@ class BlockCache(Protocol):
         """Whether a later match may return this block."""
 
     def forget(self, block_id: int) -> None:
-        """The block is about to be overwritten."""
+        """Forget a block that is about to be overwritten."""
 
 
 class PrefixCache:
@@ -40,7 +40,7 @@ class PrefixCache:
         self._hash_of_block: dict[int, bytes] = {}
 
     def can_match(self, request: Request) -> bool:
-        return request.params.prompt_logprobs is None  # those of a cached token are not known
+        return request.params.prompt_logprobs is None  # the cache holds no logprobs of its tokens
 
     def match(self, request: Request, max_blocks: int) -> list[int]:
         blocks: list[int] = []

@@ -1,4 +1,4 @@
-"""What the scheduler tells of a request: how far it is, and once how it began; torch-free."""
+"""What the scheduler reports of a request: its state when asked, and once its FirstTokenInfo; torch-free."""
 
 from engine.core.messages import FirstTokenInfo, RequestState
 from engine.core.request import Request, RequestStatus
@@ -6,7 +6,7 @@ from engine.scheduling.fair_queue import FairQueue
 
 
 def state_of(request: Request, waiting: FairQueue) -> RequestState:
-    """`waiting` is the queue that it is in, unless it runs."""
+    """Returns how far the request is. `waiting` is the queue that holds it unless it runs."""
     return RequestState(
         request.request_id,
         was_scheduled=request.first_scheduled_s is not None,
@@ -17,8 +17,8 @@ def state_of(request: Request, waiting: FairQueue) -> RequestState:
     )
 
 
-def announce(request: Request) -> FirstTokenInfo | None:
-    """What is told once, with the first news; None from then on."""
+def take_first_token_info(request: Request) -> FirstTokenInfo | None:
+    """Returns what is sent once, with the request's first update; None from then on."""
     if request.is_announced:
         return None
     request.is_announced = True

@@ -1,4 +1,4 @@
-"""Which request computes which tokens in the next step: two phases, apart; torch-free.
+"""Decides which requests compute which tokens in the next step, which is either prefill or decode; torch-free.
 
 Decode has priority: whenever requests are decoding, a decode step runs, and between two decode steps at most one
 prefill step, as long as `PrefillPace` allows. With nothing decoding, prefill takes its full budget.
@@ -16,13 +16,13 @@ from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.prefill_budget import PrefillBudget, PrefillPace
 from engine.scheduling.prefix_cache import BlockCache
-from engine.scheduling.request_reports import announce, state_of
+from engine.scheduling.request_reports import state_of, take_first_token_info
 from engine.scheduling.speculation.planner import NO_PLANNED_DRAFT, PlannedDraft, SpeculationPlanner
-from engine.scheduling.stop_conditions import accept, why_none
+from engine.scheduling.stop_conditions import append_tokens, why_no_token
 
 
 class Scheduler:
-    """Owns every unfinished request. A tenant's run first come, first served within equal `priority`."""
+    """Owns every unfinished request. A tenant's requests run first come, first served within equal `priority`."""
 
     def __init__(
         self,
@@ -84,18 +84,18 @@ class Scheduler:
         return self._requests[request_id].constraint
 
     def inspect(self, request_ids: Iterable[str]) -> list[RequestState]:
-        """Of those that are here."""
+        """Returns the states of the unfinished requests among `request_ids`."""
         return [state_of(self._requests[each], self._waiting) for each in request_ids if each in self._requests]
 
     def abort(self, request_ids: Iterable[str]) -> bool:
-        """End these requests, at any moment between steps; ids that are not here are ignored. True if any was."""
+        """End the unfinished requests among `request_ids`, at any moment between steps; True if there were any."""
         found = [self._requests[each] for each in dict.fromkeys(request_ids) if each in self._requests]
         for request in found:
             self._finish(request)
         return bool(found)
 
     def schedule(self, now_s: float) -> Batch | None:
-        """The next step's work, or None when there is none. Blocks for its tokens are allocated."""
+        """Returns the next step's batch, with blocks allocated for its tokens, or None when there is no work."""
         decoding = [request for request in self._running if not request.needs_prefill]
         self.newly_scheduled = []
         batch = None
@@ -108,8 +108,8 @@ class Scheduler:
         return batch
 
     def update(self, batch: Batch, output: StepOutput) -> list[RequestUpdate]:
-        """Account for a finished step and return each request's news. Nobody aborts during a step, but nothing here
-        depends on that."""
+        """Account for a finished step and return each request's update. No request is aborted during a step, but
+        nothing here depends on that."""
         updates = []
         for scheduled, result in zip(batch.requests, output.requests, strict=True):
             request = self._requests.get(scheduled.request_id)
@@ -133,31 +133,34 @@ class Scheduler:
             request.request_id, finish_reason=FinishReason.ERROR, error=message, blames_request=blames_request
         )
 
-    # Decode: one token for every running request whose other tokens all have KV, and guesses.
+    # Decode: one token, and draft tokens, for every running request whose other tokens all have KV.
 
     def _schedule_decode(self) -> Batch | None:
         for request in list(self._running):
             if request.status is RequestStatus.RUNNING and not request.needs_prefill:
-                self._make_room(request)
+                self._allocate_next_block(request)
         ready = [request for request in self._running if not request.needs_prefill]
-        # A step of nobody says nothing of guesses, and a gap between tokens that holds a prefill has no time for them.
+        # Without requests there is nothing to draft, and a gap that holds a prefill step has no time for drafts.
         if not ready or self._last_phase is Phase.PREFILL:
             return _batch(Phase.DECODE, [_scheduled(request, 1) for request in ready])
         plans = zip(ready, self._speculation.plan(ready), strict=True)
-        return _batch(Phase.DECODE, [_scheduled(request, 1, self._with_room(request, plan)) for request, plan in plans])
+        return _batch(
+            Phase.DECODE, [_scheduled(request, 1, self._with_blocks(request, plan)) for request, plan in plans]
+        )
 
-    def _with_room(self, request: Request, guesses: PlannedDraft) -> PlannedDraft:
-        """As many as have room without taking another request's."""
-        num_guesses = len(guesses.token_ids) + guesses.num_wanted
-        lacking = -(-(request.num_tokens + num_guesses) // self._block_size) - len(request.block_table)
-        if num_guesses and lacking > 0:
+    def _with_blocks(self, request: Request, draft: PlannedDraft) -> PlannedDraft:
+        """Returns as much of the draft as blocks can be allocated for without taking those that other running requests
+        will need."""
+        num_drafts = len(draft.token_ids) + draft.num_wanted
+        lacking = -(-(request.num_tokens + num_drafts) // self._block_size) - len(request.block_table)
+        if num_drafts and lacking > 0:
             request.block_table += self._pool.try_allocate(lacking, spare=len(self._running)) or []
-        room = len(request.block_table) * self._block_size - request.num_tokens
-        return PlannedDraft(guesses.token_ids[:room], min(guesses.num_wanted, room))
+        capacity = len(request.block_table) * self._block_size - request.num_tokens
+        return PlannedDraft(draft.token_ids[:capacity], min(draft.num_wanted, capacity))
 
-    def _make_room(self, request: Request) -> None:
-        """Give the request the block its next token needs, preempting until there is one: of the tenant that has had
-        most, the newest."""
+    def _allocate_next_block(self, request: Request) -> None:
+        """Give the request the block that its next token needs, preempting until there is one: the newest request of
+        the tenant that was served most."""
         while request.num_tokens > len(request.block_table) * self._block_size:
             block = self._pool.try_allocate(1)
             if block is not None:
@@ -173,7 +176,7 @@ class Scheduler:
     def _schedule_prefill(self, budget: PrefillBudget, now_s: float) -> Batch | None:
         chunks: list[tuple[Request, int]] = []
         for request in self._running:
-            if request.needs_prefill and budget.can_go_on(request):
+            if request.needs_prefill and budget.can_continue(request):
                 chunks.append((request, budget.take(request)))
         while len(self._running) < self._max_num_seqs and not budget.is_spent:
             new = self._waiting.next
@@ -208,7 +211,7 @@ class Scheduler:
         return True
 
     def _match_prefix(self, request: Request) -> list[int]:
-        """Cached blocks of the request's prefix; at least one token is always left to compute."""
+        """Returns the cached blocks of the request's prefix; at least one token is always left to compute."""
         if not self._cache.can_match(request):
             return []
         return self._cache.match(request, (request.num_tokens - 1) // self._block_size)
@@ -216,37 +219,38 @@ class Scheduler:
     # Transitions.
 
     def _mark_computed(self, request: Request, scheduled: ScheduledRequest, end: int) -> None:
-        """`end` is the position behind the last whose KV is the request's own: not that of a wrong guess."""
+        """Records that the positions before `end` have the request's own KV; those of rejected draft tokens come after
+        it."""
         request.num_computed_tokens = end
         self._cache.insert(request, scheduled.start // self._block_size, end // self._block_size)
         if not request.is_announced:
             request.num_prefill_chunks += 1
 
     def _append(self, request: Request, scheduled: ScheduledRequest, result: RequestStepOutput) -> RequestUpdate:
-        """Add the sampled tokens up to the first that ends the request."""
-        accepted = accept(request, result.token_ids, self._eos_token_ids)
-        num_accepted = max(len(accepted.token_ids) - 1, 0)
+        """Append the sampled tokens up to the first that finishes the request, and report them."""
+        appended = append_tokens(request, result.token_ids, self._eos_token_ids)
+        num_accepted = max(len(appended.token_ids) - 1, 0)
         self._mark_computed(request, scheduled, scheduled.end - scheduled.num_drafts + num_accepted)
         self._release_surplus(request)
         self._speculation.learn(request, scheduled, result.token_ids, num_accepted)
-        if not result.is_finite or (not result.token_ids and accepted.finish_reason is None):
-            return self._fail(request, *why_none(request, result.is_finite))
-        self._waiting.charge(request, len(accepted.token_ids))
-        if accepted.finish_reason is not None:
+        if not result.is_finite or (not result.token_ids and appended.finish_reason is None):
+            return self._fail(request, *why_no_token(request, result.is_finite))
+        self._waiting.charge(request, len(appended.token_ids))
+        if appended.finish_reason is not None:
             self._finish(request)
         return RequestUpdate(
             request_id=request.request_id,
-            token_ids=accepted.token_ids,
-            logprobs=list(result.logprobs[: len(accepted.token_ids)]),
-            first=announce(request),
-            finish_reason=accepted.finish_reason,
-            stop_token_id=accepted.stop_token_id,
+            token_ids=appended.token_ids,
+            logprobs=list(result.logprobs[: len(appended.token_ids)]),
+            first=take_first_token_info(request),
+            finish_reason=appended.finish_reason,
+            stop_token_id=appended.stop_token_id,
             num_preemptions=request.num_preemptions,
             embedding=result.embedding,
         )
 
     def _preempt(self, request: Request) -> None:
-        """Back to waiting, at its old place in the order; its tokens are computed again."""
+        """Move a running request back to its old place in the queue; its tokens are computed again."""
         self._running.remove(request)
         self._release_blocks(request)
         request.status = RequestStatus.WAITING
@@ -257,14 +261,14 @@ class Scheduler:
         self._waiting.add(request)
 
     def _finish(self, request: Request) -> None:
-        """The one way out: every ended request passes here once and leaves nothing behind."""
+        """End a request and free what it holds; every request passes here exactly once."""
         (self._running if request.status is RequestStatus.RUNNING else self._waiting).remove(request)
         self._release_blocks(request)
         request.status = RequestStatus.FINISHED
         del self._requests[request.request_id]
 
     def _release_surplus(self, request: Request) -> None:
-        """Give back what only wrong guesses needed."""
+        """Free the blocks that only rejected draft tokens needed."""
         num_needed = -(-request.num_tokens // self._block_size)
         self._pool.release(request.block_table[num_needed:])
         del request.block_table[num_needed:]
@@ -278,19 +282,19 @@ def _batch(phase: Phase, requests: list[ScheduledRequest]) -> Batch | None:
     return Batch(phase, tuple(requests)) if requests else None
 
 
-def _scheduled(request: Request, num_tokens: int, guesses: PlannedDraft = NO_PLANNED_DRAFT) -> ScheduledRequest:
+def _scheduled(request: Request, num_tokens: int, draft: PlannedDraft = NO_PLANNED_DRAFT) -> ScheduledRequest:
     start = request.num_computed_tokens
     end = start + num_tokens
     return ScheduledRequest(
         request_id=request.request_id,
-        token_ids=[*request.token_ids(start, end), *guesses.token_ids],
+        token_ids=[*request.token_ids(start, end), *draft.token_ids],
         start=start,
         block_table=tuple(request.block_table),
         params=request.params,
         prompt_token_ids=request.prompt_token_ids,
         output_token_ids=request.output_token_ids,
         samples=end == request.num_tokens,
-        num_drafts=len(guesses.token_ids),
-        num_wanted=guesses.num_wanted,
+        num_drafts=len(draft.token_ids),
+        num_wanted=draft.num_wanted,
         scores_prompt=request.scores_prompt,
     )

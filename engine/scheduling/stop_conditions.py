@@ -1,4 +1,4 @@
-"""Which of the tokens that a step made a request takes, and whether it ends with them; torch-free."""
+"""Stop conditions: which of a step's sampled tokens a request takes, and whether they finish it; torch-free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,29 +12,30 @@ NOT_FINITE = "The model computed no finite numbers: its weights are damaged, or 
 
 @dataclass(frozen=True, slots=True)
 class AppendedTokens:
-    """What a request took."""
+    """The tokens that were appended to a request's output, and whether they finish it."""
 
     token_ids: list[int]
     finish_reason: FinishReason | None
     stop_token_id: int | None = None
-    """The stop token that ended it, when it was not EOS."""
+    """The stop token that finishes the request, when it is not EOS."""
 
 
-def accept(request: Request, token_ids: Sequence[int], eos_token_ids: frozenset[int]) -> AppendedTokens:
-    """Add the tokens to the request's output, up to the first that ends it."""
+def append_tokens(request: Request, token_ids: Sequence[int], eos_token_ids: frozenset[int]) -> AppendedTokens:
+    """Append sampled tokens to the request's output, up to the first that finishes it."""
     reason, stop_token_id = _end_by_length(request), None
-    accepted: list[int] = []
+    appended: list[int] = []
     for token_id in token_ids:
         if reason is not None:
             break
         request.output_token_ids.append(token_id)
-        accepted.append(token_id)
+        appended.append(token_id)
         reason, stop_token_id = _end_after(request, token_id, eos_token_ids)
-    return AppendedTokens(accepted, reason, stop_token_id)
+    return AppendedTokens(appended, reason, stop_token_id)
 
 
-def why_none(request: Request, is_finite: bool) -> tuple[str, bool]:
-    """Why no token was made for it, and whether that is its own fault. `is_finite` is what its logits were."""
+def why_no_token(request: Request, is_finite: bool) -> tuple[str, bool]:
+    """Returns why no token was sampled for the request, and whether that is its own fault. `is_finite` says whether its
+    logits were numbers."""
     if not is_finite:
         return NOT_FINITE, False
     if request.constraint is not None and request.constraint.is_exhausted:

@@ -1,1 +1,1 @@
-"""What a step takes: as predicted from steps before, at best on this machine, and as traced."""
+"""How long a step takes: predicted from earlier steps, at least by this machine's roofline, and as traced."""

@@ -1,9 +1,9 @@
-"""What a step would take at the machine's ceilings, and which of them bounds it: the price of its work; torch-free.
+"""The roofline of a step: the least time that its work takes on this machine, and what bounds it; torch-free.
 
 A step at least reads the weights and its requests' keys and values once, and multiplies. Whichever takes longer alone,
-at the speed that the machine was measured to have, is the floor under the step's time (the roofline model of Williams,
-Waterman and Patterson 2009). The rest of its time is what could be won. Requests that share blocks are priced as if
-each had its own: caches may serve them faster.
+at the machine's measured peak, is the floor under the step's time (the roofline model of Williams, Waterman and
+Patterson 2009). The rest of its time is what could be saved. Requests that share blocks are counted as if each had its
+own: CPU or GPU caches may serve them faster.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,20 +12,20 @@ from engine.core.batch import Batch, ScheduledRequest
 from engine.core.machine import Bound, Ceilings, ModelSize, StepFloor
 
 Span = tuple[int, int]
-"""Start and end of the positions of one request that a step computes."""
+"""The positions [start, end) of one request that a step computes."""
 
 
 class Roofline:
-    """Prices the steps of one model on one machine."""
+    """Computes the floors of one model's steps on one machine."""
 
     def __init__(self, size: ModelSize, ceilings: Ceilings, draft_size: ModelSize | None = None) -> None:
-        """`draft_size` is that of the weights that guess, if there are any."""
+        """`draft_size` is the size of the draft model, if there is one."""
         self._size = size
         self._ceilings = ceilings
         self._drafting = None if draft_size is None else Roofline(draft_size, ceilings)
 
     def floor_of(self, batch: Batch) -> StepFloor:
-        """With the time for guesses of the draft weights."""
+        """Returns the floor of the batch's step, including the draft model's passes."""
         spans = [(request.start, request.end) for request in batch.requests]
         floor = self._floor_of(spans, [span for request in batch.requests if (span := _scored(request))])
         if self._drafting is None:
@@ -34,14 +34,15 @@ class Roofline:
         return StepFloor(floor.seconds + sum(each.seconds for each in passes), floor.bound)
 
     def floors_of_passes(self, batch: Batch) -> Iterator[StepFloor]:
-        """Of passes that make the batch's guesses, one of each request at a time."""
+        """Yields the floor of each pass of the draft model. A pass makes one draft token for each request that still
+        wants one."""
         wanting = [(each.end - each.num_drafts - 1, each.num_wanted) for each in batch.requests if each.num_wanted]
         for index in range(max((num_wanted for _, num_wanted in wanting), default=0)):
             spans = [(start + index, start + index + 1) for start, num_wanted in wanting if index < num_wanted]
             yield self._floor_of(spans, spans)
 
     def floor_of_first_token(self) -> StepFloor:
-        """Of a step for one token alone, which sees nothing but itself."""
+        """Returns the floor of a step for one token alone, which attends to nothing but itself."""
         return self._floor_of([(0, 1)], [(0, 1)])
 
     def _floor_of(self, spans: Sequence[Span], scored: Sequence[Span]) -> StepFloor:
@@ -60,7 +61,7 @@ class Roofline:
 
 
 def _scored(request: ScheduledRequest) -> Span | None:
-    """The tokens whose logits are needed."""
+    """Returns the positions whose logits are needed; None if there are none."""
     if request.scores_prompt:
         return request.start, request.end
     return (request.end - 1 - request.num_drafts, request.end) if request.samples else None
@@ -71,11 +72,12 @@ def _num_tokens(spans: Iterable[Span]) -> int:
 
 
 def _seen(spans: Iterable[Span], window: int | None) -> tuple[int, int]:
-    """Positions that the tokens of a step see, each once, and pairs of a token and one of them."""
+    """Counts the positions that the tokens of a step attend to, each once, and the pairs of a token and one of its
+    positions."""
     positions = pairs = 0
     for start, end in spans:
         limit = end if window is None else window
-        num_short = max(0, min(end, limit) - start)  # tokens that see all before them
+        num_short = max(0, min(end, limit) - start)  # tokens that attend to all before them
         pairs += num_short * (2 * start + num_short + 1) // 2 + (end - start - num_short) * limit
         positions += min(end, end - start - 1 + limit)
     return positions, pairs

@@ -1,4 +1,4 @@
-"""What makes a step take its time, and how long the next one will take: a cost model per phase; torch-free."""
+"""Predicts a step's duration from its work: one cost model per phase, and one for draft passes; torch-free."""
 
 from collections.abc import Sequence
 from operator import add
@@ -9,39 +9,39 @@ from engine.core.request import Request
 from engine.scheduling.cost.cost_model import CostModel, Work
 
 NO_PREFILL: Work = (0, 1, 0, 0, 0)
-"""The work of a prefill step: prompt tokens, which take most of its time and come first, the step itself, requests,
-pairs of a token and one that it attends to, and tokens that are scored, each against the whole vocabulary."""
+"""The work of an empty prefill step. Its amounts are: prompt tokens, which take most of the time and so come first, the
+step itself, requests, pairs of a token and one that it attends to, and tokens whose logprobs are wanted."""
 
 _TRUSTED_PREFILL: Work = (32, 1, 1 << 30, 1 << 15, 8)
-_TRUSTED_DECODE: Work = (1, 1 << 30, 1 << 40)  # it is not ours to choose, so mistrust would gain nothing
+_TRUSTED_DECODE: Work = (1, 1 << 30, 1 << 40)  # a decode step must run whatever it takes: mistrust would gain nothing
 
 
 class TokenPrice(NamedTuple):
-    """As predicted; 0 if unknown."""
+    """The predicted price of decoding some requests; 0 where it is unknown."""
 
     step_s: float
-    """Of a decode step with a token of each request."""
+    """Seconds of a decode step with one token of each request."""
     token_s: float
-    """Of one more token in it."""
+    """Seconds of one more token in that step."""
 
 
 class StepCosts:
-    """Told of every step by the engine, asked by the scheduler. It has no clock."""
+    """Step durations, which the engine reports and the scheduler asks for. It has no clock of its own."""
 
     def __init__(self) -> None:
         self._models = {Phase.PREFILL: CostModel(_TRUSTED_PREFILL), Phase.DECODE: CostModel(_TRUSTED_DECODE)}
         self._drafting = CostModel(_TRUSTED_DECODE)
 
     def predict(self, batch: Batch) -> float | None:
-        """Seconds, as likely too few as too many; None before the first step of its phase."""
+        """Returns the expected seconds of the batch's step; None before the first step of its phase."""
         return self._models[batch.phase].predict(_work_of(batch))
 
     def observe(self, batch: Batch, seconds: float) -> None:
-        """The batch's step took so long."""
+        """Learns that the batch's step took `seconds`."""
         self._models[batch.phase].observe(_work_of(batch), seconds)
 
     def decode_bound(self, requests: Sequence[Request]) -> float:
-        """Seconds that a decode step of these rarely exceeds; 0 before the first."""
+        """Returns seconds that a decode step of these requests rarely exceeds; 0 before the first decode step."""
         return self._models[Phase.DECODE].bound(_decode_work(requests))
 
     def decode_price(self, requests: Sequence[Request]) -> TokenPrice:
@@ -49,7 +49,7 @@ class StepCosts:
         return TokenPrice(model.predict(_decode_work(requests)) or 0.0, model.coefficients[1])
 
     def observe_drafting(self, batch: Batch, seconds: float) -> None:
-        """The draft weights took so long for all the batch's guesses, one of each request at a time."""
+        """Learns that the draft model took `seconds` for all the batch's draft tokens, at one per request and pass."""
         spans = [(each.end - each.num_drafts, each.end) for each in batch.requests if each.num_wanted]
         num_passes = max((end - start for start, end in spans), default=0)
         if num_passes:
@@ -58,15 +58,16 @@ class StepCosts:
 
     @property
     def num_drafting_steps(self) -> int:
-        """That were observed."""
+        """Number of steps with draft passes that were observed."""
         return self._drafting.num_seen
 
     def drafting_price(self, requests: Sequence[Request]) -> float:
-        """Seconds that the draft weights take for one guess of each of these, as predicted; 0 if unknown."""
+        """Returns the predicted seconds of one draft pass for these requests; 0 if unknown."""
         return self._drafting.predict(_decode_work(requests)) or 0.0
 
     def prefill_bound(self, work: Work) -> float:
-        """Seconds that a prefill step of so much work rarely exceeds; infinite for far more than was seen lately."""
+        """Returns seconds that a prefill step of this work rarely exceeds; infinite for far more work than was observed
+        lately."""
         return self._models[Phase.PREFILL].bound(work)
 
 
@@ -77,7 +78,7 @@ def with_chunk(work: Work, start: int, num_tokens: int, is_scored: bool) -> Work
 
 
 def _decode_work(requests: Sequence[Request]) -> Work:
-    """Of a token each, whose context is all tokens so far."""
+    """Returns the work of a decode step with one token of each request, whose context is all its tokens so far."""
     return (1, len(requests), sum(request.num_tokens for request in requests))
 
 

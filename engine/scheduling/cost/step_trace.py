@@ -24,11 +24,11 @@ class Tracer(Protocol):
 class FileTracer:
     """Appends a line per step that ran something to a file, unbuffered: a killed engine's last step is there.
 
-    A write that fails ends the trace, which the log tells, never the engine.
+    A write that fails ends the trace, with a warning in the log, and never the engine.
     """
 
     def __init__(self, path: str) -> None:
-        """Raises OSError."""
+        """Opens the file. Raises OSError."""
         self._path = path
         self._file: IO[bytes] | None = Path(path).open("ab", buffering=0)  # noqa: SIM115 - held for the life of the engine
         self._encoder = msgspec.json.Encoder()
@@ -70,8 +70,8 @@ def check_trace_file(path: str) -> None:
 
 
 def open_tracer(path: str | None) -> Tracer:
-    """Without a path, and where it cannot be written, one that traces nothing: an engine that starts again goes on with
-    its streams, if not with its trace."""
+    """Returns a tracer that traces nothing if there is no path or it cannot be written: a restarted engine continues
+    its streams, if not its trace."""
     if not path:
         return NullTracer()
     try:

@@ -1,1 +1,1 @@
-"""Which draft tokens a step verifies: who proposes them, how many, and whether they pay."""
+"""Speculative decoding: what proposes draft tokens, how many of them a step verifies, and whether they pay."""

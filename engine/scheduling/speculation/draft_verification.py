@@ -1,4 +1,5 @@
-"""A decode step's request with guesses, as rows of one token each, and what becomes of the guesses; torch-free."""
+"""Draft verification: a request with draft tokens as rows of one token each, and how many of them are accepted;
+torch-free."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -7,13 +8,14 @@ from engine.core.batch import ScheduledRequest
 
 
 def shortened(request: ScheduledRequest, num_drafts: int) -> ScheduledRequest:
-    """With only the first of its guesses."""
+    """Returns the request with only the first `num_drafts` of its draft tokens."""
     num_tokens = len(request.token_ids) - request.num_drafts + num_drafts
     return replace(request, token_ids=request.token_ids[:num_tokens], num_drafts=num_drafts)
 
 
 def rows_of(request: ScheduledRequest) -> Iterator[ScheduledRequest]:
-    """A decode step's request as one for each of its tokens: as if the guesses before had been said already."""
+    """Yields a decode step's request as one row for each of its tokens, as if the draft tokens before it had been
+    sampled already."""
     if request.num_drafts == 0:
         yield request
         return
@@ -21,12 +23,12 @@ def rows_of(request: ScheduledRequest) -> Iterator[ScheduledRequest]:
 
 
 def last_row(request: ScheduledRequest) -> ScheduledRequest:
-    """Of `rows_of`."""
+    """Returns the last of the request's rows: see `rows_of`."""
     return _row(request, request.num_drafts)
 
 
 def with_draft_token(request: ScheduledRequest, token_id: int | None) -> ScheduledRequest:
-    """And one guess more; without one it wants no more."""
+    """Returns the request with one more draft token; with None, it no longer wants any more."""
     if token_id is None:
         return replace(request, num_wanted=request.num_drafts)
     return replace(request, token_ids=(*request.token_ids, token_id), num_drafts=request.num_drafts + 1)
@@ -45,7 +47,7 @@ def _row(request: ScheduledRequest, index: int) -> ScheduledRequest:
 
 
 def num_accepted_drafts(request: ScheduledRequest, chosen: Sequence[int | None]) -> int:
-    """How many of the request's guesses are what was `chosen`, one for each of its tokens, up to the first that is
-    not."""
+    """Returns how many of the request's draft tokens are accepted: all before the first that is not what was `chosen`
+    at its position. One token, or None, is chosen for each of the request's tokens."""
     pairs = zip(request.draft, chosen, strict=False)
-    return next((index for index, (guess, token) in enumerate(pairs) if guess != token), request.num_drafts)
+    return next((index for index, (draft, token) in enumerate(pairs) if draft != token), request.num_drafts)

@@ -46,12 +46,12 @@ class Always:
         left = (each.params.max_tokens - len(each.output_token_ids) - 1 for each in requests)
         return [min(self._num_guesses, num) for num in left]
 
-    def learn(self, request: Request, guess: Sequence[int], said: Sequence[int]) -> None:
+    def learn(self, request: Request, draft: Sequence[int], sampled: Sequence[int]) -> None:
         pass
 
 
 def let_always_draft(runs: Engine, num_guesses: int) -> Engine:
-    runs._speculation._model_drafts = Always(num_guesses)
+    runs._speculation._draft_lengths = Always(num_guesses)
     return runs
 
 

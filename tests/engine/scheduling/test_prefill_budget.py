@@ -144,9 +144,9 @@ def test_what_a_step_scores_is_bounded_however_much_time_there_is() -> None:
 def test_who_goes_on_waits_until_more_may_be_scored() -> None:
     budget = pace(0.2, max_scored_tokens=100).while_none_decodes()
     scored, plain = prompt(200, 1, SCORED), prompt(200, 1)
-    assert budget.can_go_on(scored) and budget.take(scored) == 100
-    assert budget.can_go_on(plain) and not budget.can_go_on(scored)
-    assert pace(0.2, max_scored_tokens=0).while_none_decodes().can_go_on(scored)
+    assert budget.can_continue(scored) and budget.take(scored) == 100
+    assert budget.can_continue(plain) and not budget.can_continue(scored)
+    assert pace(0.2, max_scored_tokens=0).while_none_decodes().can_continue(scored)
 
 
 def test_what_was_scored_before_is_not_scored_again() -> None:
