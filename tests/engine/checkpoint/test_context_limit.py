@@ -1,4 +1,4 @@
-"""How long a context the model itself allows."""
+"""The longest context that the model's own configuration allows."""
 
 from pathlib import Path
 

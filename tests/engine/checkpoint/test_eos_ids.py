@@ -1,4 +1,4 @@
-"""Which tokens end a text, as a checkpoint says it."""
+"""The EOS token ids of a checkpoint."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_eos_ids_outside_the_vocabulary_are_left_out(llama: Path, caplog: pytest
     assert "99999" in caplog.text
 
 
-def test_a_damaged_generation_config_is_told(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_generation_config_is_logged(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = llama / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": 3}))
     (llama / "generation_config.json").write_text("{")

@@ -19,6 +19,8 @@ from server.runtime.generation_defaults import load_generation_defaults
 from tests.engine.tiny_models import make_checkpoint
 from tests.fuzz import fuzz
 
+pytestmark = pytest.mark.fuzz
+
 ROOT = Path(__file__).resolve().parents[3]
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.sampled_from([-1, 0, 1, 3, 7, 10**6, 2**40, 1.5, 1e308]) | st.text(max_size=8),
@@ -70,7 +72,7 @@ def test_any_bytes_for_a_config(llama: Path, tmp_path: Path, content: bytes) -> 
 @fuzz(15)
 @given(data=st.data())
 def test_any_damage_to_the_weights(llama: Path, tmp_path: Path, data: st.DataObject) -> None:
-    """The first bytes are the header's length; behind it come the names, types and places of the tensors."""
+    """Damages the header of a safetensors file: its length, then the names, types and offsets of the tensors."""
     weights = bytearray((llama / "model.safetensors").read_bytes())
     for _ in range(data.draw(st.integers(1, 5))):
         weights[data.draw(st.integers(0, 400))] = data.draw(st.integers(0, 255))
@@ -79,7 +81,7 @@ def test_any_damage_to_the_weights(llama: Path, tmp_path: Path, data: st.DataObj
 
 
 class Bomb:
-    """Unpickled by a careless loader, it leaves a trace."""
+    """An object that creates a file when it is unpickled, as by a careless loader."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""A model that is no directory here: where it is looked for, and what happens where the hub is not there."""
+"""Models from the hub: which host is asked for them, and what happens if the hub cannot be reached."""
 
 import os
 import socket
@@ -15,14 +15,14 @@ from engine.core.errors import ModelError
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that `look_for_hub` may write to."""
+    """Gives each test an environment of its own, since `look_for_hub` writes to it."""
     kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower() and "HF_" not in name}
     monkeypatch.setattr(os, "environ", kept)
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Hosts that were looked up; none is found."""
+    """Names of the hosts that were looked up; none is found."""
     hosts: list[str] = []
 
     def fail(host: str, *_: Any) -> None:
@@ -48,7 +48,7 @@ def test_another_hub_is_the_one_looked_for(asked: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("HF_HUB_OFFLINE", "0"), ("https_proxy", "http://proxy.example:3128")])
-def test_who_said_how_it_is_reached_is_believed(asked: list[str], name: str, value: str) -> None:
+def test_a_setting_of_how_the_hub_is_reached_is_respected(asked: list[str], name: str, value: str) -> None:
     os.environ[name] = value
     look_for_hub("org/model")
     assert asked == [] and os.environ.get("HF_HUB_OFFLINE") in (None, "0")
@@ -65,12 +65,12 @@ def test_a_directory_has_no_commit(tmp_path: Path) -> None:
     assert pinned(config) is config
 
 
-class TestAFileThatNotAllHave:
+class TestOptionalFile:
     COMMIT = "1" * 40
 
     @pytest.fixture
     def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """What was downloaded of org/model, from a hub that cannot be asked."""
+        """The cache of org/model's files, while HF_HUB_OFFLINE is set."""
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
         for folder in ("snapshots", ".no_exist"):
@@ -79,7 +79,7 @@ class TestAFileThatNotAllHave:
 
     @pytest.fixture
     def asked(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """The same, and nobody said that it must not be asked."""
+        """The cache of org/model's files, while HF_HUB_OFFLINE is not set and the hub does not answer."""
         monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: False)
         return cache
 
@@ -91,7 +91,7 @@ class TestAFileThatNotAllHave:
         path.touch()
         assert self.find() == path
 
-    def test_is_not_missed_where_the_hub_said_that_there_is_none(self, asked: Path) -> None:
+    def test_is_not_missed_where_the_hub_has_answered_that_there_is_none(self, asked: Path) -> None:
         (asked / ".no_exist" / self.COMMIT / "extra.json").touch()
         assert self.find() is None
 
@@ -99,7 +99,9 @@ class TestAFileThatNotAllHave:
         with pytest.raises(ModelError, match=r"extra\.json of org/model cannot be fetched; .* HF_HUB_OFFLINE=1"):
             self.find()
 
-    def test_is_done_without_where_nobody_may_be_asked(self, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_is_done_without_where_the_hub_must_not_be_asked(
+        self, cache: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         assert self.find() is None
         assert "extra.json of org/model was not downloaded" in caplog.text
 

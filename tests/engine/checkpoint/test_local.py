@@ -1,4 +1,4 @@
-"""What is no checkpoint that can be served is refused by name, most of it before transformers is imported."""
+"""Checkpoints that cannot be served are refused with the reason, most of them before transformers is imported."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def write_config(folder: Path, **fields: Any) -> str:
 @pytest.mark.parametrize(
     ("content", "reason"), [("{", "is not JSON: .*line 1"), ("[]", "no JSON object"), ("[" * 10**5, "is not JSON")]
 )
-def test_a_config_that_is_no_json_is_told_as_that(tmp_path: Path, content: str, reason: str) -> None:
+def test_a_config_that_is_no_json_is_refused_as_that(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelError, match=rf"config\.json .*{reason}"):
         check_checkpoint(str(tmp_path))
@@ -52,15 +52,15 @@ def test_a_gguf_file_is_refused_by_name(tmp_path: Path) -> None:
         check_checkpoint(str(tmp_path / "model.gguf"))
 
 
-def test_a_state_changes_with_whatever_is_replaced_and_with_nothing_else(tmp_path: Path) -> None:
+def test_a_fingerprint_changes_with_whatever_is_replaced_and_with_nothing_else(tmp_path: Path) -> None:
     write_config(tmp_path, model_type="llama")
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"one")
     os.utime(weights, ns=(0, 1))
-    states = [checkpoint_fingerprint(tmp_path)]
+    fingerprints = [checkpoint_fingerprint(tmp_path)]
     os.utime(tmp_path / "config.json", ns=(0, 1))
     (tmp_path / "README.md").write_text("Hello")
-    assert checkpoint_fingerprint(tmp_path) == states[0]
+    assert checkpoint_fingerprint(tmp_path) == fingerprints[0]
     for change in (
         lambda: write_config(tmp_path, model_type="qwen2"),
         lambda: os.utime(weights, ns=(0, 2)),
@@ -69,12 +69,12 @@ def test_a_state_changes_with_whatever_is_replaced_and_with_nothing_else(tmp_pat
         lambda: (tmp_path / "pytorch_model.bin").touch(),
     ):
         change()
-        states.append(checkpoint_fingerprint(tmp_path))
-        assert checkpoint_fingerprint(tmp_path) == states[-1]
-    assert len(set(states)) == len(states)
+        fingerprints.append(checkpoint_fingerprint(tmp_path))
+        assert checkpoint_fingerprint(tmp_path) == fingerprints[-1]
+    assert len(set(fingerprints)) == len(fingerprints)
 
 
-def test_odd_files_have_a_state_too(tmp_path: Path) -> None:
+def test_odd_files_have_a_fingerprint_too(tmp_path: Path) -> None:
     write_config(tmp_path)
     (tmp_path / "a.bin").symlink_to("nowhere")
     (tmp_path / "b.bin").symlink_to("b.bin")
@@ -91,8 +91,8 @@ def test_weights_that_are_quantized_already_are_refused_by_name(tmp_path: Path, 
         check_checkpoint(model)
 
 
-def test_so_are_those_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose config.json is seen only once it is there."""
+def test_quantized_weights_of_the_hub_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The config.json of a hub model is read only after it was downloaded."""
     monkeypatch.setattr("engine.model.loader.check_checkpoint", lambda _: None)
     model = write_config(tmp_path, model_type="llama", quantization_config=METHODS["gptq"])
     with pytest.raises(UnsupportedModelError, match="gptq"):
@@ -102,18 +102,18 @@ def test_so_are_those_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(("kind", "shown"), [("foobar", "'foobar'"), (None, "'None'"), (["llama"], "llama")])
 def test_a_model_type_that_transformers_does_not_know_is_named(tmp_path: Path, kind: Any, shown: str) -> None:
     model = write_config(tmp_path, model_type=kind)
-    told = f"model_type .*{shown}.* is not known to transformers {transformers.__version__}; a newer"
-    with pytest.raises(UnsupportedModelError, match=told):
+    message = f"model_type .*{shown}.* is not known to transformers {transformers.__version__}; a newer"
+    with pytest.raises(UnsupportedModelError, match=message):
         load_model(EngineConfig(model=model, device="cpu"))
 
 
-def test_it_is_not_blamed_on_the_tokenizer(tmp_path: Path) -> None:
+def test_an_unknown_model_type_is_not_blamed_on_the_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_text("x")
     with pytest.raises(UnsupportedModelError, match="'foobar' is not known"):
         Tokenizer.from_pretrained(write_config(tmp_path, model_type="foobar"))
 
 
-def test_code_that_would_know_it_is_told_of(tmp_path: Path) -> None:
+def test_trust_remote_code_is_suggested_where_the_checkpoint_has_code(tmp_path: Path) -> None:
     model = write_config(tmp_path, model_type="custom", auto_map={"AutoConfig": "custom.Custom"})
     with pytest.raises(UnsupportedModelError, match="--trust-remote-code"):
         load_model(EngineConfig(model=model, device="cpu"))

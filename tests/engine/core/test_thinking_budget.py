@@ -1,4 +1,4 @@
-"""The budget of thinking: tokens between the marks are counted, and only they."""
+"""The thinking budget: only the tokens between the start and the end mark count."""
 
 from collections.abc import Callable
 from itertools import cycle
@@ -35,7 +35,7 @@ def marked(max_tokens: int) -> ThinkingBudget:
 
 
 def obeying(thinking: ThinkingBudget, wanted: list[int]) -> list[int]:
-    """What comes out when a model wants these tokens."""
+    """Returns the output of a model that wants these tokens, under the budget."""
     output: list[int] = []
     for token_id in wanted:
         forced_id = thinking.forced_id(output)
@@ -115,31 +115,31 @@ def test_a_mark_that_has_waited_for_a_character_waits_no_longer() -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("num_guesses", [0, 4])
+@pytest.mark.parametrize("num_draft_tokens", [0, 4])
 def test_a_budget_that_ends_in_a_character_lets_it_end(
-    num_guesses: int, tiny_model: Callable[..., LoadedModel]
+    num_draft_tokens: int, tiny_model: Callable[..., LoadedModel]
 ) -> None:
     eos = VOCAB_SIZE - 1
     texts = [b"\xf0", b"\x9f", b"</t>", b"yes", *[b""] * (VOCAB_SIZE - 4)]
     grammars = GrammarQueue(GrammarCompiler(make_tokenizer(texts, [eos]), clock=lambda: 0.0))
-    said = [0, 1, 1, 1, END, 3, eos]
-    prophet = Prophet(lambda _, output: said[len(output) % len(said)], cycle([False, False, True]).__next__)
+    expected = [0, 1, 1, 1, END, 3, eos]
+    prophet = Prophet(lambda _, output: expected[len(output) % len(expected)], cycle([False, False, True]).__next__)
     engine = tiny_engine(
         tiny_model("llama"),
         grammars=grammars,
         eos_token_ids=(eos,),
         new_drafter=lambda: prophet,
         clock=lambda: 0.0,
-        num_speculative_tokens=num_guesses,
+        num_speculative_tokens=num_draft_tokens,
     )
     grammar = to_lark(Sequence((TextUntil("</t>"), Literal("yes"))))
     params: dict[str, Any] = {"grammar": grammar, "thinking": begun(1), "logit_bias": {0: 100.0}}
     add(engine, "r", [5, 6, 7], max_tokens=20, ignore_eos=False, temperature=0.0, **params)
-    assert tokens_of(run_to_end(engine)["r"]) == said
+    assert tokens_of(run_to_end(engine)["r"]) == expected
 
 
 def test_a_budget_leaves_no_trace_after_the_thinking(tiny_model: Callable[..., LoadedModel]) -> None:
-    """What follows the end mark is what follows it in a prompt of the same tokens."""
+    """After the end mark the model generates the same as after a prompt of the same tokens."""
     model = tiny_model("llama")
 
     def generate(prompt: list[int], **fields: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""How much memory the KV cache may have."""
+"""How much memory is available for the KV cache."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Activations of machines without kernels; each test in a process of its own, for they replace torch's for good."""
+"""Batch-invariant activations; each test runs in a process of its own, since they replace torch's for good."""
 
 import subprocess
 import sys

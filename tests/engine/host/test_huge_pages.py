@@ -1,4 +1,4 @@
-"""Memory in huge pages behaves as any other memory of tensors."""
+"""Tensors in huge pages behave like any other tensors."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""An engine runs without torch's compiler and distribution; who wants the compiler gets it."""
+"""An engine runs without torch's compiler and torch.distributed; code that uses the compiler gets it."""
 
 import asyncio
 import subprocess
@@ -46,7 +46,7 @@ def test_an_engine_loads_and_runs_a_model_without_either(
     assert not [name for name in imported if name.startswith(("torch._dynamo", "torch.distributed.tensor"))]
 
 
-def test_marks_and_who_looks_at_all_modules_load_nothing() -> None:
+def test_no_op_decorators_and_code_that_inspects_all_modules_load_nothing() -> None:
     run("""
 import inspect, torch
 def double(x): return 2 * x
@@ -61,6 +61,7 @@ assert "torch._dynamo.config" not in sys.modules
 """)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wanted",
     [
@@ -73,6 +74,7 @@ def test_the_compiler_comes_when_more_of_it_is_wanted(wanted: str) -> None:
     run(f"import torch\n{wanted}\n{real}")
 
 
+@pytest.mark.slow
 def test_the_helper_of_masks_is_the_real_one_once_it_is_used() -> None:
     run("""
 import torch

@@ -1,4 +1,4 @@
-"""What a process gives back once it has started, and what it must not lose by it."""
+"""Memory that a process returns to the system after its start, and code that must survive it."""
 
 import ctypes
 import mmap
@@ -34,7 +34,8 @@ def code_in(file: Path, protection: int = mmap.PROT_READ | mmap.PROT_EXEC) -> mm
 
 
 def make_unwritable(code: mmap.mmap) -> None:
-    """As a loader does when it has relocated code, and a debugger when it has set a breakpoint."""
+    """Makes the pages read-only again, as a loader does after relocating code, and a debugger after setting a
+    breakpoint."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(code))
     protection = mmap.PROT_READ | mmap.PROT_EXEC
     assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(len(code)), protection) == 0

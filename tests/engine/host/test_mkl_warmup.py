@@ -1,5 +1,5 @@
-"""What must hold for MKL to compute the same in a process's first step as in all others; see
-`engine.host.mkl_warmup`."""
+"""Each of MKL's vector functions is called by one thread alone first, so that a process's first step computes the same
+as all later ones; see `engine.host.mkl_warmup`."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ MKL_TYPES = {torch.float32, torch.float64}
 
 
 class FirstCalls(TorchDispatchMode):
-    """Notes how many elements the first call of each function has."""
+    """Records how many elements the first call of each function has."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class FirstCalls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_threads_share_no_function_before_it_is_settled(tmp_path: Path) -> None:
+def test_threads_share_no_function_before_it_is_warmed_up(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path)
     with FirstCalls() as calls:
         load_tiny(checkpoint)
