@@ -1,1 +1,1 @@
-"""Text and tokens: the tokenizer, incremental detokenization, chat templates and their sandbox. No tensors."""
+"""Text <-> tokens: the tokenizer, incremental detokenization, chat templates and their sandbox. No tensors."""

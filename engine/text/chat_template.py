@@ -1,8 +1,8 @@
 """Chat templates: messages -> the prompt's text, sandboxed, as transformers' `apply_chat_template` renders it.
 
-Knows jinja2 and no tokenizer. A template is code of the checkpoint's authors: it can read what it is given and nothing
-else, and how much it writes, and for how long, is bounded between two pieces of its output. Code of the client's own
-needs harder bounds: `engine.text.template_sandbox`.
+Uses jinja2 and no tokenizer. A template is code of the checkpoint's authors: it can read its variables and nothing
+else. The length of its output and its time are limited, checked after each piece of output. A template that a client
+sends needs harder limits: `engine.text.template_sandbox`.
 """
 
 import json
@@ -23,40 +23,41 @@ from engine.core.errors import InvalidParameterError
 
 MAX_SECONDS = 5.0
 MAX_CHARS = 2**24
-_MAX_COMPLAINT = 500
+_MAX_ERROR_CHARS = 500
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _END_OF_MESSAGE = "[[the end of the message to continue]]"  # no white space at its ends: trimming keeps it
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a template is given."""
+    """Variables of a template: the messages and options of one chat request."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = False
-    """End with what begins the assistant's turn."""
+    """Whether the prompt ends with the tokens that begin the assistant's turn."""
     continue_final_message: bool = False
-    """End with the last message's text exactly, its turn left open."""
+    """Whether the prompt ends with exactly the last message's text, its turn left open."""
     variables: dict[str, Any] = {}
-    """Whatever else the template knows (enable_thinking, ...)."""
+    """Further variables of the template (enable_thinking, ...)."""
 
 
 class ChatTemplate:
     """A compiled template. May be rendered by several threads at once."""
 
     def __init__(self, source: str) -> None:
-        """Raises InvalidParameterError, naming `chat_template`, for what is no template."""
+        """Compiles `source`. Raises InvalidParameterError, naming `chat_template`, if it is no valid template."""
         self.source = source
         try:
             self._template = _environment().from_string(source)
         except (TemplateSyntaxError, RecursionError, ValueError, SyntaxError) as error:
             raise InvalidParameterError(
-                "chat_template", f"The chat template is not valid: {_complaint(error)}"
+                "chat_template", f"The chat template is not valid: {_error_text(error)}"
             ) from error
 
     def render(self, conversation: Conversation, named_tokens: Mapping[str, str]) -> str:
-        """Raises InvalidParameterError, naming `messages`, with the template's own complaint."""
+        """Returns the prompt. Raises InvalidParameterError, naming `messages`, with the template's own error
+        message."""
         messages = [_with_reasoning_names(message) for message in conversation.messages]
         if conversation.continue_final_message:
             messages[-1], text = _marked(messages[-1])
@@ -69,13 +70,13 @@ class ChatTemplate:
             "add_generation_prompt": conversation.add_generation_prompt,
         }
         try:
-            rendered = self._bounded(variables)
+            rendered = self._render_bounded(variables)
             _check_text(rendered)
         except Exception as error:  # whatever template code can raise
-            raise _refusal(_complaint(error)) from error
-        return _cut_behind(text, rendered) if conversation.continue_final_message else rendered
+            raise _refusal(_error_text(error)) from error
+        return _cut_at_mark(text, rendered) if conversation.continue_final_message else rendered
 
-    def _bounded(self, variables: dict[str, Any]) -> str:
+    def _render_bounded(self, variables: dict[str, Any]) -> str:
         deadline_s, num_chars, pieces = time.monotonic() + MAX_SECONDS, 0, []
         for piece in self._template.generate(variables):
             pieces.append(piece)
@@ -88,29 +89,30 @@ class ChatTemplate:
 
 
 def _check_text(text: str) -> None:
-    """Values inside a message's own fields may hold what no tokenizer can be trusted with."""
+    """Raises ValueError for lone surrogates and null characters, which not every tokenizer can handle."""
     text.encode()  # raises on lone surrogates
     if "\0" in text:
         raise ValueError("null characters are not allowed")
 
 
-def _refusal(complaint: str) -> InvalidParameterError:
-    return InvalidParameterError("messages", f"The chat template refuses the messages: {complaint}")
+def _refusal(reason: str) -> InvalidParameterError:
+    return InvalidParameterError("messages", f"The chat template refuses the messages: {reason}")
 
 
-def _complaint(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
-    return (text if len(text) <= _MAX_COMPLAINT else text[:_MAX_COMPLAINT] + "...").rstrip(".") + "."
+    return (text if len(text) <= _MAX_ERROR_CHARS else text[:_MAX_ERROR_CHARS] + "...").rstrip(".") + "."
 
 
 def _with_reasoning_names(message: dict[str, Any]) -> dict[str, Any]:
-    """Reasoning goes by several names: templates read `reasoning_content`, some of them `thinking`."""
+    """Returns the message with its reasoning under each name that templates read: `reasoning_content` and
+    `thinking`."""
     reasoning = next((message[name] for name in _REASONING_FIELDS if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _marked(message: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The message with its text's end marked, and the text."""
+    """Returns the message with its text's end marked, and the text."""
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": content + _END_OF_MESSAGE}, content
@@ -120,8 +122,11 @@ def _marked(message: dict[str, Any]) -> tuple[dict[str, Any], str]:
     raise _refusal("the final message has no text to continue.")
 
 
-def _cut_behind(text: str, rendered: str) -> str:
-    """Templates may trim the start of a text; one that changes more cannot be continued."""
+def _cut_at_mark(text: str, rendered: str) -> str:
+    """Returns the rendered prompt up to the mark that ends `text`.
+
+    Templates may trim the start of a text; a message in which one changes more cannot be continued.
+    """
     prompt, mark, _ = rendered.rpartition(_END_OF_MESSAGE)
     if not mark or not prompt.endswith(text.lstrip()):
         raise _refusal("it does not write the final message as it is, so it cannot be continued.")
@@ -129,7 +134,7 @@ def _cut_behind(text: str, rendered: str) -> str:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what the model wrote, for training. Here it only has to be read over."""
+    """The `{% generation %}` tag, which marks the model's own text for training. Here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 has it so)
 
@@ -146,7 +151,7 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """Without names that begin with an underscore, which could shadow Python's own."""
+    """`namespace(...)` without attributes that begin with an underscore, which could shadow Python's own."""
 
     def __init__(*args: Any, **fields: Any) -> None:  # no `self`: it may be one of the fields
         self, *rest = args
@@ -166,7 +171,7 @@ def _check_name(name: str) -> None:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """What transformers promises to templates."""
+    """Returns an environment with the settings, filters and functions that transformers gives to templates."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
@@ -188,5 +193,5 @@ def _strftime_now(form: str) -> str:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Not jinja's own, which escapes for HTML."""
+    """The `tojson` filter; jinja's own escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,7 +1,7 @@
 """Token ids -> text, one token at a time: characters are held back until complete, stop strings are found and cut.
 
-Works on bytes, not by decoding windows of tokens again: every token has its own bytes, so a delta costs the same
-whatever came before, and the concatenated deltas are the full decode by construction.
+It works on bytes, not by decoding windows of tokens again: every token has its own bytes, so the cost of a delta does
+not depend on the text before it, and the concatenated deltas are the full decode by construction.
 """
 
 import codecs
@@ -11,17 +11,17 @@ from typing import Protocol
 
 
 class TokenTable(Protocol):
-    """What the detokenizer needs of a tokenizer."""
+    """The part of a tokenizer that the detokenizer uses."""
 
     @property
     def special_ids(self) -> Set[int]: ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes this token adds in the middle of a text: perhaps only a part of a character."""
+        """Returns the UTF-8 bytes this token adds in the middle of a text: perhaps only a part of a character."""
 
 
 class IncrementalDetokenizer:
-    """The text of one growing sequence. Each `append` returns the text that became certain with that token.
+    """Decodes one growing sequence. Each `append` returns the text that became certain with that token.
 
     A stop string is looked for in the text that ends with token number `min_tokens` or a later one. The first to be
     completed ends the text (of several completed by the same character, the longest); then `stop_string` names it,
@@ -38,7 +38,7 @@ class IncrementalDetokenizer:
         skip_special_tokens: bool = True,
         shown_token_ids: Sequence[int] = (),
     ) -> None:
-        """`shown_token_ids` are not skipped although they are special."""
+        """Special tokens are skipped if `skip_special_tokens`, except `shown_token_ids`."""
         self._token_bytes = table.token_bytes
         self._skipped_ids: Set[int] = table.special_ids if skip_special_tokens else frozenset()
         if shown_token_ids:
@@ -52,7 +52,7 @@ class IncrementalDetokenizer:
         self.stop_string: str | None = None
 
     def append(self, token_id: int) -> str:
-        """The text that this token makes certain, often all of its own, perhaps none."""
+        """Returns the text that this token makes certain: often all of its own, perhaps none."""
         self._num_tokens += 1
         if token_id in self._skipped_ids:
             return ""
@@ -62,7 +62,7 @@ class IncrementalDetokenizer:
         return self._release(text)
 
     def flush(self) -> str:
-        """The text still held back, at the sequence's end. Bytes that never became a character are U+FFFD."""
+        """Returns the text still held back, at the sequence's end. Bytes of an incomplete character become U+FFFD."""
         text = self._release(codecs.utf_8_decode(self._incomplete, "replace", True)[0])
         if self.stop_string is None:
             text += self._held
@@ -85,26 +85,29 @@ class IncrementalDetokenizer:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
+    """A stop string found in the text."""
+
     string: str
     end: int
-    """Index in the text fed last, just behind the stop string's last character."""
+    """Index in the text of the last `feed`, just behind the stop string's last character."""
 
 
 class _StopFinder:
-    """Looks for several strings in a text that arrives in pieces (Knuth, Morris and Pratt 1977, one automaton each)."""
+    """Searches for several strings in a text that arrives in pieces (Knuth, Morris and Pratt 1977, one automaton
+    each)."""
 
     def __init__(self, strings: Sequence[str]) -> None:
-        # Longest first: of several that end at the same character, the first in this order is taken.
+        # Longest first: of several that end at the same character, the first in this order is reported.
         self._automata = [(string, _borders(string)) for string in sorted(strings, key=len, reverse=True)]
         self._matched = [0] * len(strings)  # characters of each string that the text so far ends with
 
     @property
     def num_held(self) -> int:
-        """Characters at the end of the text that may be the beginning of a match."""
+        """Number of characters at the end of the text that may be the beginning of a match."""
         return max(self._matched)
 
     def feed(self, text: str, may_stop: bool) -> _Found | None:
-        """The first match that ends in `text`; unless `may_stop`, matches that end in it count for nothing."""
+        """Returns the first match that ends in `text`; without `may_stop`, matches that end in it are ignored."""
         for position, character in enumerate(text):
             string = self._advance(character)
             if string is not None and may_stop:
@@ -112,7 +115,7 @@ class _StopFinder:
         return None
 
     def _advance(self, character: str) -> str | None:
-        """The longest string that ends with this character."""
+        """Returns the longest string that is complete with this character."""
         found = None
         for index, (string, borders) in enumerate(self._automata):
             length = self._matched[index]
@@ -128,7 +131,7 @@ class _StopFinder:
 
 
 def _borders(string: str) -> list[int]:
-    """For each prefix, the length of its longest proper prefix that is also its suffix."""
+    """Returns, for each prefix, the length of its longest proper prefix that is also its suffix."""
     borders = [0] * len(string)
     length = 0
     for index in range(1, len(string)):

@@ -1,7 +1,7 @@
-"""Renders a template that nobody vouches for, in a process of its own with hard bounds on time and memory.
+"""Renders an untrusted template, sent by a client, in a process of its own with hard limits on time and memory.
 
-`python -m engine.text.template_sandbox` renders one job from standard input. In the same process a template could do
-harm without leaving the sandbox: `{{ 9 ** (9 ** 9) }}` holds the interpreter for ever.
+`python -m engine.text.template_sandbox` renders one job from standard input. In the server process a template could
+do harm without leaving jinja's sandbox: `{{ 9 ** (9 ** 9) }}` blocks the interpreter for ever.
 """
 
 import asyncio
@@ -23,20 +23,27 @@ _MAX_CPU_S = 2
 
 
 class _Job(msgspec.Struct, frozen=True):
+    """Arguments of one rendering."""
+
     source: str
     conversation: Conversation
     named_tokens: dict[str, str]
 
 
 class _Result(msgspec.Struct, frozen=True):
+    """The rendered text, or why there is none."""
+
     text: str
     refused_param: str | None = None
-    """When set, `text` is the reason."""
+    """Name of the request parameter at fault, if the job was refused; `text` is then the reason."""
 
 
 async def render_isolated(source: str, conversation: Conversation, named_tokens: Mapping[str, str]) -> str:
-    """Takes the life of a process, about 0.2 s, which ends when this is cancelled. Raises InvalidParameterError."""
-    job = await asyncio.to_thread(_encoded, _Job(source, conversation, dict(named_tokens)))
+    """Returns the prompt, rendered by a child process, which takes about 0.2 s and is killed if this call is cancelled.
+
+    Raises InvalidParameterError.
+    """
+    job = await asyncio.to_thread(_encode, _Job(source, conversation, dict(named_tokens)))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = await asyncio.create_subprocess_exec(*COMMAND, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment)
     try:
@@ -56,7 +63,7 @@ async def render_isolated(source: str, conversation: Conversation, named_tokens:
     return result.text
 
 
-def _encoded(job: _Job) -> bytes:
+def _encode(job: _Job) -> bytes:
     return json.dumps(msgspec.to_builtins(job)).encode()
 
 

@@ -1,7 +1,7 @@
-"""Text <-> token ids: the only module that knows the tokenizer library. Imports neither torch nor transformers.
+"""Text <-> token ids, with the tokenizers library. Imports neither torch nor transformers.
 
 Encoding and decoding may run in several threads at once: nothing changes the library's object after loading. Only the
-library's functions for batches let other threads run meanwhile, so a single text is a batch of one.
+library's functions for batches release the GIL, so a single text is encoded as a batch of one.
 """
 
 import os
@@ -20,22 +20,22 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer. Text never raises: lone surrogates count as U+FFFD."""
+    """A checkpoint's tokenizer. No character of a text is an error: lone surrogates count as U+FFFD."""
 
     def __init__(self, files: TokenizerFiles) -> None:
         self._backend: tokenizers.Tokenizer = files.backend
         self.named_tokens = files.named_tokens
-        """bos_token, eos_token, ... as far as they are set; chat templates use them."""
+        """Name -> text of the special tokens that are set (bos_token, eos_token, ...); chat templates use them."""
         self.chat_templates = files.chat_templates
-        """By name; the usual one is called default. There may be none."""
+        """Name -> source of the chat templates; the usual one is called default. There may be none."""
         self._bytes: dict[int, bytes] = {}  # filled as tokens are used
         self._byte_of_character = _byte_level_alphabet()
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        """Ids that `skip_special_tokens` leaves out of the text."""
+        """Ids of special tokens, which `skip_special_tokens` leaves out of the text."""
         self.vocab_size = self._backend.get_vocab_size(with_added_tokens=True)
         self.max_tokens: int | None = None
-        """Texts of more are refused. Set once, when it is known how many the model could take."""
+        """Texts with more tokens are refused; None for no limit. Set once, when the model's context length is known."""
         self._anchor = self.encode("a", add_special_tokens=False)[-1:]
         self._anchor_text = self.decode(self._anchor, skip_special_tokens=False)
 
@@ -43,7 +43,7 @@ class Tokenizer:
     def from_pretrained(
         cls, model: str, *, revision: str | None = None, trust_remote_code: bool = False
     ) -> "Tokenizer":
-        """`model` is a checkpoint directory or a hub id. Raises ModelError."""
+        """Loads the tokenizer of `model`, a checkpoint directory or a hub id. Raises ModelError."""
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one need no threads beside the caller's
         return cls(load_tokenizer_files(model, revision=revision, trust_remote_code=trust_remote_code))
 
@@ -53,13 +53,19 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Special tokens written out in `text` become their ids, as in transformers. Raises ContextLengthError."""
+        """Returns the token ids of `text`. Special tokens written out in it become their ids, as in transformers.
+
+        Raises ContextLengthError.
+        """
         self._check_length(text)
         return self._encode(text, add_special_tokens)
 
     def _check_length(self, text: str) -> None:
-        """Read ever longer beginnings of a long text, and not all of it when one of them is too much already: a text
-        of some megabytes, sent by anyone, would take a minute."""
+        """Raises ContextLengthError if a prefix of the text has more than `max_tokens` tokens already.
+
+        It encodes ever longer prefixes of a long text: all of a text of some megabytes, which any client may send,
+        would take a minute.
+        """
         num_chars = _CHARS_PER_TOKEN * (self.max_tokens or len(text))
         while num_chars < len(text):
             count = len(self._encode(text[:num_chars], add_special_tokens=False))
@@ -73,26 +79,26 @@ class Tokenizer:
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
             encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        except TypeError:  # what the library makes of text that UTF-8 cannot express
+        except TypeError:  # raised by the library for text that UTF-8 cannot express
             encodings = self._backend.encode_batch_fast(
                 [_without_surrogates(text)], add_special_tokens=add_special_tokens
             )
         return encodings[0].ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence. Ids outside the vocabulary add nothing; spaces are never "cleaned up"."""
+        """Returns the text of a whole sequence. Ids outside the vocabulary add nothing; spaces are not "cleaned up"."""
         known = [token_id for token_id in token_ids if 0 <= token_id < _MAX_IDS]  # the library raises beyond
         return self._backend.decode_batch([known], skip_special_tokens=skip_special_tokens)[0]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes the token adds in the middle of a text: perhaps only a part of a character."""
+        """Returns the UTF-8 bytes the token adds in the middle of a text: perhaps only a part of a character."""
         data = self._bytes.get(token_id)
         if data is None:
             data = self._bytes[token_id] = self._find_bytes(token_id)
         return data
 
     def bad_word_ids(self, word: str) -> list[tuple[int, ...]]:
-        """The id sequences that write `word`: as a new word after a space, and right behind other characters."""
+        """Returns the token ids that spell `word`: as a new word after a space, and right after other characters."""
         bare = word.lstrip(" ")
         spellings = (self._ids_after("a", " " + bare), self._ids_after("\n", bare)) if bare else (self._plain(word),)
         return [tuple(ids) for ids in dict.fromkeys(map(tuple, spellings)) if ids]
@@ -105,9 +111,10 @@ class Tokenizer:
         return whole[len(before) :] if whole[: len(before)] == before else self._plain(text)
 
     def _find_bytes(self, token_id: int) -> bytes:
-        """Decoding behind another token keeps the leading space that decoders strip from the start of a text.
+        """Returns the token's bytes by decoding it after another token, which keeps the leading space that decoders
+        strip from the start of a text.
 
-        Where that gives U+FFFD the token is a part of a character, and its name says which bytes it stands for.
+        If that gives U+FFFD, the token is a part of a character, and its name says which bytes it stands for.
         """
         text = self.decode([*self._anchor, token_id], skip_special_tokens=False)
         if not text.startswith(self._anchor_text):
@@ -124,13 +131,13 @@ class Tokenizer:
 
 
 def _without_surrogates(text: str) -> str:
-    """Joins surrogate pairs; U+FFFD for lone ones."""
+    """Returns the text with surrogate pairs joined and lone surrogates replaced by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Character -> byte of the byte-level alphabet (GPT-2): printable Latin-1 bytes stand for themselves, the others,
-    in order, for the characters from U+0100 on."""
+    """Returns character -> byte of the byte-level alphabet (GPT-2): printable Latin-1 characters stand for themselves,
+    those from U+0100 on for the other bytes, in order."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(0x100) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

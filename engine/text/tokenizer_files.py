@@ -1,8 +1,8 @@
-"""A checkpoint's tokenizer files -> the library's object and what else they say.
+"""Loads a checkpoint's tokenizer files: the tokenizers library's object, named special tokens and chat templates.
 
 `tokenizer.json` is read directly: transformers' AutoTokenizer would bring torch into the process (about 200 MB). Only
-a checkpoint without that file, or with a tokenizer class of its own, is loaded through AutoTokenizer. As there, what
-the file says about tokens at the ends of a text stands, and add_bos_token in the configuration changes nothing.
+a checkpoint without that file, or with a tokenizer class of its own, is loaded through AutoTokenizer. As there, the
+post-processor of tokenizer.json decides about BOS and EOS tokens, and add_bos_token in the configuration has no effect.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,17 +27,17 @@ _HUB_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What a checkpoint says about its tokenizer."""
+    """Content of a checkpoint's tokenizer files."""
 
     backend: tokenizers.Tokenizer
     named_tokens: Mapping[str, str]
-    """bos_token, eos_token, ... as far as they are set."""
+    """Name -> text of the special tokens that are set: bos_token, eos_token, ..."""
     chat_templates: Mapping[str, str]
-    """By name; the usual one is called default."""
+    """Name -> source of the chat templates; the usual one is called default."""
 
 
 def load_tokenizer_files(model: str, *, revision: str | None, trust_remote_code: bool) -> TokenizerFiles:
-    """`model` is a checkpoint directory or a hub id. Raises ModelError."""
+    """Loads the tokenizer files of `model`, a checkpoint directory or a hub id. Raises ModelError."""
     folder = _folder_of(model, revision)
     config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
     has_own_class = "AutoTokenizer" in (config.get("auto_map") or {})
@@ -94,9 +94,9 @@ def _from_transformers(folder: Path, trust_remote_code: bool) -> TokenizerFiles:
 
 
 def _plain(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Without truncation and padding, which some files ask for: prompts are never cut silently.
+    """Returns the tokenizer without truncation and padding, which some files enable: prompts are never cut silently.
 
-    With neither set, and nobody setting them, concurrent use is safe.
+    Since no code sets either later, concurrent use is safe.
     """
     backend.no_truncation()
     backend.no_padding()
@@ -104,7 +104,7 @@ def _plain(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """The configuration may know added tokens that tokenizer.json does not."""
+    """Adds tokens that are in the configuration but not in tokenizer.json."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     for token in _configured_tokens(config, named):
         if token.content not in known:
@@ -124,7 +124,8 @@ def _configured_tokens(config: Mapping[str, Any], named: Mapping[str, str]) -> I
 
 
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Files take precedence over the configuration's entry, which is one template or a list of named ones."""
+    """Returns name -> template. Files take precedence over the configuration's entry, one template or a list of
+    them."""
     entry = config.get("chat_template") or []
     listed = [{"name": "default", "template": entry}] if isinstance(entry, str) else entry
     templates = {item["name"]: item["template"] for item in listed}
@@ -136,6 +137,7 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _content(token: object) -> str | None:
-    """A token is written as a string or as an object with its content."""
+    """Returns the text of a token, which is written as a string or as an object with its content; None if it has
+    none."""
     value = token.get("content") if isinstance(token, dict) else token
     return value if isinstance(value, str) and value else None

@@ -1,4 +1,4 @@
-"""Chat templates in the manner of well-known families, with the constructs that theirs use."""
+"""Chat templates in the manner of well-known model families, with the constructs that their templates use."""
 
 CHATML = """\
 {%- if messages[0]['role'] == 'system' %}

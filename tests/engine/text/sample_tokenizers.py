@@ -1,4 +1,4 @@
-"""Small tokenizers of the two families that matter, trained in a moment."""
+"""Small byte-level and SentencePiece-like tokenizers, trained within a second."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,8 @@ CHAT_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    """As GPT-2, Llama 3 and Qwen: every byte has a token, merges cross character borders."""
+    """Trains a tokenizer like those of GPT-2, Llama 3 and Qwen: every byte has a token, merges cross character
+    borders."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -28,7 +29,8 @@ def byte_level() -> tokenizers.Tokenizer:
 
 
 def sentencepiece_like() -> tokenizers.Tokenizer:
-    """As Llama 2 and Mistral: U+2581 for spaces, a leading one added and stripped, bytes for unknown characters."""
+    """Trains a tokenizer like those of Llama 2 and Mistral: U+2581 for spaces, a leading one added and stripped, bytes
+    for unknown characters."""
     backend = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     backend.decoder = decoders.Sequence(
@@ -43,7 +45,7 @@ def sentencepiece_like() -> tokenizers.Tokenizer:
 
 
 def write_checkpoint(folder: Path, backend: tokenizers.Tokenizer, **config: Any) -> Path:
-    """The tokenizer part of a checkpoint directory."""
+    """Writes the tokenizer files of a checkpoint directory."""
     backend.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder

@@ -1,4 +1,4 @@
-"""Chat templates: as transformers renders them, and never longer, larger or further than allowed."""
+"""Chat templates render as in transformers, and keep to their limits of time, size and access."""
 
 import asyncio
 import signal
@@ -102,7 +102,7 @@ def test_a_message_without_text_cannot_be_continued(content: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "complaint"),
+    ("source", "reason"),
     [
         ("{{ raise_exception('alternate!') }}", "alternate!"),
         ("{{ nothing.here }}", "undefined"),
@@ -119,20 +119,20 @@ def test_a_message_without_text_cannot_be_continued(content: object) -> None:
         ("{% include 'etc' %}", "loader"),
     ],
 )
-def test_what_a_template_refuses_is_told(source: str, complaint: str) -> None:
-    with pytest.raises(InvalidParameterError, match=complaint) as refusal:
+def test_what_a_template_refuses_is_an_error_with_its_reason(source: str, reason: str) -> None:
+    with pytest.raises(InvalidParameterError, match=reason) as refusal:
         render(source)
     assert refusal.value.param == "messages"
 
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ x | no_such_filter }}", "{% unknown %}", "{{ " + "(" * 9999])
-def test_what_is_no_template_is_told(source: str) -> None:
+def test_what_is_no_template_is_refused(source: str) -> None:
     with pytest.raises(InvalidParameterError, match="not valid") as refusal:
         ChatTemplate(source)
     assert refusal.value.param == "chat_template"
 
 
-def test_long_complaints_are_cut() -> None:
+def test_long_error_messages_are_cut() -> None:
     with pytest.raises(InvalidParameterError) as refusal:
         render("{{ raise_exception('x' * 9999) }}")
     assert len(str(refusal.value)) < 600
@@ -199,14 +199,14 @@ class TestIsolated:
         ) and param == same.value.param
 
     @pytest.mark.parametrize(
-        ("source", "complaint"), [("{{ x }}", "surrogates"), ("{{ raise_exception(x) }}", r"messages: \\ud800\.")]
+        ("source", "reason"), [("{{ x }}", "surrogates"), ("{{ raise_exception(x) }}", r"messages: \\ud800\.")]
     )
-    def test_surrogates_do_not_break_the_pipe(self, source: str, complaint: str) -> None:
-        with pytest.raises(InvalidParameterError, match=complaint):
+    def test_surrogates_do_not_break_the_pipe(self, source: str, reason: str) -> None:
+        with pytest.raises(InvalidParameterError, match=reason):
             self.isolated(source)
 
     @pytest.mark.parametrize(
-        ("source", "complaint"),
+        ("source", "reason"),
         [
             ("{{ 9 ** (9 ** 9) }}", "more than 2 seconds or"),
             ("{{ 'x'.ljust(10 ** 10) }}", "or 1024 MiB"),
@@ -214,12 +214,12 @@ class TestIsolated:
         ],
     )
     def test_what_would_hang_or_fill_this_process_is_refused(
-        self, source: str, complaint: str, monkeypatch: pytest.MonkeyPatch
+        self, source: str, reason: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
             "engine.text.template_sandbox.MAX_SECONDS", 100.0
         )  # its own bounds end it, not this process
-        with pytest.raises(InvalidParameterError, match=complaint):
+        with pytest.raises(InvalidParameterError, match=reason):
             self.isolated(source)
 
     def test_a_process_that_does_nothing_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The laws of text that grows token by token."""
+"""Incremental detokenization: deltas add up to the full decode, and stop strings are found."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ def sentencepiece_like(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def deltas(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int]) -> list[str]:
-    """All texts up to the stop string or the flush at the end."""
+    """Returns all deltas up to the stop string or the flush at the end."""
     texts = []
     for token_id in token_ids:
         texts.append(detokenizer.append(token_id))
@@ -51,7 +51,7 @@ def output(chunks: Sequence[str], stop: Sequence[str], include: bool = False, mi
 
 
 def first_stop(text: str, stop: Sequence[str], after: int = 0) -> tuple[int, int] | None:
-    """[start, end) of the stop string that is completed first behind `after`, found by looking everywhere."""
+    """Returns [start, end) of the stop string that is completed first after position `after`, by exhaustive search."""
     matches = [
         (end, -len(string)) for end in range(after + 1, len(text) + 1) for string in stop if text[:end].endswith(string)
     ]

@@ -1,4 +1,4 @@
-"""The tokenizer against transformers, and the texts and files that break others."""
+"""The tokenizer compared with transformers, and texts and files that are hard to handle."""
 
 import subprocess
 import sys
@@ -62,7 +62,9 @@ def test_lone_surrogates_and_null_bytes_are_characters(byte_level: Tokenizer) ->
         (ValueError(), "can give: ValueError"),
     ],
 )
-def test_what_the_hub_cannot_give_is_told(error: Exception, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_hub_cannot_give_is_an_error_with_the_reason(
+    error: Exception, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any, **__: Any) -> str:
         raise error
 
@@ -99,16 +101,16 @@ class TestLongTexts:
         read: list[int] = []
         encode = bounded._encode
 
-        def noted(text: str, add_special_tokens: bool) -> list[int]:
+        def recorded(text: str, add_special_tokens: bool) -> list[int]:
             read.append(len(text))
             return encode(text, add_special_tokens)
 
-        monkeypatch.setattr(bounded, "_encode", noted)
+        monkeypatch.setattr(bounded, "_encode", recorded)
         with pytest.raises(ContextLengthError):
             bounded.encode("\u4e2d" * num_chars)
         assert read == [400]
 
-    def test_a_shorter_one_is_left_to_the_door(self, bounded: Tokenizer) -> None:
+    def test_a_shorter_one_is_left_to_request_validation(self, bounded: Tokenizer) -> None:
         assert len(bounded.encode("\u4e2d" * 400)) > 100
 
     def test_a_long_one_of_few_tokens_is_taken(self, bounded: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +205,7 @@ def test_bad_words_of_a_stripping_tokenizer_are_found_inside_words(sentencepiece
     assert inside
 
 
-def test_chat_templates_and_the_named_tokens_they_use_are_told(byte_level: Tokenizer) -> None:
+def test_chat_templates_and_the_named_tokens_they_use_are_known(byte_level: Tokenizer) -> None:
     assert byte_level.chat_templates == {"default": sample_tokenizers.CHAT_TEMPLATE}
     assert byte_level.named_tokens.items() >= {"eos_token": "<|eos|>", "bos_token": "<|bos|>"}.items()
 
@@ -233,7 +235,7 @@ def test_a_directory_without_tokenizer_is_a_clear_error(tmp_path: Path) -> None:
         Tokenizer.from_pretrained(str(tmp_path))
 
 
-def test_a_vocabulary_that_nobody_read_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_vocabulary_that_is_not_understood_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "vocab").write_text("")
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(ModelError, match="no vocabulary"):
