@@ -4,7 +4,6 @@ import ctypes
 import mmap
 import os
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +11,11 @@ from pathlib import Path
 import pytest
 
 from engine.host.memory_trim import drop_code_pages, give_back_freed_memory
+from tests.resident_memory import resident_bytes
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="reads /proc")
 
 CODE = bytes(range(256)) * 256
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def resident_bytes_of(file: Path) -> int:
