@@ -174,7 +174,7 @@ class AsyncEngine:
             request, limit_s, lambda: self._expire(live, leave_queue), lambda: self._expire(live, live.expire)
         )
         if not self._registry:
-            self._watchdog.heard()
+            self._watchdog.reset()
         self._registry.add(live)
         self._watchdog.watch()
         self._report_pause()
@@ -222,7 +222,7 @@ class AsyncEngine:
     # What the supervisor reports.
 
     def on_message(self, message: FromEngine) -> None:
-        self._watchdog.heard()
+        self._watchdog.reset()
         if isinstance(message, StepUpdate):
             self._on_step(message)
         elif isinstance(message, RequestsScheduled):
@@ -256,7 +256,7 @@ class AsyncEngine:
         num_begun, num_suspects = self._registry.num_begun, self._registry.num_suspects
         text = "up again after %.1f s; streams that go on: %d; waiting: %d; run alone first, in case they killed it: %d"
         logger.warning(text, self._supervisor.down_s, num_begun, len(self._registry) - num_begun, num_suspects)
-        self._watchdog.heard()
+        self._watchdog.reset()
         self._watchdog.watch()
 
     def on_engine_lost(self, error: EngineFailedError) -> None:

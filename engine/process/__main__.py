@@ -1,5 +1,5 @@
 """The engine process: `python -m engine.process LINK_FD MARKER_FD`, started by `engine.process.engine_process`.
-It talks in `engine.core.messages` only.
+It communicates by `engine.core.messages` only.
 
 Its standard input is a pipe that ends when the server process does, however that dies; then this process ends, too.
 """
@@ -75,8 +75,8 @@ class SteppingEngine(Protocol):
 
 
 def ignore_signals() -> None:
-    """Service managers signal every process of a service. The server decides what it means, and streams may end first:
-    this process ends by a message, by the end of its standard input, or killed."""
+    """Ignores the signals that service managers send to every process of a service. The server decides what they mean,
+    and streams may end first: this process ends by a message, by the end of its standard input, or killed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
@@ -85,7 +85,8 @@ Load = Callable[[EngineConfig, Marker], SteppingEngine]
 
 
 def main(arguments: list[str], load: Load) -> int:
-    """The exit code: 0 after Shutdown or the server's end, 2 if the engine cannot start as configured, else 1."""
+    """Runs the engine process, and returns its exit code: 0 after Shutdown or the server's end, 2 if the engine cannot
+    start as configured, else 1."""
     ignore_signals()
     threading.Thread(target=_end_after_parent, args=(sys.stdin.fileno(),), daemon=True).start()
     link = EngineLink(int(arguments[0]))
@@ -99,7 +100,8 @@ def main(arguments: list[str], load: Load) -> int:
 
 
 def _end_after_parent(parent_fd: int) -> None:
-    """For a process that does not notice its server's end because it loads, computes for long, or hangs."""
+    """Ends this process a while after its server, in case it does not notice that itself because it loads, computes for
+    long, or hangs."""
     end = select.poll()
     end.register(parent_fd, select.POLLHUP)
     end.poll()
@@ -108,7 +110,8 @@ def _end_after_parent(parent_fd: int) -> None:
 
 
 def run(link: Link, load: Load, marker: Marker) -> int:
-    """Load, then serve until told to stop. Never raises but for ServerGoneError: failures are sent, then returned."""
+    """Loads the engine and serves until Shutdown. Returns the exit code, after sending a failure if there was one;
+    raises ServerGoneError only."""
     try:
         start = _wait_for_start(link)
         if start is None:
@@ -144,9 +147,10 @@ def _wait_for_start(link: Link) -> Start | None:
 
 
 def _serve(engine: SteppingEngine, link: Link, marker: Marker) -> None:
-    """Messages are handled between steps only. Waiting for one takes no CPU time but for the heart-beat."""
+    """Runs steps, and handles messages between them only. Waiting for a message takes no CPU time but for the
+    heartbeat."""
 
-    def tell_scheduled(request_ids: list[str]) -> None:
+    def report_scheduled(request_ids: list[str]) -> None:
         link.send(RequestsScheduled(request_ids))
 
     while True:
@@ -154,7 +158,7 @@ def _serve(engine: SteppingEngine, link: Link, marker: Marker) -> None:
             if isinstance(message, Shutdown):
                 return
             _handle(message, engine, link, marker)
-        link.send(engine.step(tell_scheduled) if engine.has_work else Heartbeat(time.monotonic()))
+        link.send(engine.step(report_scheduled) if engine.has_work else Heartbeat(time.monotonic()))
 
 
 def _handle(message: ToEngine, engine: SteppingEngine, link: Link, marker: Marker) -> None:

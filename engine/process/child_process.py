@@ -29,7 +29,8 @@ class ChildProcess:
     async def start(
         cls, command: Sequence[str], on_exit: Callable[[], None], pass_fds: Sequence[int] = ()
     ) -> "ChildProcess":
-        """Both output streams go, as they come, to this process's standard error. `pass_fds` keep their numbers."""
+        """Starts the child. Both its output streams go, as they come, to this process's standard error. `pass_fds` keep
+        their numbers."""
         life_read_fd, life_fd = os.pipe()
         output_fd, output_write_fd = os.pipe()
         try:
@@ -56,17 +57,18 @@ class ChildProcess:
 
     @property
     def was_killed(self) -> bool:
-        """By a signal: then it had no time for last words."""
+        """Whether a signal ended the child: then it had no time for a last message."""
         return (self._process.returncode or 0) < 0
 
     @property
     def may_have_been_killed(self) -> bool:
-        """From outside, as processes do not end of themselves: by a person, or by the kernel for want of memory."""
+        """Whether SIGKILL ended the child, which comes from outside: from a person, or from the kernel when memory runs
+        out."""
         return self._process.returncode == -signal.SIGKILL
 
     @property
     def how_it_ended(self) -> str:
-        """`exit code 1`, `signal 11, Segmentation fault`, ..."""
+        """How the child ended: `exit code 1`, `signal 11, Segmentation fault`, ..."""
         code = self._process.returncode
         if code is None:
             return "still running"
@@ -77,16 +79,16 @@ class ChildProcess:
 
     @property
     def output_tail(self) -> str:
-        """The end of what it wrote."""
+        """The end of the child's output."""
         return self._tail.decode(errors="replace").strip()
 
     def kill(self) -> None:
-        """The child and what it has started, such as a compiler."""
+        """Kill the child and what it has started, such as a compiler."""
         if self.is_running:
             self._kill_group()
 
     async def stop(self, grace_s: float) -> None:
-        """Wait for the child to end by itself, then kill it. Nothing of it is left. Idempotent."""
+        """Wait up to `grace_s` for the child to end by itself, then kill it. Nothing of it is left. Idempotent."""
         try:
             await asyncio.wait((self._exited,), timeout=grace_s)
             self.kill()
@@ -118,7 +120,7 @@ class ChildProcess:
                 self._close_output()
                 return
             self._tail = (self._tail + data)[-_TAIL_BYTES:]
-            with contextlib.suppress(OSError, ValueError):  # nobody listens any more
+            with contextlib.suppress(OSError, ValueError):  # standard error was closed
                 sys.stderr.write(data.decode(errors="replace"))
                 sys.stderr.flush()
 

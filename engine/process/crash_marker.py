@@ -13,7 +13,8 @@ _HEADER_BYTES = 4
 
 
 class CrashMarker:
-    """File layout: length of the list (4 bytes), the list as msgpack, and after that remains of longer ones."""
+    """Marks the requests being computed. File layout: length of the list (4 bytes), the list as msgpack, and after that
+    remains of longer lists."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -24,7 +25,7 @@ class CrashMarker:
         return cls(os.memfd_create("twostep-step"))
 
     def mark(self, request_ids: Sequence[str]) -> None:
-        """Call before the work begins; holds until the next call."""
+        """Mark these requests as being computed, until the next call. Call before the work begins."""
         if request_ids == self._marked:
             return
         self._marked = request_ids
@@ -32,7 +33,8 @@ class CrashMarker:
         os.pwrite(self.fd, len(data).to_bytes(_HEADER_BYTES) + data, 0)
 
     def read(self) -> list[str]:
-        """What was marked last, by whichever process. Empty before the first mark, or if the writer died writing."""
+        """Returns the ids that were marked last, by whichever process: none before the first mark, or if the writer
+        died while it wrote."""
         length = int.from_bytes(os.pread(self.fd, _HEADER_BYTES, 0))
         try:
             return msgspec.msgpack.decode(os.pread(self.fd, length, _HEADER_BYTES), type=list[str])

@@ -20,12 +20,13 @@ from engine.process.poison_requests import Death
 from engine.process.transport import BrokenLinkError, ServerLink
 
 _STOP_GRACE_S = 3.0
-_LAST_WORDS_S = 0.5  # how long the last message of a process may arrive after its end was noticed
+_LAST_MESSAGE_S = 0.5  # how long after its end was noticed a process's last message may arrive
 _START_ERRORS = {error.__name__: error for error in (ConfigError, ModelError, UnsupportedModelError, ModelMemoryError)}
 
 
 class EngineProcess:
-    """Starts once and ends once. Its socket is its own: no message of another life can come in here."""
+    """One engine process, which starts once and ends once. Its socket is its own, so that no message of an earlier
+    process can arrive here."""
 
     def __init__(
         self,
@@ -35,8 +36,8 @@ class EngineProcess:
     ) -> None:
         """`command` starts the process, given the descriptors of its socket and of the marker as last arguments.
 
-        `on_death` is called once, with the reason, when the process ends or fails after it was ready, unless it was
-        told to. Messages that it sent before may still arrive until `close`.
+        `on_death` is called once, with the reason, when the process ends or fails after it was ready, unless `stop` was
+        called. Messages that it sent before may still arrive until `close`.
         """
         self._command = command
         self._on_message = on_message
@@ -52,7 +53,7 @@ class EngineProcess:
         self._is_closed = False
         self._was_killed_here = False
         self.death: TwostepError | None = None
-        """Why it ended; None while it lives."""
+        """Why the process ended; None while it lives."""
 
     async def start(self, config: EngineConfig) -> EngineInfo:
         """Start the process and wait until the model is loaded.
@@ -71,7 +72,7 @@ class EngineProcess:
         self._link.send(message)
 
     def kill(self, reason: TwostepError) -> None:
-        """End it at once, for this reason."""
+        """End the process at once, for this reason."""
         self._was_killed_here = True
         self._end(reason)
         if self._child is not None:
@@ -92,12 +93,13 @@ class EngineProcess:
             self.close()
 
     async def reap(self) -> None:
-        """Wait until nothing of the process is left, and see to it."""
+        """Wait for the process to end by itself, then kill it, until nothing of it is left."""
         if self._child is not None:
             await self._child.stop(_STOP_GRACE_S)
 
     def close(self) -> Death:
-        """Hear what it said last, then nothing any more. Idempotent: it tells of the death once."""
+        """Receive the last messages and close the connection. Returns what is known of the death; the first call does,
+        and later ones an empty Death."""
         if self._is_closed:
             return Death()
         self._is_closed = True
@@ -127,7 +129,7 @@ class EngineProcess:
 
     def _on_exit(self) -> None:
         assert self._child is not None
-        delay_s = 0.0 if self._child.was_killed else _LAST_WORDS_S
+        delay_s = 0.0 if self._child.was_killed else _LAST_MESSAGE_S
         asyncio.get_running_loop().call_later(delay_s, self._end_after_exit)
 
     def _end_after_exit(self) -> None:
@@ -139,7 +141,7 @@ class EngineProcess:
         self._end(EngineFailedError(message, tail))
 
     def _end(self, reason: TwostepError) -> None:
-        """The first reason stands."""
+        """Record and report why the process ended; the first reason stands."""
         if self.death is not None:
             return
         self.death = reason
@@ -150,4 +152,4 @@ class EngineProcess:
 
     def _fail_to_start(self, reason: TwostepError) -> None:
         self._ready.set_exception(reason)
-        self._ready.exception()  # also when nobody waits any more
+        self._ready.exception()  # counts as retrieved, should `start` no longer wait for it

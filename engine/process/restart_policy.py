@@ -10,9 +10,10 @@ _PER_WINDOW = 10
 
 
 class RestartPolicy:
-    """At most `max_in_a_row` restarts that bring nothing, with growing pauses, and ten times as many in any hour.
+    """Allows at most `max_in_a_row` fruitless restarts in a row, with growing delays, and ten times as many restarts in
+    any hour.
 
-    A restart brought something if its process answered a request, or ended with nothing to do.
+    A restart was fruitful if its process answered a request, or ended with nothing to do.
     """
 
     def __init__(self, max_in_a_row: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -22,7 +23,7 @@ class RestartPolicy:
         self._restarted_at_s: deque[float] = deque()
 
     def on_death(self, was_fruitful: bool) -> float | None:
-        """Seconds to wait before the next start; None when there shall be none."""
+        """Returns the seconds to wait before the next start; None when there shall be none."""
         if was_fruitful:
             self._num_in_a_row = 0
         now_s = self._clock()

@@ -25,29 +25,30 @@ from engine.process.restart_policy import RestartPolicy
 logger = logging.getLogger(__name__)
 
 _LOAD_FACTOR, _LOAD_GRACE_S = 10.0, 60.0  # a restart that takes so much longer than the first start hangs
-_MEASURED_ANEW = ("load_s", "ceilings")  # fields that each process finds out for itself
+_MEASURED_ANEW = ("load_s", "ceilings")  # fields that each process measures for itself
 
 
 class EngineOwner(Protocol):
-    """Whom the supervisor serves. Nothing here may raise."""
+    """The supervisor's owner, which it calls back. None of these methods may raise."""
 
     def on_message(self, message: FromEngine) -> None: ...
 
     def on_engine_down(self) -> bool:
-        """The process died; what it said last may still come. Returns whether it was of use, or had nothing to do."""
+        """The process died; its last messages may still arrive. Returns whether it was fruitful: it answered a request,
+        or had nothing to do."""
 
     def on_engine_starting(self) -> None:
         """Another process is being started."""
 
     def on_engine_up(self, death: Death) -> None:
-        """The new process is ready and knows of no request. Nothing more will come of the dead one."""
+        """The new process is ready and knows of no request. Nothing more will arrive from the dead one."""
 
     def on_engine_lost(self, error: EngineFailedError) -> None:
-        """There will be no other process."""
+        """The engine is given up: no other process will be started."""
 
 
 class Supervisor:
-    """All methods are for the event loop's thread."""
+    """Runs one engine process at a time. All methods are for the event loop's thread."""
 
     def __init__(self, config: EngineConfig, command: Sequence[str], policy: RestartPolicy, owner: EngineOwner) -> None:
         self._config = config
@@ -80,26 +81,26 @@ class Supervisor:
 
     @property
     def down_s(self) -> float:
-        """Since the process died, or the one before."""
+        """Seconds since the last death of a process."""
         return time.monotonic() - self._down_since_s
 
     @property
     def up_in_s(self) -> float:
-        """When the process that is being started should be ready, judged by how long the first one took."""
+        """Seconds until the process that is being started should be ready, judged by how long the first one took."""
         return max(self._load_s - self.down_s, 0.0)
 
     def send(self, message: ToEngine) -> None:
-        """Dropped while there is no process: the next one knows nothing anyway."""
+        """Send a message, or drop it while no process is up: the next one knows of no request anyway."""
         if self.is_up and self._process is not None:
             self._process.send(message)
 
     def kill(self, reason: EngineFailedError) -> None:
-        """End the process, as if it had died of this."""
+        """End the process, as if it had died for this reason."""
         if self._process is not None:
             self._process.kill(reason)
 
     async def stop(self, reason: EngineUnavailableError) -> None:
-        """End what there is of processes, and start no more. Idempotent."""
+        """End the process, and start no other. Idempotent."""
         if self._restart is not None:
             self._restart.cancel()
             await asyncio.wait((self._restart,))
@@ -112,7 +113,7 @@ class Supervisor:
 
     def _on_death(self, reason: TwostepError) -> None:
         if not self.is_up:
-            return  # it was not taken into use yet: who is about to do so looks
+            return  # the process is not in use yet: `start` or `_load` will see its death
         self.is_up = False
         self._down_since_s = time.monotonic()
         logger.error("%s", reason)
@@ -135,7 +136,8 @@ class Supervisor:
             dead.close()
 
     async def _next_process(self, reason: TwostepError, was_fruitful: bool) -> EngineProcess:
-        """A process that is ready. Raises EngineFailedError when the policy has enough or the cause will not pass."""
+        """Returns a process that is ready. Raises EngineFailedError when the policy allows no more restarts, or when the
+        cause will not pass."""
         while True:
             delay_s = self._policy.on_death(was_fruitful)
             if delay_s is None:
@@ -154,7 +156,7 @@ class Supervisor:
                 raise EngineFailedError(f"The engine died and cannot be started again: {error}") from error
 
     async def _load(self, process: EngineProcess) -> None:
-        """Leaves nothing of a process that does not get ready."""
+        """Starts the process and waits until it is ready; leaves nothing of one that does not get there."""
         limit_s = _LOAD_FACTOR * self._load_s + _LOAD_GRACE_S
         try:
             async with asyncio.timeout(limit_s):
@@ -168,7 +170,8 @@ class Supervisor:
             raise
 
     def _check_same(self, info: EngineInfo) -> None:
-        """Streams may go on with the same model only. Raises ModelError, which clients are told, without values."""
+        """Raises ModelError if the model is not the one that was loaded first: streams may continue with the same model
+        only. Clients see the error, so it names no values."""
         assert self._info is not None
         now, before = (msgspec.structs.asdict(each) for each in (info, self._info))
         if names := [name for name in before if name not in _MEASURED_ANEW and now[name] != before[name]]:

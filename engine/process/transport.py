@@ -38,7 +38,7 @@ class BrokenLinkError(Exception):
 class ServerLink:
     """The server's end, for the event loop's thread. Each message is passed to `on_message` as it arrives.
 
-    After a broken one, told to `on_broken`, nothing is passed on any more.
+    After a broken message, which is reported to `on_broken`, nothing is passed on any more.
     """
 
     def __init__(self, on_message: Callable[[FromEngine], None], on_broken: Callable[[BrokenLinkError], None]) -> None:
@@ -50,12 +50,12 @@ class ServerLink:
         self._unsent = bytearray()
         self._is_closed = False
         self._socket, self.engine_end = socket.socketpair()
-        """What the engine process is given. The process must be the only one to keep it: close it here."""
+        """The socket for the engine process. That must be the only one to keep it: close it here."""
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket.fileno(), self.receive)
 
     def send(self, message: ToEngine) -> None:
-        """Never blocks: the queue has no limit but what admission sets."""
+        """Queue a message. Never blocks: the queue has no limit but what admission control sets."""
         if self._is_closed:
             return
         self._unsent += self._frames.pack(message)
@@ -66,7 +66,7 @@ class ServerLink:
             del self._unsent[: self._socket.send(self._unsent)]
         except BlockingIOError:
             pass
-        except OSError:  # the engine has ended; who watches its process will tell
+        except OSError:  # the engine has ended, which its ChildProcess reports
             self._unsent.clear()
         if self._unsent:
             self._loop.add_writer(self._socket.fileno(), self._send_rest)
@@ -83,7 +83,7 @@ class ServerLink:
                 return
             except OSError:
                 data = b""
-            if not data:  # the engine has ended; who watches its process will tell
+            if not data:  # the engine has ended, which its ChildProcess reports
                 self._loop.remove_reader(self._socket.fileno())
             num_read = len(data)
             self._frames.feed(data)
@@ -116,7 +116,7 @@ class ServerLink:
 
 
 class EngineLink:
-    """The engine process's end. Blocking, one thread."""
+    """The engine process's end: blocking, for one thread."""
 
     def __init__(self, fd: int) -> None:
         """`fd` is the server's `engine_end`."""
@@ -127,7 +127,7 @@ class EngineLink:
         self._arrival.register(fd, select.POLLIN)
 
     def receive(self, timeout_s: float) -> list[ToEngine]:
-        """Every message that has arrived; waits for the first one at most so long.
+        """Returns every message that has arrived; waits at most `timeout_s` for the first one.
 
         Raises ServerGoneError and BrokenLinkError.
         """
@@ -143,7 +143,7 @@ class EngineLink:
         return messages
 
     def _read(self) -> int | None:
-        """How many bytes there were: 0 from a server that is gone, None if it said nothing."""
+        """Returns how many bytes there were: 0 from a server that is gone, None if nothing has arrived."""
         try:
             data = self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -154,13 +154,13 @@ class EngineLink:
         return len(data)
 
     def send(self, message: FromEngine) -> None:
-        """Waits while the server reads nothing and some 200 steps lie there unread: it reads whatever it does besides.
-        Without a server the message is dropped; `receive` will tell."""
+        """Send a message. Blocks while some 200 steps are unread, which the server soon reads, whatever else it does.
+        Without a server the message is dropped, and `receive` will raise."""
         with contextlib.suppress(OSError):
             self._socket.sendall(self._frames.pack(message))
 
     def close(self) -> None:
-        """What was sent can still be read."""
+        """Close this end; what was sent can still be read."""
         self._socket.close()
 
 
@@ -187,7 +187,7 @@ class _Frames(Generic[Received]):
         self._fed += data
 
     def unpack(self) -> Received | None:
-        """The next message of what was fed, or None if it is not complete. Raises BrokenLinkError."""
+        """Returns the next message of what was fed, or None if it is not complete. Raises BrokenLinkError."""
         if len(self._fed) < _HEADER.size:
             return None
         number, length = _HEADER.unpack_from(self._fed)

@@ -84,7 +84,7 @@ def test_a_silent_engine_is_unavailable_and_no_error_of_ours() -> None:
         async with running() as engine:
             task = asyncio.create_task(error_of(collect(engine, request(fake.HANG))))
             await eventually(lambda: engine.num_live == 1)
-            engine._watchdog._heard_at_s -= 10_000.0
+            engine._watchdog._reset_at_s -= 10_000.0
             with pytest.raises(EngineUnavailableError, match="silent for 1") as told:
                 engine.check_health()
             assert not isinstance(told.value, EngineFailedError)
