@@ -1,1 +1,1 @@
-"""Prometheus metrics and the recent numbers of `GET /stats`."""
+"""Prometheus metrics, and the statistics of recent requests and steps that `GET /stats` shows."""

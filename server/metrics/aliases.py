@@ -1,4 +1,4 @@
-"""The names that dashboards, autoscalers and gateways already read, for the same values under our own names."""
+"""vLLM's metric names, which dashboards, autoscalers and gateways already read, as aliases of this server's own."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,7 +8,7 @@ from prometheus_client.samples import Sample
 
 _OWN_PREFIX = "twostep_"
 
-# Our family, without prefix -> vLLM's families. Counters are named without _total.
+# Own metric family, without prefix -> vLLM's families. Counters are named without _total.
 _VLLM: Mapping[str, tuple[str, ...]] = {
     "requests_running": ("num_requests_running",),
     "requests_waiting": ("num_requests_waiting",),
@@ -38,7 +38,8 @@ _PLAIN = frozenset({"http_requests", "http_request_duration_seconds"})
 
 
 class Exposition(Collector):
-    """Our metrics without the client library's `_created` series; with vLLM's names too, if a model name is given."""
+    """The own metrics, without the client library's `_created` series; with vLLM's names, too, if a model name is
+    given."""
 
     def __init__(self, own: Collector, model_name: str | None) -> None:
         self._own = own
@@ -61,7 +62,8 @@ def _aliases(metric: Metric, vllm_labels: Mapping[str, str]) -> Iterator[Metric]
 
 
 def _renamed(metric: Metric, name: str, labels: Mapping[str, str]) -> Metric:
-    """Samples that differ in a dropped label only are added up."""
+    """Returns the metric under another name, with its labels renamed. Samples that differ only in a dropped label are
+    added up."""
     values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for sample in metric.samples:
         kept = {label: value for label, value in sample.labels.items() if label not in _DROPPED_LABELS}

@@ -1,4 +1,5 @@
-"""Values that are worked off many at a time: the code for one alone finds the processor's caches taken by the model."""
+"""Observes values in batches: between two steps of the model, the code that observes one is no longer in the
+processor's caches."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -6,10 +7,11 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 MAX_HELD = 64
+"""Values that are buffered before they are passed on."""
 
 
 class BufferedObserver(Generic[T]):
-    """Passes on every value, in order, some of them later."""
+    """Passes every value on to `pass_on`, in order, MAX_HELD at a time."""
 
     def __init__(self, pass_on: Callable[[T], None]) -> None:
         self._pass_on = pass_on
@@ -21,7 +23,7 @@ class BufferedObserver(Generic[T]):
             self.flush()
 
     def flush(self) -> None:
-        """Pass on what is held."""
+        """Passes on the buffered values."""
         held, self._held = self._held, []
         for value in held:
             self._pass_on(value)

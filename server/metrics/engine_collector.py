@@ -1,4 +1,4 @@
-"""What the engine's newest step says, read when Prometheus asks: costs nothing while tokens flow."""
+"""Metrics of the engine, made from its newest step's statistics when Prometheus scrapes: none cost time per step."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,41 +12,45 @@ from engine.core.stats import PoolStats, QueueStats, StepStats, totals_of
 
 
 class EngineCollector(Collector):
-    """`info` is set when the model is loaded, `stats` by each step. Totals go on over restarts of the engine."""
+    """Collects the engine's gauges and totals. Totals are not reset by restarts of the engine process."""
 
     def __init__(self) -> None:
         self.info: EngineInfo | None = None
+        """Set when the model is loaded."""
         self.stats: StepStats | None = None
-        self.room: Callable[[], QueueStats] = lambda: QueueStats(0, 0, 0.0)
+        """Statistics of the newest step."""
+        self.queue_stats: Callable[[], QueueStats] = lambda: QueueStats(0, 0, 0.0)
+        """Returns the state of the admission queue."""
         self._num_restarts = 0
         self._totals_before: Counter[str] = Counter()  # of engine processes that died
 
     def on_restart(self) -> None:
-        """Call before the first step of the new process: it counts from 0."""
+        """Keeps the totals of the engine process that died. Call before the first step of the new process, which counts
+        from 0."""
         self._num_restarts += 1
         self._totals_before = self._totals()
         self.stats = None
 
     def collect(self) -> Iterator[Metric]:
-        stats, info, room = self.stats, self.info, self.room()
+        stats, info, queue = self.stats, self.info, self.queue_stats()
         pool = stats.pool if stats else PoolStats(info.num_blocks if info else 0, 0, 0)
         total = pool.free + pool.held + pool.cached
         yield self._gauge("requests_running", "Requests being computed.", stats.num_running if stats else 0)
         yield self._gauge("requests_waiting", "Requests waiting to be scheduled.", stats.num_waiting if stats else 0)
-        yield self._gauge("waiting_tokens", "Prompt tokens that wait to be computed.", room.num_waiting_tokens)
-        yield self._gauge("predicted_wait_seconds", "Wait of a new request to be scheduled.", room.predicted_wait_s)
+        yield self._gauge("waiting_tokens", "Prompt tokens that wait to be computed.", queue.num_waiting_tokens)
+        yield self._gauge("predicted_wait_seconds", "Wait of a new request to be scheduled.", queue.predicted_wait_s)
         yield self._gauge("kv_cache_usage_ratio", "Share of KV blocks held.", pool.held / total if total else 0.0)
         yield self._blocks(pool)
         yield self._config(info)
         read, flops = (info.ceilings.read_bytes_per_s, info.ceilings.flops_per_s) if info else (0.0, 0.0)
         yield self._gauge("ceiling_read_bytes_per_second", "Memory read per second, measured at start.", read)
-        yield self._gauge("ceiling_flops_per_second", "Matrix product per second, measured at start.", flops)
+        yield self._gauge("ceiling_flops_per_second", "FLOP per second of a GEMM, measured at start.", flops)
         totals = self._totals()
-        yield self._total("preemptions", "Requests put back to make room.", totals["num_preemptions"])
+        yield self._total("preemptions", "Requests preempted for want of KV blocks.", totals["num_preemptions"])
         yield self._total("prefix_cache_queries", "Prompt tokens looked up.", totals["prefix_queries"])
         yield self._total("prefix_cache_hits", "Prompt tokens found.", totals["prefix_hits"])
-        yield self._total("draft_tokens", "Tokens guessed ahead.", totals["num_drafts"])
-        yield self._total("accepted_draft_tokens", "Of these, those that were right.", totals["num_accepted_drafts"])
+        yield self._total("draft_tokens", "Draft tokens verified.", totals["num_drafts"])
+        yield self._total("accepted_draft_tokens", "Draft tokens accepted.", totals["num_accepted_drafts"])
         yield self._total("engine_restarts", "Restarts of the engine process.", self._num_restarts)
 
     def _totals(self) -> Counter[str]:

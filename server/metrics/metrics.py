@@ -1,4 +1,4 @@
-"""The app's Prometheus metrics: one registry, fed by the engine as its observer, and by the HTTP side."""
+"""The app's Prometheus metrics: one registry, fed by the engine, as its observer, and by the middlewares."""
 
 from collections.abc import Callable
 from itertools import product
@@ -30,10 +30,11 @@ _TOKENS = tuple(2**power for power in range(15))
 
 
 class Metrics:
-    """An `EngineObserver`. Names and labels are those of the published table; every label has a bounded set of values.
+    """Implements `EngineObserver`. Metric names and labels are those of the table in docs/operations.md; every label
+    has a bounded set of values.
 
-    Counters of tokens and histograms per token advance with what the engine's outputs deliver; gauges, and counters
-    that the engine keeps itself, are read from its newest step when Prometheus asks.
+    Counters of tokens and histograms per token advance when the engine's outputs deliver tokens; gauges, and counters
+    that the engine keeps itself, are read from its newest step when Prometheus scrapes.
     """
 
     def __init__(self, model_name: str, with_vllm_names: bool) -> None:
@@ -49,22 +50,22 @@ class Metrics:
         self._tokens = BufferedObserver(self._observe_tokens)
 
     def render(self) -> bytes:
-        """The text exposition format."""
+        """Returns all metrics in Prometheus' text exposition format."""
         self._flush()
         return generate_latest(self._exposition)
 
     def recent(self) -> Stats:
-        """What the newest requests and steps took."""
+        """Returns totals, and the times of recent requests and steps."""
         self._flush()
-        return self._recent.told()
+        return self._recent.summary()
 
     def on_engine_info(self, info: EngineInfo) -> None:
-        """Called when the model is loaded."""
+        """Takes what the engine reports when the model is loaded."""
         self._engine.info = info
 
-    def watch_queue(self, room: Callable[[], QueueStats]) -> None:
-        """Who waits is asked for when Prometheus asks."""
-        self._engine.room = room
+    def watch_queue(self, queue_stats: Callable[[], QueueStats]) -> None:
+        """Reads the admission queue with `queue_stats`, whenever Prometheus scrapes."""
+        self._engine.queue_stats = queue_stats
 
     def on_step(self, stats: StepStats) -> None:
         self._engine.stats = stats
@@ -96,22 +97,20 @@ class Metrics:
             self._per_token.observe(timings.tpot_s)
 
     def on_rejection(self, reason: str) -> None:
-        """`reason` is the error's code."""
+        """Counts a POST request that was refused; `reason` is the error's code."""
         self._rejections.labels(reason).inc()
 
     def on_broken_stream(self, reason: str) -> None:
-        """It had begun, so it was no refusal. `reason` is the error's code."""
+        """Counts a stream that failed after it had begun; `reason` is the error's code."""
         self._broken_streams.labels(reason).inc()
 
     def on_refusal_answer(self, verdict: str) -> None:
-        """See `error_rate_limit`."""
+        """Counts an error response by its `error_rate_limit.Verdict`."""
         self._refusal_answers.labels(verdict).inc()
 
     def on_key_request(self, key: str, counts: TokenCounts | None, error_code: str | None) -> None:
-        """A POST has ended that came with this key; `counts` is None if it got no token.
-
-        `error_code` is that of a refusal.
-        """
+        """Counts a POST request with this API key, at its end. `counts` is None if it got no token; `error_code` is
+        None unless it was refused."""
         self._key_requests.labels(key).inc()
         if counts is not None:
             self._key_tokens.labels(key, "prompt").inc(counts.prompt)
@@ -142,7 +141,7 @@ class Metrics:
     def _observe_tokens(self, tokens: tuple[int, float | None]) -> None:
         num_tokens, gap_s = tokens
         self._generation_tokens.inc(num_tokens)
-        gaps_s = ([] if gap_s is None else [gap_s]) + [0.0] * (num_tokens - 1)  # tokens of one step, as in timings
+        gaps_s = ([] if gap_s is None else [gap_s]) + [0.0] * (num_tokens - 1)  # tokens of one step come together
         self._recent.add_tokens(num_tokens, gaps_s)
         for each_s in gaps_s:
             self._inter_token.observe(each_s)
@@ -167,7 +166,7 @@ class Metrics:
             "broken_streams", "Streams that failed after they had begun, by error code.", "reason"
         )
         self._refusal_answers = self._counter(
-            "refusal_answers", "Answers that have a pace, by what became of them.", "how"
+            "refusal_answers", "Error responses under the error rate limit, by what became of them.", "how"
         )
         self._key_requests = self._counter("key_requests", "POST requests that ended, by API key.", "key")
         self._key_tokens = self._counter("key_tokens", "Tokens of requests that ended, by API key.", "key", "kind")
@@ -176,7 +175,7 @@ class Metrics:
             self._requests.labels(reason.value)
 
     def _make_step_metrics(self) -> None:
-        self._drafting = self._counter("drafting_seconds", "The part of decode steps in which rounded weights guess.")
+        self._drafting = self._counter("drafting_seconds", "The part of decode steps in which the draft model runs.")
         duration = self._histogram("step_duration", "Duration of an engine step.", _GAP_S, "phase")
         tokens = self._step_histogram("tokens", "Tokens of an engine step.", _TOKENS)
         ratio = self._step_histogram("prediction_ratio", "Time of an engine step over what was predicted.", _RATIO)

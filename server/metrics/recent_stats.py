@@ -1,4 +1,4 @@
-"""What the newest requests and steps took, for people who look now: Prometheus keeps the history."""
+"""Statistics of the newest requests and steps, for `GET /stats`: the history is for Prometheus to keep."""
 
 import time
 from collections import deque
@@ -10,7 +10,7 @@ from engine.core.stats import RequestTimings, StepStats, nearest_rank
 from server.protocol.stats import Percentiles, RecentRequests, RecentSteps, Stats, Totals
 
 NUM_REQUESTS, NUM_GAPS, NUM_STEPS = 1000, 10_000, 1000
-"""The newest that are kept; steps of each phase."""
+"""How many of the newest requests, gaps between tokens, and steps of each phase are kept."""
 
 
 class _End(NamedTuple):
@@ -30,7 +30,7 @@ class _Step(NamedTuple):
 
 
 class RecentStats:
-    """Keeps the last ones, and counts all."""
+    """Times of the newest requests, gaps and steps, and totals of all."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -47,20 +47,20 @@ class RecentStats:
         self._gaps_s.extend(gaps_s)
 
     def add_end(self, timings: RequestTimings | None) -> None:
-        """None for one that never got a token: it is only counted."""
+        """Adds a request that ended. `timings` is None if it got no token: such a request is only counted."""
         self._num_ends += 1
         if timings is not None:
             spans = timings.queue_s, timings.prefill_s, timings.ttft_s, timings.decode_s, timings.e2e_s
             self._ends.append(_End(self._clock(), *spans))
 
     def add_step(self, stats: StepStats) -> None:
-        """One of which it is known what it would have taken at the machine's ceilings."""
+        """Adds a step, unless its duration at the machine's peaks (`floor_s`) is unknown."""
         if stats.phase is not None and stats.floor_s is not None:
             model_s = stats.model_s + stats.drafting_s
             self._steps[stats.phase].append(_Step(stats.num_tokens, stats.duration_s, model_s, stats.floor_s))
 
-    def told(self) -> Stats:
-        """Sorts some ten thousand numbers: a millisecond or two."""
+    def summary(self) -> Stats:
+        """Returns the body of `GET /stats`. Sorts some ten thousand numbers, which takes a millisecond or two."""
         ends = self._ends
         return Stats(
             totals=Totals(
@@ -76,8 +76,8 @@ class RecentStats:
                 itl_ms=_percentiles(self._gaps_s),
                 e2e_ms=_percentiles(end.e2e_s for end in ends),
             ),
-            prefill=_of_steps(self._steps[Phase.PREFILL]),
-            decode=_of_steps(self._steps[Phase.DECODE]),
+            prefill=_summary_of(self._steps[Phase.PREFILL]),
+            decode=_summary_of(self._steps[Phase.DECODE]),
         )
 
 
@@ -89,7 +89,7 @@ def _percentiles(seconds: Iterable[float]) -> Percentiles | None:
     return Percentiles(p50=p50, p90=p90, p99=p99, max=round(ordered[-1] * 1e3, 3))
 
 
-def _of_steps(steps: Iterable[_Step]) -> RecentSteps | None:
+def _summary_of(steps: Iterable[_Step]) -> RecentSteps | None:
     steps = list(steps)
     if not steps:
         return None

@@ -24,7 +24,7 @@ def step(phase: Phase | None, num_tokens: int, model_s: float, floor_s: float | 
 
 
 def test_nothing_is_told_of_nothing() -> None:
-    told = RecentStats().told()
+    told = RecentStats().summary()
     assert told.prefill is told.decode is told.requests.queue_ms is told.requests.itl_ms is None
     assert told.requests.count == told.totals.requests == 0
 
@@ -33,7 +33,7 @@ def test_percentiles_are_of_the_newest() -> None:
     recent = RecentStats(clock=iter([*map(float, range(NUM_REQUESTS + 7)), 2000.0]).__next__)
     for ttft_ms in range(1, NUM_REQUESTS + 8):
         recent.add_end(timings(ttft_ms, 3))
-    told = recent.told()
+    told = recent.summary()
     assert (told.requests.count, told.totals.requests) == (NUM_REQUESTS, NUM_REQUESTS + 7)
     assert told.requests.over_s == 2000 - 7
     assert told.requests.ttft_ms == Percentiles(p50=507, p90=907, p99=997, max=1007)
@@ -43,7 +43,7 @@ def test_percentiles_are_of_the_newest() -> None:
 def test_a_sequence_without_a_token_is_counted_and_has_no_times() -> None:
     recent = RecentStats()
     recent.add_end(None)
-    told = recent.told()
+    told = recent.summary()
     assert (told.totals.requests, told.requests.count, told.requests.e2e_ms) == (1, 0, None)
 
 
@@ -52,9 +52,9 @@ def test_gaps_are_of_the_newest_tokens_of_all() -> None:
     recent.add_tokens(1, [])
     for _ in range(NUM_GAPS):
         recent.add_tokens(2, [0.5, 0.0])
-    gaps_ms = recent.told().requests.itl_ms
+    gaps_ms = recent.summary().requests.itl_ms
     assert gaps_ms == Percentiles(p50=0, p90=500, p99=500, max=500)
-    assert recent.told().totals.generated_tokens == 2 * NUM_GAPS + 1
+    assert recent.summary().totals.generated_tokens == 2 * NUM_GAPS + 1
 
 
 def test_steps_are_told_by_phase_with_their_share_of_the_ceiling() -> None:
@@ -66,7 +66,7 @@ def test_steps_are_told_by_phase_with_their_share_of_the_ceiling() -> None:
         step(None, 0, 0.0, None),
     ):
         recent.add_step(each)
-    told = recent.told()
+    told = recent.summary()
     assert told.decode == RecentSteps(count=2, tokens=6, mean_ms=40, of_ceiling=0.5)
     assert told.prefill is None
 
