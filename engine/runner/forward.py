@@ -1,4 +1,4 @@
-"""From a batch's inputs to the logits of its positions, through the model code of transformers."""
+"""The forward pass, from a batch's inputs to the logits of its positions, through the model code of transformers."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -17,11 +17,14 @@ __all__ = ["Forward", "TransformersForward", "kept_rows"]
 
 class Forward(Protocol):
     def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> Tensor:
-        """Logits [num_kept, vocab] at the `kept` flat positions; None keeps all. Writes the batch's keys and values."""
+        """Returns logits [num_kept, vocab] at the `kept` positions of the flat batch; None keeps all.
+
+        Also writes the batch's keys and values to the KV cache.
+        """
 
 
 class TransformersForward:
-    """Runs any model."""
+    """Runs any model by its own code, with attention over the paged KV cache."""
 
     def __init__(self, module: PreTrainedModel, cache: KVCache, backend: AttentionBackend) -> None:
         self._module = module
@@ -30,14 +33,14 @@ class TransformersForward:
 
     def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> Tensor:
         rows = 0 if kept is None else kept_rows(kept, inputs)  # models read 0 as "all"
-        token_ids, positions = inputs.token_ids[None], inputs.positions[None]  # for the model, one long sequence
+        token_ids, positions = inputs.token_ids[None], inputs.positions[None]  # one long sequence to the model
         with attention_handler(_PagedAttention(self._backend, self._cache, inputs.attention)):
             output = self._module(input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=rows)
         return output.logits[0]  # type: ignore[no-any-return]
 
 
 def kept_rows(kept: Sequence[int], inputs: ModelInputs) -> Tensor:
-    """A chunk that samples nothing still needs one row."""
+    """Returns the kept positions as a tensor; at least one, since models read an empty choice as all positions."""
     return torch.tensor(kept or [0], device=inputs.token_ids.device)
 
 

@@ -1,4 +1,4 @@
-"""A model that is ready to run, with what its runner must know of it."""
+"""A loaded model, ready to run, with everything that its runner must know about it."""
 
 from dataclasses import dataclass
 
@@ -12,17 +12,20 @@ from engine.runner.pooling import HeadInputs
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """Runs over the model's KV cache. What it writes there is written over when the model computes its guesses."""
+    """A self-speculative draft model, which runs over the target model's KV cache.
+
+    The keys and values that it writes there are overwritten when the target model verifies its draft tokens.
+    """
 
     module: PreTrainedModel
-    """Shares with the model's own what is not rounded."""
+    """The draft model's module; parameters and buffers that are not rounded are shared with the target model's."""
     size: ModelSize
-    """What one more guess of each request reads and multiplies."""
+    """Bytes and operations of one draft pass, which adds a draft token to each request."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model on its device, its linear layers packed, every layer known to go through paged attention."""
+    """A model on its device, its linear layers packed, every attention layer verified to run over the paged cache."""
 
     module: PreTrainedModel
     layers: tuple[LayerShape, ...]
@@ -35,10 +38,10 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     weight_bytes: int
     size: ModelSize
-    """What its steps read and multiply."""
+    """Bytes that the model's steps read, and operations that they do."""
     linear: str
-    """Name of the matrix-product backend."""
+    """Name of the matmul backend."""
     has_kernels: bool
     head_inputs: HeadInputs
     draft: DraftModel | None
-    """None unless it was asked for."""
+    """The self-speculative draft model; None unless the configuration asks for one."""

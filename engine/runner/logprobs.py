@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, from the logits they were chosen from."""
+"""Log-probabilities of tokens, computed from the logits from which they were sampled."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -15,24 +15,24 @@ __all__ = ["Scorer", "score_in_torch"]
 _ROWS_AT_ONCE = 64  # each takes several times the memory of its logits in torch
 
 Score = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
-"""Logits [num_rows, vocab], token ids [num_rows], num_top -> of each row the log-probability and rank of its token,
-[num_rows], and the num_top largest log-probabilities and their tokens, [num_rows, num_top]."""
+"""Logits [num_rows, vocab], token ids [num_rows], num_top -> log-probability and rank of each row's token, [num_rows],
+and each row's num_top largest log-probabilities and their tokens, [num_rows, num_top]."""
 
 
 class Scorer:
-    """Has no state but which code is the fastest here."""
+    """Computes log-probabilities. It has no state: only the implementation for this device."""
 
     def __init__(self, has_kernels: bool) -> None:
         self._score = cast(Score, torch.ops.twostep.score_tokens) if has_kernels else score_in_torch
 
     def score(self, logits: Tensor, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
-        """Of `token_ids`, one per row of `logits` [num_rows, vocab], and of the top ones beside it."""
+        """Scores `token_ids`, one per row of `logits` [num_rows, vocab], with each row's `num_top` likeliest tokens."""
         starts = range(0, len(token_ids), _ROWS_AT_ONCE)
         parts = (slice(start, start + _ROWS_AT_ONCE) for start in starts)
         return tuple(chain.from_iterable(self._score_some(logits[part], token_ids[part], num_top) for part in parts))
 
     def score_rows(self, logits: Tensor, wanted: Sequence[tuple[int, int, int]]) -> dict[int, TokenLogprobs]:
-        """By the row: of some rows of `logits` with a token each, and how many top ones are wanted beside it."""
+        """Scores some rows of `logits`; `wanted` has (row, token id, number of top tokens). Returns scores by row."""
         scores: dict[int, TokenLogprobs] = {}
         for num_top in {num_top for _, _, num_top in wanted}:
             rows, token_ids = zip(*((row, token_id) for row, token_id, each in wanted if each == num_top), strict=True)
@@ -49,7 +49,7 @@ class Scorer:
 
 
 def score_in_torch(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `Score`, on any device; which of equals are among the top is torch's choice."""
+    """Implements `Score` on any device; which of equal logits are among the top is torch's choice."""
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     chosen = logprobs.gather(1, tokens[:, None])
     ranks = (logprobs > chosen).sum(dim=-1) + 1

@@ -14,7 +14,7 @@ from engine.core.batch import ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """The batch's tokens lie one request after the other."""
+    """Tensors of one forward pass, in which the tokens of a batch lie one request after the other."""
 
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
@@ -22,8 +22,11 @@ class ModelInputs:
 
 
 def build_inputs(requests: Sequence[ScheduledRequest], block_size: int, device: torch.device) -> ModelInputs:
-    """Made of lists. A step leaves nothing of anybody's code in the processor's caches, so that each function of a
-    library takes longer than the numbers of several requests."""
+    """Builds the tensors of one forward pass over `requests`.
+
+    They are built from plain lists: a step evicts all code from the CPU's caches, so each call of a library function
+    takes longer than a loop over the numbers of several requests.
+    """
     lengths = [len(request.token_ids) for request in requests]
     context_lens = [request.end for request in requests]
     max_blocks = -(-max(context_lens) // block_size)
@@ -53,18 +56,18 @@ def build_inputs(requests: Sequence[ScheduledRequest], block_size: int, device: 
 
 
 def _on_device(dtype: torch.dtype, device: torch.device, *lists: list[int]) -> Sequence[Tensor]:
-    """A tensor of each list, all in one piece of memory."""
+    """Returns a tensor of each list, all in one piece of memory, which is copied to the device once."""
     numbers = array("q" if dtype is torch.int64 else "i", chain.from_iterable(lists))
     return torch.frombuffer(numbers, dtype=dtype).to(device).split_with_sizes([*map(len, lists)])
 
 
 def _slots(request: ScheduledRequest, block_size: int) -> list[int]:
-    """Of its tokens in this step."""
+    """Returns the cache slots of the request's tokens in this step."""
     table = request.block_table
     return [table[at // block_size] * block_size + at % block_size for at in range(request.start, request.end)]
 
 
 def _padded_table(request: ScheduledRequest, block_size: int, max_blocks: int) -> tuple[int, ...]:
-    """Only the blocks that this step reads or writes, and zeros behind them."""
+    """Returns the blocks that this step reads or writes, padded with zeros to `max_blocks`."""
     used = request.block_table[: -(-request.end // block_size)]
     return (*used, *[0] * (max_blocks - len(used)))

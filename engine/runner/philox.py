@@ -1,4 +1,4 @@
-"""Philox4x32-10, a counter-based random generator: a pure function of key and counter, so any draw can be made again.
+"""Philox4x32-10, a counter-based random generator: a pure function of key and counter, so any draw can be repeated.
 
 Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -15,7 +15,7 @@ Words = NDArray[np.uint64]  # 32-bit words in 64-bit lanes
 
 
 def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, ...]:
-    """Four random words for each lane; every array is [n] and holds 32-bit values."""
+    """Returns four random words for each lane; every array is [n] and holds 32-bit values."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -26,7 +26,7 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Wor
 
 
 def uniforms(seeds: list[int], positions: list[int]) -> NDArray[np.float64]:
-    """One number in [0, 1) for each (seed, position), of 53 random bits."""
+    """Returns a number in [0, 1) of 53 random bits for each (seed, position)."""
     seed = np.array(seeds, dtype=np.uint64)
     position = np.array(positions, dtype=np.uint64)
     zero = np.zeros_like(seed)

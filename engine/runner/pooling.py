@@ -1,7 +1,8 @@
-"""The embedding of a prompt: the model's last hidden state at its last token, scaled to unit length.
+"""Last-token pooling: a prompt's embedding is the hidden state at its last token, scaled to unit length.
 
-That is what the language-model head would read: after the final norm, and of the served model itself, which was
-trained to predict tokens. Models trained to embed (with a causal decoder and last-token pooling) give theirs.
+That is the input of the language-model head, after the final norm, of the served model itself, which may have been
+trained to predict tokens only. Models trained to embed (causal decoders with last-token pooling) return the embeddings
+that they were trained for.
 """
 
 import torch
@@ -9,19 +10,19 @@ from torch import Tensor, nn
 
 
 class HeadInputs:
-    """Sees what the language-model head is given: the hidden states at the positions whose logits are asked for."""
+    """Records the input of the language-model head: hidden states at the positions whose logits are computed."""
 
     def __init__(self, head: nn.Module) -> None:
         self.newest = torch.empty(0)
-        """Those of the newest forward pass, [num_kept, hidden_size], in the model's number format."""
-        head.register_forward_pre_hook(self._see)
+        """Hidden states of the newest forward pass, [num_kept, hidden_size], in the model's dtype."""
+        head.register_forward_pre_hook(self._record)
 
-    def _see(self, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def _record(self, _: nn.Module, args: tuple[Tensor, ...]) -> None:
         self.newest = args[0].flatten(0, -2)
 
 
 def embedding_bytes(hidden: Tensor) -> bytes:
-    """`hidden` [hidden_size] as a unit vector: little-endian float32."""
+    """Returns `hidden` [hidden_size] as a unit vector of little-endian float32."""
     vector = hidden.to(torch.float32)
     length = torch.linalg.vector_norm(vector, dtype=torch.float64).clamp(min=torch.finfo(torch.float32).tiny)
     return bytes((vector / length).to(torch.float32).cpu().numpy().astype("<f4").data)

@@ -1,4 +1,4 @@
-"""Some rows of a batch's logits, which are large: a copy takes longer than what is done with them."""
+"""Gathers rows of a batch's logits, without a copy where possible: a copy takes longer than their sampling."""
 
 from collections.abc import Sequence
 
@@ -8,6 +8,6 @@ __all__ = ["take_rows"]
 
 
 def take_rows(logits: Tensor, rows: Sequence[int]) -> Tensor:
-    """`rows`, at least one, in ascending order. Where they lie side by side it is a view."""
+    """Returns the given rows of `logits`: at least one, in ascending order. Consecutive rows are a view."""
     first, end = rows[0], rows[-1] + 1
     return logits[first:end] if end - first == len(rows) else logits[[*rows]]

@@ -1,7 +1,7 @@
-"""Chooses the next token of every row: the likeliest, or one drawn with a uniform number.
+"""Samples the next token of every row: the likeliest one, or one drawn with a uniform random number.
 
 The number is a function of (seed, position) and every operation works on one row alone, so a sampled token depends
-neither on the batch nor on how often the sequence was interrupted.
+neither on the batch nor on how often the request was preempted.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ from engine.runner.token_draw import controls_of, draw_for
 __all__ = ["Sampler", "argmax_for", "argmax_in_numpy"]
 
 Argmax = Callable[[Tensor], Tensor]
-"""Logits [num_rows, vocab] -> token ids [num_rows], the first of equals; -1 of a row whose largest is not finite."""
+"""Logits [num_rows, vocab] -> token ids [num_rows], the lowest of equals; -1 where the largest logit is not finite."""
 
 
 class Sampler:
-    """Has no state but which code is the fastest here."""
+    """Samples rows of logits. It has no state: only the implementations for this device, and the EOS tokens."""
 
     def __init__(self, device: torch.device, has_kernels: bool, eos_token_ids: tuple[int, ...]) -> None:
         self._argmax = argmax_for(device, has_kernels)
@@ -30,51 +30,51 @@ class Sampler:
         self._eos_token_ids = eos_token_ids
 
     def sample(self, logits: Tensor, requests: Sequence[ScheduledRequest]) -> list[int | None]:
-        """One token id per row of `logits` [len(requests), vocab]; None where no token is possible."""
+        """Returns one token id per row of `logits` [len(requests), vocab]; None where no token is possible."""
         tokens: list[int | None] = [None] * len(requests)
-        changes = [bool(request.allowed_tokens) or adjusts_logits(request) for request in requests]
-        for changed in set(changes):
-            rows = [row for row, each in enumerate(changes) if each is changed]
+        are_processed = [bool(request.allowed_tokens) or adjusts_logits(request) for request in requests]
+        for is_processed in set(are_processed):
+            rows = [row for row, each in enumerate(are_processed) if each is is_processed]
             some = [requests[row] for row in rows]
             part = take_rows(logits, rows)
-            part = self._change(part, some) if changed else part
-            for row, token_id in zip(rows, self._choose(part, some), strict=True):
+            part = self._process(part, some) if is_processed else part
+            for row, token_id in zip(rows, self._sample_rows(part, some), strict=True):
                 tokens[row] = token_id
         return tokens
 
-    def _change(self, logits: Tensor, requests: Sequence[ScheduledRequest]) -> Tensor:
-        """What requests want of their rows, [len(requests), vocab], before a token is chosen; in float32."""
+    def _process(self, logits: Tensor, requests: Sequence[ScheduledRequest]) -> Tensor:
+        """Returns a float32 copy of the logits [len(requests), vocab] with grammar masks and processors applied."""
         logits = logits.to(torch.float32, copy=True)
         forbid_tokens(logits, requests)
         for row, request in zip(logits, requests, strict=True):
             adjust_row(row, request, self._eos_token_ids)
         return logits
 
-    def _choose(self, logits: Tensor, requests: Sequence[ScheduledRequest]) -> list[int | None]:
-        chosen = self._argmax(logits)
+    def _sample_rows(self, logits: Tensor, requests: Sequence[ScheduledRequest]) -> list[int | None]:
+        sampled = self._argmax(logits)
         drawn = [row for row, request in enumerate(requests) if not request.params.is_greedy]
         if drawn:
             controls = controls_of([requests[row] for row in drawn])
-            chosen[drawn] = self._draw(take_rows(logits, drawn), chosen[drawn], controls)
-        return [None if token_id < 0 else token_id for token_id in chosen.tolist()]
+            sampled[drawn] = self._draw(take_rows(logits, drawn), sampled[drawn], controls)
+        return [None if token_id < 0 else token_id for token_id in sampled.tolist()]
 
 
 def argmax_for(device: torch.device, has_kernels: bool) -> Argmax:
-    """The fastest on this device."""
+    """Returns the fastest argmax for this device."""
     if has_kernels:
         return cast(Argmax, torch.ops.twostep.argmax)
     return argmax_in_numpy if device.type == "cpu" else _argmax_in_torch
 
 
 def argmax_in_numpy(logits: Tensor) -> Tensor:
-    """Takes a fifth of torch's time."""
-    return _possible(logits, torch.from_numpy(logits.float().numpy().argmax(axis=-1)))
+    """The argmax of the CPU without kernels: NumPy takes a fifth of torch's time."""
+    return _checked(logits, torch.from_numpy(logits.float().numpy().argmax(axis=-1)))
 
 
 def _argmax_in_torch(logits: Tensor) -> Tensor:
-    return _possible(logits, logits.argmax(dim=-1))
+    return _checked(logits, logits.argmax(dim=-1))
 
 
-def _possible(logits: Tensor, likeliest: Tensor) -> Tensor:
-    """The `likeliest`, and -1 where that is not finite."""
+def _checked(logits: Tensor, likeliest: Tensor) -> Tensor:
+    """Returns the token ids `likeliest`, with -1 where their logit is not finite."""
     return torch.where(logits.gather(1, likeliest[:, None])[:, 0].isfinite(), likeliest, -1)

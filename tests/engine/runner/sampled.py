@@ -1,4 +1,4 @@
-"""One request of a step, what is drawn for it, and what it makes of its logits."""
+"""Helpers for tests of sampling: a scheduled request, tokens that are sampled for it, and its processed logits."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Log-probabilities: what they are, and that the kernel's are those of torch."""
+"""Log-probabilities are those of the log-softmax, and the kernel's are those of torch."""
 
 import pytest
 import torch
@@ -55,21 +55,22 @@ def test_the_kernel_has_the_scores_of_torch(size: int, scale: float, dtype: torc
     logits[1:, size // 3] = -torch.inf if size > 1 else 0
     tokens = torch.arange(33) * 31 % size
     num_top = min(20, size)
-    told = torch.ops.twostep.score_tokens(logits, tokens, num_top)
+    scores = torch.ops.twostep.score_tokens(logits, tokens, num_top)
     expected = score_in_torch(logits.double(), tokens, num_top)
-    for name, one, other in zip(("logprobs", "ranks", "top"), told, expected, strict=False):
+    for name, one, other in zip(("logprobs", "ranks", "top"), scores, expected, strict=False):
         torch.testing.assert_close(
             one, other.to(one.dtype), rtol=2e-6, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}"
         )
-    assert torch.equal(told[3], in_order(logits)[:, :num_top])
+    assert torch.equal(scores[3], in_order(logits)[:, :num_top])
     for num_threads in (1, 2, 3):
         torch.set_num_threads(num_threads)
-        for one, other in zip(told, torch.ops.twostep.score_tokens(logits[5:9], tokens[5:9], num_top), strict=True):
+        part = torch.ops.twostep.score_tokens(logits[5:9], tokens[5:9], num_top)
+        for one, other in zip(scores, part, strict=True):
             assert torch.equal(one[5:9], other)
 
 
 def in_order(logits: Tensor) -> Tensor:
-    """The likeliest first; of equals, the lower ids."""
+    """Returns each row's token ids, the likeliest first; among equals, the lower ids first."""
     return logits.float().sort(dim=1, descending=True, stable=True).indices
 
 

@@ -1,4 +1,4 @@
-"""A batch as flat tensors: each token with its position and its slot, each request with its blocks."""
+"""A batch becomes flat tensors: each token with its position and slot, each request with its blocks."""
 
 import torch
 from hypothesis import given

@@ -1,3 +1,5 @@
+"""The model runner: when a step ends, what its outputs hold, and how far it has the cache prefaulted."""
+
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,7 @@ from engine.runner.model_runner import ModelRunner
 
 
 class Reads(TorchFunctionMode):
-    """Counts what Python takes out of tensors: each time it waits for the device."""
+    """Counts reads of tensor values by Python, each of which waits for the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +61,7 @@ def test_a_prefill_step_ends_when_the_device_has_done_it(
 @pytest.mark.parametrize(("logit", "is_finite"), [(0.0, True), (torch.nan, False), (torch.inf, False)])
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_where_no_token_is_left_it_tells_whether_there_were_numbers(
+def test_where_no_token_is_possible_the_output_says_whether_logits_were_finite(
     tiny_model: Callable[..., LoadedModel], logit: float, is_finite: bool, phase: str, temperature: float
 ) -> None:
     def forward(_: Any, kept: Any) -> Tensor:
@@ -69,21 +71,21 @@ def test_where_no_token_is_left_it_tells_whether_there_were_numbers(
     params = SamplingParams(temperature=temperature, bad_words=tuple((token,) for token in banned))
     runner = runner_of(tiny_model("llama"), forward)
     request = ScheduledRequest("a", range(1), 8, (0,), params, range(9), (), True)
-    [said] = getattr(runner, phase)(Batch(Phase(phase), (request,))).requests
-    assert (said.token_ids, said.is_finite) == ((), is_finite)
+    [output] = getattr(runner, phase)(Batch(Phase(phase), (request,))).requests
+    assert (output.token_ids, output.is_finite) == ((), is_finite)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_each_request_has_the_scores_that_it_asked_for(tiny_model: Callable[..., LoadedModel], phase: str) -> None:
-    """None, its token alone, or the likeliest beside it."""
+    """A request may ask for no scores, for that of its token alone, or for the likeliest tokens beside it."""
     wanted = [None, 0, 2, None, 0]
     params = [SamplingParams(temperature=0.0, logprobs=each) for each in wanted]
     requests = tuple(ScheduledRequest(str(i), [1], 8, (0,), each, range(9), (), True) for i, each in enumerate(params))
     runner = runner_of(tiny_model("llama"), lambda *_: torch.eye(5)[:, :4])
-    said = getattr(runner, phase)(Batch(Phase(phase), requests)).requests
-    assert [each.token_ids for each in said] == [(0,), (1,), (2,), (3,), (0,)]
-    assert [[len(score.top) for score in each.logprobs] for each in said] == [[], [0], [2], [], [0]]
-    assert all(score.token_id == each.token_ids[0] for each in said for score in each.logprobs)
+    outputs = getattr(runner, phase)(Batch(Phase(phase), requests)).requests
+    assert [each.token_ids for each in outputs] == [(0,), (1,), (2,), (3,), (0,)]
+    assert [[len(score.top) for score in each.logprobs] for each in outputs] == [[], [0], [2], [], [0]]
+    assert all(score.token_id == each.token_ids[0] for each in outputs for score in each.logprobs)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

@@ -1,4 +1,4 @@
-"""A prompt's embedding is Hugging Face's last hidden state as a unit vector, and the same whatever runs beside it."""
+"""A prompt's embedding is Hugging Face's last hidden state as a unit vector, and the same in every batch."""
 
 import random
 from collections.abc import Callable

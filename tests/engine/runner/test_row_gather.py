@@ -1,4 +1,4 @@
-"""Rows of logits are the rows asked for, copied only where they must be."""
+"""Gathered rows of logits are the rows asked for, copied only where they must be."""
 
 import torch
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Which token is chosen, and what a request's parameters do to its logits before that."""
+"""Which token is sampled, and how a request's parameters change its logits before that."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def words(value: int) -> Any:
 
 
 def test_philox_gives_the_published_numbers() -> None:
-    """Known answers of Random123's kat_vectors."""
+    """The expected words are known answers of Random123's kat_vectors."""
     zero, ones = words(0), words(0xFFFFFFFF)
     assert [int(w[0]) for w in philox4x32((zero,) * 4, (zero,) * 2)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     assert [int(w[0]) for w in philox4x32((ones,) * 4, (ones,) * 2)] == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]

@@ -1,4 +1,4 @@
-"""Draws by temperature, top_k, top_p and min_p: what comes how often, and that both ways to draw are the same."""
+"""Draws by temperature, top_k, top_p and min_p: frequencies of tokens, and equality of both implementations."""
 
 import math
 from collections import Counter
@@ -40,7 +40,7 @@ def draw_rows(draw: Draw, logits: Tensor, all_controls: Tensor) -> list[int]:
 
 
 def drawn(draw: Draw, row: list[float], count: int = 1000, **how: Any) -> Counter[int]:
-    """How often each token comes, of numbers that lie evenly."""
+    """Counts how often each token is drawn, with evenly spaced uniform numbers."""
     numbers = [(i + 0.5) / count for i in range(count)]
     return Counter(draw_rows(draw, torch.tensor(row).expand(count, -1), controls(numbers, **how)))
 
@@ -76,7 +76,7 @@ def test_temperature_sharpens_and_flattens(draw: Draw, temperature: float) -> No
     ],
 )
 def test_filters_keep_exactly_their_tokens(draw: Draw, filters: dict[str, Any], kept: set[int]) -> None:
-    """Probabilities 0.1, 0.1, 0.24, 0.56 (about); within the top two they are 0.3 and 0.7."""
+    """The probabilities are about 0.1, 0.1, 0.24 and 0.56; within the top two they are 0.3 and 0.7."""
     assert set(drawn(draw, [math.log(p) for p in (0.0999, 0.1001, 0.24, 0.56)], **filters)) == kept
 
 
@@ -90,6 +90,7 @@ def test_of_equals_the_first_are_kept(draw: Draw, filters: dict[str, Any], num_k
     assert drawn(draw, [0.0] * 1000, count=1000, **filters).keys() == set(range(num_kept))
 
 
+@pytest.mark.slow
 def test_a_nucleus_may_be_most_of_the_vocabulary(draw: Draw) -> None:
     row = [-1e-6 * token_id for token_id in range(5000)]  # best first, all nearly alike
     assert max(drawn(draw, row, count=20_000, top_p=0.999)) in (4993, 4994, 4995)
@@ -165,13 +166,14 @@ def test_the_kernel_draws_what_the_plain_code_draws(
     top_p=st.floats(0.01, 1.0),
 )
 def test_a_cut_is_found_among_weights_that_have_digits_in_common(weights: list[int], top_k: int, top_p: float) -> None:
-    """Ten bits are a digit to the kernel. Small weights are exact, and the others as near as float32 is."""
+    """The kernel searches digits of ten bits. Small weights are exact, and the others as near as float32 is."""
     draw = kernel()
     row = torch.tensor([LARGEST, *weights]).mul(UNIT).log().float()
-    told = torch.ops.twostep.token_weights(row, 0.0, 1.0)
+    kernel_weights = torch.ops.twostep.token_weights(row, 0.0, 1.0)
     numbers = [(i + 0.5) / 64 for i in range(64)]
     wanted = controls(numbers, top_k=top_k, top_p=top_p)
-    assert draw_rows(draw, row.expand(64, -1), wanted) == draw_weighed(told.repeat(64, 1), wanted[:, 1:]).tolist()
+    expected = draw_weighed(kernel_weights.repeat(64, 1), wanted[:, 1:]).tolist()
+    assert draw_rows(draw, row.expand(64, -1), wanted) == expected
 
 
 def test_a_cut_whose_second_digit_is_zero() -> None:
