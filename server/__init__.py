@@ -1,1 +1,2 @@
-"""The OpenAI-compatible HTTP face of the engine: validation, text, streams, metrics. Knows no tensors."""
+"""The OpenAI-compatible HTTP server in front of the engine: validation, chat templates, streams, metrics. It imports no
+tensor library."""

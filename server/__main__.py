@@ -1,11 +1,12 @@
-"""`twostep`, which is `python -m server`, too."""
+"""Entry point of the command `twostep`, and of `python -m server`."""
 
 import signal
 import sys
 
 
 def main() -> int:
-    """The process's exit code. While it imports, Ctrl-C ends it at once: nobody could say more than where it was."""
+    """Runs the command line and returns the exit code. During imports Ctrl-C ends the process at once: a traceback
+    would only show which import it was in."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from server.cli import main as run
 

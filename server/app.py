@@ -1,4 +1,4 @@
-"""The app factory: everything an app is made of hangs on it, nothing on modules."""
+"""The app factory: all state hangs on the app, none on modules, so that several apps can run in one process."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -45,7 +45,8 @@ _ROUTERS = tuple(module.router for module in _MODULES)
 
 
 def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
-    """The server for one model. Loading begins with the app's lifespan and does not hold it up. Raises ConfigError."""
+    """Returns the app that serves one model. The model is loaded in a task, which the app's lifespan starts. Raises
+    ConfigError."""
     # Importing sse-starlette makes uvicorn cut every open stream at SIGTERM; `lifecycle` drains instead.
     AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     metrics = Metrics(settings.model_names[0], with_vllm_names=settings.metrics_alias == "vllm")
@@ -77,14 +78,14 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
 
 
 def _answer_head(app: FastAPI) -> None:
-    """Where GET is answered: probes ask so. The bodies are left out by uvicorn."""
+    """Adds HEAD to every route that has GET: health probes use it. uvicorn leaves the bodies out."""
     for route in _routes():
         if "GET" in (route.methods or ()):
             app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 def generation_routes() -> dict[str, GenerationRoute]:
-    """By their paths."""
+    """Returns the generation routes by their paths."""
     return {route.path: route for route in _routes() if isinstance(route, GenerationRoute)}
 
 
@@ -93,7 +94,7 @@ def _routes() -> list[APIRoute]:
 
 
 def _middlewares(context: AppContext) -> list[Middleware]:
-    """Outermost first."""
+    """Returns the middlewares of the app, outermost first."""
     settings, lifecycle = context.settings, context.lifecycle
     stack = [
         Middleware(RecordMiddleware),

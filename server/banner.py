@@ -1,4 +1,4 @@
-"""What a person reads when the server starts."""
+"""The text on standard output when the server starts and when the model is loaded."""
 
 import json
 import logging
@@ -20,17 +20,18 @@ _TOY = (
 
 
 def say(text: str) -> None:
-    """On standard output. A reader that has gone, or a full disk, ends no server: nothing goes there from then on."""
+    """Prints a text on standard output. If that fails (a closed pipe, a full disk), the server goes on, and later texts
+    are discarded."""
     try:
         print(text, flush=True)
     except OSError as error:
         logger.warning("standard output cannot be written: %s", error.strerror)
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # for what is left in the buffer, which is tried again
+        with open(os.devnull, "wb") as devnull:
+            os.dup2(devnull.fileno(), sys.stdout.fileno())  # the rest of the buffer is flushed again, at exit at last
 
 
 def loading_banner(settings: Settings, url: str, address: str) -> str:
-    """`address` is the one that it listens on."""
+    """Returns the text for the time while the model loads. `address` is the IP address that the server listens on."""
     lines = [f"twostep {VERSION}: loading {settings.model}; {url} answers 503 until it is loaded."]
     if settings.is_embedded_model:
         lines.insert(0, _TOY)
@@ -40,13 +41,14 @@ def loading_banner(settings: Settings, url: str, address: str) -> str:
 
 
 def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
+    """Returns the text for when the model is loaded."""
     kv_mib = info.kv_cache_bytes / 2**20
     rows = {
         "model": f"{', '.join(settings.model_names)} ({info.architecture}, {info.weight_bytes / 2**20:,.0f} MiB)",
         "engine": f"{info.dtype} on {info.device}; attention: {info.attention}; linear: {info.linear}",
         "memory": f"{info.num_blocks:,} KV blocks of {info.block_size} tokens = {info.kv_capacity_tokens:,} tokens "
         f"({kv_mib:,.0f} MiB); context {info.max_model_len:,}",
-        "guesses": _guesses(settings, info),
+        "drafts": _drafts(settings, info),
         "machine": _machine(info),
         "listens": f"{url} (a live page; routes: {url}/docs, metrics: {url}/metrics)",
     }
@@ -56,14 +58,16 @@ def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
     )
 
 
-def _guesses(settings: Settings, info: EngineInfo) -> str:
+def _drafts(settings: Settings, info: EngineInfo) -> str:
+    """Returns what speculative decoding uses."""
     most, size = settings.num_speculative_tokens, info.draft_size
     weights = f", {settings.draft_quantization} weights ({size.weight_bytes / 2**20:,.0f} MiB)" if size else ""
-    return f"at most {most} tokens ahead, from texts, grammars{weights}" if most else "none"
+    return f"at most {most} tokens, from texts, grammars{weights}" if most else "none"
 
 
 def _machine(info: EngineInfo) -> str:
-    """Each step of a stream reads all weights."""
+    """Returns the measured peaks, and the decode steps per second that they allow one stream, which reads all weights
+    in each step."""
     ceilings, floor = info.ceilings, Roofline(info.size, info.ceilings).floor_of_first_token()
     return (
         f"reads {ceilings.read_bytes_per_s / 1e9:,.1f} GB/s, multiplies {ceilings.flops_per_s / 1e9:,.0f} GFLOP/s "
@@ -72,7 +76,7 @@ def _machine(info: EngineInfo) -> str:
 
 
 def url_of(host: str, port: int) -> str:
-    """Where a browser on this machine finds the server."""
+    """Returns the URL at which a browser on this machine finds the server."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}"
 

@@ -1,4 +1,5 @@
-"""The command line: `twostep serve [MODEL]`. Errors are one sentence on stderr and exit code 2."""
+"""The command line: `twostep serve [MODEL]` and `twostep key NAME`. Errors are one sentence on stderr and exit code
+2."""
 
 import argparse
 import os
@@ -48,8 +49,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The process's exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the server runs, it ends as Ctrl-C does
+    """Runs the command line and returns the exit code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the server runs, SIGTERM ends it as Ctrl-C does
     try:
         command, flags = parse_command(arguments)
         if command == "key":
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configure_logging(settings.log_level)
         if settings.api_keys_file is not None:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the file is about to be read: see DrainingServer
-        # These import the web framework: --help and wrong settings do not wait for it.
+        # Imported here, with the web framework, so that --help and wrong settings do not wait for it.
         from server.runtime.backend import backend_opener
         from server.serve import serve
 
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_command(arguments: Sequence[str] | None = None) -> tuple[str, dict[str, Any]]:
-    """The command and its flags, unchecked. Ends the process on --help, --version and flags that do not exist."""
+    """Returns the command and its flags, unvalidated. Ends the process on --help, --version and unknown flags."""
     parser = _parser()
     parsed, unknown = parser.parse_known_args(arguments)
     flags = vars(parsed)
@@ -87,7 +88,8 @@ def parse_command(arguments: Sequence[str] | None = None) -> tuple[str, dict[str
 
 
 def print_key(name: str) -> int:
-    """So that `twostep key NAME >> FILE` keeps the entry and shows the key. Raises ConfigError."""
+    """Prints a new key's entry on stdout and its secret on stderr, so that `twostep key NAME >> FILE` adds the entry
+    and shows the secret. Raises ConfigError."""
     secret, entry = new_key(name)
     print(entry, end="")
     print(f"The key of {name}, shown this once: {secret}", file=sys.stderr)
@@ -95,7 +97,8 @@ def print_key(name: str) -> int:
 
 
 def read_settings(flags: Mapping[str, Any]) -> Settings:
-    """Flags over environment over YAML file over defaults. Raises ConfigError that names the setting at fault."""
+    """Returns the settings: flags over environment over YAML file over defaults. Raises ConfigError, which names the
+    setting at fault."""
     _check_environment()
     try:
         settings = Settings(**flags)
@@ -114,14 +117,16 @@ def read_settings(flags: Mapping[str, Any]) -> Settings:
 
 
 def _check_no_empty_key(settings: Settings, flags: Mapping[str, Any]) -> None:
-    """A key that was to be set and is empty, as of a secret that was not found, must not open the server."""
+    """Raises ConfigError if an API key was given and is empty: a secret that failed to resolve must not open the
+    server."""
     is_given = "api_key" in settings.model_fields_set or any(name.upper() == "TWOSTEP_API_KEY" for name in os.environ)
     if is_given and not settings.api_key:
         raise ConfigError(f"{_source_of('api_key', flags)} is empty: leave it out for a server without keys.")
 
 
 def _check_environment() -> None:
-    """Variables that nearly name a setting are mistakes. Others may be anybody's: Kubernetes sets some for services."""
+    """Raises ConfigError for a TWOSTEP_* variable that nearly names a setting. Other variables of the prefix are
+    ignored: Kubernetes sets some for services."""
     names = [name.upper() for name in Settings.model_fields]
     for variable in os.environ:
         name = variable.upper().removeprefix("TWOSTEP_")
@@ -130,7 +135,7 @@ def _check_environment() -> None:
 
 
 def _source_of(name: str, flags: Mapping[str, Any]) -> str:
-    """Where the wrong value was written."""
+    """Returns the name of the flag, variable or YAML key that the setting's value came from."""
     variable = f"TWOSTEP_{name.upper()}"
     if name in flags:
         return "MODEL" if name == "model" else _flag(name)
@@ -171,7 +176,8 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def _add_argument(group: Any, name: str, field: FieldInfo, metavar: object) -> None:
-    """Values stay text here: `Settings` checks flags, environment and file alike."""
+    """Adds the flag of one setting. Its value stays text here: `Settings` validates flags, environment and file
+    alike."""
     text = _help(field)
     choices = [choice for part in (field.annotation, *get_args(field.annotation)) for choice in _literals(part)]
     if name == "model":

@@ -1,4 +1,4 @@
-"""FastAPI's exception handlers: all errors before the first byte leave in one shape."""
+"""FastAPI's exception handlers: all errors before the first byte of a response have one form."""
 
 from http import HTTPStatus
 
@@ -17,8 +17,8 @@ from server.limits.disconnect import ClientLeftError
 from server.middleware.access import METHODS
 
 STATUS_CLIENT_LEFT = 499
-"""nginx's number for it; seen in the log and the metrics. Sent to those alone who are still there: their request was
-aborted from outside."""
+"""nginx's status for a client that disconnected; it appears in the log and the metrics. A client gets a 499 only if its
+request was aborted through /v1/requests."""
 
 
 def add_exception_handlers(app: FastAPI) -> None:
@@ -39,12 +39,12 @@ async def _on_error(request: Request, error: Exception) -> Response:
 async def _on_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        error.headers = {"Allow": ", ".join(_methods_of(request))}  # starlette tells those of one route
+        error.headers = {"Allow": ", ".join(_methods_of(request))}  # starlette names the methods of one route
     return status_response(request.scope, error)
 
 
 def _methods_of(request: Request) -> list[str]:
-    """That its path answers to."""
+    """Returns the methods that the request's path has."""
     return [
         method
         for method in sorted(METHODS)

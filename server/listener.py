@@ -1,4 +1,4 @@
-"""The listening socket, what connections inherit from it, and how many of them the process may have."""
+"""The listening socket, the options that connections inherit from it, and the process's limit of open files."""
 
 import logging
 import resource
@@ -12,11 +12,11 @@ logger = logging.getLogger("twostep.server")
 BACKLOG = 2048
 PROBE_AFTER_S, PROBE_EVERY_S = 30, 10
 NUM_OTHER_FILES = 128
-"""File descriptors kept for everything that is no client's connection."""
+"""File descriptors kept for everything but clients' connections."""
 
 
 def listen(host: str, port: int, stall_timeout_s: float) -> socket.socket:
-    """An open port. Raises ConfigError."""
+    """Returns a listening socket. Raises ConfigError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -40,9 +40,10 @@ def listen(host: str, port: int, stall_timeout_s: float) -> socket.socket:
 
 
 def _set_options(listener: socket.socket, stall_timeout_s: float) -> None:
-    """Connections inherit these. The stall timeout ends one whose client takes no bytes, whatever state it is in: also
-    one that was closed with an answer unsent, and one whose machine vanished, which keep-alive probes find out."""
-    # Without it a response's second write waits 40 ms for the client's delayed ACK.
+    """Sets socket options, which connections inherit. The kernel closes a connection whose client acknowledges no bytes
+    for the stall timeout, whatever state it is in: also one that was closed with a response unsent, and one whose
+    machine vanished, which keep-alive probes find out."""
+    # With Nagle's algorithm, a response's second write would wait 40 ms for the client's delayed ACK.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_timeout_s * 1000))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -51,8 +52,8 @@ def _set_options(listener: socket.socket, stall_timeout_s: float) -> None:
 
 
 def raise_file_limit(max_connections: int) -> int:
-    """Allow this process all the file descriptors it may have; the number of connections, at most as many as asked
-    for, that fit."""
+    """Raises the process's limit of open files as far as it may, and returns how many connections fit into it, at most
+    `max_connections`."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard == resource.RLIM_INFINITY or hard >= max_connections + NUM_OTHER_FILES:

@@ -1,4 +1,5 @@
-"""Runs the app in uvicorn: opens the port, announces, drains on the first signal, ends what is left on the second."""
+"""Runs the app in uvicorn: opens the port, prints the banners, drains on the first signal, stops at once on the
+second."""
 
 import asyncio
 import logging
@@ -28,21 +29,23 @@ from server.settings.settings import Settings
 logger = logging.getLogger("twostep.server")
 
 KEEP_ALIVE_S = 75
-# For connections whose client does not read what is left for it; running streams have --shutdown-timeout.
+"""Seconds that a connection may be idle between two requests."""
 CLOSE_TIMEOUT_S = 3
+"""Seconds that connections get at shutdown to read the rest of their responses, after --shutdown-timeout."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def serve(settings: Settings, open_backend: OpenBackend) -> int:
-    """Serve until told to stop; the process's exit code. Raises ConfigError when it cannot listen, and whatever
-    `open_backend` raised of the errors that users can mend."""
+    """Serves until a signal or a failure ends it, and returns the exit code. Raises ConfigError if it cannot listen,
+    and the TwostepError by which loading failed."""
     app = create_app(settings, open_backend)
     context: AppContext = app.state.context
     listener = listen(settings.host, settings.port, settings.stall_timeout)
     address, port = listener.getsockname()[:2]
     url = url_of(settings.host, port)
     say(loading_banner(settings, url, address))
-    # Else who asks for it first holds up all streams. No daemon: one that still runs at the process's end aborts it.
+    # Cached here, since making it for the first client would block all streams. Not a daemon thread: one that still runs
+    # when the process exits would abort it.
     threading.Thread(target=app.openapi).start()
     DrainingServer(server_config(app, context), context, url).run(sockets=[listener])
     logger.info("stopped")
@@ -50,6 +53,7 @@ def serve(settings: Settings, open_backend: OpenBackend) -> int:
 
 
 def server_config(app: FastAPI, context: AppContext) -> uvicorn.Config:
+    """Returns uvicorn's configuration, with this program's HTTP protocol."""
     settings = context.settings
     limits = ConnectionLimits(
         max_connections=raise_file_limit(settings.max_connections),
@@ -69,7 +73,7 @@ def server_config(app: FastAPI, context: AppContext) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # anybody can write them, and what is bounded by address would not be
+        proxy_headers=False,  # any client can write them, and so get around limits per address
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
     )
@@ -83,7 +87,7 @@ def _exit_code(context: AppContext) -> int:
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn with this program's way to announce itself and to end."""
+    """uvicorn's server with this program's banners, signal handlers and drain."""
 
     def __init__(self, config: uvicorn.Config, context: AppContext, url: str) -> None:
         super().__init__(config)
@@ -101,7 +105,8 @@ class DrainingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """uvicorn's own would raise the signal again at the end, and the exit code would not be 0."""
+        """Handles signals while the server runs. uvicorn's own method raises the signal again at the end, and the exit
+        code would not be 0."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -120,10 +125,11 @@ class DrainingServer(uvicorn.Server):
         if self._drain is None:
             self._drain = asyncio.create_task(self._drain_and_exit())
         else:
-            self._context.lifecycle.hurry()
+            self._context.lifecycle.end_drain()
 
     async def _drain_and_exit(self) -> None:
-        """The port stays open while streams end, so that new requests are told 503 and not refused a connection."""
+        """Drains, stops the engine, then ends the server. The port stays open meanwhile, so that new requests get a 503
+        and not a refused connection."""
         lifecycle, timeout_s = self._context.lifecycle, self._context.settings.shutdown_timeout
         if num_left := lifecycle.num_under_way:
             logger.info("ending: %d requests may go on for %g s; a second signal ends at once", num_left, timeout_s)

@@ -61,7 +61,7 @@ def make_plan(
 ) -> GenerationPlan[RequestT]:
     """Raises BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
     num_generations = len(prompts) * request.num_candidates
-    _check_room(prompts, num_generations, backend.room, arrival.share)
+    _check_room(prompts, num_generations, backend.admission_size, arrival.share)
     num_ids = len(params.allowed_token_ids or ()) + sum(map(len, params.bad_words))
     if num_generations * num_ids > MAX_SENT_IDS:
         raise _too_many(

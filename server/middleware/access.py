@@ -1,4 +1,4 @@
-"""One log line and one observation per HTTP request, when it has ended."""
+"""The access log and the HTTP metrics: one line and one observation per request, at its end."""
 
 import logging
 import time
@@ -14,13 +14,15 @@ from server.runtime.lifecycle import Lifecycle
 logger = logging.getLogger("twostep.access")
 
 PROBES = frozenset({"/health", "/ready", "/metrics", "/load", "/stats", "/v1/requests"})
-_NOTED = ("prompt_tokens", "cached_tokens", "generated_tokens", "queue_ms", "prefill_ms", "ttft_ms")
-_NOTED_AT_THE_END = ("decode_ms", "itl_ms", "e2e_ms")  # a stream that was cut has none of them
+"""Paths that are polled: requests for them are logged at the level debug."""
+_LOGGED = ("prompt_tokens", "cached_tokens", "generated_tokens", "queue_ms", "prefill_ms", "ttft_ms")
+_LOGGED_AT_THE_END = ("decode_ms", "itl_ms", "e2e_ms")  # a stream that was cut off has none of them
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Methods that have a label of their own in the metrics; all others are OTHER."""
 
 
 class AccessMiddleware:
-    """Also counts the requests under way, which a drain waits for."""
+    """Reports each request at its end, and counts the requests under way, which a drain waits for."""
 
     def __init__(self, app: ASGIApp, routes: Sequence[Route], metrics: Metrics, lifecycle: Lifecycle) -> None:
         self._app = app
@@ -36,7 +38,7 @@ class AccessMiddleware:
             try:
                 await self._app(scope, receive, send)
             finally:
-                if "route" not in scope:  # refused before it was looked for
+                if "route" not in scope:  # refused before routing
                     scope["route"] = self._route_of(scope["path"])
                 report_request(scope, self._metrics)
 
@@ -45,7 +47,7 @@ class AccessMiddleware:
 
 
 def report_request(scope: Scope, metrics: Metrics) -> None:
-    """Once, when it has ended."""
+    """Logs and counts a request. Call once, at its end."""
     record = record_of(scope)
     elapsed_s = time.monotonic() - record.arrival_s
     method = scope["method"] if scope["method"] in METHODS else "OTHER"
@@ -64,7 +66,8 @@ def report_request(scope: Scope, metrics: Metrics) -> None:
 
 
 def _handler(scope: Scope) -> str:
-    """The route's template, so that the label has as many values as there are routes; "none" where none matches."""
+    """Returns the path template of the request's route, or "none": the label has no more values than there are
+    routes."""
     return str(getattr(scope.get("route"), "path", "none"))
 
 
@@ -81,6 +84,6 @@ def _notes(record: RequestRecord) -> str:
         notes.append("client=left")
     if record.report is not None:
         body = record.report().body()
-        noted = _NOTED if body["itl_ms"] is None else _NOTED + _NOTED_AT_THE_END
-        notes += [f"{name}={body[name]}" for name in noted]
+        logged = _LOGGED if body["itl_ms"] is None else _LOGGED + _LOGGED_AT_THE_END
+        notes += [f"{name}={body[name]}" for name in logged]
     return " ".join(notes)

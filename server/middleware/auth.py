@@ -1,4 +1,5 @@
-"""Refuses requests without one of the API keys, and work beyond what its key may have at once."""
+"""Authentication by API key: refuses requests without a valid key, and POST requests beyond the key's
+`max-concurrent`."""
 
 from contextlib import ExitStack
 
@@ -15,6 +16,8 @@ KEYLESS_PATHS = frozenset({"/", "/metrics", "/health", "/ready"})  # the page of
 
 
 class AuthMiddleware:
+    """Refuses with 401 or 429, or notes the request's API key in its record."""
+
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
         self._keys = keys
@@ -35,26 +38,28 @@ class AuthMiddleware:
             await self._app(scope, receive, send)
 
     async def _work(self, key: ApiKey, scope: Scope, receive: Receive, send: Send) -> None:
-        with ExitStack() as place:
+        with ExitStack() as counted:
             try:
-                place.enter_context(self._keys.under_way(key))
+                counted.enter_context(self._keys.under_way(key))
             except OverloadedError as error:
                 await error_response(scope, error)(scope, receive, send)
                 return
 
-            async def leaving_send(message: Message) -> None:
-                """The place is free before the client can know that its response is complete, and send the next."""
+            async def uncounting_send(message: Message) -> None:
+                """Sends a message. Before the last one, the request stops counting: once the client has that, it may
+                send its next request."""
                 if message["type"] == "http.response.body" and not message.get("more_body", False):
-                    place.close()
+                    counted.close()
                 await send(message)
 
-            await self._app(scope, receive, leaving_send)
+            await self._app(scope, receive, uncounting_send)
 
 
 def key_sent(scope: Scope, keys: KeyRing) -> ApiKey | None:
+    """Returns the API key that the request carries; None if there is none, or a wrong one."""
     headers = Headers(scope=scope)
     scheme, _, secret = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         secret = headers.get("x-api-key", "")  # Anthropic's way
-    # Starlette decodes header bytes as latin-1, where parts of a character of UTF-8 can be white space, too.
+    # Strip spaces and tabs only: starlette decodes headers as latin-1, where bytes of UTF-8 can be white space, too.
     return keys.find(secret.strip(" \t").encode("latin-1"))

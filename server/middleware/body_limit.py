@@ -1,4 +1,4 @@
-"""Bounds the request body in size and time while it is read: also a chunked one, whose length nobody declares."""
+"""Bounds a request's body in size and time while it is read: also a chunked one, whose length is not declared."""
 
 import asyncio
 
@@ -8,10 +8,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.core.errors import BodyTooLargeError, RequestTooSlowError, error_response
 
 MIN_BYTES_PER_S = 16 * 1024
-"""Every byte that has come gives its sender so much more time."""
+"""Rate at which received bytes extend --body-timeout."""
 
 
 class BodyLimitMiddleware:
+    """Refuses bodies that exceed --max-body-bytes (413) or --body-timeout (408)."""
+
     def __init__(self, app: ASGIApp, max_body_bytes: int, timeout_s: float) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
@@ -33,7 +35,7 @@ class BodyLimitMiddleware:
 
         async def bounded_receive() -> Message:
             nonlocal num_bytes, is_complete, waited_s
-            if is_complete:  # what is waited for now is the client's leaving
+            if is_complete:  # the next message is the client's disconnect, whenever that comes
                 return await receive()
             start_s = clock()
             try:
@@ -41,7 +43,7 @@ class BodyLimitMiddleware:
                     message = await receive()
             except TimeoutError:
                 raise RequestTooSlowError("The request's body took too long (--body-timeout).") from None
-            waited_s += clock() - start_s  # a large body itself may wait for its turn between its messages
+            waited_s += clock() - start_s  # only this counts: between messages, a large body may wait for a slot
             num_bytes += len(message.get("body", b""))
             is_complete = not message.get("more_body", False)
             if num_bytes > self._max_body_bytes:

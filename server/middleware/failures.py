@@ -1,4 +1,5 @@
-"""The last resort: an exception that nothing else handled is our bug, told as 500 and logged with the request's id."""
+"""The last resort: an exception that nothing else handles is a bug of this program. The client gets 500, and the log
+the traceback and the request's id."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -7,6 +8,8 @@ from server.core.request_record import record_of
 
 
 class FailureMiddleware:
+    """Turns unhandled exceptions into responses, unless the response has begun."""
+
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 

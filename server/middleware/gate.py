@@ -1,4 +1,4 @@
-"""Answers 503 for the model while it loads, after it failed, and for new work while the server drains."""
+"""Refuses requests with 503 while the model loads and after loading failed, and new work while the server drains."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -9,6 +9,8 @@ OPEN_PATHS = frozenset({"/", "/metrics", "/version"})
 
 
 class GateMiddleware:
+    """Refuses requests that the server's `State` does not allow."""
+
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
         self._app = app
         self._lifecycle = lifecycle

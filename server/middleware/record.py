@@ -1,4 +1,4 @@
-"""Gives each request its record, and each response its `X-Request-Id`."""
+"""Attaches the record to each request, and `X-Request-Id` to each response."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -6,7 +6,7 @@ from server.core.request_record import begin_record, id_headers, record_of
 
 
 class RecordMiddleware:
-    """The outermost one: everything else may rely on `record_of(scope)`."""
+    """The outermost middleware: all others may rely on `record_of(scope)`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -32,7 +32,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     arrival = let_in(body, EMBEDDING_REFUSALS, request)
     backend = context_of(request).backend
     generations = await arrival.in_time(plan_embeddings(body, backend, arrival))
-    room, share = backend.room, arrival.share
+    room, share = backend.admission_size, arrival.share
     outputs = await embed(backend.engine, generations, room.max_live(share), room.max_tokens(share))
     record_of(request.scope).report = lambda: report(outputs)
     answer = await body_of(body, arrival.model, outputs)

@@ -1,1 +1,1 @@
-"""The loaded model and the life of the app around it: loading, serving, draining."""
+"""The loaded model, and the states of the app around it: loading, ready, draining, stopped."""

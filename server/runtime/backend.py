@@ -28,38 +28,42 @@ from server.templates.setting import load_chat_renderer
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSize:
-    """Sequences that may run at once, and that may wait, and prompt tokens that may."""
+    """Size of the admission queue: sequences that may run at once, sequences that may wait, and prompt tokens that may
+    wait."""
 
     num_slots: int
     max_waiting: int
     max_waiting_tokens: int
 
     def max_live(self, share: float) -> int:
-        """Of an API key with this share; one request for more could never be admitted."""
+        """Returns the most sequences that an API key with this share can have at once. A request for more could never
+        be admitted."""
         return most_places(share, self.num_slots, self.max_waiting)
 
     def max_tokens(self, share: float) -> int:
-        """Of the prompts of several sequences in one request."""
+        """Returns the most prompt tokens that several sequences of one request may have together."""
         return most_tokens(share, self.max_waiting_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
+    """The loaded model: its engine, and what the server needs beside it."""
+
     engine: EngineClient
     tokenizer: Tokenizer
     chat: ChatRenderer
     defaults: GenerationDefaults
-    room: AdmissionSize
+    admission_size: AdmissionSize
     grammars: GrammarChecker
     weights: str = ""
-    """Which ones were there when the server started: their commit on the hub, or the state of their directory."""
+    """Fingerprint of the weights at start: their commit on the hub, or the state of their directory."""
     loaded_at: int = field(default_factory=lambda: int(time.time()))
-    """Unix time; the models' `created`."""
+    """Unix time at which the model was loaded; `created` in the list of models."""
 
     @property
     def fingerprint(self) -> str:
-        """OpenAI's `system_fingerprint`: where it is equal, backends are, so that equal seeds promise equal answers.
-        Equal weights in two directories may have two."""
+        """OpenAI's `system_fingerprint`. Servers with equal fingerprints give equal responses to equal seeds. Equal
+        weights in two directories may have two fingerprints."""
         info = self.engine.info
         model = (Path(info.model).name, self.weights, info.architecture)
         parts = (VERSION, *model, info.device, info.dtype, info.attention, info.linear)
@@ -67,15 +71,17 @@ class Backend:
 
 
 MAX_CONTEXTS = 8
-"""A text of more is refused before it is tokenized, also where it would be cut: that alone would take too long."""
+"""Longest text that is tokenized, in contexts of the model; also where the prompt would be truncated, since tokenizing
+alone would take too long."""
 
 OpenBackend = Callable[[EngineObserver], AbstractAsyncContextManager[Backend]]
-"""Loads on entering, raising ConfigError or ModelError; ends the engine, and with it all its requests, on leaving."""
+"""Returns a context that loads the model on entry, raising ConfigError or ModelError, and stops the engine, with all
+its requests, on exit."""
 
 
 def backend_opener(settings: Settings) -> OpenBackend:
-    """The real one: an engine process for the model of the settings. Raises ConfigError or ModelError for what needs
-    no library to be refused."""
+    """Returns the opener of an engine process for the model of the settings. Raises ConfigError or ModelError for what
+    can be refused before any library is imported."""
     config = settings.engine_config()
     check_checkpoint(config.model)
     _check_revision(settings, config.model)
@@ -93,7 +99,7 @@ def _check_revision(settings: Settings, model: str) -> None:
 
 
 def _weights_of(config: EngineConfig) -> str:
-    """Of a configuration that is pinned. Raises ModelError."""
+    """Returns the fingerprint of the weights that a pinned configuration names. Raises ModelError."""
     return config.revision or checkpoint_fingerprint(Path(config.model))
 
 
@@ -129,9 +135,9 @@ async def _open_backend(
     try:
         info = await engine.start()
         tokenizer.max_tokens = MAX_CONTEXTS * info.max_model_len
-        room = AdmissionSize(settings.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
+        size = AdmissionSize(settings.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
         trim_after_startup()
-        yield Backend(engine, tokenizer, chat, defaults, room, grammars, weights)
+        yield Backend(engine, tokenizer, chat, defaults, size, grammars, weights)
     finally:
         grammars.close()
         await engine.stop()

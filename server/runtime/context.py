@@ -1,4 +1,4 @@
-"""What the routes share: made by `create_app`, found through the request."""
+"""The state that an app's routes and middlewares share: made by `create_app`, and found through the request."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -17,6 +17,8 @@ from server.settings.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class AppContext:
+    """Shared state of one app."""
+
     settings: Settings
     metrics: Metrics
     lifecycle: Lifecycle
@@ -26,11 +28,12 @@ class AppContext:
 
     @property
     def backend(self) -> Backend:
-        """Raises NotReadyError unless the model is loaded."""
+        """The loaded model. Raises NotReadyError unless it is loaded."""
         return self.lifecycle.backend
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with; the model's own where the client gave none. Raises ModelNotFoundError."""
+        """Returns the model name for the response; the server's own where the client sent none. Raises
+        ModelNotFoundError."""
         names = self.settings.model_names
         if name is None:
             return names[0]
@@ -42,4 +45,5 @@ class AppContext:
 
 
 def context_of(request: Request) -> AppContext:
+    """Returns the context of the app that handles the request."""
     return cast(AppContext, request.app.state.context)

@@ -1,4 +1,4 @@
-"""What the model's authors say about sampling: `generation_config.json` beside the weights."""
+"""Sampling defaults by the model's authors: `generation_config.json` beside the weights."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,7 +15,7 @@ FILE_NAME = "generation_config.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """Used where a request leaves the parameter out."""
+    """Sampling parameters for requests that leave them out."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -25,7 +25,8 @@ class GenerationDefaults:
 
 
 def load_generation_defaults(source: str, model: str, revision: str | None) -> GenerationDefaults:
-    """`source` is --generation-config: auto (the model's own), none, or a directory. Raises ModelError."""
+    """Loads the defaults. `source` is --generation-config: auto (the model's own), none, or a directory. Raises
+    ModelError."""
     if source == "none":
         return GenerationDefaults()
     path = optional_file(model, revision, FILE_NAME) if source == "auto" else _given(source)

@@ -1,4 +1,5 @@
-"""The server's life: loading -> ready -> draining -> stopped, or failed. Holds the backend and counts the requests.
+"""The server's lifecycle: loading -> ready -> draining -> stopped, or failed. It owns the backend and counts the
+requests under way.
 
 The port is open all the time; `middleware.gate` turns the state into 503.
 """
@@ -26,7 +27,7 @@ class State(StrEnum):
 
 
 class Lifecycle:
-    """One per app, used on its event loop only."""
+    """State of one app. Used on its event loop only."""
 
     def __init__(self, open_backend: OpenBackend, metrics: Metrics) -> None:
         self._open_backend = open_backend
@@ -34,46 +35,47 @@ class Lifecycle:
         self._backend: Backend | None = None
         self._task: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
-        self._told_to_stop = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self.num_under_way = 0
         """HTTP requests between their head and the last byte of their response."""
         self.state = State.LOADING
         self.failure: Exception | None = None
-        """Why loading failed, or what the engine died of."""
+        """The error by which loading failed or the engine died."""
 
     @property
     def backend(self) -> Backend:
-        """Raises NotReadyError unless the model is loaded."""
+        """The loaded model. Raises NotReadyError unless it is loaded."""
         if self._backend is None:
             raise NotReadyError("The model is not loaded.")
         return self._backend
 
     def start(self) -> None:
-        """Begin to load."""
+        """Starts loading the model in a task."""
         self._task = asyncio.create_task(self._hold_backend())
 
     async def settled(self) -> State:
-        """Wait until loading has ended, well or not."""
+        """Waits until the model is loaded or has failed to load, and returns the state."""
         await self._settled.wait()
         return self.state
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no new work; return when the requests under way have ended, the time is over, or `hurry` is called."""
+        """Refuses new work from now on. Returns when the requests under way have ended, the time is over, or
+        `end_drain` is called."""
         self.state = State.DRAINING
-        waits = [asyncio.create_task(event.wait()) for event in (self._idle, self._told_to_stop)]
+        waits = [asyncio.create_task(event.wait()) for event in (self._idle, self._stop_requested)]
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
 
-    def hurry(self) -> None:
-        """Wait for no request any more."""
-        self._told_to_stop.set()
+    def end_drain(self) -> None:
+        """Makes `drain` return without waiting for requests any longer."""
+        self._stop_requested.set()
 
     async def stop(self) -> None:
-        """End the engine, and with it the requests that are left. May be called again."""
-        self.hurry()
+        """Stops the engine, which ends the remaining requests. Idempotent."""
+        self.end_drain()
         if self._task is None:
             return
         if not self._settled.is_set():
@@ -82,6 +84,7 @@ class Lifecycle:
 
     @contextmanager
     def request_under_way(self) -> Generator[None, None, None]:
+        """Counts a request for as long as the context lasts."""
         self.num_under_way += 1
         self._idle.clear()
         try:
@@ -100,7 +103,7 @@ class Lifecycle:
                 if self.state is State.LOADING:
                     self.state = State.READY
                 self._settled.set()
-                await self._told_to_stop.wait()
+                await self._stop_requested.wait()
                 self.state = State.STOPPED
                 self._backend.engine.check_health()
         except EngineUnavailableError as error:

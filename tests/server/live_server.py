@@ -47,11 +47,11 @@ class FakeBackend:
                 await asyncio.sleep(0.002)
             if self.failure is not None:
                 raise self.failure
-            room = AdmissionSize(settings.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
+            size = AdmissionSize(settings.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
             tokenizer = self.engine.tokenizer = ByteTokenizer(self.chat_templates, self.special_tokens)
             chat = load_chat_renderer(tokenizer, settings)
             grammars = GrammarChecker()
-            yield Backend(self.engine, tokenizer, chat, self.defaults, room, grammars, loaded_at=1_700_000_000)
+            yield Backend(self.engine, tokenizer, chat, self.defaults, size, grammars, loaded_at=1_700_000_000)
             grammars.close()
             self.engine.stop()
 
