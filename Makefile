@@ -41,7 +41,7 @@ test: $(DEV_STAMP) ## run the tests that take minutes: every law, on this machin
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 test-slow: $(DEV_STAMP) ## run what is slow and broad: other instruction sets, sanitizers, whole programs
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	TWOSTEP_FUZZ=$${TWOSTEP_FUZZ:-5} $(BIN)/python -m pytest -m "slow or fuzz" $(ARGS)
 
 coverage: $(DEV_STAMP) ## run all tests, slow ones too, with coverage of engine/, which has a floor
 	$(BIN)/python -m pytest --cov --cov-report=term-missing $(ARGS)

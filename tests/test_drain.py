@@ -45,7 +45,7 @@ def asked(server: ServerProcess, max_tokens: int, *kinds: bool, n: int = 1) -> A
         yield answers
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_what_runs_ends_whole_though_every_process_was_signalled(number: int) -> None:
     with running_server(*PATIENT) as server, socket.create_connection(("127.0.0.1", server.port)) as idle:
         idle.sendall(b"HEAD /nowhere HTTP/1.1\r\nHost: x\r\n\r\n")  # its answer is a head only: one read
@@ -58,6 +58,7 @@ def test_what_runs_ends_whole_though_every_process_was_signalled(number: int) ->
         assert idle.recv(4096) == b""  # the idle connection held nothing up: it was closed
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_while_streams_end_is_restarted_for_them() -> None:
     with running_server(*PATIENT) as server:
         with asked(server, SHORT, True, False) as (streamed, whole):
@@ -70,6 +71,7 @@ def test_an_engine_that_dies_while_streams_end_is_restarted_for_them() -> None:
         assert server.wait() == 0
 
 
+@pytest.mark.slow
 def test_what_outlasts_the_time_is_told_so_and_new_work_is_refused() -> None:
     with running_server("--shutdown-timeout", "2") as server:
         with asked(server, LONG, True, False, n=MANY) as (streamed, whole):
@@ -83,6 +85,7 @@ def test_what_outlasts_the_time_is_told_so_and_new_work_is_refused() -> None:
         assert server.wait() == 0
 
 
+@pytest.mark.slow
 def test_the_second_signal_ends_at_once() -> None:
     with running_server("--shutdown-timeout", "1000") as server:
         with asked(server, LONG, True, False, n=MANY) as (streamed, whole):

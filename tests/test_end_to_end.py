@@ -171,6 +171,7 @@ def test_required_calls_are_valid_whatever_the_model(server: ServerProcess, seed
     assert told[0] == told[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch with CUDA is several times as large")
 def test_the_engine_takes_little_more_than_weights_and_cache() -> None:
     with running_server("--dtype", "bfloat16", "--kv-cache-memory-bytes", "16MiB") as server:

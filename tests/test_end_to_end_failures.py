@@ -31,6 +31,7 @@ MANY: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_answers_do_not_depend_on_the_engines_deaths(tmp_path: Path) -> None:
     common = {"prompt": "The list of", "max_tokens": 1200, "ignore_eos": True, "return_token_ids": True}
     bodies = [{**common, **how} for how in MANY]
@@ -58,6 +59,7 @@ def becomes(server: ServerProcess, name: str, condition: Callable[[float], bool]
     return eventually(lambda: condition(server.metrics()[name]), within_s=30)
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_given_up_is_said_and_not_hidden() -> None:
     body = {"prompt": "Return the absolute", "max_tokens": 1500, "logprobs": 3, "ignore_eos": True, "stream": True}
     with running_server("--max-engine-restarts", "0") as server:
@@ -77,8 +79,8 @@ def test_an_engine_that_is_given_up_is_said_and_not_hidden() -> None:
     ("flags", "words"),
     [
         (["/no/such/model"], "no such directory"),
-        (["--max-model-len", "100000"], "limit"),
-        (["--kv-cache-memory-bytes", "1KiB"], "KV cache"),
+        pytest.param(["--max-model-len", "100000"], "limit", marks=pytest.mark.slow),
+        pytest.param(["--kv-cache-memory-bytes", "1KiB"], "KV cache", marks=pytest.mark.slow),
         (["--trace", "/no/such/dir/trace"], "trace"),
     ],
 )

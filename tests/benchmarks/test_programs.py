@@ -28,7 +28,10 @@ LEAST = {
 }
 
 
-@pytest.mark.parametrize("name", programs())
+LONG = {"drafts", "linear", "memory", "quantization", "serving"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in programs()])
 def test_each_program_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     if name in ("attention", "linear") and load_kernels() is None:
         pytest.skip("no CPU kernels")
@@ -62,6 +65,7 @@ def test_control_c_ends_a_program_without_a_traceback() -> None:
         exit_with(interrupted)
 
 
+@pytest.mark.slow
 def test_a_padded_model_says_what_the_small_one_says(tmp_path: Path) -> None:
     save_padded_model(EMBEDDED, tmp_path, num_layers=6)
     small, large = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (EMBEDDED, tmp_path))

@@ -152,6 +152,7 @@ def test_other_seeds_give_other_answers(tiny_model: Callable[..., LoadedModel]) 
     assert len({tuple(tokens) for tokens in answers}) == 5
 
 
+@pytest.mark.slow
 def test_it_holds_in_plain_torch_too() -> None:
     """The same tests in a process that has no kernels."""
     command = [sys.executable, "-m", "pytest", "-q", "-k", "(llama or gpt_oss) and (greedy or int4)", __file__]

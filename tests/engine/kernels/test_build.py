@@ -16,11 +16,19 @@ from engine import kernels
 from engine.core.errors import ConfigError
 from engine.kernels import __main__ as prebuild
 from engine.kernels import build, cpu_features
-from engine.kernels.build import KernelBuildError, build_library, find_library, source_key
-from engine.kernels.cpu_features import GENERIC, ISA_LEVELS, level_named, parse_cpu_flags, supported_levels
+from engine.kernels.build import KernelBuildError, build_libraries, build_library, find_library, source_key
+from engine.kernels.cpu_features import (
+    ARM_LEVELS,
+    GENERIC,
+    X86_LEVELS,
+    level_named,
+    levels_of,
+    parse_cpu_flags,
+    supported_levels,
+)
 
 ROOT = Path(__file__).parents[3]
-TINY = '#include <ATen/Parallel.h>\nextern "C" int twostep_answer() { return 42; }\n'
+TINY = 'extern "C" int twostep_answer() { return 42; }\n'
 needs_compiler = pytest.mark.skipif(not build.find_compiler(), reason="no C++ compiler")
 
 
@@ -55,24 +63,44 @@ def make_library(level: cpu_features.IsaLevel, directory: Path) -> Path:
 # ---- CPU levels ----
 
 
-def test_levels_are_ordered_and_each_includes_those_below() -> None:
-    for higher, lower in pairwise(ISA_LEVELS):
+CHAINS = {"x86_64": X86_LEVELS, "aarch64": ARM_LEVELS}
+
+
+@pytest.mark.parametrize("levels", CHAINS.values(), ids=CHAINS)
+def test_levels_are_ordered_and_each_includes_those_below(levels: tuple[cpu_features.IsaLevel, ...]) -> None:
+    for higher, lower in pairwise(levels):
         assert higher.cpu_flags > lower.cpu_flags
+    assert levels[-1] is GENERIC
 
 
-@pytest.mark.parametrize("level", ISA_LEVELS, ids=lambda level: level.name)
-def test_a_cpu_supports_its_level_and_all_below(level: cpu_features.IsaLevel) -> None:
-    supported = supported_levels(level.cpu_flags | {"sse2"}, "x86_64")
-    assert supported == ISA_LEVELS[ISA_LEVELS.index(level) :]
+@pytest.mark.parametrize("machine", CHAINS)
+def test_a_cpu_supports_its_level_and_all_below(machine: str) -> None:
+    levels = levels_of(machine)
+    assert levels == CHAINS[machine]
+    for i, level in enumerate(levels):
+        assert supported_levels(level.cpu_flags | {"sse2"}, machine) == levels[i:]
 
 
 def test_one_missing_instruction_lowers_the_level() -> None:
     assert supported_levels(level_named("amx").cpu_flags - {"amx_bf16"}, "x86_64")[0].name == "avx512_bf16"
     assert supported_levels(level_named("avx2").cpu_flags - {"fma"}, "x86_64") == (GENERIC,)
+    assert supported_levels(level_named("neon_i8mm").cpu_flags - {"i8mm"}, "aarch64")[0].name == "neon_dot"
+    assert supported_levels(level_named("neon_dot").cpu_flags - {"atomics"}, "aarch64") == (GENERIC,)
 
 
-def test_other_architectures_are_generic() -> None:
-    assert supported_levels(frozenset({"asimd", "bf16", "avx2"}), "aarch64") == (GENERIC,)
+@pytest.mark.parametrize(("cpu", "level"), [("a72", "generic"), ("n1", "neon_dot"), ("v1", "neon_i8mm")])
+def test_arm_processors_have_their_level(cpu: str, level: str) -> None:
+    features = {
+        "a72": "fp asimd evtstrm crc32 cpuid",
+        "n1": "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs",
+        "v1": "fp asimd crc32 atomics fphp asimdhp asimdrdm jscvt fcma lrcpc dcpop asimddp sve i8mm bf16 dgh rng",
+    }
+    flags = parse_cpu_flags(f"processor\t: 0\nFeatures\t: {features[cpu]}\n")
+    assert supported_levels(flags, "aarch64")[0].name == level
+
+
+def test_an_architecture_that_is_not_known_is_generic() -> None:
+    assert supported_levels(frozenset({"asimd", "bf16", "avx2"}), "riscv64") == (GENERIC,)
 
 
 def test_cpuinfo_is_read_for_x86_and_arm() -> None:
@@ -98,6 +126,7 @@ def test_an_unknown_level_is_refused_by_name() -> None:
 @needs_compiler
 def test_a_library_is_compiled_once(sources: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
+    (sources / "tiny.cpp").write_text("#include <ATen/Parallel.h>\n" + TINY)
     path = build_library(GENERIC, tmp_path / "out")
     assert path.name.startswith("generic-") and caplog.messages[0].startswith("compiling CPU")
     caplog.clear()
@@ -110,6 +139,25 @@ def test_simultaneous_compiles_all_succeed(sources: Path, tmp_path: Path) -> Non
     with ThreadPoolExecutor(3) as pool:
         paths = set(pool.map(lambda _: build_library(GENERIC, tmp_path / "out"), range(3)))
     assert len(paths) == 1 and list((tmp_path / "out").iterdir()) == list(paths)
+
+
+@needs_compiler
+def test_levels_are_compiled_together_and_given_in_order(sources: Path, tmp_path: Path) -> None:
+    levels = (GENERIC, cpu_features.IsaLevel("other", frozenset(), ("-DOTHER",)))
+    names = [path.name.partition("-")[0] for path in build_libraries(levels, tmp_path)]
+    assert names == ["generic", "other"] and len(list(tmp_path.glob("*.so"))) == 2
+
+
+@needs_compiler
+def test_a_level_that_fails_does_not_hide_those_before_it(sources: Path, tmp_path: Path) -> None:
+    (sources / "tiny.cpp").write_text("int answer() { return ANSWER; }")
+    levels = [
+        cpu_features.IsaLevel(name, frozenset(), flags) for name, flags in (("good", ("-DANSWER=1",)), ("bad", ()))
+    ]
+    libraries = build_libraries(levels, tmp_path)
+    assert next(libraries).name.startswith("good-")
+    with pytest.raises(KernelBuildError, match="ANSWER"):
+        next(libraries)
 
 
 @needs_compiler
@@ -275,9 +323,24 @@ def test_a_level_that_there_is_not_is_no_fault_of_the_checkpoint(monkeypatch: py
 def test_the_command_compiles_what_it_is_asked_for(
     sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert prebuild.main(["--isa", "generic", "avx2", "--out", str(tmp_path / "out")]) == 0
+    names = [level.name for level in levels_of()[-2:]]
+    assert prebuild.main(["--isa", *names, "--out", str(tmp_path / "out")]) == 0
     printed = {Path(line) for line in capsys.readouterr().out.split()}
-    assert printed == set((tmp_path / "out").iterdir()) and len(printed) == 2
+    assert printed == set((tmp_path / "out").iterdir()) and len(printed) == len(names)
+
+
+def test_the_command_refuses_levels_of_another_architecture(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(SystemExit):
+        prebuild.main(["--isa", "avx2"])
+    assert "neon_i8mm" in capsys.readouterr().err
+
+
+def test_the_image_has_every_level_of_its_architecture() -> None:
+    for machine, levels in CHAINS.items():
+        assert f"{machine}) set -- {' '.join(level.name for level in levels)} ;;" in (ROOT / "Dockerfile").read_text()
 
 
 def test_the_command_says_why_it_failed(

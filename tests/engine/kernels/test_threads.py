@@ -78,6 +78,7 @@ def test_after_a_pause_they_are_moved_to_other_cpus_and_then_may_run_on_any(
             os.sched_setaffinity(thread, allowed)
 
 
+@pytest.mark.slow
 def test_openmps_wish_to_bind_threads_leaves_them_all_cpus() -> None:
     """Its library, which comes with torch, binds the thread that loads it; the kernels' threads start with its CPUs."""
     script = """

@@ -17,13 +17,13 @@ from tests.engine.process.restarts import Watcher, all_tokens, expected, kill_en
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (fake.DIE, "signal 9"),
+        pytest.param(fake.DIE, "signal 9", marks=pytest.mark.slow),
         (fake.CRASH, "signal 11"),
-        (fake.EXIT, "exit code 5"),
-        (fake.RAISE, "a broken kernel"),
+        pytest.param(fake.EXIT, "exit code 5", marks=pytest.mark.slow),
+        pytest.param(fake.RAISE, "a broken kernel", marks=pytest.mark.slow),
         (fake.HANG, "silent for"),
-        (fake.STUMBLE, "signal 9"),
-        (fake.CHOKE, "exit code 9"),
+        pytest.param(fake.STUMBLE, "signal 9", marks=pytest.mark.slow),
+        pytest.param(fake.CHOKE, "exit code 9", marks=pytest.mark.slow),
     ],
 )
 def test_a_request_that_kills_is_refused_and_all_others_go_on(

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.outputs import RequestOutput
@@ -28,6 +28,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(st.lists(VALUES, max_size=20), st.integers(1, 7))
 def test_slices_make_the_whole(values: list[object], slice_size: int) -> None:
     encoded = msgspec.json.encode({"list": asyncio.run(json_list(values, slice_size))})

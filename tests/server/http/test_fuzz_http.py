@@ -3,11 +3,14 @@
 import socket
 from contextlib import closing, suppress
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz import fuzz
 from tests.server.live_server import LiveServer
+
+pytestmark = pytest.mark.fuzz
 
 BODY = b'{"prompt": "Hi", "max_tokens": 2}'
 REQUEST = (

@@ -5,11 +5,12 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from server.protocol.chat import ChatRequest
 from server.protocol.completions import CompletionRequest
+from tests.fuzz import fuzz
 from tests.server.events import chunks_of, error_of
 from tests.server.live_server import LiveServer
 
@@ -100,9 +101,8 @@ CHAT_BODIES = st.fixed_dictionaries(
     | {"some_field": ANYTHING},
 )
 TRANSLATED = ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
-FUZZ = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+FUZZ = fuzz(60)
+pytestmark = pytest.mark.fuzz
 
 
 @FUZZ

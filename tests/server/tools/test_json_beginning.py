@@ -1,4 +1,4 @@
-"""What was forgotten of a text makes no difference: each piece gets the verdict that the whole text would."""
+"""Prefixes of JSON in pieces: each piece gets the verdict of the whole text, although most of it is forgotten."""
 
 import json
 
@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from server.tools import json_beginning
 from server.tools.json_beginning import JsonBeginning, begins_json, shortened
 from tests.fuzz import fuzz
+
+pytestmark = pytest.mark.fuzz
 
 CHARACTERS = '{}[],:"\\u0d8c1.-e \nté𝄞\0'
 FRAGMENTS = [*CHARACTERS, '{"', '":', '",', "],", "},", "\\ud834", "\\udd1e", "\\u00e9", '\\"', "true", '[1, "b"]']
