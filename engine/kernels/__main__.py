@@ -5,8 +5,8 @@ import logging
 import sys
 from pathlib import Path
 
-from engine.kernels.build import KernelBuildError, build_library, cache_dir
-from engine.kernels.cpu_features import ISA_LEVELS, best_level, level_named
+from engine.kernels.build import KernelBuildError, build_libraries, cache_dir
+from engine.kernels.cpu_features import best_level, level_named, levels_of
 
 _EPILOG = """examples:
   python -m engine.kernels
@@ -14,6 +14,8 @@ _EPILOG = """examples:
   python -m engine.kernels --isa amx avx512_bf16 avx512 avx2 --out /opt/kernels
       compile for several kinds of machine; servers find them with TWOSTEP_KERNEL_PATH=/opt/kernels,
       pick the best for their CPU, and need no compiler
+  python -m engine.kernels --isa neon_i8mm neon_dot generic --out /opt/kernels
+      the same on ARM
 
 environment:
   CXX                  the C++ compiler, as "ccache g++" (else g++, c++ or clang++)
@@ -30,7 +32,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    names = [level.name for level in ISA_LEVELS]
+    names = [level.name for level in levels_of()]
     parser.add_argument(
         "--isa", nargs="+", choices=names, metavar="LEVEL", help=f"of {', '.join(names)} (default: this machine's best)"
     )
@@ -44,8 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     levels = [level_named(name) for name in options.isa] if options.isa else [best_level()]
     try:
-        for level in levels:
-            print(build_library(level, options.out or cache_dir()))
+        for path in build_libraries(levels, options.out or cache_dir()):
+            print(path)
     except KernelBuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -15,8 +15,9 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 from engine.kernels.cpu_features import IsaLevel
@@ -65,8 +66,23 @@ def find_library(level: IsaLevel, directory: Path) -> Path | None:
     return max(directory.glob(f"{level.name}-{source_key(level)}-*.so"), default=None)
 
 
-def build_library(level: IsaLevel, directory: Path) -> Path:
-    """The library for `level` in `directory`, compiled now unless it is there; raises KernelBuildError."""
+def build_libraries(levels: Sequence[IsaLevel], directory: Path) -> Iterator[Path]:
+    """Yields the library of each level, in that order; all are compiled at the same time, by one pool of workers.
+
+    Few sources take most of a level's time: alone, each level would leave all cores but one idle at its end. Raises
+    KernelBuildError at the first level that fails, and then begins no further source of any.
+    """
+    with _compile_workers() as workers, ThreadPoolExecutor(max(1, len(levels))) as builds:
+        try:
+            yield from builds.map(lambda level: build_library(level, directory, workers), levels)
+        except KernelBuildError:
+            workers.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def build_library(level: IsaLevel, directory: Path, workers: Executor | None = None) -> Path:
+    """Returns the library for `level` in `directory`, compiled now unless it is there, by `workers` or a pool of its
+    own; raises KernelBuildError."""
     compiler = find_compiler()
     if not compiler:
         raise KernelBuildError("no C++ compiler found; install one: apt-get install g++")
@@ -79,7 +95,8 @@ def build_library(level: IsaLevel, directory: Path) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".build-", dir=directory) as scratch:
-            built = _compile(compiler, level, Path(scratch))
+            with nullcontext(workers) if workers else _compile_workers() as pool:
+                built = _compile(compiler, level, Path(scratch), pool)
             os.replace(built, path)
     except OSError as error:
         raise KernelBuildError(f"cannot write {directory} ({error}); set TWOSTEP_CACHE_DIR") from error
@@ -97,7 +114,11 @@ def source_key(level: IsaLevel) -> str:
     return _digest(parts)
 
 
-def _compile(compiler: Sequence[str], level: IsaLevel, scratch: Path) -> Path:
+def _compile_workers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=os.cpu_count() or 1)
+
+
+def _compile(compiler: Sequence[str], level: IsaLevel, scratch: Path, workers: Executor) -> Path:
     """Compiles every source at once, one process each, and links them; returns the library inside `scratch`."""
     sources = sorted(SOURCE_DIR.rglob("*.cpp"))
     objects = [scratch / f"{source.stem}.o" for source in sources]
@@ -106,8 +127,7 @@ def _compile(compiler: Sequence[str], level: IsaLevel, scratch: Path) -> Path:
         [*compiler, *compile_flags, "-c", str(source), "-o", str(target)]
         for source, target in zip(sources, objects, strict=True)
     ]
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        list(pool.map(_run, commands))
+    list(workers.map(_run, commands))
     library = scratch / "kernels.so"
     _run([*compiler, "-shared", "-pthread", *map(str, objects), *_torch_link_flags(), "-o", str(library)])
     return library
