@@ -37,6 +37,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 WORKDIR /
 RUN case "$(uname -m)" in \
         x86_64) set -- amx avx512_bf16 avx512 avx2 generic ;; \
+        aarch64) set -- neon_i8mm neon_dot generic ;; \
         *) set -- generic ;; \
     esac \
     && python -m engine.kernels --out /opt/kernels --isa "$@"
