@@ -1,17 +1,18 @@
-"""Who is let in, and when one that is not should come back. On the server's side: it refuses before the engine hears.
+"""Admission control: which requests are admitted, and when a refused one should come back. It is on the server's side,
+so that the engine never sees a refused request.
 
 Predicted wait of a new request, the longer of two:
 - for a slot: its place behind those that run, times the seconds between two ends, measured while all slots were taken;
 - for prefill: the prompt tokens before it, at the rate measured while more of them waited than one step computes.
 
-Tenants take turns (`fair_queue`), so before a tenant's request are not more than its own that wait, and as many of the
-others as have their turns meanwhile; tenants that come later are not predicted. Places and tokens are kept for each:
-see `room_shares`.
+Tenants take turns (see `fair_queue`), so before a tenant's request come only its own that wait, and as many of the
+others as have their turns meanwhile; tenants that come later are not predicted. Each tenant has a quota of places and
+tokens: see `tenant_quotas`.
 
 The sequences of one request come together, and only the first one's wait counts. The others mostly wait for each other:
 refused for that, they would be refused on an idle server, too, whenever they came again.
 
-What was not measured yet is not predicted: a cold server lets in as many as its bounds on requests and tokens allow.
+What was not measured yet is not predicted: a cold server admits as many as its bounds on requests and tokens allow.
 """
 
 import math
@@ -27,67 +28,67 @@ from engine.core.errors import OverloadedError
 from engine.core.stats import QueueStats
 
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
-_NUM_DEVIATIONS = 3  # of the time that so many ends take which come at random (the deviation of n is sqrt(n))
+_NUM_DEVIATIONS = 3  # of the number of requests that end at random in a given time (that of n is sqrt(n))
 _PREFILL_MARGIN = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """What may wait."""
+    """How much may wait, and for how long."""
 
     max_waiting: int = 256
     """Requests beside those that run."""
     max_waiting_tokens: int = 1_000_000
-    """Prompt tokens of requests without a first token. One that comes while none wait may have more."""
+    """Prompt tokens of all requests without a first token. A request that comes while none wait may have more."""
     max_queue_s: float = 60.0
     """Longest wait to be scheduled, predicted and real."""
 
 
 class Place:
-    """One request's place, from admission to its end."""
+    """One request's place among those admitted, from its admission to its end."""
 
-    def __init__(self, room: "AdmissionControl", tenant: Tenant, num_tokens: int) -> None:
-        self._room = room
+    def __init__(self, admission: "AdmissionControl", tenant: Tenant, num_tokens: int) -> None:
+        self._admission = admission
         self._tenant = tenant
         self._num_tokens = num_tokens
         self._has_begun = False
 
     def begin(self) -> None:
-        """Its prompt is computed. Idempotent."""
+        """Stop counting the request's prompt tokens, which are computed. Idempotent."""
         if not self._has_begun:
             self._has_begun = True
-            self._room._begin(self._tenant, self._num_tokens)
+            self._admission._begin(self._tenant, self._num_tokens)
 
     def leave(self) -> None:
-        """Once, at its end."""
-        self._room._leave(self._tenant, self._num_tokens, self._has_begun)
+        """Give the place up. Call once, at the request's end."""
+        self._admission._leave(self._tenant, self._num_tokens, self._has_begun)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """What is before a new request."""
+    """The work that comes before a new request."""
 
     num_ends: int
-    """Requests that must end before it can run."""
+    """Requests that must end before the new one can run."""
     num_tokens: int
-    """Prompt tokens to compute."""
+    """Prompt tokens to compute before those of the new request."""
 
 
 class AdmissionControl:
-    """Bounds requests, prompt tokens and predicted wait. A tenant's that are refused one after the other are told
-    different times, so that they do not all come back at once.
+    """Bounds requests, prompt tokens and predicted wait. Requests of a tenant that are refused one after the other get
+    increasing `Retry-After` times, so that they do not all come back at once.
     """
 
     def __init__(
         self, limits: AdmissionLimits, num_slots: int, batch_tokens: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`num_slots` requests run at once. Of prompts, one step computes `batch_tokens`: fewer need not wait."""
+        """`num_slots` requests run at once, and one step computes `batch_tokens` of prompts: fewer need not wait."""
         self._limits = limits
         self._num_slots = num_slots
         self._batch_tokens = batch_tokens
         self._held = TenantQuotas()
-        self._standing: dict[Tenant, tuple[str, float]] = {}  # refusals: they stand until the room changes
-        self._num_refused = Counter[str]()  # by tenant, of whom there are few: since it last found a place
+        self._standing: dict[Tenant, tuple[str, float]] = {}  # refusals, which stand until the next `_on_change`
+        self._num_refused = Counter[str]()  # by tenant (there are few): since its last admission
         self._ends = ThroughputMeter(max(16, 4 * num_slots), clock)
         self._prompts = ThroughputMeter(64, clock)
 
@@ -97,17 +98,17 @@ class AdmissionControl:
 
     @property
     def predicted_wait_s(self) -> float:
-        """From now until one more request would be scheduled, behind all that are inside."""
+        """Seconds until one more request would be scheduled behind all that are admitted."""
         return self._wait_s(self._all_ahead)
 
     def queue_limit_s(self, max_queue_s: float | None) -> float:
-        """How long a request may wait that asks for `max_queue_s`."""
+        """Returns how long a request that asks for `max_queue_s` may wait to be scheduled."""
         return self._limits.max_queue_s if max_queue_s is None else min(max_queue_s, self._limits.max_queue_s)
 
     def check(self, max_queue_s: float | None = None, tenant: Tenant = SOLE_TENANT) -> None:
-        """Raise OverloadedError if even the smallest request found no place that it gets within `max_queue_s`."""
-        # A refusal stands until somebody enters, begins or leaves: to check anew for each of the many who ask would
-        # cost the streams time, and nobody is given a place that was refused to one before.
+        """Raise OverloadedError if even the smallest request would find no place, or not run within `max_queue_s`."""
+        # A refusal stands until a request enters, begins or leaves: to check anew for each of many refused requests
+        # would take time from the streams, and no request gets a place that an earlier one was refused.
         if tenant in self._standing:
             raise self._refusal(tenant, *self._standing[tenant])
         self._check_size(1, tenant)
@@ -120,21 +121,22 @@ class AdmissionControl:
                 self._standing[tenant] = reason, excess_s
             raise self._refusal(tenant, reason, excess_s)
 
-    def forget_jam(self) -> None:
-        """Another engine process goes on: how long the one before held everything up says nothing of this one."""
-        self._ends.forget_jam()
-        self._prompts.forget_jam()
+    def forget_stall(self) -> None:
+        """Forget how long the engine has been stalled. Call when another engine process takes over: the stall of its
+        predecessor tells nothing about its speed."""
+        self._ends.forget_stall()
+        self._prompts.forget_stall()
         self._standing.clear()
 
-    def let_in(self, request: GenerationRequest) -> Place:
-        """Take a place on the request's terms. Raises OverloadedError."""
+    def admit(self, request: GenerationRequest) -> Place:
+        """Take a place for the request within its own limits. Raises OverloadedError."""
         num_tokens = len(request.prompt_token_ids)
         if request.is_sibling:
-            return self._take(num_tokens, request.who)
-        return self.enter(num_tokens, request.patience_s, request.who)
+            return self._take(num_tokens, request.quota_tenant)
+        return self.enter(num_tokens, request.patience_s, request.quota_tenant)
 
     def enter(self, num_tokens: int, max_queue_s: float | None = None, tenant: Tenant = SOLE_TENANT) -> Place:
-        """Take a place for a prompt of so many tokens. Raises OverloadedError."""
+        """Take a place for a prompt of `num_tokens`. Raises OverloadedError."""
         self.check(max_queue_s, tenant)
         return self._take(num_tokens, tenant)
 
@@ -159,7 +161,8 @@ class AdmissionControl:
             raise self._refusal(tenant, reason, max(0, num_over) * self._seconds_per_token)
 
     def _refusal(self, tenant: Tenant, reason: str, excess_s: float = 0.0) -> OverloadedError:
-        """`excess_s` until it would be let in; where that depends on a place only, until the next one ends."""
+        """Returns the error for a request that would be admitted in `excess_s`; without those, when the next request
+        ends."""
         retry_after_s = max(excess_s, self._seconds_per_end) + self._num_refused[tenant.name] * self._seconds_per_end
         self._num_refused[tenant.name] += 1
         return OverloadedError(f"{reason}; try again later.", min(max(retry_after_s, _MIN_RETRY_S), _MAX_RETRY_S))
@@ -199,14 +202,14 @@ class AdmissionControl:
         return max(ahead.num_ends * self._seconds_per_end, self._wait_for_prefill_s(ahead))
 
     def _cautious_wait_s(self, ahead: "_Ahead") -> float:
-        """Hardly anyone waits longer. An overloaded room is always as full as it may be: all that are let in would wait
-        as long as is predicted, and without a margin half of them longer.
+        """Returns seconds that hardly any request waits for longer. Under overload the queue is always as long as it
+        may be: all that are admitted would wait as long as is predicted, and without a margin half of them longer.
         """
         num_ends = ahead.num_ends + _NUM_DEVIATIONS * math.sqrt(ahead.num_ends)
         return max(num_ends * self._seconds_per_end, _PREFILL_MARGIN * self._wait_for_prefill_s(ahead))
 
     def _excess_s(self, ahead: "_Ahead", limit_s: float) -> float:
-        """Until so much less is ahead that the cautious wait is at most `limit_s`; not above 0 if it is now."""
+        """Returns the seconds until the cautious wait is at most `limit_s`; not above 0 if it is now."""
         num_ends = ahead.num_ends
         if self._seconds_per_end:
             root = math.sqrt(_NUM_DEVIATIONS**2 / 4 + limit_s / self._seconds_per_end) - _NUM_DEVIATIONS / 2
@@ -219,7 +222,8 @@ class AdmissionControl:
 
     @property
     def _seconds_per_end(self) -> float:
-        """Until as many have ended as there are slots, as if all that run would end just now."""
+        """Measured seconds from one request's end to the next. Until as many have ended as there are slots, all that
+        run are taken to end just now."""
         return self._ends.measured_s / max(self._ends.total, self._num_slots)
 
     @property

@@ -1,4 +1,4 @@
-"""The asyncio face of the engine process. Text, stop strings, admission and timings are made here, on the event loop;
+"""The engine client over an engine process. Text, stop strings, admission and timings are made here, on the event loop;
 scheduling and the model run in the other process.
 """
 
@@ -51,7 +51,7 @@ ENGINE_COMMAND = (sys.executable, "-m", "engine.process")
 class AsyncEngine:
     """Implements `EngineClient` over one engine process at a time. All methods are for the event loop's thread.
 
-    When the process dies, another one is started and told of every live request, with the tokens received so far.
+    When the process dies, another one is started and given every live request, with the tokens received so far.
     """
 
     def __init__(
@@ -65,11 +65,14 @@ class AsyncEngine:
         max_silence_s: float = 120.0,
         max_restarts: int = 5,
     ) -> None:
-        """`command` starts the engine process: see `EngineProcess`. An engine that has work and says nothing for
-        `max_silence_s` counts as hung: it is killed. `max_restarts` in a row may bring nothing: see `RestartPolicy`."""
+        """`command` starts the engine process: see `EngineProcess`. An engine that has work and sends nothing for
+        `max_silence_s` counts as hung, and is killed. At most `max_restarts` in a row may be fruitless: see
+        `RestartPolicy`."""
         self._table = table
         self._observer = observer or NullObserver()
-        self._room = AdmissionControl(limits or AdmissionLimits(), config.max_num_seqs, config.max_num_batched_tokens)
+        self._admission = AdmissionControl(
+            limits or AdmissionLimits(), config.max_num_seqs, config.max_num_batched_tokens
+        )
         self._numbers = itertools.count()
         self._unsent_aborts: list[str] = []
         self._info: EngineInfo | None = None
@@ -79,7 +82,7 @@ class AsyncEngine:
         self._supervisor = Supervisor(config, command, RestartPolicy(max_restarts), self)
         self._registry = RequestRegistry(self._supervisor.send)
         self._inspector = RequestInspector(self._supervisor)
-        self._has_answered = False  # the engine process that is up or was last
+        self._has_answered = False  # whether the current engine process has, or the last one while none is up
 
     async def start(self) -> EngineInfo:
         """Start the process and wait until the model is loaded, once.
@@ -96,7 +99,7 @@ class AsyncEngine:
         return self._info
 
     async def stop(self) -> None:
-        """End the process, whatever it does, and what is still live with it. Idempotent."""
+        """End the process, whatever it does, and the live requests with it. Idempotent."""
         self._fail(EngineUnavailableError(_STOPPED))
         await self._supervisor.stop(EngineUnavailableError(_STOPPED))
 
@@ -119,11 +122,11 @@ class AsyncEngine:
         return len(self._registry)
 
     @property
-    def room(self) -> QueueStats:
-        return self._room.stats
+    def queue_stats(self) -> QueueStats:
+        return self._admission.stats
 
     def check_admission(self, tenant: Tenant) -> None:
-        self._ask_room(lambda: self._room.check(tenant=tenant))
+        self._ask_admission(lambda: self._admission.check(tenant=tenant))
 
     def check_health(self) -> None:
         if self._failure is not None or self._info is None:
@@ -133,7 +136,7 @@ class AsyncEngine:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
         live = self._admit(request)
-        reason = FinishReason.ABORT  # unless one of the ways below is reached, the caller left
+        reason = FinishReason.ABORT  # stays so if the caller leaves
         try:
             while True:
                 output = await live.next_output()
@@ -145,19 +148,19 @@ class AsyncEngine:
                 if output.finish_reason is not None:
                     return
         except TwostepError as error:
-            if not isinstance(error, RequestTimeoutError):  # else the client said before when it would leave
+            if not isinstance(error, RequestTimeoutError):  # reaching the client's own limit counts as an abort
                 reason = FinishReason.ERROR
             raise
         finally:
             self._end(live, reason)
 
     async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestSnapshot]:
-        return await self._inspector.views(self._registry.group(tenant, group_id)[:limit])
+        return await self._inspector.snapshots(self._registry.group(tenant, group_id)[:limit])
 
     def abort(self, tenant: str, group_id: str) -> bool:
         aborted = self._registry.group(tenant, group_id)
         for live in aborted:
-            self._end(live, FinishReason.ABORT)  # even if nobody reads the end
+            self._end(live, FinishReason.ABORT)  # at once, even if the caller never reads the last output
             live.abort()
         return bool(aborted)
 
@@ -165,12 +168,12 @@ class AsyncEngine:
         if self._failure is not None:
             raise self._unavailable()
         check_request(self.info, request.prompt_token_ids, request.params)
-        place = self._ask_room(lambda: self._room.let_in(request))
+        place = self._ask_admission(lambda: self._admission.admit(request))
         engine_id = f"{request.group_id or request.request_id}/{next(self._numbers)}"
         live = LiveRequest(request, engine_id, self._table, place)
-        limit_s = self._room.queue_limit_s(request.max_queue_s)
+        limit_s = self._admission.queue_limit_s(request.max_queue_s)
         leave_queue = partial(live.leave_queue, limit_s)
-        live.expiry = RequestTimeouts(
+        live.timeouts = RequestTimeouts(
             request, limit_s, lambda: self._expire(live, leave_queue), lambda: self._expire(live, live.expire)
         )
         if not self._registry:
@@ -180,8 +183,8 @@ class AsyncEngine:
         self._report_pause()
         return live
 
-    def _ask_room(self, ask: Callable[[], T]) -> T:
-        """Its refusal is another error while no engine is up."""
+    def _ask_admission(self, ask: Callable[[], T]) -> T:
+        """Returns the result of `ask`. While no engine is up, its OverloadedError becomes an EngineRestartingError."""
         try:
             return ask()
         except OverloadedError as error:
@@ -191,23 +194,25 @@ class AsyncEngine:
             raise EngineRestartingError(f"The engine is being restarted. {error}", retry_after_s) from error
 
     def _expire(self, live: LiveRequest, end: Callable[[], None]) -> None:
-        """The engine is told at once, even if nobody reads the end."""
+        """End a request that reached one of its limits. The abort is sent at once, even if the caller never reads the
+        last output."""
         self._abort(live)
         end()
-        self._registry.go_on()
+        self._registry.advance_trials()
 
     def _end(self, live: LiveRequest, reason: FinishReason) -> None:
-        """The one door out, for every request, whatever ended it. Idempotent; never waits."""
+        """Free what a request holds here and in the engine, and report its end. Every request passes here, whatever
+        ended it. Idempotent; never waits."""
         if not self._registry.remove(live):
             return
-        live.expiry.cancel()
+        live.timeouts.cancel()
         live.place.leave()
         self._abort(live)
         self._observer.on_finish(reason, live.timings)
         self._report_pause()
 
     def _abort(self, live: LiveRequest) -> None:
-        """Idempotent; nothing to do once the engine has ended it."""
+        """Abort the request in the engine process, unless it has ended there. Idempotent."""
         if live.is_known_to_engine:
             live.is_known_to_engine = False
             if not self._unsent_aborts:
@@ -215,7 +220,7 @@ class AsyncEngine:
             self._unsent_aborts.append(live.engine_id)
 
     def _send_aborts(self) -> None:
-        """One message for all that ended in this turn of the event loop."""
+        """Send one message for all requests that ended in this turn of the event loop."""
         request_ids, self._unsent_aborts = self._unsent_aborts, []
         self._supervisor.send(AbortRequests(request_ids))
 
@@ -231,7 +236,7 @@ class AsyncEngine:
             self._registry.put(message.request_id, RequestError(message.message, message.param))
         elif isinstance(message, RequestStates):
             self._inspector.on_answer(message.states)
-        self._registry.go_on()
+        self._registry.advance_trials()
 
     def on_engine_down(self) -> bool:
         self._watchdog.stop()
@@ -246,8 +251,8 @@ class AsyncEngine:
         self._report_pause()
 
     def on_engine_up(self, death: Death) -> None:
-        self._has_answered = False  # what was heard since is the dead one's
-        self._room.forget_jam()
+        self._has_answered = False  # what arrived since the death came from the dead process
+        self._admission.forget_stall()
         self._registry.on_unscheduled()
         guilty = self._registry.engine_is_up(death)
         if guilty is not None:
@@ -264,21 +269,21 @@ class AsyncEngine:
 
     def _on_step(self, step: StepUpdate) -> None:
         self._has_answered |= bool(step.updates)
-        if self._supervisor.is_up:  # a dead engine's last words are no news of the present
+        if self._supervisor.is_up:  # the last statistics of a dead engine are outdated
             self._last_stats = step.stats
             self._observer.on_step(step.stats)
         for update in step.updates:
             self._registry.put(update.request_id, timed_update(update, step.time_s))
 
     def _report_pause(self) -> None:
-        """While no engine process is up, everything waits and no block is held."""
+        """Report to the observer, while no engine process is up, that all requests wait and no block is held."""
         if self._supervisor.is_up or self._info is None:
             return
         self._last_stats = stats_without_engine(self._last_stats, len(self._registry), self._info.num_blocks)
         self._observer.on_step(self._last_stats)
 
     def _fail(self, error: TwostepError) -> None:
-        """From now on the engine is not ready. The first failure stands."""
+        """Fail all live requests; from now on the engine is not ready. The first failure stands."""
         if self._failure is not None:
             return
         self._failure = error

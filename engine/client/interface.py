@@ -1,4 +1,4 @@
-"""The asyncio face of an engine, as the server sees it: the interface and the values it exchanges.
+"""The engine client: the asyncio interface to an engine that the server uses, and the values that cross it.
 
 `AsyncEngine` implements it over the engine process; tests implement it in-process.
 """
@@ -18,11 +18,11 @@ from engine.core.stats import QueueStats, RequestTimings, StepStats
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant as the waiting room knows it."""
+    """A tenant as admission control counts it."""
 
     name: str = ""
     share: float = 1.0
-    """Of what the waiting room keeps for tenants. Those of all tenants together are 1."""
+    """Its share of the places and tokens that admission control keeps for tenants; all shares add up to 1."""
 
 
 SOLE_TENANT = Tenant()
@@ -38,38 +38,40 @@ class GenerationRequest:
     arrival_s: float
     """When the server received the request, on `time.monotonic()`."""
     group_id: str = ""
-    """What it is a part of, as the client knows it. Clients choose such ids: several requests may have the same."""
+    """Id of the request that this sequence is a part of, as the client knows it. Clients choose such ids: several
+    requests may have the same."""
     is_sibling: bool = False
-    """Whether a sequence of the same request was let in just before. Then a long wait neither has this one refused nor
-    ends it: the request did not wait too long."""
+    """Whether a sequence of the same request was admitted just before. Then this one is neither refused for a long wait
+    nor ended by it: the request as such did not wait too long."""
     repeats_prompt: bool = False
-    """Whether it is a further answer to a prompt of the same request, which is counted once."""
+    """Whether this is a further answer to a prompt of the same request, whose tokens are counted once."""
     priority: int = 0
-    """Among the tenant's own requests."""
+    """Its order among the tenant's own requests: lower runs first."""
     tenant: str = ""
-    """Who is served: tenants share the engine by their tokens, in proportion to their weights."""
+    """Name of the tenant. Tenants share the engine by their tokens, in proportion to their weights."""
     weight: float = 1.0
     share: float = 1.0
-    """The tenant's, of the waiting room."""
+    """The tenant's share in admission control: see `Tenant`."""
     cache_salt: str = ""
     max_queue_s: float | None = None
-    """Not scheduled within this time, it ends; refused when it would be. The engine has a limit of its own."""
+    """Longest wait to be scheduled: a request that would wait longer is refused, and one that does ends. The engine has
+    a limit of its own."""
     deadline_s: float | None = None
-    """So long after its arrival it ends: with the tokens it has, or with RequestTimeoutError if it has none."""
+    """Seconds after its arrival when it ends, with the tokens it has, or with RequestTimeoutError if it has none."""
 
     @property
-    def who(self) -> Tenant:
-        """Who asks for room."""
+    def quota_tenant(self) -> Tenant:
+        """The tenant whose quota the request counts against."""
         return Tenant(self.tenant, self.share)
 
     @property
     def left_s(self) -> float | None:
-        """Until the deadline."""
+        """Seconds until the deadline; None without one."""
         return None if self.deadline_s is None else max(self.arrival_s + self.deadline_s - time.monotonic(), 0.0)
 
     @property
     def patience_s(self) -> float | None:
-        """The longest predicted wait that makes sense to begin."""
+        """The longest predicted wait with which admission makes sense; None if there is no limit."""
         return min((limit_s for limit_s in (self.max_queue_s, self.left_s) if limit_s is not None), default=None)
 
 
@@ -78,12 +80,12 @@ class EngineClient(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether an engine process is there to run requests. False while it loads the model, also when it does so
-        again because the one before died; and from when it is stopped or given up."""
+        """Whether an engine process is up to run requests. False while one loads the model, at the start or after a
+        death, and once the engine is stopped or given up."""
 
     @property
     def info(self) -> EngineInfo:
-        """Raises EngineUnavailableError before the engine is ready."""
+        """What the engine reports of its model and machine. Raises EngineUnavailableError before it is ready."""
 
     @property
     def last_stats(self) -> StepStats | None:
@@ -91,11 +93,11 @@ class EngineClient(Protocol):
 
     @property
     def num_live(self) -> int:
-        """Requests between `generate` and their end."""
+        """Number of requests between `generate` and their end."""
 
     @property
-    def room(self) -> QueueStats:
-        """Who is inside, and how long a new request would wait."""
+    def queue_stats(self) -> QueueStats:
+        """How many requests are admitted, and how long a new one would wait."""
 
     def check_admission(self, tenant: Tenant) -> None:
         """Raise OverloadedError, or EngineRestartingError, if any request of the tenant would be refused now."""
@@ -115,8 +117,8 @@ class EngineClient(Protocol):
         """
 
     async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestSnapshot]:
-        """The tenant's live requests, of one group or of all, in order of arrival and at most `limit`. Asks the engine
-        process, and waits for it a few seconds at most."""
+        """Returns snapshots of the tenant's live requests, of one group or of all, in order of arrival and at most
+        `limit`. Asks the engine process, and waits for it a few seconds at most."""
 
     def abort(self, tenant: str, group_id: str) -> bool:
         """End all of the tenant's live requests of this group at once; False if there are none. `generate` yields, as
@@ -141,7 +143,8 @@ class EngineObserver(Protocol):
         """Called once per request that got a token."""
 
     def on_tokens(self, num_tokens: int, gap_s: float | None) -> None:
-        """Tokens delivered by `generate`; `gap_s` is the time since the previous token, None for the first."""
+        """Called with each output of `generate` that has tokens. `gap_s` is the time since the previous token, None for
+        the first."""
 
     def on_finish(self, reason: FinishReason, timings: RequestTimings | None) -> None:
         """Called exactly once per admitted request; timings is None if it never got a token."""
@@ -150,7 +153,7 @@ class EngineObserver(Protocol):
 def observe_output(
     observer: EngineObserver, request: GenerationRequest, output: RequestOutput, gap_s: float | None
 ) -> None:
-    """Report what `generate` delivers. `gap_s` is the time since the request's token before."""
+    """Report an output of `generate` to the observer. `gap_s` is the time since the request's previous token."""
     is_first = len(output.token_ids) == output.num_output_tokens
     if is_first and output.timings is not None:
         observer.on_prompt(output.timings, 0 if request.repeats_prompt else output.num_prompt_tokens)

@@ -1,4 +1,4 @@
-"""One request on the server's side, from admission to its end: turns news into outputs with text and timings."""
+"""One request on the server's side, from admission to its end: turns updates into outputs with text and timings."""
 
 import time
 from collections.abc import Iterator
@@ -27,16 +27,16 @@ from engine.text.detokenizer import IncrementalDetokenizer, TokenTable
 
 
 class TimedUpdate(msgspec.Struct, frozen=True):
-    """A request's share of one step; `time_s` is when its tokens came to exist."""
+    """A request's update from one step; `time_s` is when its tokens came to exist."""
 
     update: RequestUpdate
     time_s: float
     stop_reason: str | None = None
-    """Of an end that the server made."""
+    """Why the server ended the request; None if the engine did."""
 
 
 def timed_update(update: RequestUpdate, time_s: float) -> TimedUpdate | TwostepError:
-    """What a request is told of a step of `time_s`."""
+    """Returns what to put into a request that a step at `time_s` updated: the update, or the error that ended it."""
     if update.finish_reason is not FinishReason.ERROR:
         return TimedUpdate(update, time_s)
     message = update.error or "The engine failed on this request."
@@ -44,38 +44,38 @@ def timed_update(update: RequestUpdate, time_s: float) -> TimedUpdate | TwostepE
 
 
 class LiveRequest:
-    """Between the receive loop, which puts news in, and the request's own task, which makes outputs of them.
+    """Stands between the receive loop, which puts updates in, and the request's own task, which makes outputs of them.
 
-    Knows all that is needed to give the request to another engine process: what was asked, and the tokens received so
-    far. Those tokens are in order and each of them once, for the engine that dies is heard to its end before the next
-    one is told to go on.
+    Holds all that is needed to give the request to another engine process: what was asked, and the tokens received so
+    far. Those tokens are in order and each of them once, because all messages of an engine that dies are received
+    before the next one is told to go on.
     """
 
-    expiry: RequestTimeouts
-    """Its timers: set when it was admitted, cancelled when it ends."""
+    timeouts: RequestTimeouts
+    """The request's timers, which are set when it is admitted and cancelled when it ends."""
 
     def __init__(self, request: GenerationRequest, engine_id: str, table: TokenTable, place: Place) -> None:
         params = request.params
         self.request = request
         self.engine_id = engine_id
-        """The id that the engine knows: never used twice, unlike ids that clients choose, with which it begins."""
+        """The id that the engine knows. It begins with the id that the client chose, and is never used twice."""
         self.place = place
-        """Left when the request ends."""
+        """Its place in admission control, which it leaves when it ends."""
         self.first_token_s: float | None = None
-        """When the engine gave the first news of it, which its task may not have read yet."""
+        """Time of the engine's first update, which the request's task may not have read yet."""
         self.last_token_s = 0.0
-        """The same of the newest."""
+        """Time of the engine's newest update, which the request's task may not have read yet."""
         self.is_known_to_engine = False
-        """From when the engine was told of it to the engine's last word on it, or death."""
+        """True from when the request is sent to an engine process until its last update, or that process's death."""
         self.is_complete = False
-        """Whether all its news is there; they may not have been read yet."""
+        """Whether the last update has arrived; the request's task may not have read it yet."""
         self._received_token_ids: list[int] = []  # all that engines made; text may stop before the last ones
-        self._num_received_before = 0  # by earlier engine processes than the one that knows it
+        self._num_received_before = 0  # from earlier engine processes than the one that knows it
         self._num_preemptions_before = 0
         self._num_output_tokens = 0
         self.last_gap_s: float | None = None
-        """From the newest output's token to the one before; None for the first."""
-        self._news: Mailbox[TimedUpdate | TwostepError] = Mailbox()
+        """Seconds between the newest output's token and the one before; None for the first."""
+        self._updates: Mailbox[TimedUpdate | TwostepError] = Mailbox()
         self._clock = TokenClock(request.arrival_s)
         self._num_cached_tokens = 0
         self._detokenizer = IncrementalDetokenizer(
@@ -88,7 +88,8 @@ class LiveRequest:
         )
 
     def hand_over(self) -> AddRequest:
-        """What an engine process must be told for the request to start, or to go on: from now on it knows it."""
+        """Returns the message that makes an engine process start the request, or continue it. From now on that process
+        counts as knowing it."""
         self.is_known_to_engine = True
         self._num_received_before = self.num_received
         self._num_preemptions_before = self._clock.num_preemptions
@@ -110,12 +111,12 @@ class LiveRequest:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the engine gave news of it."""
+        """Whether an update has arrived from the engine."""
         return self.first_token_s is not None
 
     @property
     def num_received(self) -> int:
-        """Tokens; its task may not have read all."""
+        """Number of tokens received; the request's task may not have read all."""
         return len(self._received_token_ids)
 
     @property
@@ -126,57 +127,57 @@ class LiveRequest:
 
     @property
     def timings(self) -> RequestTimings | None:
-        """So far; None before the first token."""
+        """The request's timings so far; None before its first token."""
         return self._clock.timings() if self._num_output_tokens else None
 
-    def put(self, news: TimedUpdate | TwostepError) -> None:
-        """An error ends the request once the news before it are used up."""
-        if isinstance(news, TwostepError):
-            self._put_last(news)
+    def put(self, item: TimedUpdate | TwostepError) -> None:
+        """Add an update, or an error, which ends the request once the updates before it are read."""
+        if isinstance(item, TwostepError):
+            self._put_last(item)
             return
-        self.first_token_s = news.time_s if self.first_token_s is None else self.first_token_s
-        self.last_token_s = news.time_s
+        self.first_token_s = item.time_s if self.first_token_s is None else self.first_token_s
+        self.last_token_s = item.time_s
         self.place.begin()
-        self._received_token_ids += news.update.token_ids
-        self._clock.num_preemptions = self._num_preemptions_before + news.update.num_preemptions
-        for each in _apart(news):
+        self._received_token_ids += item.update.token_ids
+        self._clock.num_preemptions = self._num_preemptions_before + item.update.num_preemptions
+        for each in _split_by_token(item):
             if each.update.finish_reason is None:
-                self._news.put(each)
+                self._updates.put(each)
             else:
                 self._put_last(each)
 
     def expire(self) -> None:
-        """End it at its deadline with the tokens that there are. The engine must be told, too."""
-        self._cut("deadline", DeadlineError("The deadline passed before the first token."))
+        """End the request at its deadline with the tokens that there are. The caller aborts it in the engine."""
+        self._end_early("deadline", DeadlineError("The deadline passed before the first token."))
 
     def abort(self) -> None:
-        """End it as at a deadline, because somebody asked for that."""
-        self._cut("abort", RequestAbortedError("The request was aborted before its first token."))
+        """End the request as at a deadline, because an abort was asked for."""
+        self._end_early("abort", RequestAbortedError("The request was aborted before its first token."))
 
     def leave_queue(self, limit_s: float) -> None:
-        """End it because it waited too long to be scheduled: `limit_s`, which may be less than it asked for."""
+        """End the request because it waited `limit_s` to be scheduled, which may be less than it asked for."""
         message = "The request waited too long to be scheduled; try again later."
         self._put_last(RequestTimeoutError(message, is_own_limit=limit_s == self.request.max_queue_s))
 
-    def _cut(self, stop_reason: str, error: TwostepError) -> None:
-        """The error is for one without tokens."""
+    def _end_early(self, stop_reason: str, error: TwostepError) -> None:
+        """End the request with `stop_reason`, or with the error if it has no tokens."""
         end = RequestUpdate(self.engine_id, finish_reason=FinishReason.LENGTH)
         self._put_last(TimedUpdate(end, time.monotonic(), stop_reason) if self.has_begun else error)
 
-    def _put_last(self, news: TimedUpdate | TwostepError) -> None:
+    def _put_last(self, item: TimedUpdate | TwostepError) -> None:
         self.is_complete = True
         self.is_known_to_engine = False
-        self._news.put(news)
+        self._updates.put(item)
 
     async def next_output(self) -> RequestOutput:
-        """Waits for news. Raises the error that was put."""
-        news = await self._news.get()
-        if isinstance(news, TwostepError):
-            raise news
-        return self._output(news, await _prompt_logprobs(news.update.first))
+        """Waits for the next update and returns the output made of it. Raises the error that was put."""
+        item = await self._updates.get()
+        if isinstance(item, TwostepError):
+            raise item
+        return self._output(item, await _prompt_logprobs(item.update.first))
 
-    def _output(self, news: TimedUpdate, prompt_logprobs: tuple[TokenLogprobs | None, ...] | None) -> RequestOutput:
-        update, time_s = news.update, news.time_s
+    def _output(self, timed: TimedUpdate, prompt_logprobs: tuple[TokenLogprobs | None, ...] | None) -> RequestOutput:
+        update, time_s = timed.update, timed.time_s
         is_first = update.first is not None
         if update.first is not None:
             self._num_cached_tokens = update.first.num_cached_tokens
@@ -184,7 +185,7 @@ class LiveRequest:
         text, num_kept = self._text_of(update)
         self._num_output_tokens += num_kept
         self.last_gap_s = self._clock.add_tokens(num_kept, time_s)
-        finish_reason, stop_reason = self._end_of(news)
+        finish_reason, stop_reason = self._end_of(timed)
         timings = self._clock.timings(with_gaps=finish_reason is not None) if is_first or finish_reason else None
         return RequestOutput(
             request_id=self.request.request_id,
@@ -202,7 +203,7 @@ class LiveRequest:
         )
 
     def _text_of(self, update: RequestUpdate) -> tuple[str, int]:
-        """The text, and how many of the tokens came before a stop string was complete, the completing one included.
+        """Returns the text, and the number of tokens up to and including the one that completes a stop string.
 
         A token that ends the sequence (EOS, a stop token) has no text unless the stop is to be shown.
         """
@@ -217,19 +218,22 @@ class LiveRequest:
             texts.append(self._detokenizer.flush())
         return "".join(texts), len(token_ids)
 
-    def _end_of(self, news: TimedUpdate) -> tuple[FinishReason | None, int | str | None]:
+    def _end_of(self, timed: TimedUpdate) -> tuple[FinishReason | None, int | str | None]:
         if self._detokenizer.stop_string is not None:
             return FinishReason.STOP, self._detokenizer.stop_string
-        return news.update.finish_reason, news.update.stop_token_id if news.stop_reason is None else news.stop_reason
+        return (
+            timed.update.finish_reason,
+            timed.update.stop_token_id if timed.stop_reason is None else timed.stop_reason,
+        )
 
 
-def _apart(news: TimedUpdate) -> Iterator[TimedUpdate]:
-    """The tokens of a step one by one if they have scores: which text a score belongs to shows from its output, and
-    must not depend on how many tokens a step guessed right."""
-    update = news.update
+def _split_by_token(timed: TimedUpdate) -> Iterator[TimedUpdate]:
+    """Yields an update with one token at a time if they have logprobs: an output shows which text a logprob belongs to,
+    and must not depend on how many draft tokens a step accepted."""
+    update = timed.update
     last = len(update.logprobs) - 1
     if last < 1:
-        yield news
+        yield timed
         return
     for index, (token_id, scores) in enumerate(zip(update.token_ids, update.logprobs, strict=True)):
         alone = msgspec.structs.replace(
@@ -240,7 +244,7 @@ def _apart(news: TimedUpdate) -> Iterator[TimedUpdate]:
             finish_reason=update.finish_reason if index == last else None,
             stop_token_id=update.stop_token_id if index == last else None,
         )
-        yield msgspec.structs.replace(news, update=alone)
+        yield msgspec.structs.replace(timed, update=alone)
 
 
 class TokenClock:
@@ -261,7 +265,7 @@ class TokenClock:
         self._num_prefill_chunks = first.num_prefill_chunks
 
     def add_tokens(self, num_tokens: int, time_s: float) -> float | None:
-        """The gap before them. Tokens of one step have no gap between each other."""
+        """Adds tokens of one step, which have no gap between each other. Returns the gap before them."""
         if num_tokens == 0:
             return None
         gap_s = None if self._last_token_s is None else time_s - self._last_token_s
@@ -270,7 +274,7 @@ class TokenClock:
         return gap_s
 
     def timings(self, with_gaps: bool = True) -> RequestTimings | None:
-        """None for a request that was never scheduled."""
+        """Returns the timings so far; None for a request that was never scheduled."""
         if self._first_scheduled_s is None:
             return None
         return RequestTimings(

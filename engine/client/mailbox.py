@@ -1,4 +1,4 @@
-"""Items for one reader, in order: what `asyncio.Queue` does for many readers, and joins, takes three times the work."""
+"""A queue for one reader. `asyncio.Queue`, which serves many readers and joins, takes three times the work."""
 
 import asyncio
 from collections import deque
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """For the event loop's thread."""
+    """Items for one reader, in order. All methods are for the event loop's thread."""
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
@@ -20,7 +20,8 @@ class Mailbox(Generic[T]):
             self._arrival.set_result(None)
 
     async def get(self) -> T:
-        """Waits for an item. One that came while the reader was cancelled is there for the next call."""
+        """Waits for the next item and returns it. One that came while the reader was cancelled is there for the next
+        call."""
         while not self._items:
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival

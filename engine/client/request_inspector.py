@@ -1,7 +1,7 @@
-"""How live requests stand: what the server knows of each, and what the engine process tells when it is asked.
+"""Snapshots of live requests: what the server knows of each, and what the engine process reports when it is queried.
 
-Nobody asks in each step: a question costs a message and its answer, between two steps. There is one at a time, and
-those who come meanwhile share the next one. So however many ask, the engine answers once a step at most.
+A query costs a message and its answer, between two steps. One is in flight at a time, and callers that come meanwhile
+share the next one. So however many callers there are, the engine answers at most once per step.
 """
 
 import asyncio
@@ -13,64 +13,64 @@ from engine.core.messages import InspectRequests, RequestState
 from engine.core.request_snapshot import RequestSnapshot
 from engine.process.supervisor import Supervisor
 
-ANSWER_S = 2.0
-"""How long an answer is waited for. A step may take longer, and an engine that hangs says nothing."""
+ANSWER_TIMEOUT_S = 2.0
+"""How long to wait for an answer. A step may take longer, and an engine that hangs sends nothing."""
 
 States = Mapping[str, RequestState]
-"""By the engine's ids; without those that the engine does not know."""
+"""Request states by the engine's ids; without requests that the engine does not know."""
 
 
 class RequestInspector:
-    """All methods are for the event loop's thread."""
+    """Queries the engine process for request states. All methods are for the event loop's thread."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
-        self._asked: asyncio.Future[States] | None = None  # answers the question that is under way
-        self._next: asyncio.Future[States] | None = None  # and the one after it
-        self._wanted: set[str] = set()  # by the one after it
+        self._in_flight: asyncio.Future[States] | None = None  # the answer to the query that was sent
+        self._next: asyncio.Future[States] | None = None  # the answer to the query after that
+        self._next_ids: set[str] = set()  # the engine ids of the query after that
 
-    async def views(self, requests: Sequence[LiveRequest]) -> list[RequestSnapshot]:
-        """Of each. One that ends while the engine is asked is told as if it waited."""
+    async def snapshots(self, requests: Sequence[LiveRequest]) -> list[RequestSnapshot]:
+        """Returns a snapshot of each request. One that ends during the query has the state of one that waits."""
         try:
-            async with asyncio.timeout(ANSWER_S):
-                states = await self._ask([live.engine_id for live in requests])
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                states = await self._query([live.engine_id for live in requests])
         except TimeoutError:
-            return [_view(live, None) for live in requests]
-        return [_view(live, states.get(live.engine_id) or RequestState(live.engine_id)) for live in requests]
+            return [_snapshot(live, None) for live in requests]
+        return [_snapshot(live, states.get(live.engine_id) or RequestState(live.engine_id)) for live in requests]
 
     def on_answer(self, states: Iterable[RequestState]) -> None:
-        self._end_question({state.request_id: state for state in states})
+        self._end_query({state.request_id: state for state in states})
         if self._next is not None:
-            self._send_question()
+            self._send_query()
 
     def engine_is_down(self) -> None:
-        """It knows nobody any more, and answers no question."""
-        self._end_question({})
-        self._asked, self._next = self._next, None
-        self._end_question({})
-        self._wanted.clear()
+        """Answer all queries: an engine that is down knows no request and sends no answer."""
+        self._end_query({})
+        self._in_flight, self._next = self._next, None
+        self._end_query({})
+        self._next_ids.clear()
 
-    async def _ask(self, engine_ids: Sequence[str]) -> States:
+    async def _query(self, engine_ids: Sequence[str]) -> States:
         if not engine_ids or not self._supervisor.is_up:
             return {}
-        self._wanted.update(engine_ids)
+        self._next_ids.update(engine_ids)
         self._next = answer = self._next or asyncio.get_running_loop().create_future()
-        if self._asked is None:
-            self._send_question()
+        if self._in_flight is None:
+            self._send_query()
         return await asyncio.shield(answer)
 
-    def _send_question(self) -> None:
-        self._asked, self._next = self._next, None
-        wanted, self._wanted = self._wanted, set()
-        self._supervisor.send(InspectRequests(sorted(wanted)))
+    def _send_query(self) -> None:
+        self._in_flight, self._next = self._next, None
+        ids, self._next_ids = self._next_ids, set()
+        self._supervisor.send(InspectRequests(sorted(ids)))
 
-    def _end_question(self, states: States) -> None:
-        if self._asked is not None:
-            self._asked.set_result(states)
-            self._asked = None
+    def _end_query(self, states: States) -> None:
+        if self._in_flight is not None:
+            self._in_flight.set_result(states)
+            self._in_flight = None
 
 
-def _view(live: LiveRequest, state: RequestState | None) -> RequestSnapshot:
+def _snapshot(live: LiveRequest, state: RequestState | None) -> RequestSnapshot:
     request = live.request
     return RequestSnapshot(
         group_id=request.group_id,
@@ -84,7 +84,7 @@ def _view(live: LiveRequest, state: RequestState | None) -> RequestSnapshot:
 
 
 def _left_s(live: LiveRequest) -> float | None:
-    """At the pace since its first token."""
+    """Returns the seconds until the request has `max_tokens` at its pace so far; None before its second token."""
     if live.first_token_s is None or live.last_token_s <= live.first_token_s:
         return None
     pace_s = (live.last_token_s - live.first_token_s) / (live.num_received - 1)

@@ -1,4 +1,5 @@
-"""All live requests, and which of them the engine process knows: it is told of each once, and its successor again."""
+"""The request registry: all live requests, and which of them the engine process knows. Each process is sent a request
+once; the successor of one that died is sent it again."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -7,11 +8,11 @@ from engine.core.errors import EngineFailedError, TwostepError
 from engine.core.messages import AddRequest
 from engine.process.poison_requests import Death, PoisonRequests
 
-NOBODY_DIED = Death()
+NO_DEATH = Death()
 
 
 class RequestRegistry:
-    """In order of arrival. While no engine process is up, requests wait here; while a suspect is on trial, too."""
+    """All live requests in order of arrival. They wait here while no engine process is up, or a suspect is on trial."""
 
     def __init__(self, send: Callable[[AddRequest], None]) -> None:
         self._send = send
@@ -34,7 +35,7 @@ class RequestRegistry:
         return len(self._suspects)
 
     def group(self, tenant: str, group_id: str | None = None) -> list[LiveRequest]:
-        """The tenant's requests, of this group or of all, that still want tokens."""
+        """Returns the tenant's requests, of this group or of all, that still want tokens."""
         return [live for live in self if live.is_of(tenant, group_id) and not live.is_complete]
 
     def add(self, live: LiveRequest) -> None:
@@ -42,36 +43,36 @@ class RequestRegistry:
         self._hand_over(live)
 
     def remove(self, live: LiveRequest) -> bool:
-        """False if it was not here any more."""
+        """Remove a request that ended; False if it was removed before."""
         if self._live.pop(live.engine_id, None) is None:
             return False
-        self.go_on()
+        self.advance_trials()
         return True
 
     def on_scheduled(self, engine_ids: Iterable[str]) -> None:
         for engine_id in engine_ids:
             if engine_id in self._live:
-                self._live[engine_id].expiry.on_scheduled()
+                self._live[engine_id].timeouts.on_scheduled()
 
     def on_unscheduled(self) -> None:
-        """Those without a token that still want one wait again."""
+        """Restart the queue timeouts of requests without a token that still want one: they wait again."""
         for live in self:
             if not live.has_begun and not live.is_complete:
-                live.expiry.on_unscheduled()
+                live.timeouts.on_unscheduled()
 
-    def put(self, engine_id: str, news: TimedUpdate | TwostepError) -> None:
+    def put(self, engine_id: str, item: TimedUpdate | TwostepError) -> None:
         live = self._live.get(engine_id)
         if live is not None:  # else it ended here, and the engine does not know yet
-            live.put(news)
+            live.put(item)
 
     def engine_is_down(self) -> None:
         self._is_up = False
         for live in self:
             live.is_known_to_engine = False
 
-    def engine_is_up(self, death: Death = NOBODY_DIED) -> str | None:
-        """Tell the new process of everyone, or of the first suspect. `death` is that of the process before. Returns the
-        request that is guilty of it, if one is: that one has failed."""
+    def engine_is_up(self, death: Death = NO_DEATH) -> str | None:
+        """Send the new process all requests, or only the first suspect. `death` is that of the process before. Returns
+        the request that is guilty of it, if there is one, which has failed."""
         unproven = [name for name in death.computed if name in self._live and not self._live[name].is_proven]
         guilty = self._suspects.on_death(death, unproven)
         if guilty is not None:
@@ -81,11 +82,11 @@ class RequestRegistry:
             )
         self._is_up = True
         self._hand_over_all()
-        self.go_on()
+        self.advance_trials()
         return guilty
 
-    def go_on(self) -> None:
-        """Call after news: when the trial of a suspect is over, the next one begins, and after the last everything."""
+    def advance_trials(self) -> None:
+        """Send the next suspect when a trial is over, and all requests after the last. Call after updates and ends."""
         while (on_trial := self._suspects.on_trial) is not None and self._is_over(on_trial):
             self._suspects.clear(on_trial)
             self._hand_over_all()

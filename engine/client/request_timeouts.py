@@ -1,6 +1,6 @@
-"""The two limits of a request's patience: to be scheduled, from now on, and to be complete, from its arrival on.
+"""The two timeouts of a request: to be scheduled, from its admission on, and to be complete, from its arrival on.
 
-Kept on the server's side, so that they hold even while the engine process hangs or starts again.
+They run on the server's side, so that they hold even while the engine process hangs or restarts.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from engine.client.interface import GenerationRequest
 
 
 class RequestTimeouts:
-    """The timers of one request that was admitted."""
+    """The timers of one admitted request."""
 
     def __init__(
         self,
@@ -26,12 +26,12 @@ class RequestTimeouts:
         self._deadline = None if request.left_s is None else call_later(request.left_s, on_deadline)
 
     def on_scheduled(self) -> None:
-        """The queue's limit was kept. Idempotent."""
+        """Cancel the queue timeout: the request was scheduled in time. Idempotent."""
         if self._queue is not None:
             self._queue.cancel()
 
     def on_unscheduled(self) -> None:
-        """It waits again: the engine process that had scheduled it has died."""
+        """Restart the queue timeout: the engine process that had scheduled the request has died, so it waits again."""
         if self._queue is not None and self._queue.cancelled():
             self._queue = asyncio.get_running_loop().call_later(self._max_queue_s, self._on_late_start)
 

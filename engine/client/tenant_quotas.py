@@ -1,12 +1,12 @@
-"""What each tenant has of a waiting room, and what is kept for it there; torch-free.
+"""Tenant quotas: which places and waiting tokens each tenant holds, and what is kept for it; torch-free.
 
-Half of the places to wait is kept for the tenants, for each its part by its share, and so is half of the tokens. The
-rest, and as many places as requests run, is for whoever comes first:
+Half of the waiting places is kept for the tenants, for each its part by its share, and so is half of the tokens. The
+rest, and as many places as requests run, is first come, first served:
 
     size = parts of all tenants + the rest,    what tenants have beyond their parts <= the rest
 
-So who has less than its part finds room, whatever the others ask for, and who is alone can have all that run at once.
-Where one tenant is all, this is a plain bound.
+So a tenant that has less than its part is admitted, whatever the others ask for, and one that is alone can have all
+that run at once. With a single tenant, this is a plain bound.
 """
 
 import math
@@ -18,18 +18,18 @@ from engine.client.interface import Tenant
 
 @dataclass(slots=True)
 class Holding:
-    """What one tenant has."""
+    """What one tenant holds."""
 
     share: float
     num_places: int = 0
     num_waiting: int = 0
-    """Places whose prompt is not computed."""
+    """Places of requests whose prompts are not computed yet."""
     num_tokens: int = 0
-    """Of these prompts."""
+    """Tokens of these prompts."""
 
 
 class TenantQuotas:
-    """The holdings of the tenants inside."""
+    """The holdings of all tenants with admitted requests."""
 
     def __init__(self) -> None:
         self._holdings: dict[str, Holding] = {}  # none without a place
@@ -37,7 +37,7 @@ class TenantQuotas:
         self.num_tokens = 0
 
     def of(self, tenant: Tenant) -> Holding:
-        """Not to be changed."""
+        """Returns the tenant's holding, which the caller must not change."""
         return self._holdings.get(tenant.name) or Holding(tenant.share)
 
     def enter(self, tenant: Tenant, num_tokens: int) -> None:
@@ -50,14 +50,14 @@ class TenantQuotas:
         self.num_tokens += num_tokens
 
     def begin(self, tenant: Tenant, num_tokens: int) -> None:
-        """One's prompt is computed."""
+        """Count one of the tenant's prompts as computed."""
         holding = self._holdings[tenant.name]
         holding.num_waiting -= 1
         holding.num_tokens -= num_tokens
         self.num_tokens -= num_tokens
 
     def leave(self, tenant: Tenant) -> None:
-        """One that has begun."""
+        """Free the place of one of the tenant's requests, whose prompt no longer counts."""
         holding = self._holdings[tenant.name]
         holding.num_places -= 1
         self.num_places -= 1
@@ -65,38 +65,39 @@ class TenantQuotas:
             del self._holdings[tenant.name]
 
     def has_place(self, tenant: Tenant, num_slots: int, max_waiting: int) -> bool:
-        """Whether one of so many places to run and to wait is the tenant's to take."""
+        """Returns whether the tenant may take one of the places, which are `num_slots` to run and `max_waiting` to
+        wait."""
         others = ((each.num_places, each.share) for each in self._others(tenant))
         kept = max_waiting // 2
         return _fits(self.of(tenant).num_places + 1, tenant.share, others, kept, num_slots + max_waiting - kept)
 
     def has_tokens(self, tenant: Tenant, num_tokens: int, size: int) -> bool:
-        """The same for prompt tokens."""
+        """Returns whether the tenant may take `num_tokens` of the `size` prompt tokens that may wait."""
         others = ((each.num_tokens, each.share) for each in self._others(tenant))
         kept = size // 2
         return _fits(self.of(tenant).num_tokens + num_tokens, tenant.share, others, kept, size - kept)
 
     def turn_share(self, tenant: Tenant) -> float:
-        """The tenant's share of the turns, while these wait. 1 for who is alone."""
+        """Returns the tenant's share of the turns among the tenants with admitted requests; 1 for one that is alone."""
         return tenant.share / (tenant.share + sum(each.share for each in self._others(tenant)))
 
     def _others(self, tenant: Tenant) -> Iterable[Holding]:
         return (holding for name, holding in self._holdings.items() if name != tenant.name)
 
 
-def most_places(share: float, num_slots: int, max_waiting: int) -> int:
-    """A tenant that is alone gets so many."""
+def max_tenant_places(share: float, num_slots: int, max_waiting: int) -> int:
+    """Returns how many places a tenant gets that is alone."""
     kept = max_waiting // 2
     return num_slots + max_waiting - kept + min(kept, _part(kept, share))
 
 
-def most_tokens(share: float, size: int) -> int:
-    """The same for prompt tokens of several requests; a single one may have more."""
-    return most_places(share, 0, size)
+def max_tenant_tokens(share: float, size: int) -> int:
+    """Returns how many prompt tokens may wait for a tenant that is alone; a single request may have more."""
+    return max_tenant_places(share, 0, size)
 
 
 def _part(kept: int, share: float) -> int:
-    """One at least, so that with very many tenants a few may still come."""
+    """Returns the part of `kept` by share, at least 1, so that with very many tenants a few may still come."""
     return max(1, math.floor(kept * share))
 
 

@@ -1,4 +1,4 @@
-"""How fast something drains while it is what others wait for; torch-free."""
+"""Measures the throughput of a resource while requests wait for it; torch-free."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,8 +7,8 @@ from collections.abc import Callable
 class ThroughputMeter:
     """Counts amounts that drained, and the busy time that they took, over the newest `num_measured` of them.
 
-    `run` starts and stops its clock: time in which nobody waited says nothing about the speed. What was measured before
-    an idle time still counts after it.
+    `run` starts and stops its clock: time in which no request waited says nothing about the speed. What was measured
+    before an idle time still counts after it.
     """
 
     def __init__(self, num_measured: int, clock: Callable[[], float]) -> None:
@@ -26,7 +26,7 @@ class ThroughputMeter:
 
     @property
     def measured_s(self) -> float:
-        """The busy time that `total` took. It goes on while nothing drains: a jam makes the rate fall."""
+        """Busy seconds that `total` took. They go on while nothing drains: a stall makes the rate fall."""
         return self._now_s - self._measured_from_s
 
     def run(self, is_busy: bool) -> None:
@@ -37,7 +37,7 @@ class ThroughputMeter:
             self._busy_s, self._running_since_s = self._now_s, None
 
     def add(self, amount: int) -> None:
-        """That much drained just now; not counted while the clock is paused."""
+        """Count an amount that drained just now, unless the clock is paused."""
         if self._running_since_s is None:
             return
         self._drained.append((self._now_s, amount))
@@ -46,8 +46,8 @@ class ThroughputMeter:
             self._measured_from_s, oldest = self._drained.popleft()
             self._total -= oldest
 
-    def forget_jam(self) -> None:
-        """The busy time since the newest amount does not count."""
+    def forget_stall(self) -> None:
+        """Forget the busy time since the newest amount."""
         self._busy_s = self._drained[-1][0] if self._drained else self._measured_from_s
         if self._running_since_s is not None:
             self._running_since_s = self._clock()

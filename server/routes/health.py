@@ -56,7 +56,7 @@ async def ready(request: Request) -> Status:
 async def load(request: Request) -> Load:
     """For load balancers."""
     engine = context_of(request).backend.engine
-    stats, room = engine.last_stats, engine.room
+    stats, room = engine.last_stats, engine.queue_stats
     return Load(
         server_load=engine.num_live,
         requests_running=stats.num_running if stats else 0,

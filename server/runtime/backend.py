@@ -12,7 +12,7 @@ from pathlib import Path
 from engine.checkpoint.hub import look_for_hub, pinned
 from engine.checkpoint.local import check_checkpoint, checkpoint_fingerprint, is_local
 from engine.client.interface import EngineClient, EngineObserver
-from engine.client.tenant_quotas import most_places, most_tokens
+from engine.client.tenant_quotas import max_tenant_places, max_tenant_tokens
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.grammar.checker import GrammarChecker
@@ -38,11 +38,11 @@ class AdmissionSize:
     def max_live(self, share: float) -> int:
         """Returns the most sequences that an API key with this share can have at once. A request for more could never
         be admitted."""
-        return most_places(share, self.num_slots, self.max_waiting)
+        return max_tenant_places(share, self.num_slots, self.max_waiting)
 
     def max_tokens(self, share: float) -> int:
         """Returns the most prompt tokens that several sequences of one request may have together."""
-        return most_tokens(share, self.max_waiting_tokens)
+        return max_tenant_tokens(share, self.max_waiting_tokens)
 
 
 @dataclass(frozen=True, slots=True)

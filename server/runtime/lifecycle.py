@@ -99,7 +99,7 @@ class Lifecycle:
             async with self._open_backend(self._metrics) as self._backend:
                 engine = self._backend.engine
                 self._metrics.on_engine_info(engine.info)
-                self._metrics.watch_queue(lambda: engine.room)
+                self._metrics.watch_queue(lambda: engine.queue_stats)
                 if self.state is State.LOADING:
                     self.state = State.READY
                 self._settled.set()

@@ -114,7 +114,7 @@ def held_by(engine: AsyncEngine) -> int:
 
 async def assert_free(engine: AsyncEngine) -> None:
     await eventually(lambda: (held_by(engine), aborts_of(engine)) == (0, 1))
-    assert (engine.num_live, engine.room.num_in_flight, engine.room.num_waiting_tokens) == (0, 0, 0)
+    assert (engine.num_live, engine.queue_stats.num_in_flight, engine.queue_stats.num_waiting_tokens) == (0, 0, 0)
 
 
 def children() -> set[int]:

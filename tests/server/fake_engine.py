@@ -118,7 +118,7 @@ class FakeEngine:
         self.__dict__.update(FakeEngine(self.observer, self.tokenizer).__dict__)
 
     @property
-    def room(self) -> QueueStats:
+    def queue_stats(self) -> QueueStats:
         return QueueStats(self.num_live, num_waiting_tokens=7, predicted_wait_s=0.5)
 
     def check_admission(self, tenant: Tenant) -> None:

@@ -92,7 +92,7 @@ class TestWaitForSlot:
         room.serve(16, seconds_each=2.0)
         room.clock.now_s += 160
         assert "would wait about 24.0 s" in str(room.refused())
-        room.forget_jam()
+        room.forget_stall()
         assert room.predicted_wait_s == pytest.approx(2 * 2.0)
         room.fill(1)
 
@@ -155,5 +155,5 @@ class TestWaitForPrefill:
         room = self.busy_room()
         room.clock.now_s += 1000
         assert room.predicted_wait_s == pytest.approx(1000 * 1020 / 1000)
-        room.forget_jam()
+        room.forget_stall()
         assert room.predicted_wait_s == pytest.approx(1000 / 50)

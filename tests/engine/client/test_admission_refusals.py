@@ -89,14 +89,14 @@ class TestRefusal:
         room.fill(4)
         room.serve(50, seconds_each=2.0)
         assert "would wait" in str(room.refused())
-        room.places += [room.let_in(sibling), room.let_in(sibling)]
+        room.places += [room.admit(sibling), room.let_in(sibling)]
         with pytest.raises(OverloadedError, match="prompt tokens are waiting"):
-            room.let_in(sibling)
+            room.admit(sibling)
         for place in room.places:
             place.begin()
-        room.places += [room.let_in(sibling), room.let_in(sibling)]
+        room.places += [room.admit(sibling), room.let_in(sibling)]
         with pytest.raises(OverloadedError, match="All 8 places"):
-            room.let_in(sibling)
+            room.admit(sibling)
 
     def test_it_is_one_tenants_own(self) -> None:
         room = Room(num_slots=1, max_queue_s=21.0)

@@ -134,7 +134,7 @@ def test_those_who_ask_meanwhile_share_one_question() -> None:
 
 
 def test_an_engine_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.client.request_inspector.ANSWER_S", 0.1)
+    monkeypatch.setattr("engine.client.request_inspector.ANSWER_TIMEOUT_S", 0.1)
 
     async def check() -> None:
         async with running() as engine:
@@ -144,7 +144,7 @@ def test_an_engine_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Mo
             os.kill(pid, signal.SIGSTOP)
             assert [(await only_view(engine)).state for _ in range(2)] == [None, None]
             os.kill(pid, signal.SIGCONT)
-            monkeypatch.setattr("engine.client.request_inspector.ANSWER_S", 20.0)
+            monkeypatch.setattr("engine.client.request_inspector.ANSWER_TIMEOUT_S", 20.0)
             assert (await only_view(engine)).state is not None
             waiting.cancel()
             await asyncio.wait([waiting])

@@ -37,7 +37,7 @@ class Table:
 
     def token(self, name: str, finish_reason: FinishReason | None = None) -> None:
         self.roster.put(name, TimedUpdate(RequestUpdate(name, [7], first=FIRST, finish_reason=finish_reason), 1.0))
-        self.roster.go_on()
+        self.roster.advance_trials()
 
     def dies(self, *computed: str) -> str | None:
         self.roster.engine_is_down()

@@ -83,7 +83,7 @@ def test_who_would_wait_in_vain_is_refused(max_queue_s: float | None, deadline_s
     async def check() -> None:
         async with running(max_num_seqs=1) as engine:
             waiting = asyncio.create_task(collect(engine, request(fake.WAIT)))
-            await eventually(lambda: engine.room.predicted_wait_s > 0.01)
+            await eventually(lambda: engine.queue_stats.predicted_wait_s > 0.01)
             with pytest.raises(OverloadedError, match="would wait"):
                 await collect(engine, dataclasses.replace(request(), max_queue_s=max_queue_s, deadline_s=deadline_s))
             waiting.cancel()
@@ -96,7 +96,7 @@ def test_who_would_wait_for_its_siblings_only_is_let_in() -> None:
     async def check() -> None:
         async with running(max_num_seqs=1) as engine:
             waiting = asyncio.create_task(collect(engine, request(fake.WAIT)))
-            await eventually(lambda: engine.room.predicted_wait_s > 0.01)
+            await eventually(lambda: engine.queue_stats.predicted_wait_s > 0.01)
             assert len(await collect(engine, sibling(limited(fake.PLAIN, max_queue_s=0.01, max_tokens=3)))) == 3
             waiting.cancel()
             await asyncio.wait([waiting])

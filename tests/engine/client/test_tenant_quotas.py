@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.client.admission import AdmissionControl, AdmissionLimits, Place
 from engine.client.interface import Tenant
-from engine.client.tenant_quotas import TenantQuotas, most_places, most_tokens
+from engine.client.tenant_quotas import TenantQuotas, max_tenant_places, max_tenant_tokens
 from engine.core.errors import OverloadedError
 
 WEIGHTS = st.lists(st.integers(1, 5), min_size=1, max_size=5)
@@ -99,7 +99,7 @@ def test_who_has_less_than_its_part_of_the_tokens_gets_in(
 def test_who_is_alone_gets_just_so_many_tokens(weights: list[int], max_tokens: int, prompts: list[int]) -> None:
     room = Room(weights, max_waiting=10_000, max_waiting_tokens=max_tokens)
     enter = [room.lets_in(0, num_tokens) for num_tokens in prompts]
-    assert all(enter) == (sum(prompts) <= most_tokens(room.tenants[0].share, max_tokens))
+    assert all(enter) == (sum(prompts) <= max_tenant_tokens(room.tenants[0].share, max_tokens))
 
 
 @given(busy_rooms())
@@ -146,7 +146,7 @@ def test_while_fewer_are_inside_than_run_whoever_comes_gets_in(
 def test_a_tenant_alone_gets_the_places_that_it_is_told(weights: list[int], num_slots: int, max_waiting: int) -> None:
     room = Room(weights, num_slots, max_waiting=max_waiting)
     room.flood(0)
-    assert room.stats.num_in_flight == most_places(room.tenants[0].share, num_slots, max_waiting)
+    assert room.stats.num_in_flight == max_tenant_places(room.tenants[0].share, num_slots, max_waiting)
 
 
 def test_refusals_of_others_do_not_put_off_when_to_come_back() -> None:

@@ -59,7 +59,10 @@ class TestServer:
 
     def test_the_room_is_asked_in_the_name_of_the_key(self, keyed: LiveServer) -> None:
         requests_of(keyed)
-        assert [request.who for request in keyed.engine.requests] == [Tenant("alice", 2 / 3), Tenant("bob", 1 / 3)]
+        assert [request.quota_tenant for request in keyed.engine.requests] == [
+            Tenant("alice", 2 / 3),
+            Tenant("bob", 1 / 3),
+        ]
         assert keyed.engine.tenant_at_door == Tenant("bob", 1 / 3)
 
     @pytest.mark.parametrize(
@@ -93,7 +96,7 @@ class TestServer:
 
     def test_without_keys_there_is_one_tenant(self, server: LiveServer) -> None:
         server.complete("Hi")
-        assert server.engine.requests[0].who == server.engine.tenant_at_door == SOLE_TENANT
+        assert server.engine.requests[0].quota_tenant == server.engine.tenant_at_door == SOLE_TENANT
 
     def test_prefixes_are_shared_only_when_told(self, tmp_path: Path) -> None:
         with live_server(api_keys_file=write(tmp_path), share_prefix_cache=True) as server:
