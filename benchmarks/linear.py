@@ -25,7 +25,7 @@ from torch.nn.functional import linear
 
 from benchmarks.command import exit_with
 from engine.kernels import load_kernels
-from engine.model.machine_ceilings import multiplied_as
+from engine.model.machine_ceilings import matmul_dtype
 from engine.weights.affine_quantization import BITS
 from engine.weights.packed_weight import KernelWeight
 from engine.weights.packing_policy import packing_for
@@ -56,7 +56,7 @@ class Layers:
         else:
             if self._weights["twostep"][0].packed.dtype != dtype:
                 self._weights["not coded"] = [KernelWeight(weight, may_be_coded=False) for weight in plain]
-            if multiplied_as(plain[0].device, dtype) is dtype:  # else they take a hundred times as long
+            if matmul_dtype(plain[0].device, dtype) is dtype:  # else they take a hundred times as long
                 self._weights["oneDNN"] = [torch.ops.mkldnn._reorder_linear_weight(weight, 64) for weight in plain]
                 self._weights["torch"] = plain
 
@@ -108,7 +108,7 @@ class Ceilings:
 
     def measure(self, budget_s: float) -> None:
         buffer = torch.ones(256 << 18)
-        a, b = torch.randn(2, 2048, 2048).to(multiplied_as(torch.device("cpu"), self.dtype))
+        a, b = torch.randn(2, 2048, 2048).to(matmul_dtype(torch.device("cpu"), self.dtype))
         best = best_seconds({"read": buffer.sum, "matmul": lambda: a @ b}, budget_s)
         self.read = max(self.read, buffer.nbytes / best["read"])
         self.matmul = max(self.matmul, 2 * 2048**3 / best["matmul"])
@@ -172,7 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
     ceilings = Ceilings(DTYPES[options.dtype])
     results = list(measure_all(ceilings, options.quantization, options.seconds))
     print(f"kernels for {kernels.isa}, {torch.get_num_threads()} threads; measured ceilings: ", end="")
-    multiplied = str(multiplied_as(torch.device("cpu"), ceilings.dtype)).removeprefix("torch.")
+    multiplied = str(matmul_dtype(torch.device("cpu"), ceilings.dtype)).removeprefix("torch.")
     print(f"read {ceilings.read / 1e9:.1f} GB/s, {multiplied} matmul {ceilings.matmul / 1e9:.0f} GFLOP/s")
     Console(width=None if sys.stdout.isatty() else 100).print(table_of(results, ceilings))
     return 0

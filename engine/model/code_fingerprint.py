@@ -1,8 +1,8 @@
-"""Tells whether a module of transformers computes what is known here, by comparing its code.
+"""Recognizes modules of transformers by the fingerprint of their code, so that fused ones can replace them.
 
-transformers copies code from model to model: `Qwen3MLP.forward` is, instruction for instruction, `LlamaMLP.forward`. A
-model that is not known by name may so be made of parts that are, and one that changes a line is not mistaken. Should
-transformers change Llama itself, `engine.model.probe.check_same` finds out.
+transformers copies code from model to model: `Qwen3MLP.forward` is, instruction for instruction, `LlamaMLP.forward`.
+So a model that is not known by name may consist of parts that are, and one that changes a line is not mistaken. If
+transformers changes Llama itself, `engine.model.probe.check_same` detects it.
 """
 
 import dis
@@ -33,7 +33,7 @@ __all__ = [
 _ATTENTIONS = (
     modeling_llama.LlamaAttention,
     modeling_qwen2.Qwen2Attention,  # with a sliding window
-    modeling_mistral.MistralAttention,  # that too, by another way
+    modeling_mistral.MistralAttention,  # with a sliding window, configured in another way
 )
 
 _DECODERS = (
@@ -41,7 +41,7 @@ _DECODERS = (
     modeling_qwen2.Qwen2Model,  # with masks, which are not used here
     modeling_mistral.MistralModel,
 )
-_FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")  # their frequencies are the same in every batch
+_FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # their frequencies are the same in every batch
 
 
 def is_rms_norm(module: nn.Module) -> bool:
@@ -61,17 +61,17 @@ def is_embedding(module: nn.Module) -> bool:
 
 
 def is_rotary_embedding(module: nn.Module) -> bool:
-    """One whose `inv_freq` never changes."""
-    return _is_like(module, modeling_llama.LlamaRotaryEmbedding) and module.rope_type in _FIXED_ROTATIONS
+    """Whether the module is a rotary embedding whose `inv_freq` never changes."""
+    return _is_like(module, modeling_llama.LlamaRotaryEmbedding) and module.rope_type in _FIXED_ROPE_TYPES
 
 
 def is_decoder(module: nn.Module) -> bool:
-    """Embedding, layers one after the other, norm."""
+    """Whether the module is a decoder: an embedding, layers one after the other, a final norm."""
     return any(_is_like(module, kind) for kind in _DECODERS)
 
 
 def is_causal_lm(module: nn.Module) -> bool:
-    """A decoder and a head."""
+    """Whether the module is a decoder with a language-model head."""
     return _is_like(module, modeling_llama.LlamaForCausalLM)
 
 
@@ -80,7 +80,7 @@ def is_attention(module: nn.Module) -> bool:
 
 
 def is_attention_with_norms(module: nn.Module) -> bool:
-    """With norms of the queries' and keys' heads, `q_norm` and `k_norm`."""
+    """Whether the module is an attention that norms the heads of queries and keys, by `q_norm` and `k_norm`."""
     return _is_like(module, modeling_qwen3.Qwen3Attention) and _rotates_as_llama(module)
 
 
@@ -94,7 +94,10 @@ def _is_like(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def _rotates_as_llama(attention: nn.Module) -> bool:
-    """Its code calls a function by name, and that another: each is looked up where its caller finds it."""
+    """Whether the rotary functions that the attention calls are Llama's.
+
+    Its code calls one by name, and that another one: each is looked up in the globals of its caller.
+    """
     rotate = _global(type(attention).forward, "apply_rotary_pos_emb")
     return _is_same(rotate, modeling_llama.apply_rotary_pos_emb) and _is_same(
         _global(rotate, "rotate_half"), modeling_llama.rotate_half
@@ -106,23 +109,25 @@ def _global(function: object, name: str) -> object:
 
 
 def _is_same(one: object, other: object) -> bool:
-    return isinstance(one, FunctionType) and isinstance(other, FunctionType) and _essence(one) == _essence(other)
+    return (
+        isinstance(one, FunctionType) and isinstance(other, FunctionType) and _fingerprint(one) == _fingerprint(other)
+    )
 
 
-def _essence(function: FunctionType) -> tuple[object, ...]:
-    """All that a function does, its wrappers too; not its name, its file, its documentation and its type hints."""
+def _fingerprint(function: FunctionType) -> tuple[object, ...]:
+    """Returns all that decides what a function does, with what it wraps; not name, file, docstring and type hints."""
     wrapped = getattr(function, "__wrapped__", None)
     return (
-        _code_essence(function.__code__),
+        _code_fingerprint(function.__code__),
         function.__defaults__,
         function.__kwdefaults__,
-        _essence(wrapped) if isinstance(wrapped, FunctionType) else wrapped,
+        _fingerprint(wrapped) if isinstance(wrapped, FunctionType) else wrapped,
     )
 
 
 @functools.cache
-def _code_essence(code: CodeType) -> tuple[object, ...]:
-    """Each instruction with what it reads. None reads the documentation, though it is one of the constants."""
+def _code_fingerprint(code: CodeType) -> tuple[object, ...]:
+    """Returns each instruction with its operand. No instruction reads the docstring, though that is a constant."""
     operands = ((each.opcode, each.argval) for each in dis.get_instructions(code))
-    instructions = ((opcode, _code_essence(it) if isinstance(it, CodeType) else it) for opcode, it in operands)
+    instructions = ((opcode, _code_fingerprint(it) if isinstance(it, CodeType) else it) for opcode, it in operands)
     return (code.co_varnames, *instructions)

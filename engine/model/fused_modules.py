@@ -1,6 +1,6 @@
-"""The parts of a decoder layer, fused: fewer and larger products, and one pass over memory for what lies between them.
+"""Fused parts of a decoder layer: fewer and larger matmuls, and one pass over memory for what lies between them.
 
-Each takes the place of the module of transformers that it is made from, and of its interface as far as a decoder layer
+Each replaces the module of transformers that it is made from, and has that module's interface as far as a decoder layer
 uses it. The operators are those of `engine/kernels/layers/fused.cpp`.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["FusedAttention", "FusedDecoderLayer", "FusedMLP", "FusedRMSNorm"]
 
 
 class FusedRMSNorm(nn.Module):
-    """Zhang and Sennrich, Root Mean Square Layer Normalization, 2019."""
+    """RMSNorm (Zhang and Sennrich, Root Mean Square Layer Normalization, 2019) as one operator."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
@@ -28,19 +28,19 @@ class FusedRMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
         return cast(Tensor, torch.ops.twostep.rms_norm(x, self.weight, self.eps))
 
-    def of_sum(self, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """residual + x, and the norm of that."""
+    def add_and_norm(self, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns residual + x, and the norm of that sum."""
         return cast("tuple[Tensor, Tensor]", torch.ops.twostep.add_rms_norm(residual, x, self.weight, self.eps))
 
 
 class FusedMLP(nn.Module):
-    """activation(gate) * up, both from one product, then down."""
+    """A gated MLP: activation(gate) * up, both from one matmul, then the down projection."""
 
     def __init__(self, mlp: Any, activation: str) -> None:
         super().__init__()
-        self.gate_up_proj = _in_turn(mlp.gate_proj, mlp.up_proj)
+        self.gate_up_proj = _interleaved(mlp.gate_proj, mlp.up_proj)
         self.down_proj = mlp.down_proj
-        self.activation = activation  # as the operator calls it
+        self.activation = activation  # the operator's name for it
 
     def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
         gate_up = self.gate_up_proj(x.reshape(-1, x.shape[-1]))
@@ -49,13 +49,15 @@ class FusedMLP(nn.Module):
 
 
 class FusedAttention(nn.Module):
-    """Queries, keys and values from one product, normed where the model norms them, and rotated in place."""
+    """Attention whose queries, keys and values come from one matmul, are normed if the model does, and then rotated."""
 
     def __init__(self, attention: Any, call: AttentionCall, norms: tuple[FusedRMSNorm, FusedRMSNorm] | None) -> None:
-        """`call` is one that `attention` made: its shapes and constants are those of all. `norms` are those of queries
-        and of keys, with one eps."""
+        """`call` is any call that `attention` made: its shapes and constants are those of all its calls.
+
+        `norms` are those of queries and of keys, with one eps.
+        """
         super().__init__()
-        self.qkv_proj = _side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.qkv_proj = _concatenated(attention.q_proj, attention.k_proj, attention.v_proj)
         self.o_proj = attention.o_proj
         self.q_norm: FusedRMSNorm | None
         self.k_norm: FusedRMSNorm | None
@@ -84,7 +86,7 @@ class FusedAttention(nn.Module):
 
 
 class FusedDecoderLayer(nn.Module):
-    """Attention and MLP, each after a norm and beside a residual, whose sum and norm are one pass."""
+    """A decoder layer: attention and MLP, each after a norm, with residuals whose sum and norm are one pass."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -93,27 +95,27 @@ class FusedDecoderLayer(nn.Module):
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
-        residual, normed = self.post_attention_layernorm.of_sum(hidden_states, attended)
+        residual, normed = self.post_attention_layernorm.add_and_norm(hidden_states, attended)
         return cast(Tensor, residual + self.mlp(normed))
 
 
-def _side_by_side(*linears: nn.Linear) -> nn.Linear:
-    """One layer with the columns of all, the first's first."""
-    return _joined(linears, torch.cat)
+def _concatenated(*linears: nn.Linear) -> nn.Linear:
+    """Merges layers into one that has the output columns of all, those of the first one first."""
+    return _merged(linears, torch.cat)
 
 
-def _in_turn(*linears: nn.Linear) -> nn.Linear:
-    """One layer with the columns of all, a block of each in turn, as `gate` wants them."""
+def _interleaved(*linears: nn.Linear) -> nn.Linear:
+    """Merges layers into one that has a block of each layer's output columns in turn, as the operator `gate` reads."""
 
     def join(tensors: list[Tensor]) -> Tensor:
         blocks = zip(*(torch.split(tensor, _GATE_BLOCK) for tensor in tensors), strict=True)
         return torch.cat([*chain.from_iterable(blocks)])
 
-    return _joined(linears, join)
+    return _merged(linears, join)
 
 
-def _joined(linears: Sequence[nn.Linear], join: Callable[[list[Any]], Tensor]) -> nn.Linear:
-    """The first of them becomes the one; all others let go of their weights."""
+def _merged(linears: Sequence[nn.Linear], join: Callable[[list[Any]], Tensor]) -> nn.Linear:
+    """Merges the layers into the first one; all others lose their weights."""
     first = linears[0]
     if any(linear.bias is not None for linear in linears):
         first.bias = nn.Parameter(join([_bias_of(linear) for linear in linears]), requires_grad=False)

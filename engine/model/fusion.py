@@ -1,6 +1,6 @@
-"""Puts fused modules in place of the parts of a model whose code is known, on the CPU and with kernels only.
+"""Replaces the parts of a model whose code is known by fused modules, on the CPU and with kernels only.
 
-What is not known stays as transformers has it: each part is taken by itself.
+Each part is replaced by itself; parts that are not known stay those of transformers.
 """
 
 import functools
@@ -24,7 +24,7 @@ __all__ = ["fuse_modules", "fuse_norms"]
 def fuse_modules(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None:
     """Swaps modules of `model` in place; `calls` holds one attention call of each layer.
 
-    To be called before the linear layers are packed, since it joins some of them.
+    It must be called before the linear layers are packed, since it merges some of them.
     """
     fuse_norms(model)
     replace_modules(model, _fused_mlp)
@@ -33,12 +33,12 @@ def fuse_modules(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None
 
 
 def fuse_norms(model: PreTrainedModel) -> None:
-    """Swaps the norms only, whose sums have an order of their own; the other swaps change no bit of a result."""
+    """Swaps the norms only: their sums have another order, while the other swaps change no bit of a result."""
     replace_modules(model, lambda module: _fused_norm(module, model.dtype))
 
 
 def _fused_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
-    """Norms of another number format than the model's stay: what they return is of a third."""
+    """Returns the fused norm, or None for norms of another dtype than the model's, whose results have a third one."""
     if not code_fingerprint.is_rms_norm(module) or cast(Tensor, module.weight).dtype != dtype:
         return None
     return FusedRMSNorm(module)
@@ -52,12 +52,12 @@ def _fused_mlp(module: nn.Module) -> nn.Module | None:
 
 
 def _activation_name(module: nn.Module) -> str | None:
-    """As the operators call it."""
+    """Returns the operators' name of an activation; None for those that they do not have."""
     if has_hooks(module):
         return None
     if type(module) in (SiLUActivation, nn.SiLU):
         return "silu"
-    is_tanh = type(module) is GELUTanh and isinstance(module.act, functools.partial)  # else a formula in Python
+    is_tanh = type(module) is GELUTanh and isinstance(module.act, functools.partial)  # not the formula in Python
     return "gelu_tanh" if is_tanh else None
 
 
@@ -77,7 +77,7 @@ def _head_norms(attention: nn.Module) -> tuple[FusedRMSNorm, FusedRMSNorm] | Non
 
 
 def _has_shape_of(attention: nn.Module, call: AttentionCall) -> bool:
-    """Whether all heads are of one even size, and the projections make as many as the call has."""
+    """Whether all heads have one even size, and the projections have as many output columns as the call's tensors."""
     names = ("q_proj", "k_proj", "v_proj")
     if not _are_linear(attention, *names, "o_proj") or len({part.shape[2] for part in call[:3]}) > 1:
         return False

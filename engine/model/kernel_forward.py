@@ -1,8 +1,8 @@
-"""A whole model past transformers: one call into C++ from token ids to what the head reads, and then the head.
+"""The forward pass as one call into C++ from token ids to the last hidden states, and then the head.
 
-For models that are known in all their parts, on the CPU and with kernels. `TransformersForward` is the plain path: the
-same operators in the same order, so the same bits. Only a layer's last sum is torch's there, which keeps subnormal
-numbers; here they may become zero, as they do in every product.
+It is for models that are known in all their parts, on the CPU and with kernels. `TransformersForward` is the plain
+path: the same operators in the same order, so the same bits. Only a layer's last sum is torch's there, which keeps
+subnormal numbers; here they may become zero, as they do in every matmul.
 """
 
 import logging
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def choose_forward(module: PreTrainedModel, cache: KVCache, backend: AttentionBackend) -> Forward:
-    """The fastest for this model. Writes to the cache's first two blocks."""
+    """Returns the fastest forward pass for this model. Writes to the cache's first two blocks."""
     plain = TransformersForward(module, cache, backend)
     if backend is not cpu or not is_known(module):
         return plain
@@ -58,7 +58,7 @@ def is_known(module: PreTrainedModel) -> bool:
 
 
 class KernelForward:
-    """Of a known model."""
+    """The forward pass of a known model (`is_known`), as one call into C++ and the head."""
 
     def __init__(self, module: PreTrainedModel, cache: KVCache) -> None:
         decoder = cast(Any, module.base_model)
@@ -68,7 +68,7 @@ class KernelForward:
             decoder.embed_tokens.weight.detach(),
             rotary.inv_freq.to(torch.float32),
             rotary.attention_scaling,
-            [layer.over(cache) for layer in decoder.layers],
+            [layer.bind(cache) for layer in decoder.layers],
             kernel_norm(decoder.norm),
         ).run  # called as an operator with an object, torch throws and catches two exceptions
 
@@ -90,7 +90,7 @@ class KernelForward:
 
 @torch.inference_mode()
 def _is_same(one: Forward, other: Forward, cache: KVCache) -> bool:
-    """Whether both compute the same, of two prompts in one batch."""
+    """Whether both compute the same logits of two prompts in one batch."""
     device, params = cache.keys[0].device, SamplingParams()
     requests = [
         ScheduledRequest("", [1] * num_tokens, start, (block,), params, [], [], True)
@@ -101,5 +101,5 @@ def _is_same(one: Forward, other: Forward, cache: KVCache) -> bool:
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:
-    """Exactly, and NaN equals NaN: damaged weights do not mean that the code has changed."""
+    """Whether both are exactly equal. NaN equals NaN: damaged weights do not mean that the code has changed."""
     return np.array_equal(one.float().numpy(), other.float().numpy(), equal_nan=True)

@@ -1,4 +1,4 @@
-"""A fused decoder layer as two calls into C++, one on each side of its attention: Python hardly shows in a step.
+"""A fused decoder layer as two calls into C++, before and after its attention: Python takes hardly any of a step.
 
 `FusedDecoderLayer` is the plain path: both call the same operators in the same order.
 """
@@ -20,12 +20,12 @@ __all__ = ["KernelDecoderLayer", "kernel_norm", "move_layers_to_kernels"]
 
 
 def move_layers_to_kernels(model: nn.Module) -> None:
-    """Swaps the layers of `model` that were fused in all their parts; their linear layers must be packed."""
-    replace_modules(model, _moved)
+    """Replaces the layers of `model` that were fused in all their parts; their linear layers must be packed."""
+    replace_modules(model, _kernel_layer)
 
 
 class KernelDecoderLayer(nn.Module):
-    """In place of a `FusedDecoderLayer`, which stays its child: it owns the weights."""
+    """Replaces a `FusedDecoderLayer`, which becomes its child and owns the weights."""
 
     def __init__(self, layer: FusedDecoderLayer) -> None:
         super().__init__()
@@ -49,12 +49,12 @@ class KernelDecoderLayer(nn.Module):
 
     @property
     def index(self) -> int:
-        """Among the attention layers."""
+        """The layer's index among the attention layers."""
         return self._call.layer
 
     @property
-    def weights_behind_attention(self) -> list[KernelWeight | KernelQuantizedWeight]:
-        """Those that keys and values do without."""
+    def weights_after_attention(self) -> list[KernelWeight | KernelQuantizedWeight]:
+        """Packed weights of the output projection and the MLP, which keys and values do not depend on."""
         attention, mlp = cast(FusedAttention, self.layer.self_attn), self.layer.mlp
         return [linear.packed for linear in (attention.o_proj, mlp.gate_up_proj, mlp.down_proj)]
 
@@ -68,8 +68,8 @@ class KernelDecoderLayer(nn.Module):
         attended = attend(self._call.with_tensors(*query_key_value))
         return cast(Tensor, torch.ops.twostep.after_attention(self._after, hidden_states, attended))
 
-    def over(self, cache: KVCache) -> Any:
-        """The same layer for the decoder, which attends over its part of the cache."""
+    def bind(self, cache: KVCache) -> Any:
+        """Returns the layer for the C++ decoder, which attends over this layer's part of the cache."""
         call = self._call
         keys, values = cache.keys[call.layer], cache.values[call.layer]
         return torch.classes.twostep.Layer(
@@ -77,7 +77,7 @@ class KernelDecoderLayer(nn.Module):
         )
 
 
-def _moved(module: nn.Module) -> nn.Module | None:
+def _kernel_layer(module: nn.Module) -> nn.Module | None:
     return KernelDecoderLayer(module) if isinstance(module, FusedDecoderLayer) and _is_known(module) else None
 
 
@@ -90,12 +90,12 @@ def _is_known(layer: FusedDecoderLayer) -> bool:
 
 
 def _is_known_weight(packed: object) -> bool:
-    """Of those that are quantized layers know the rows of 8 bits only."""
+    """Whether the C++ layers support the weight: dense ones, and quantized ones whose rows have 8 bits."""
     return isinstance(packed, KernelWeight) or (isinstance(packed, KernelQuantizedWeight) and packed.row_bits == 8)
 
 
 def kernel_norm(norm: FusedRMSNorm) -> Any:
-    """As the operators take it."""
+    """Returns the norm as the C++ operators take it."""
     return torch.classes.twostep.Norm(norm.weight.detach(), norm.eps)
 
 

@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint -> a module ready to run over the paged cache, or a clear refusal."""
+"""Loads a Hugging Face checkpoint into a module that runs over the paged cache, or refuses it with a clear reason."""
 
 import logging
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
-    """Raises ConfigError, ModelError or UnsupportedModelError, each saying what to do."""
+    """Loads the configured model. Raises ConfigError, ModelError or UnsupportedModelError, each saying what to do."""
     check_checkpoint(config.model)
     try:
         return _load(config)
@@ -52,18 +52,18 @@ def load_model(config: EngineConfig) -> LoadedModel:
         logger.debug("loading the checkpoint failed", exc_info=True)
         if is_memory_shortage(error):
             raise ModelMemoryError(
-                f"There is not enough memory to load {config.model}: {_told(error)} "
+                f"There is not enough memory to load {config.model}: {_describe(error)} "
                 "Free some, or serve a smaller model."
             ) from error
-        if isinstance(error, (SafetensorError, EOFError)):  # of files; a RuntimeError may be a driver's or a download's
-            raise ModelError(f"The checkpoint {config.model} is damaged: {_told(error)}") from error
-        if registry.ATTENTION_NAME in str(error):  # the model looked for it in a list of its own
+        if isinstance(error, (SafetensorError, EOFError)):  # a RuntimeError may come from a driver or a download
+            raise ModelError(f"The checkpoint {config.model} is damaged: {_describe(error)}") from error
+        if registry.ATTENTION_NAME in str(error):  # the model looked the name up in a table of its own
             raise UnsupportedModelError(
                 f"The model {config.model} does not use transformers' attention registry, "
                 "so it cannot run over a paged cache."
             ) from error
         hint = "" if is_local(config.model) else " Give a checkpoint directory, or a hub id this machine can reach."
-        raise ModelError(f"The checkpoint {config.model} cannot be loaded: {_told(error)}{hint}") from error
+        raise ModelError(f"The checkpoint {config.model} cannot be loaded: {_describe(error)}{hint}") from error
 
 
 def _load(config: EngineConfig) -> LoadedModel:
@@ -80,12 +80,12 @@ def _load(config: EngineConfig) -> LoadedModel:
     module = _load_weights(config, source, device, dtype)
     text_config = hf_config.get_text_config(decoder=True)
     calls = probe_layers(module, text_config, device)
-    _replace_parts(module, calls, device, kernels is not None)
+    _replace_for_cpu(module, calls, device, kernels is not None)
     draft = _draft_model(module, calls, kernels is not None, config.draft_quantization)
     report = prepare_linears(module, kernels is not None, config.quantization)
     for name in report.unconverted:
         logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)
-    _leave_files(module)
+    _unmap_checkpoint(module)
     for each in (module, draft.module) if draft else (module,):
         move_layers_to_kernels(each)
         probe_layers(each, text_config, device)  # fused and packed, it must still run
@@ -107,10 +107,10 @@ def _load(config: EngineConfig) -> LoadedModel:
     )
 
 
-def _replace_parts(
+def _replace_for_cpu(
     module: PreTrainedModel, calls: Sequence[AttentionCall], device: torch.device, has_kernels: bool
 ) -> None:
-    """What the CPU computes otherwise than transformers does, but for matrix products."""
+    """Replaces what the CPU computes in another way than transformers, apart from matmuls: activations, fused parts."""
     if has_kernels:
         torch.ops.twostep.replace_activations()
         fuse_modules(module, calls)
@@ -135,7 +135,8 @@ def _linear_name(kernels: KernelInfo | None, quantization: str) -> str:
     return backend if quantization == "none" else f"{backend}, {quantization} weights"
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
+    """Returns the error's type and message on one line."""
     return f"{type(error).__name__}: {reason_of(error) or 'no details'}"
 
 
@@ -171,7 +172,7 @@ def _dtype(name: str, device: torch.device, hf_config: PreTrainedConfig, kernels
             raise ConfigError("--dtype float16 is not supported on the CPU; use bfloat16 or float32.")
         return chosen
     if device.type == "cpu":
-        widens = kernels is not None and kernels.isa != "generic"  # which takes no time beside reading less
+        widens = kernels is not None and kernels.isa != "generic"  # to float32, in the time that reading less saves
         return torch.bfloat16 if widens or has_native_bf16() else torch.float32
     own = hf_config.get_text_config(decoder=True).dtype
     return own if own in (torch.float16, torch.bfloat16) else torch.bfloat16
@@ -187,21 +188,21 @@ def _load_weights(
         dtype=dtype,
         attn_implementation=registry.ATTENTION_NAME,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # told below, by name
+        ignore_mismatched_sizes=True,  # reported below, by name
         **source,
     )
     _check_fit(config.model, module, info)
     module.requires_grad_(False)
-    for owner in module.modules():  # buffers may be views: see _leave_files
+    for owner in module.modules():  # buffers may be views: see _unmap_checkpoint
         owner._buffers.update({name: buffer.clone() for name, buffer in owner._buffers.items() if buffer is not None})
     return module.eval().to(device)
 
 
 def _check_fit(model: str, module: PreTrainedModel, info: dict[str, Any]) -> None:
-    """Raise ModelError unless the checkpoint has each of the model's tensors, and none that would change its results.
+    """Raises ModelError unless the checkpoint has each of the model's tensors, and none that would change its results.
 
-    Whole parts that are not used, such as layers that guess or see, may be there. What is left of a part that is used,
-    a bias or scales of quantized weights, would be missed.
+    Tensors of whole parts that are not used, such as multi-token prediction or a vision tower, are ignored. An unused
+    tensor of a part that is used (a bias, the scales of quantized weights) would be missed in the results.
     """
     if missing := sorted(info["missing_keys"]):
         raise ModelError(f"The checkpoint {model} is incomplete: {len(missing)} tensors such as {missing[0]} lack.")
@@ -219,11 +220,12 @@ def _check_fit(model: str, module: PreTrainedModel, info: dict[str, Any]) -> Non
         )
 
 
-def _leave_files(module: PreTrainedModel) -> None:
-    """Give parameters that are not packed memory of their own.
+def _unmap_checkpoint(module: PreTrainedModel) -> None:
+    """Copies parameters that were not packed out of the mapped checkpoint file.
 
-    A tensor that lies in a mapped checkpoint keeps the whole file mapped: counted as this process's memory, and deadly
-    if somebody cuts it short. Buffers, whose own base would keep it, and what packing leaves alone were copied before.
+    A tensor in a mapped checkpoint keeps the whole file mapped: it counts as this process's memory, and the process
+    dies (SIGBUS) if the file is truncated. Buffers, whose base would keep the mapping, and biases, which packing leaves
+    alone, were copied before.
     """
     for parameter in module.parameters():
         if parameter.device.type == "cpu":
@@ -231,14 +233,14 @@ def _leave_files(module: PreTrainedModel) -> None:
 
 
 def _context_limit(text_config: PreTrainedConfig) -> int:
-    """The longest context whose positions mean the same in every batch.
+    """Returns the longest context whose positions mean the same in every batch.
 
     Rotary frequencies that change with the longest sequence of a batch (dynamic, longrope), and chunked attention,
-    are plain below their threshold: contexts stay there.
+    are plain below their threshold: contexts are limited to it.
     """
     limits = [int(text_config.max_position_embeddings)]
     rope = getattr(text_config, "rope_parameters", None) or {}
-    for each in (rope, *rope.values()):  # of all layers, or of each kind of them
+    for each in (rope, *rope.values()):  # one for all layers, or one for each kind of layer
         if isinstance(each, dict) and each.get("rope_type") in ("dynamic", "longrope"):
             limits.append(int(each.get("original_max_position_embeddings") or limits[0]))
     if "chunked_attention" in (getattr(text_config, "layer_types", None) or ()):
@@ -247,7 +249,7 @@ def _context_limit(text_config: PreTrainedConfig) -> int:
 
 
 def _eos_token_ids(config: EngineConfig, text_config: PreTrainedConfig) -> tuple[int, ...]:
-    """Those of the vocabulary: others never come."""
+    """Returns the EOS tokens that are in the vocabulary: others are never sampled."""
     path = optional_file(config.model, config.revision, "generation_config.json")
     try:
         eos = None if path is None else GenerationConfig.from_pretrained(str(path.parent)).eos_token_id

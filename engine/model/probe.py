@@ -1,4 +1,4 @@
-"""One tiny forward pass that finds out what every attention layer is, and refuses models that cannot run paged."""
+"""A tiny forward pass that records the attention call of every layer, and refuses models that cannot run paged."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from engine.host.available_memory import is_memory_shortage
 
 
 class _Recorder:
-    """Answers every attention call with zeros and remembers it."""
+    """An attention handler that records every call and returns zeros."""
 
     def __init__(self) -> None:
         self.calls: dict[int, AttentionCall] = {}
@@ -26,7 +26,10 @@ class _Recorder:
 def probe_layers(
     module: PreTrainedModel, text_config: PreTrainedConfig, device: torch.device
 ) -> tuple[AttentionCall, ...]:
-    """The call of each layer. Raises UnsupportedModelError, by name and with the reason, but for a lack of memory."""
+    """Runs the model once; returns the attention call of each layer.
+
+    Raises UnsupportedModelError, with the model's name and the reason; a lack of memory is raised as it is.
+    """
     name = type(module).__name__
     recorder = _Recorder()
     token_ids = torch.zeros(1, 2, dtype=torch.long, device=device)
@@ -64,7 +67,9 @@ def _check_layers(name: str, text_config: PreTrainedConfig, calls: dict[int, Att
 def check_same(name: str, before: Sequence[AttentionCall], after: Sequence[AttentionCall]) -> None:
     """Raises UnsupportedModelError unless every layer attends to the same, but for rounding."""
     for call, other in zip(before, after, strict=True):
-        is_same = call[3:7] == other[3:7] and all(map(_is_close, call[:3], other[:3]))  # layer to softcap; the tensors
+        is_same = call[3:7] == other[3:7] and all(
+            map(_is_close, call[:3], other[:3])
+        )  # fields layer to softcap; tensors
         if not is_same:
             raise UnsupportedModelError(
                 f"{name} computes something else in layer {call.layer} once its layers are fused: this version of "

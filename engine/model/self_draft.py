@@ -1,13 +1,13 @@
-"""A model's own weights once more, rounded to 4 bits, to guess what the model will say.
+"""The self-speculative draft model: a copy of a model's weights, quantized to 4 bits, which proposes draft tokens.
 
-Rounded weights mostly choose the same token, and are read in a third of the time. The model then computes all guesses
-in one step, which reads its weights once (self-speculative decoding: Zhang et al. 2024; with rounded weights: Georganas
-et al. 2025). Guesses are right or wrong as those of `engine.scheduling.speculation.prompt_lookup` are, so answers stay
-the same.
+Quantized weights mostly choose the same token, and are read in a third of the time. The model then verifies all draft
+tokens in one step, which reads its weights once (self-speculative decoding: Zhang et al. 2024; with quantized weights:
+Georganas et al. 2025). Draft tokens are accepted or rejected like those of
+`engine.scheduling.speculation.prompt_lookup`, so answers stay the same.
 
-Tried and left, of the embedded model at temperature 0.7: the layer that makes logits in 4 bits (81 of 100 guesses
-right, not 84, and 7 % less to read of 0.39 B parameters), or as the model has it (no more right, 7 % more to read); all
-weights in 8 bits (92 right, but 1.8 times as much to read).
+Tried and left, with the embedded model at temperature 0.7: the head in 4 bits (81 of 100 draft tokens accepted, not 84,
+and 7 % less to read of 0.39 B parameters), or as the model has it (no more accepted, 7 % more to read); all weights in
+8 bits (92 accepted, but 1.8 times as much to read).
 """
 
 import copy
@@ -25,7 +25,10 @@ from engine.weights.linear import prepare_linears
 def draft_model_of(
     module: PreTrainedModel, calls: Sequence[AttentionCall], kernels_available: bool, quantization: str
 ) -> DraftModel:
-    """`module` is not packed yet, and `calls` are those of its attention layers."""
+    """Builds the draft model of `module`, which is not packed yet; `calls` are those of its attention layers.
+
+    Parameters and buffers that are not quantized are shared with `module`.
+    """
     tensors = chain(module.parameters(), module.buffers())
     rounded: PreTrainedModel = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
     prepare_linears(rounded, kernels_available, quantization)

@@ -1,4 +1,4 @@
-"""From settings to a runner that is ready: load the model, size the KV cache, choose the attention backend."""
+"""Sets up the model runner from settings: loads the model, sizes the KV cache, chooses the attention backend."""
 
 import logging
 import os
@@ -26,13 +26,13 @@ SHARE_OF_AVAILABLE = {"cpu": 0.5, "cuda": 0.9}
 
 
 def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
-    """Raises ConfigError or ModelError."""
+    """Loads the model and sets up its runner. Raises ConfigError or ModelError."""
     started_s = time.monotonic()
     if config.num_threads is not None:
         _set_threads(config.num_threads)
     model = load_model(config)
-    multiplied = config.quantization if model.has_kernels else "none"
-    ceilings = measure_ceilings(model.device, model.dtype, model.weight_bytes, multiplied)
+    quantization = config.quantization if model.has_kernels else "none"  # torch multiplies dequantized weights
+    ceilings = measure_ceilings(model.device, model.dtype, model.weight_bytes, quantization)
     give_back_freed_memory()
     max_model_len = _max_model_len(config, model)
     num_blocks, max_model_len = _size_pool(config, model, max_model_len)
@@ -69,7 +69,11 @@ def _set_threads(num_threads: int) -> None:
 
 
 def _new_cache(config: EngineConfig, model: LoadedModel, num_blocks: int) -> KVCache:
-    """On the CPU, memory that is not there would be given all the same, and end the process once it is used."""
+    """Allocates the KV cache; raises ModelMemoryError where memory is short.
+
+    On the CPU that is checked before: the operating system grants more memory than there is, and kills the process once
+    it is used.
+    """
     num_bytes = num_blocks * bytes_per_block(model.layers, config.block_size, model.dtype)
     available = available_bytes(model.device)
     shortage = ModelMemoryError(
@@ -98,9 +102,9 @@ def _max_model_len(config: EngineConfig, model: LoadedModel) -> int:
 
 
 def _size_pool(config: EngineConfig, model: LoadedModel, max_model_len: int) -> tuple[int, int]:
-    """Number of blocks, and the context length that they allow.
+    """Returns the number of blocks, and the context length that they allow.
 
-    A length the user asked for must fit; the model's own limit is lowered to what fits.
+    A configured context length must fit; the model's own limit is lowered to what fits.
     """
     per_block = bytes_per_block(model.layers, config.block_size, model.dtype)
     num_blocks = config.num_blocks or _kv_bytes(config, model, max_model_len, per_block) // per_block
@@ -118,7 +122,7 @@ def _size_pool(config: EngineConfig, model: LoadedModel, max_model_len: int) -> 
 
 
 def _kv_bytes(config: EngineConfig, model: LoadedModel, max_model_len: int, per_block: int) -> int:
-    """The memory asked for, else a share of what is free, but no more than all sequences together can use."""
+    """Returns the configured memory, else a share of what is free, at most what all sequences together can use."""
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
     share = int(available_bytes(model.device) * SHARE_OF_AVAILABLE[model.device.type])

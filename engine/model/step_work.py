@@ -1,4 +1,4 @@
-"""How much a step of a loaded model has to read and to multiply."""
+"""The work of a loaded model's steps: the bytes that they read, and the operations that they do."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -23,20 +23,20 @@ Weight = PackedWeight | Tensor
 
 
 def size_of(module: PreTrainedModel, text_config: PreTrainedConfig, calls: Iterable[AttentionCall]) -> ModelSize:
-    """The module is packed; `calls` are those of its attention layers."""
+    """Returns the size of a packed module; `calls` are those of its attention layers."""
     head = module.get_output_embeddings()
     layers: list[Weight] = [m.packed for m in module.modules() if isinstance(m, PackedLinear) and m is not head]
     layers += [w.packed for m in module.modules() if isinstance(w := vars(m).get("weight"), RouterWeight)]
     layers += [p for p in _unpacked(module, head) if p.dim() == 2]
     head_weights: list[Weight] = [head.packed] if isinstance(head, PackedLinear) else list(head.parameters())
     experts = [m for m in module.modules() if isinstance(m, PackedExperts | PackedLlama4Experts)]
-    stacks = [p for p in _unpacked(module, head) if p.dim() > 2]  # of experts whose formula is not known
+    stacks = [p for p in _unpacked(module, head) if p.dim() > 2]  # weights of experts whose formula is not known
     share, last = expert_share(text_config), _last_layer(module)
     num_in_experts = sum(m.num_weights for m in experts) + _num_weights(stacks)
     return ModelSize(
         layer_bytes=sum(w.nbytes for w in layers),
         layer_flops=int(2 * (_num_weights(layers) + share * num_in_experts)),
-        last_flops=2 * _num_weights(last.weights_behind_attention) if last else 0,
+        last_flops=2 * _num_weights(last.weights_after_attention) if last else 0,
         expert_bytes=sum(m.nbytes for m in (*experts, *stacks)),
         expert_share=share,
         head_bytes=sum(w.nbytes for w in head_weights),
@@ -50,25 +50,28 @@ def _num_weights(weights: Sequence[Weight]) -> int:
 
 
 def _unpacked(module: nn.Module, head: nn.Module) -> list[Tensor]:
-    """What is left to torch of more than one dimension; embeddings are only looked up."""
+    """Returns parameters that torch multiplies by, unpacked ones of two or more dimensions; no embeddings."""
     owners = (m for m in module.modules() if m is not head and not isinstance(m, nn.Embedding))
     return [p for owner in owners for p in owner.parameters(recurse=False) if p.dim() >= 2]
 
 
 def expert_share(text_config: PreTrainedConfig) -> float:
-    """Of a layer's experts, chosen by one token: one where the model does not say how many, all if it has none."""
+    """Returns the share of a layer's experts that one token is routed to.
+
+    That is one expert where the configuration does not say how many, and 1.0 for a model without experts.
+    """
     total = _number(text_config, _NUM_EXPERTS) or 1.0
     return min(1.0, (_number(text_config, _NUM_CHOSEN) or 1.0) / total)
 
 
 def _number(text_config: PreTrainedConfig, names: Sequence[str]) -> float | None:
-    """The first that the model has; the mean, where layers differ."""
+    """Returns the first of these settings that the configuration has; the mean where it has one per layer."""
     value = next((value for name in names if (value := getattr(text_config, name, None))), None)
     return fmean(value) if isinstance(value, list | tuple) else value
 
 
 def _last_layer(module: PreTrainedModel) -> KernelDecoderLayer | None:
-    """If kernels run it: where no logits are needed, they compute its keys and values only."""
+    """Returns the last layer if kernels run it: for tokens without logits, they compute its keys and values only."""
     layers = getattr(module.base_model, "layers", None)
     return layers[-1] if layers and isinstance(layers[-1], KernelDecoderLayer) else None
 

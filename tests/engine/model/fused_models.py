@@ -1,4 +1,4 @@
-"""Models whose parts are fused, what of each is, and what they compute, with the calls of attention on the way."""
+"""Tiny models to fuse: which parts of each are fused, and runs that record their logits and attention calls."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from engine.model.probe import probe_layers
 from tests.engine.tiny_models import make_config
 
 LAYERS = 3
-# what of a model is fused, per layer and besides
+# the fused parts of each model and their number per layer
 PARTS = {
     "llama": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
     "qwen2": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
@@ -28,7 +28,7 @@ PARTS = {
 
 
 class PlainAttention:
-    """Dense and causal; remembers its calls."""
+    """An attention handler: dense causal attention that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[AttentionCall] = []

@@ -1,4 +1,4 @@
-"""Code is known by its instructions, its constants and what stands behind the names it looks up, or it is not known."""
+"""Code is recognized by its instructions, its constants and the functions behind the names that it looks up."""
 
 import functools
 from types import FunctionType
@@ -43,23 +43,23 @@ def test_a_module_whose_forward_was_replaced_is_not_known() -> None:
     assert not code_fingerprint.is_gated_mlp(mlp)
 
 
-def in_its_own_words(function: FunctionType, *defaults: object, **names: object) -> FunctionType:
-    """A copy with other defaults, and with others under the names that it looks up."""
+def copy_of(function: FunctionType, *defaults: object, **names: object) -> FunctionType:
+    """Returns a copy of the function with other defaults, and with other globals under `names`."""
     return FunctionType(function.__code__, {**function.__globals__, **names}, "copy", defaults or None)
 
 
 def attention_that_rotates_by(rotate: FunctionType) -> nn.Module:
     class Attention(LlamaAttention):
-        forward = in_its_own_words(LlamaAttention.forward, None, None, None, apply_rotary_pos_emb=rotate)
+        forward = copy_of(LlamaAttention.forward, None, None, None, apply_rotary_pos_emb=rotate)
 
     return Attention(make_config("llama"), 0)
 
 
 def test_an_attention_that_rotates_in_another_way_is_not_known() -> None:
     rotate = modeling_llama.apply_rotary_pos_emb
-    turned = in_its_own_words(rotate, 1, rotate_half=lambda x: x)
-    assert code_fingerprint.is_attention(attention_that_rotates_by(in_its_own_words(rotate, 1)))
-    assert not code_fingerprint.is_attention(attention_that_rotates_by(in_its_own_words(rotate, 2)))
+    turned = copy_of(rotate, 1, rotate_half=lambda x: x)
+    assert code_fingerprint.is_attention(attention_that_rotates_by(copy_of(rotate, 1)))
+    assert not code_fingerprint.is_attention(attention_that_rotates_by(copy_of(rotate, 2)))
     assert not code_fingerprint.is_attention(attention_that_rotates_by(turned))
     config = transformers.HeliumConfig(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
     assert not code_fingerprint.is_attention(transformers.models.helium.modeling_helium.HeliumAttention(config, 0))

@@ -1,4 +1,4 @@
-"""Which numbers weights become where nobody says."""
+"""The default dtype of weights, where the configuration says auto."""
 
 from pathlib import Path
 

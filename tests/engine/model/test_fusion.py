@@ -1,4 +1,4 @@
-"""Models whose parts were fused compute what they computed before."""
+"""Models whose parts are fused compute what they computed before."""
 
 import copy
 from collections import Counter
@@ -58,7 +58,7 @@ def test_fused_norms_are_close_to_the_plain_ones(name: str) -> None:
     torch.testing.assert_close(run(fused)[0], run(plain)[0])
 
 
-def test_joined_layers_keep_one_copy_of_their_weights() -> None:
+def test_merged_layers_keep_one_copy_of_their_weights() -> None:
     model = model_of("qwen2")
     before = sum(parameter.numel() for parameter in model.parameters())
     fuse(model)

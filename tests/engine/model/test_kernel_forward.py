@@ -1,4 +1,4 @@
-"""A model in one call into C++ computes, bit for bit, what its own code does."""
+"""A model that runs in one call into C++ computes, bit for bit, what its own code does."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_one_call_changes_no_bit_of_logits_and_cache(
 
 @torch.inference_mode()
 def test_positions_come_in_any_order_and_however_far_apart(llama: LoadedModel) -> None:
-    """Rotations are computed for thousands of positions at once, and once only."""
+    """The C++ decoder computes rotations for thousands of positions at once, and only once."""
     blocks = tuple(block % NUM_BLOCKS for block in range(9_000 // BLOCK_SIZE))
     caches = cache_of(llama), cache_of(llama)
     fast, plain = KernelForward(llama.module, caches[0]), TransformersForward(llama.module, caches[1], cpu)
@@ -84,7 +84,7 @@ def test_positions_come_in_any_order_and_however_far_apart(llama: LoadedModel) -
 
 @torch.inference_mode()
 def test_what_a_step_computed_stays_whatever_size_the_next_ones_have(llama: LoadedModel) -> None:
-    """Small steps compute in memory that is kept for the next one of their size."""
+    """Small steps compute in scratch memory that is reused by the next step of their size."""
     caches, blocks = (cache_of(llama), cache_of(llama)), tuple(range(NUM_BLOCKS))
     fast, plain = KernelForward(llama.module, caches[0]), TransformersForward(llama.module, caches[1], cpu)
     fast._head = torch.nn.Identity()  # so that nothing is copied
@@ -125,7 +125,7 @@ def rotary_embedding(kind: str) -> LlamaRotaryEmbedding:
 
 @pytest.fixture
 def llama(tmp_path: Path) -> LoadedModel:
-    """One to be changed."""
+    """A model of the test's own, which it may change."""
     return load_tiny(make_checkpoint("llama", tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""Layers that moved into the kernels change no bit, a product that gates itself among them; others stay as they are."""
+"""Layers that move into the kernels change no bit, with a matmul that applies the gate; others stay as they are."""
 
 from typing import Any
 
@@ -63,8 +63,8 @@ def test_a_layer_whose_products_take_rows_of_16_bits_stays() -> None:
 
 @pytest.mark.parametrize("bits", [0, 8, 4])
 @pytest.mark.parametrize(("size", "k"), [(40, 32), (48, 300), (1040, 32), (208, 1100), (208, 1700)])
-def test_a_product_that_gates_itself_is_the_product_gated(size: int, k: int, bits: int) -> None:
-    """Of more rows than a pass, a block and a task have, and of more K than a piece, and than rows in a cache."""
+def test_a_matmul_that_applies_the_gate_is_the_matmul_and_then_the_gate(size: int, k: int, bits: int) -> None:
+    """Sizes exceed the rows of a pass, a block and a task, a piece of K, and the rows that fit into a cache."""
     torch.manual_seed(2)
     gate_up: Any = packing_for({0: "none", 8: "int8", 4: "int4"}[bits], True).layers(weight_of(2 * size, k))
     down, attention_out = (pack_weight(weight, True) for weight in (weight_of(k, size), torch.zeros(k, 16).bfloat16()))
@@ -84,5 +84,5 @@ def weight_of(n: int, k: int) -> Tensor:
 
 
 def bound(packed: Any) -> Any:
-    """As the kernels take it."""
+    """Returns a packed weight as the C++ operators take it."""
     return torch.classes.twostep.Linear(packed.packed, None, packed.shape[0], packed.bits)

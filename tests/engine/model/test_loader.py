@@ -1,3 +1,5 @@
+"""Checkpoints are loaded to run over the paged cache, or refused with the reason; engines size their KV cache."""
+
 import asyncio
 import json
 from collections.abc import Callable
@@ -84,7 +86,7 @@ def test_a_missing_directory_is_named() -> None:
         load("/no/such/place")
 
 
-def test_a_file_in_the_place_of_a_directory_is_told() -> None:
+def test_a_file_in_the_place_of_a_directory_is_named() -> None:
     with pytest.raises(ModelError, match="not a checkpoint directory: it is a file"):
         load(__file__)
 
@@ -170,7 +172,7 @@ def test_weights_of_another_shape_are_refused(llama: Path) -> None:
         load(llama)
 
 
-def test_a_reason_of_many_lines_is_told_in_one(llama: Path) -> None:
+def test_a_reason_of_many_lines_is_reported_in_one(llama: Path) -> None:
     edit_config(llama, layer_types=["x"] * 3)
     with pytest.raises(ModelError, match=r"validate_layer_type.*got \['x', 'x', 'x'\]"):
         load(llama)
@@ -183,7 +185,7 @@ def test_a_directory_without_weights_is_refused(llama: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "nothing"}'])
-def test_a_config_that_says_nothing_sensible_is_refused(llama: Path, text: str) -> None:
+def test_a_config_without_a_known_model_type_is_refused(llama: Path, text: str) -> None:
     (llama / "config.json").write_text(text)
     with pytest.raises(ModelError):
         load(llama)
@@ -206,7 +208,7 @@ def test_the_dtype_asked_for_is_used(llama: Path, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"device": "cuda"}, {"dtype": "float16"}])
-def test_what_this_machine_cannot_is_told_by_its_flag(
+def test_what_this_machine_does_not_support_is_refused_by_its_flag(
     settings: dict[str, str], llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -282,7 +284,9 @@ def test_a_loaded_model_does_not_hold_on_to_its_files(llama: Path, dtype: str) -
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_nor_does_one_with_biases_experts_or_routers(architecture: str, tmp_path: Path) -> None:
+def test_a_model_with_biases_experts_or_routers_does_not_hold_on_to_its_files(
+    architecture: str, tmp_path: Path
+) -> None:
     path = make_checkpoint(architecture, tmp_path)
     model = load(path, dtype="float32", draft_quantization="int4")
     assert str(path) not in Path("/proc/self/maps").read_text()

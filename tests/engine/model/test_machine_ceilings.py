@@ -1,4 +1,4 @@
-"""What is read and multiplied, and how often, to measure the machine."""
+"""Measured ceilings of the machine: what is read and multiplied for them, and in which dtype."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from engine.model.machine_ceilings import measure_ceilings
 CPU = torch.device("cpu")
 
 
-def test_they_are_measured() -> None:
+def test_ceilings_are_measured() -> None:
     measured = measure_ceilings(CPU, torch.float32, weight_bytes=1 << 20)
     assert 0 < measured.read_bytes_per_s < 1e13
     assert 0 < measured.flops_per_s < 1e15
@@ -21,11 +21,11 @@ def test_they_are_measured() -> None:
     ("run_s", "matrix_size"),
     [(0.01, 256), (0.004, 512), (1e-6, 2048)],  # a slow machine is content with small ones
 )
-def test_they_are_work_over_time(run_s: float, matrix_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ceilings_are_work_over_time(run_s: float, matrix_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
     def seconds(run: object, device: torch.device) -> float:
-        """As if a product took `run_s`, and twice as large ones eight times that."""
+        """Returns times as if a matmul of 256 took `run_s`, and one twice as large eight times that."""
         size = run.args[0].shape[0] if hasattr(run, "args") else 256
         sizes.append(size)
         return run_s * (size / 256) ** 3
@@ -49,20 +49,20 @@ def test_a_cpu_without_bfloat16_is_measured_in_what_it_multiplies(
     has_native: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine_ceilings, "has_native_bf16", lambda: has_native)
-    assert machine_ceilings.multiplied_as(CPU, torch.bfloat16) is expected
-    assert machine_ceilings.multiplied_as(CPU, torch.float32) is torch.float32
-    assert machine_ceilings.multiplied_as(torch.device("cuda"), torch.bfloat16) is torch.bfloat16
+    assert machine_ceilings.matmul_dtype(CPU, torch.bfloat16) is expected
+    assert machine_ceilings.matmul_dtype(CPU, torch.float32) is torch.float32
+    assert machine_ceilings.matmul_dtype(torch.device("cuda"), torch.bfloat16) is torch.bfloat16
 
 
-def test_that_is_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dtype_that_the_cpu_multiplies_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[torch.dtype] = []
 
-    def speed(_: torch.device, product_of: Callable[[int], machine_ceilings.Product]) -> float:
-        measured.append(product_of(8)().dtype)
+    def speed(_: torch.device, matmul_of: Callable[[int], machine_ceilings.Matmul]) -> float:
+        measured.append(matmul_of(8)().dtype)
         return 1.0
 
     monkeypatch.setattr(machine_ceilings, "has_native_bf16", lambda: False)
-    monkeypatch.setattr(machine_ceilings, "_matrix_speed", speed)
+    monkeypatch.setattr(machine_ceilings, "_flops_per_s", speed)
     found = measure_ceilings(CPU, torch.bfloat16, weight_bytes=1)
     assert (found.flops_per_s, found.dtype) == (1.0, "float32")
     assert measured == [torch.float32]
@@ -74,13 +74,13 @@ def test_that_is_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_quantized_weights_count_where_they_are_faster(
     quantization: str, is_faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def speed(_: torch.device, product_of: Callable[[int], machine_ceilings.Product]) -> float:
-        product = product_of(64)
+    def speed(_: torch.device, matmul_of: Callable[[int], machine_ceilings.Matmul]) -> float:
+        product = matmul_of(64)
         assert product().shape == (64, 64)
         is_packed = getattr(product, "func", None) is not torch.matmul
         return 2.0 if is_packed is is_faster else 1.0
 
-    monkeypatch.setattr(machine_ceilings, "_matrix_speed", speed)
+    monkeypatch.setattr(machine_ceilings, "_flops_per_s", speed)
     found = measure_ceilings(CPU, torch.float32, weight_bytes=1, quantization=quantization)
     assert found.flops_per_s == 2.0
     assert found.dtype == (quantization if is_faster else "float32")

@@ -1,4 +1,4 @@
-"""Whole models with quantized weights: greedy tokens are Hugging Face's over the numbers that the weights stand for."""
+"""Whole models with quantized weights: greedy tokens are those of Hugging Face with the dequantized weights."""
 
 import functools
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def test_every_architecture_runs_quantized_and_holds_fewer_bytes(
 
 
 def dequantized_reference(path: Path, bits: int) -> ReferenceModel:
-    """Hugging Face's model with the numbers that quantized weights stand for; routers and embeddings as they were."""
+    """Loads Hugging Face's model with dequantized weights; routers and embeddings keep their own numbers."""
     reference = load_reference(path)
     head = reference.model.get_output_embeddings()
     for module in reference.model.modules():
@@ -54,12 +54,12 @@ def dequantized_reference(path: Path, bits: int) -> ReferenceModel:
 
 
 def form_of(bits: int, is_head: bool) -> tuple[int, int]:
-    """Bits of a weight and of its rows. Without kernels nothing is transformed, as for rows of 16 bits."""
+    """Returns the bits of a weight and of its rows. Without kernels nothing is transformed, as for rows of 16 bits."""
     return 8 if is_head else bits, 8 if load_kernels() and not is_head else 16
 
 
 def round_inputs(reference: ReferenceModel, bits: int) -> None:
-    """As layers of so many bits round their rows, and the head its own."""
+    """Makes the reference's layers round their input rows as packed layers of `bits` bits do, and as the head does."""
     head = reference.model.get_output_embeddings()
     for module in reference.model.modules():
         if is_experts(module):

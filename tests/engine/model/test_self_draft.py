@@ -1,4 +1,4 @@
-"""Rounded weights that guess: what they share with the model, what they guess, and that no answer changes."""
+"""The self-speculative draft model: what it shares with the target model, what it drafts, that no answer changes."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,21 +37,21 @@ WORDS = to_lark(Regex("((a|bc|dab){2}(b|c)d{1,9}){12,}"))
 
 
 class Always:
-    """In place of the policy: so many guesses in every step, right or wrong."""
+    """A draft length policy that drafts the same number of tokens in every step, accepted or not."""
 
-    def __init__(self, num_guesses: int) -> None:
-        self._num_guesses = num_guesses
+    def __init__(self, length: int) -> None:
+        self._length = length
 
     def plan(self, requests: Sequence[Request], drafts: Sequence[Draft], price: TokenPrice) -> list[int]:
         left = (each.params.max_tokens - len(each.output_token_ids) - 1 for each in requests)
-        return [min(self._num_guesses, num) for num in left]
+        return [min(self._length, num) for num in left]
 
     def learn(self, request: Request, draft: Sequence[int], sampled: Sequence[int]) -> None:
         pass
 
 
-def let_always_draft(runs: Engine, num_guesses: int) -> Engine:
-    runs._speculation._draft_lengths = Always(num_guesses)
+def let_always_draft(runs: Engine, length: int) -> Engine:
+    runs._speculation._draft_lengths = Always(length)
     return runs
 
 
@@ -77,8 +77,8 @@ def answers(runs: Engine) -> dict[str, list[tuple[int, float]]]:
     )
     updates = run_to_end(runs)
     return {
-        name: [(score.token_id, score.logprob) for each in news for score in each.logprobs]
-        for name, news in updates.items()
+        name: [(score.token_id, score.logprob) for each in own for score in each.logprobs]
+        for name, own in updates.items()
     }
 
 
@@ -101,35 +101,38 @@ def test_int8_answers_stay_the_same_too(tiny_model: Callable[..., LoadedModel]) 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2", "mixtral"])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_guesses_are_what_the_rounded_model_says_after_the_models_own_keys_and_values(
+def test_drafts_are_what_the_quantized_model_samples_after_the_target_models_keys_and_values(
     architecture: str, params: SamplingParams, tiny_model: Callable[..., LoadedModel]
 ) -> None:
-    """The reference is a model that was loaded with rounded weights, and asked for one token at a time."""
-    model, rounded = tiny_model(architecture, "bfloat16", "none", "int4"), tiny_model(architecture, "bfloat16", "int4")
+    """The reference is a model that is loaded with quantized weights, and decodes one token at a time."""
+    model, quantized = (
+        tiny_model(architecture, "bfloat16", "none", "int4"),
+        tiny_model(architecture, "bfloat16", "int4"),
+    )
     cache = KVCache(model.layers, 2, 16, model.dtype, model.device)
     backend = select_backend(model.device, load_kernels())
     assert model.draft is not None
-    forwards = [TransformersForward(each.module, cache, backend) for each in (model, model.draft, rounded)]
-    runner, reference = ModelRunner(model, cache, *forwards[:2]), ModelRunner(rounded, cache, forwards[2])
+    forwards = [TransformersForward(each.module, cache, backend) for each in (model, model.draft, quantized)]
+    runner, reference = ModelRunner(model, cache, *forwards[:2]), ModelRunner(quantized, cache, forwards[2])
 
-    def scheduled(said: list[int], num_wanted: int = 0) -> ScheduledRequest:
-        tokens = [*PROMPT, *said]
-        new, start = (PROMPT, 0) if not said else (tokens[-1:], len(tokens) - 1)
-        return ScheduledRequest("", new, start, (0, 1), params, PROMPT, said, True, num_wanted=num_wanted)
+    def scheduled(output: list[int], num_wanted: int = 0) -> ScheduledRequest:
+        tokens = [*PROMPT, *output]
+        new, start = (PROMPT, 0) if not output else (tokens[-1:], len(tokens) - 1)
+        return ScheduledRequest("", new, start, (0, 1), params, PROMPT, output, True, num_wanted=num_wanted)
 
-    def wanting(num_wanted: int, said: list[int]) -> Batch:
-        return Batch(Phase.DECODE, (scheduled(said, num_wanted),))
+    def wanting(num_wanted: int, output: list[int]) -> Batch:
+        return Batch(Phase.DECODE, (scheduled(output, num_wanted),))
 
     [first] = runner.prefill(Batch(Phase.PREFILL, (scheduled([]),))).requests
-    said, guesses = [*first.token_ids], list(runner.draft(wanting(4, [*first.token_ids])).requests[0].draft)
+    output, draft = [*first.token_ids], list(runner.draft(wanting(4, [*first.token_ids])).requests[0].draft)
     for _ in range(4):
-        [answer] = reference.decode(wanting(0, list(said))).requests
-        said += answer.token_ids
-    assert guesses == said[1:]
-    assert len(guesses) == 4
+        [answer] = reference.decode(wanting(0, list(output))).requests
+        output += answer.token_ids
+    assert draft == output[1:]
+    assert len(draft) == 4
 
 
-def test_each_request_gets_as_many_guesses_as_it_wants(tiny_model: Callable[..., LoadedModel]) -> None:
+def test_each_request_gets_as_many_draft_tokens_as_it_wants(tiny_model: Callable[..., LoadedModel]) -> None:
     model = tiny_model("llama", "bfloat16", "none", "int4")
     assert model.draft is not None
     cache = KVCache(model.layers, 8, 16, model.dtype, model.device)
@@ -152,7 +155,7 @@ def test_each_request_gets_as_many_guesses_as_it_wants(tiny_model: Callable[...,
     assert [request.token_ids for request in together] == [request.token_ids for request in alone]
 
 
-def test_all_but_the_rounded_weights_is_shared(tiny_model: Callable[..., LoadedModel]) -> None:
+def test_all_but_the_quantized_weights_is_shared(tiny_model: Callable[..., LoadedModel]) -> None:
     model = tiny_model("llama", "bfloat16", "none", "int4")
     assert model.draft is not None
     modules = (model.module, model.draft.module)
@@ -167,7 +170,7 @@ def test_all_but_the_rounded_weights_is_shared(tiny_model: Callable[..., LoadedM
     assert model.draft.size.layer_bytes < 0.7 * model.size.layer_bytes  # the head has 8 bits
 
 
-def test_both_run_in_one_call_where_one_does(tiny_model: Callable[..., LoadedModel]) -> None:
+def test_target_and_draft_model_run_in_one_call_where_one_does(tiny_model: Callable[..., LoadedModel]) -> None:
     if load_kernels() is None:
         pytest.skip("no kernels here")
     model = tiny_model("llama", "bfloat16", "none", "int4")
@@ -177,7 +180,7 @@ def test_both_run_in_one_call_where_one_does(tiny_model: Callable[..., LoadedMod
     assert isinstance(runner._run_model, KernelForward) and isinstance(runner._run_draft_model, KernelForward)
 
 
-def test_without_them_nothing_is_loaded(tiny_model: Callable[..., LoadedModel]) -> None:
+def test_without_a_draft_quantization_no_draft_model_is_loaded(tiny_model: Callable[..., LoadedModel]) -> None:
     assert tiny_model("llama").draft is None
 
 
@@ -197,8 +200,8 @@ def test_what_makes_no_sense_is_refused(settings: dict[str, object], reason: str
         EngineConfig(model="m", **settings)
 
 
-def test_those_of_the_embedded_model_are_mostly_right() -> None:
-    """From settings to guesses."""
+def test_drafts_of_the_embedded_model_are_mostly_accepted() -> None:
+    """Covers the whole way from the configuration to accepted draft tokens."""
     directory = str(Path(engine.__file__).parent / "embedded_model")
     config = EngineConfig(model=directory, draft_quantization="int4", num_blocks=64, max_model_len=512)
     model = let_always_draft(Engine.from_config(config), 4)

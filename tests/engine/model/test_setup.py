@@ -1,4 +1,4 @@
-"""What the settings ask of the machine, and what it has."""
+"""Settings are checked against the machine: memory, CPUs, and what its kernels multiply."""
 
 import os
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_more_threads_than_cpus_are_warned_of(llama: Path, caplog: pytest.LogCap
 def test_what_kernels_multiply_is_what_the_machine_is_measured_with(
     has_kernels: bool, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without them, quantized weights are multiplied by torch."""
+    """Without kernels, torch multiplies dequantized weights."""
     if has_kernels and load_kernels() is None:
         pytest.skip("no kernels here")
     asked: list[str] = []

@@ -1,4 +1,4 @@
-"""What a model's steps read and multiply, beside the shapes of its parameters."""
+"""The bytes and operations of a model's steps agree with the shapes of its parameters."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ FLOAT = torch.float32.itemsize
 
 
 def num_weights(path: Path) -> dict[str, int]:
-    """Of all matrices that a token is multiplied by, by kind."""
+    """Counts the numbers of all matrices that a token is multiplied by, by kind."""
     model = AutoModelForCausalLM.from_pretrained(path)
     counts = {"layers": 0, "experts": 0, "head": model.get_output_embeddings().weight.numel()}
     for name, parameter in model.named_parameters():
@@ -24,7 +24,7 @@ def num_weights(path: Path) -> dict[str, int]:
     return counts
 
 
-def test_dense(tmp_path: Path) -> None:
+def test_sizes_of_a_dense_model(tmp_path: Path) -> None:
     path = make_checkpoint("llama", tmp_path)
     size, counts = load_tiny(path).size, num_weights(path)
     assert (size.layer_flops, size.head_flops) == (2 * counts["layers"], 2 * counts["head"])
@@ -37,8 +37,8 @@ def test_tokens_without_logits_need_the_last_layer_for_keys_and_values(tmp_path:
         pytest.skip("no kernels here")
     path = make_checkpoint("llama", tmp_path)
     size, last = load_tiny(path).size, AutoModelForCausalLM.from_pretrained(path).model.layers[-1]
-    behind = (last.self_attn.o_proj, last.mlp.gate_proj, last.mlp.up_proj, last.mlp.down_proj)
-    assert size.last_flops == 2 * sum(linear.weight.numel() for linear in behind)
+    after_attention = (last.self_attn.o_proj, last.mlp.gate_proj, last.mlp.up_proj, last.mlp.down_proj)
+    assert size.last_flops == 2 * sum(linear.weight.numel() for linear in after_attention)
     (attention,) = size.attention
     num_layers = last.self_attn.config.num_hidden_layers
     assert attention.flops_per_pair == (num_layers - 1) * attention.flops_per_scored_pair > 0
@@ -91,7 +91,7 @@ def test_layers_with_and_without_a_window_are_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemma2", "deepseek_v3"])  # values as long as keys, and not
-def test_attention(name: str, tmp_path: Path) -> None:
+def test_sizes_of_attention(name: str, tmp_path: Path) -> None:
     model = load_tiny(make_checkpoint(name, tmp_path))
     sizes, heads = model.size.attention, model.module.config.num_attention_heads
     assert sum(x.bytes_per_token for x in sizes) == sum(x.bytes_per_token(model.dtype) for x in model.layers)

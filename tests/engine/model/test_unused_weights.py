@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that its model has no place for."""
+"""Tensors of a checkpoint that its model does not use: refused where results would change, else ignored."""
 
 from pathlib import Path
 
