@@ -13,7 +13,7 @@ from server.protocol.chat import ConversationParams
 from server.templates.message_shaping import TemplateHabits, shape_messages
 from server.tools.dialect import Dialect, DialectSettings
 from server.tools.formats import JSON
-from server.tools.prompt_fallback import tell_calls, tell_tools
+from server.tools.prompt_fallback import calls_as_text, describe_tools
 
 MAX_ISOLATED = 2
 """Templates of requests that render at once: each takes a process."""
@@ -110,9 +110,9 @@ def _conversation(params: ConversationParams, habits: TemplateHabits, dialect: D
     spelling = (dialect.calls or JSON).spelling
     messages, tools = shape_messages(params.messages, habits), params.template_tools
     if not habits.knows_calls:
-        messages = tell_calls(messages, spelling)
+        messages = calls_as_text(messages, spelling)
     if tools is not None and not habits.knows_tools:
-        messages, tools = tell_tools(messages, tools, spelling, habits.knows_system), None
+        messages, tools = describe_tools(messages, tools, spelling, habits.knows_system), None
     return Conversation(
         messages=messages,
         tools=tools,

@@ -1,1 +1,1 @@
-"""Tool calls and reasoning in a model's text: read while the text arrives, and written for a grammar. No I/O."""
+"""Tool calls and reasoning in a model's output: parsed while the text arrives, and turned into grammars. No I/O."""

@@ -1,7 +1,7 @@
 """One call written as a JSON object: `{"name": ..., "arguments": {...}}`, in any order, `parameters` also allowed.
 
-As soon as the name is known and the arguments begin, the arguments are given on as they come. What stands in another
-order is held until it is complete.
+Once the name is known and the arguments begin, the arguments are emitted as they arrive. A call in another order is
+held until it is complete.
 """
 
 import json
@@ -13,76 +13,77 @@ from server.tools.json_value import ValueEnd
 ARGUMENT_KEYS = ("arguments", "parameters")
 
 
-def read_call(tape: IncrementalText) -> Reading[None]:
-    """Raises NotACall when what is held is no part of a call of a function that was offered."""
-    yield from tape.one_of("{")
+def read_call(text: IncrementalText) -> Reading[None]:
+    """Reads one call. Raises NotACall when what is held cannot be part of a call of an offered function."""
+    yield from text.expect("{")
     members: dict[str, str] = {}
     while True:
-        key = yield from _key(tape)
-        if key in ARGUMENT_KEYS and "name" in members and (yield from tape.next_is("{")):
-            tape.start_call(_string(members["name"]))
-            yield from read_arguments(tape)
-            yield from _rest(tape)
+        key = yield from _key(text)
+        if key in ARGUMENT_KEYS and "name" in members and (yield from text.next_is("{")):
+            text.start_call(_string(members["name"]))
+            yield from read_arguments(text)
+            yield from _rest(text)
             return
-        members[key] = yield from _value(tape)
-        if (yield from tape.one_of(",}")) == "}":
+        members[key] = yield from _value(text)
+        if (yield from text.expect(",}")) == "}":
             break
     arguments = _complete_arguments(members)
-    tape.start_call(_string(members.get("name", "")))
-    tape.add_arguments(arguments)
+    text.start_call(_string(members.get("name", "")))
+    text.add_arguments(arguments)
 
 
-def read_arguments(tape: IncrementalText) -> Reading[None]:
-    """Give the object that comes next on as it comes, whole or as far as the text goes."""
+def read_arguments(text: IncrementalText) -> Reading[None]:
+    """Emits the object that comes next as arguments while it arrives, to its end or to the end of the text."""
     end = ValueEnd()
-    tape.is_cut = True
-    while (yield from tape.arrived()):
-        text, begin = tape.unread()
-        found = end.find(text, begin)
-        tape.give_arguments((len(text) if found is None else found) - begin)
+    text.is_cut = True
+    while (yield from text.arrived()):
+        received, begin = text.unread()
+        found = end.find(received, begin)
+        text.emit_arguments((len(received) if found is None else found) - begin)
         if found is not None:
-            tape.is_cut = False
+            text.is_cut = False
             return
 
 
-def _rest(tape: IncrementalText) -> Reading[None]:
-    """What follows the arguments in the object says nothing new. Some models forget the closing brace.
+def _rest(text: IncrementalText) -> Reading[None]:
+    """Skips what follows the arguments in the object, of which no member matters. Some models forget the closing brace.
 
-    Raises NotACall for what cannot follow: the call was made, that is none of it.
+    Raises NotACall for text that cannot follow: the call stands, but that text is no part of it.
     """
-    yield from tape.drop_spaces()
-    while (yield from tape.mark(",")):
-        yield from _key(tape)
-        yield from _value(tape)
-        tape.drop()
-        yield from tape.drop_spaces()
-    yield from tape.mark("}")
-    tape.drop()
+    yield from text.skip_spaces()
+    while (yield from text.accept(",")):
+        yield from _key(text)
+        yield from _value(text)
+        text.discard()
+        yield from text.skip_spaces()
+    yield from text.accept("}")
+    text.discard()
 
 
-def _key(tape: IncrementalText) -> Reading[str]:
-    yield from tape.spaces()
-    key = _string((yield from _value(tape)))
-    yield from tape.one_of(":")
-    yield from tape.spaces()
+def _key(text: IncrementalText) -> Reading[str]:
+    yield from text.read_spaces()
+    key = _string((yield from _value(text)))
+    yield from text.expect(":")
+    yield from text.read_spaces()
     return key
 
 
-def _value(tape: IncrementalText) -> Reading[str]:
-    """The next value's text. Raises NotACall for what is not JSON."""
-    begin, end = tape.num_held, ValueEnd()
+def _value(text: IncrementalText) -> Reading[str]:
+    """Returns the next value's text. Raises NotACall if it is not JSON."""
+    begin, end = text.num_held, ValueEnd()
     found = None
-    while found is None and (yield from tape.arrived()):
-        text, position = tape.unread()
-        found = end.find(text, position)
-        tape.hold((len(text) if found is None else found) - position)
-    text = tape.held(begin)
-    _parse(text)
-    return text
+    while found is None and (yield from text.arrived()):
+        received, position = text.unread()
+        found = end.find(received, position)
+        text.hold((len(received) if found is None else found) - position)
+    value = text.held(begin)
+    _parse(value)
+    return value
 
 
 def _complete_arguments(members: dict[str, str]) -> str:
-    """As the model wrote them: an object, or an object as JSON in a string. None at all, or null, are an empty one."""
+    """Returns the arguments as the model wrote them, taken out of a string if they are in one; `{}` if there are none,
+    or null. Raises NotACall if they are no object."""
     text = next((members[key] for key in ARGUMENT_KEYS if members.get(key, "null") != "null"), "{}")
     value = _parse(text)
     if isinstance(value, str):

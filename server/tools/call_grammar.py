@@ -1,4 +1,4 @@
-"""Calls as parts of a grammar: what is generated is what the format's reader reads."""
+"""Grammars of tool calls: what they generate, the reader of the same format parses as calls."""
 
 import re
 from collections.abc import Sequence as Several
@@ -12,12 +12,14 @@ _ANY_ARGUMENTS = JsonSchema({"type": "object"})
 
 
 def calls_only(form: CallFormat, functions: Several[Function], is_one: bool) -> Part:
-    """At least one call, each with arguments that satisfy its function's schema, and nothing else."""
+    """Returns a grammar of at least one call, each with arguments that satisfy its function's schema, and nothing
+    else."""
     return _calls(form.spelling, functions, [arguments_of(function) for function in functions], is_one)
 
 
 def strict_calls(form: CallFormat, functions: Several[Function], is_one: bool) -> Part:
-    """Text, in which what is read as a call is one; those of functions that are strict satisfy the schema."""
+    """Returns a grammar of text in which whatever is parsed as a call is one; calls of strict functions satisfy their
+    schemas."""
     arguments = [arguments_of(function) if function.strict else _ANY_ARGUMENTS for function in functions]
     if form.opening is None:
         return OneOf((_calls(form.spelling, functions, arguments, is_one), Regex(_text_that_is_no_call(form))))
@@ -34,7 +36,7 @@ def strict_calls(form: CallFormat, functions: Several[Function], is_one: bool) -
 
 
 def arguments_of(function: Function) -> JsonSchema:
-    """A function without parameters takes nothing."""
+    """Returns the schema of a function's arguments. Without parameters it is that of an empty object."""
     closed = {"additionalProperties": False} if function.parameters is None else {}
     return JsonSchema({**function.schema_of_arguments, **closed})
 
@@ -61,14 +63,15 @@ def _literal(text: str) -> tuple[Literal, ...]:
 
 
 def _text_that_is_no_call(form: CallFormat) -> str:
-    """Where calls need no mark, text may not begin as they do, nor as thinking, behind which they also may stand. A
-    mark that there is all the same may not be in it."""
+    """Returns a regular expression of text that is not parsed as a call, for formats whose calls need no mark: it
+    begins neither as a call nor as thinking, which a call may follow, and does not contain the format's optional
+    mark."""
     rest = _text_without(form.marks[0]) if form.marks else "(?s:.*)"
     return rf"[ \t\r\n]*(?:[^ \t\r\n{{\[<]{rest})?"
 
 
 def _text_without(mark: str) -> str:
-    """A regular expression of all texts in which `mark` is not. Its first character must be in it only once."""
+    """Returns a regular expression of all texts without `mark`. The mark's first character must be in it only once."""
     first, rest = re.escape(mark[0]), mark[1:]
     assert mark[0] not in rest
     follows = ""

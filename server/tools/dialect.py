@@ -1,4 +1,4 @@
-"""How a model writes what is not content, as its chat template tells or the settings say."""
+"""How a model writes tool calls and thinking, according to its chat template or the settings."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ from server.tools.thinking import mentions_thinking
 @dataclass(frozen=True, slots=True)
 class Dialect:
     calls: CallFormat | None
-    """None if calls cannot be read."""
+    """The format of tool calls; None if calls cannot be parsed."""
     thinks: bool
 
 
 @dataclass(frozen=True, slots=True)
 class DialectSettings:
-    """The parsers that the settings name: one of them, or auto, or none."""
+    """The parsers that the settings select: one by name, auto, or none."""
 
     tool_calls: str = "auto"
     reasoning: str = "auto"

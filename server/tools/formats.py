@@ -1,4 +1,4 @@
-"""The formats of calls, and which of them a model was trained on, as its chat template tells."""
+"""The formats of tool calls, and which of them a model was trained on, detected from its chat template."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ from server.tools.readers import (
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How calls are written where this program decides it, so that their reader finds them."""
+    """How calls are written by this server, in grammars and in prompts, so that the format's reader parses them."""
 
     before_name: str
     before_arguments: str
@@ -32,24 +32,25 @@ class Spelling:
     end: str = ""
 
     def of(self, calls: Iterable[tuple[str, str]]) -> str:
-        """The text of calls, each a name and JSON."""
+        """Returns the text of calls, each given as a name and arguments in JSON."""
         spelled = (f"{self.before_name}{name}{self.before_arguments}{arguments}" for name, arguments in calls)
         return self.begin + self.between.join(call + self.after_arguments for call in spelled) + self.end
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """One way to write calls."""
+    """A format in which models write tool calls, and its reader."""
 
     name: str
     read: Reader
     spelling: Spelling
     opening: str | None
-    """The mark without which text is no call; None where calls are messages that begin with a brace."""
+    """The mark that begins calls, without which text is no call; None where messages that begin with a brace are
+    calls."""
     marks: tuple[str, ...] = ()
     """Texts that the reader looks for. Where they are special tokens, those must be in the text."""
     id_length: int | None = None
-    """For templates that refuse ids of any other length; they also want letters and digits only."""
+    """The length of call ids, for templates that refuse any other; they also want letters and digits only."""
 
 
 HERMES = CallFormat(
@@ -91,12 +92,12 @@ _MENTIONS_TOOLS = re.compile(r"\btools\b")
 
 
 def mentions_tools(template: str) -> bool:
-    """Whether the template tells the model of tools. To others they must be told in plain text."""
+    """Whether the template puts tools into the prompt. For other templates they are described in plain text."""
     return _MENTIONS_TOOLS.search(template) is not None
 
 
 def format_of(template: str) -> CallFormat | None:
-    """What the template asks for or shows. None if it tells of tools and nothing here reads what it asks for."""
+    """Returns the format that the template asks for or shows; None if it asks for one that no reader here parses."""
     if not mentions_tools(template):
         return JSON
     if MISTRAL_CALLS in template:

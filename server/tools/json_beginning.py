@@ -13,15 +13,17 @@ _NEVER_JSON = ",\0\0\0\0"  # wherever it comes, be it where four digits are awai
 
 
 class JsonBeginning:
-    """A piece at the end of a long text costs no more than one at its beginning: of more than `kept_chars`, what can
-    make no difference any more is forgotten. A number is looked at again as long as it goes on."""
+    """Checks whether pieces of text together are still a prefix of JSON.
+
+    A piece at the end of a long text costs no more than one at its beginning: beyond `kept_chars`, what can make no
+    difference any more is forgotten. A number is looked at again as long as it goes on."""
 
     def __init__(self, kept_chars: int = 1024) -> None:
         self._kept_chars = self._max_chars = kept_chars
-        self._text = ""  # what follows makes as much of it as of all the pieces
+        self._text = ""  # as good a prefix of JSON as all the pieces, whatever follows
 
     def add(self, piece: str) -> bool:
-        """Whether all pieces together begin JSON. None may follow once they do not."""
+        """Whether all pieces together are a prefix of JSON. No piece may be added once they are not."""
         self._text += piece
         if not begins_json(self._text):
             return False
@@ -40,8 +42,8 @@ def begins_json(text: str) -> bool:
 
 
 def shortened(text: str) -> str:
-    """One that is as good a beginning of JSON as `text`, which is one, whatever follows. Of a list or an object only
-    what stands behind its last comma is kept, and of strings and of what is closed nothing but that it was there."""
+    """Returns a shorter text that is as good a prefix of JSON as `text`, which must be one, whatever follows. Of a list
+    or an object only what stands behind its last comma is kept; a string or a closed value leaves an empty string."""
     if text.lstrip()[:1] not in ("{", "["):
         return text
     if begins_json(text + _NEVER_JSON):  # behind its end, or a comma that lacks, the parser looks at nothing

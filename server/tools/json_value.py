@@ -8,9 +8,9 @@ _SCALAR_END = re.compile(r'[\s,"{}\[\]]')
 
 
 class ValueEnd:
-    """Looks for the end of one value. Only brackets and strings are followed: constant memory, no recursion.
+    """Finds the end of one value. Only brackets and strings are tracked: constant memory, no recursion.
 
-    Whether the value is JSON is another question.
+    Whether the value is valid JSON is not checked.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class ValueEnd:
         self._skips_next = False  # the text seen last ended with a backslash
 
     def find(self, text: str, begin: int) -> int | None:
-        """The index behind the value, which goes on at `text[begin]`; None if it goes on behind `text`."""
+        """Returns the index behind the value, which goes on at `text[begin]`; None if it goes on behind `text`."""
         if self._is_scalar is None:
             self._is_scalar = text[begin] not in '{["'
         if self._is_scalar:

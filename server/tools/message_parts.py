@@ -1,7 +1,7 @@
-"""What a chat model's text is made of. A parser of each choice's own turns text into parts, and nothing else does.
+"""The parts of a chat message: content, reasoning and tool calls. Only a choice's parser turns its text into parts.
 
 The text of each output is fed as it comes, and the parts that come back are formatted: as one delta of a stream, or,
-added up, as the whole message. So both say the same, whatever the parser.
+added up, as the whole message. So both are the same, whatever the parser.
 
     outputs --text--> MessageParser --parts--> ChatChoice --> delta of a chunk | message
 """
@@ -38,21 +38,21 @@ Part = Content | Reasoning | ToolCall
 
 
 class MessageParser(Protocol):
-    """One per choice, fed in order. It may hold text back that could become part of a marker."""
+    """Parses the text of one choice, fed in order. It may hold back text that could become part of a mark."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether it stands inside the arguments of a call."""
+        """Whether the text so far ends inside the arguments of a call."""
 
     def feed(self, text: str) -> list[Part]:
-        """The parts that are certain now; none may be."""
+        """Returns the parts that have become certain, which may be none."""
 
     def finish(self) -> list[Part]:
-        """What was held back. Called once, after the last text, however the choice ended."""
+        """Returns what was held back. Called once, after the last text, however the choice ended."""
 
 
 class PlainParser:
-    """All text is content: where nothing can be called and the model does not think."""
+    """Parses all text as content, for requests without tools to a model that does not think."""
 
     is_cut = False
 

@@ -1,4 +1,4 @@
-"""The text of one message, fed as it is generated -> parts."""
+"""The message parser of models that call tools or think: the text of one message, fed as it is generated -> parts."""
 
 from collections.abc import Callable, Collection
 
@@ -8,7 +8,8 @@ from server.tools.readers import Reader
 
 
 class ReadingParser:
-    """Parts come as soon as they are certain; what may yet be part of a call or of a mark is held back."""
+    """Runs a format's reader. Parts are returned once they are certain; text that may yet be part of a call or of a
+    mark is held back."""
 
     def __init__(
         self, reader: Reader, names: Collection[str], call_id: Callable[[int], str], is_one_call: bool = False
@@ -16,24 +17,24 @@ class ReadingParser:
         """`names` are the functions that may be called; `call_id` makes an id for the call of this index. With
         `is_one_call` those after the first are left out."""
         self._is_one_call = is_one_call
-        self._tape = IncrementalText(names, call_id)
-        self._reading = reader(self._tape)
+        self._text = IncrementalText(names, call_id)
+        self._reading = reader(self._text)
 
     @property
     def is_cut(self) -> bool:
-        return self._tape.is_cut and not (self._is_one_call and self._tape.num_calls > 1)
+        return self._text.is_cut and not (self._is_one_call and self._text.num_calls > 1)
 
     def feed(self, text: str) -> list[Part]:
-        self._tape.feed(text)
+        self._text.feed(text)
         return self._read()
 
     def finish(self) -> list[Part]:
-        self._tape.end()
+        self._text.end()
         return self._read()
 
     def _read(self) -> list[Part]:
         next(self._reading, None)
-        return [part for part in self._tape.take_parts() if not self._is_surplus(part)]
+        return [part for part in self._text.take_parts() if not self._is_surplus(part)]
 
     def _is_surplus(self, part: Part) -> bool:
         return self._is_one_call and isinstance(part, ToolCall) and part.index > 0

@@ -1,4 +1,4 @@
-"""Tools in plain text, for chat templates that know nothing of them."""
+"""Tools and tool calls in plain text, for chat templates that do not support them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,51 +18,51 @@ _EXAMPLE = ("NAME", '{"ARGUMENT": "VALUE"}')
 Messages = Sequence[Mapping[str, Any]]
 
 
-def tell_tools(
+def describe_tools(
     messages: Messages, tools: Sequence[Mapping[str, Any]], spelling: Spelling, has_system: bool = True
 ) -> list[dict[str, Any]]:
-    """The conversation with the tools told at the end of its system message, or, where the template has none, at the
-    beginning of what the user says first."""
-    told = _INTRODUCTION.format(
+    """Returns the conversation with the tools described at the end of its system message, or, where the template has
+    none, at the beginning of the first user message."""
+    description = _INTRODUCTION.format(
         call=spelling.of([_EXAMPLE]),
         calls=spelling.of([_EXAMPLE, _EXAMPLE]),
         functions="\n".join(_dumps(tool["function"]) for tool in tools),
     )
     first, *rest = map(dict, messages)
     if first["role"] == "user" and not has_system:
-        return [first | {"content": f"{told}\n\n{_text_of(first)}"}, *rest]
+        return [first | {"content": f"{description}\n\n{_text_of(first)}"}, *rest]
     if first["role"] not in ("system", "developer"):
-        return [{"role": "system", "content": told}, first, *rest]
-    return [first | {"content": f"{_text_of(first)}\n\n{told}"}, *rest]
+        return [{"role": "system", "content": description}, first, *rest]
+    return [first | {"content": f"{_text_of(first)}\n\n{description}"}, *rest]
 
 
-def tell_calls(messages: Messages, spelling: Spelling) -> list[dict[str, Any]]:
-    """The conversation with calls as the assistant's text, and with their results as the user's.
+def calls_as_text(messages: Messages, spelling: Spelling) -> list[dict[str, Any]]:
+    """Returns the conversation with calls as text of the assistant, and with their results as text of the user.
 
-    Results of one turn and what the user says with them are one message: many templates want user and assistant to
+    Results of one turn and the user message behind them are one message: many templates want user and assistant to
     take turns.
     """
-    told: list[dict[str, Any]] = []
+    converted: list[dict[str, Any]] = []
     names: dict[str, str] = {}
-    are_results = False  # what was told last
+    after_results = False
     for message in messages:
         role = message["role"]
-        goes_on = are_results and role in ("tool", "user")
-        are_results = goes_on or role == "tool"
-        if goes_on:
-            told[-1]["content"] += f"\n{_said_by_user(message, names)}"
+        is_appended = after_results and role in ("tool", "user")
+        after_results = is_appended or role == "tool"
+        if is_appended:
+            converted[-1]["content"] += f"\n{_user_text(message, names)}"
         elif role == "tool":
-            told.append({"role": "user", "content": _said_by_user(message, names)})
+            converted.append({"role": "user", "content": _user_text(message, names)})
         elif role == "assistant" and message.get("tool_calls"):
             names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"]}
-            told.append(_without_calls(message, spelling))
+            converted.append(_without_calls(message, spelling))
         else:
-            told.append(dict(message))
-    return told
+            converted.append(dict(message))
+    return converted
 
 
-def _said_by_user(message: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """A call's result says of which."""
+def _user_text(message: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """Returns the text of a user message, or of a call's result, which names the function."""
     if message["role"] != "tool":
         return _text_of(message)
     call_id = message["tool_call_id"]
@@ -77,7 +77,7 @@ def _without_calls(message: Mapping[str, Any], spelling: Spelling) -> dict[str, 
 
 
 def _arguments_of(function: Mapping[str, Any]) -> str:
-    """What is no object is a string as the model wrote it."""
+    """Returns the arguments as JSON, or as the model wrote them where they are no object."""
     arguments = function["arguments"]
     return arguments if isinstance(arguments, str) else _dumps(arguments)
 

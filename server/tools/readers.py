@@ -1,7 +1,7 @@
 """The formats in which models write calls, each as a reader of a whole message.
 
-A call that is not well-formed, or of a function that nobody offered, is content. So is text around calls; spaces and
-signs behind a call are nothing. Once its arguments have begun a call is a call, however they go on.
+A call that is malformed, or of a function that was not offered, is content. So is text around calls; spaces and marks
+behind a call are discarded. Once its arguments have begun a call is a call, however they go on.
 """
 
 from collections.abc import Callable
@@ -20,117 +20,119 @@ THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 _NAME_CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-."
 
 
-def read_content(tape: IncrementalText) -> Reading[None]:
-    """No calls."""
-    tape.give(Content)
-    while (yield from tape.arrived()):
-        tape.give_all(Content)
+def read_content(text: IncrementalText) -> Reading[None]:
+    """Reads a message without calls: all of it is content."""
+    text.emit(Content)
+    while (yield from text.arrived()):
+        text.emit_all(Content)
 
 
-def read_hermes(tape: IncrementalText) -> Reading[None]:
-    """`<tool_call>{"name": ..., "arguments": ...}</tool_call>` (Hermes 2 Pro, Qwen 2.5 and 3)."""
-    while (yield from tape.text_until(HERMES_OPEN)):
-        if (yield from _attempt(tape, read_call)):
-            yield from tape.drop_spaces()
-            if (yield from tape.mark(HERMES_CLOSE)):
-                tape.drop()
-                yield from tape.drop_spaces()
+def read_hermes(text: IncrementalText) -> Reading[None]:
+    """Reads `<tool_call>{"name": ..., "arguments": ...}</tool_call>` (Hermes 2 Pro, Qwen 2.5 and 3)."""
+    while (yield from text.read_until(HERMES_OPEN)):
+        if (yield from _attempt(text, read_call)):
+            yield from text.skip_spaces()
+            if (yield from text.accept(HERMES_CLOSE)):
+                text.discard()
+                yield from text.skip_spaces()
 
 
-def read_llama(tape: IncrementalText) -> Reading[None]:
-    """`{"name": ..., "parameters": ...}` alone or behind `<|python_tag|>`; several with `;` between (Llama 3)."""
+def read_llama(text: IncrementalText) -> Reading[None]:
+    """Reads `{"name": ..., "parameters": ...}`, alone or behind `<|python_tag|>`; several with `;` between (Llama
+    3)."""
     is_due = True
     while True:
-        if is_due and (yield from _attempt(tape, read_call)):
-            yield from tape.drop_spaces()
-            is_due = yield from tape.mark(";")
-        elif (yield from tape.text_until(LLAMA_TAG)):
+        if is_due and (yield from _attempt(text, read_call)):
+            yield from text.skip_spaces()
+            is_due = yield from text.accept(";")
+        elif (yield from text.read_until(LLAMA_TAG)):
             is_due = True
         else:
             return
 
 
-def read_mistral(tape: IncrementalText) -> Reading[None]:
-    """`[TOOL_CALLS][{"name": ..., "arguments": ...}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call."""
-    while (yield from tape.text_until(MISTRAL_CALLS)):
-        if (yield from _attempt(tape, _mistral_calls)):
-            yield from tape.drop_spaces()
+def read_mistral(text: IncrementalText) -> Reading[None]:
+    """Reads `[TOOL_CALLS][{"name": ..., "arguments": ...}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call."""
+    while (yield from text.read_until(MISTRAL_CALLS)):
+        if (yield from _attempt(text, _mistral_calls)):
+            yield from text.skip_spaces()
 
 
-def read_json(tape: IncrementalText) -> Reading[None]:
-    """The message begins with `{"name": ..., "arguments": ...}`: one, several in lines, or a list."""
-    if (yield from _attempt(tape, _json_calls)):
-        yield from tape.drop_spaces()
-    yield from read_content(tape)
+def read_json(text: IncrementalText) -> Reading[None]:
+    """Reads a message that begins with `{"name": ..., "arguments": ...}`: one call, several in lines, or a list."""
+    if (yield from _attempt(text, _json_calls)):
+        yield from text.skip_spaces()
+    yield from read_content(text)
 
 
 def after_thinking(reader: Reader, starts_inside: bool) -> Reader:
-    """`<think>...</think>` before the message that `reader` reads. It may have been opened in the prompt."""
+    """Returns a reader of `<think>...</think>` before the message that `reader` reads. With `starts_inside` the prompt
+    has opened the thinking."""
 
-    def read(tape: IncrementalText) -> Reading[None]:
-        if starts_inside or (yield from _attempt(tape, _opens_thinking)):
-            tape.drop()
-            yield from tape.text_until(THINK_CLOSE, Reasoning)
-            tape.drop()
-            yield from tape.drop_spaces()
-        yield from reader(tape)
+    def read(text: IncrementalText) -> Reading[None]:
+        if starts_inside or (yield from _attempt(text, _opens_thinking)):
+            text.discard()
+            yield from text.read_until(THINK_CLOSE, Reasoning)
+            text.discard()
+            yield from text.skip_spaces()
+        yield from reader(text)
 
     return read
 
 
-def _attempt(tape: IncrementalText, reader: Reader) -> Reading[bool]:
-    """Whether `reader` found what it reads. If not, what it read is content."""
+def _attempt(text: IncrementalText, reader: Reader) -> Reading[bool]:
+    """Runs `reader`; whether it found what it reads. If not, what it has read is content."""
     try:
-        yield from reader(tape)
+        yield from reader(text)
     except NotACall:
-        tape.give(Content)
+        text.emit(Content)
         return False
     return True
 
 
-def _opens_thinking(tape: IncrementalText) -> Reading[None]:
-    yield from tape.spaces()
-    if not (yield from tape.mark(THINK_OPEN)):
+def _opens_thinking(text: IncrementalText) -> Reading[None]:
+    yield from text.read_spaces()
+    if not (yield from text.accept(THINK_OPEN)):
         raise NotACall
 
 
-def _json_calls(tape: IncrementalText) -> Reading[None]:
-    yield from tape.spaces()
-    if (yield from tape.next_is("[")):
-        yield from _list_of_calls(tape)
+def _json_calls(text: IncrementalText) -> Reading[None]:
+    yield from text.read_spaces()
+    if (yield from text.next_is("[")):
+        yield from _list_of_calls(text)
         return
-    yield from read_call(tape)
-    yield from tape.drop_spaces()
-    while (yield from tape.next_is("{")):
-        yield from read_call(tape)
-        yield from tape.drop_spaces()
+    yield from read_call(text)
+    yield from text.skip_spaces()
+    while (yield from text.next_is("{")):
+        yield from read_call(text)
+        yield from text.skip_spaces()
 
 
-def _list_of_calls(tape: IncrementalText) -> Reading[None]:
-    yield from tape.one_of("[")
-    yield from read_call(tape)
-    yield from tape.drop_spaces()
-    while (yield from tape.one_of(",]")) == ",":
-        yield from read_call(tape)
-        yield from tape.drop_spaces()
-    tape.drop()
+def _list_of_calls(text: IncrementalText) -> Reading[None]:
+    yield from text.expect("[")
+    yield from read_call(text)
+    yield from text.skip_spaces()
+    while (yield from text.expect(",]")) == ",":
+        yield from read_call(text)
+        yield from text.skip_spaces()
+    text.discard()
 
 
-def _mistral_calls(tape: IncrementalText) -> Reading[None]:
-    yield from tape.spaces()
-    if (yield from tape.next_is("[")):
-        yield from _list_of_calls(tape)
+def _mistral_calls(text: IncrementalText) -> Reading[None]:
+    yield from text.read_spaces()
+    if (yield from text.next_is("[")):
+        yield from _list_of_calls(text)
     else:
-        yield from _named_call(tape)
+        yield from _named_call(text)
 
 
-def _named_call(tape: IncrementalText) -> Reading[None]:
-    name = yield from tape.word(_NAME_CHARACTERS)
-    if (yield from tape.mark(MISTRAL_ID)):
-        yield from tape.word(_NAME_CHARACTERS)
-    yield from tape.mark(MISTRAL_ARGUMENTS)
-    yield from tape.spaces()
-    if not (yield from tape.next_is("{")):
+def _named_call(text: IncrementalText) -> Reading[None]:
+    name = yield from text.read_run(_NAME_CHARACTERS)
+    if (yield from text.accept(MISTRAL_ID)):
+        yield from text.read_run(_NAME_CHARACTERS)
+    yield from text.accept(MISTRAL_ARGUMENTS)
+    yield from text.read_spaces()
+    if not (yield from text.next_is("{")):
         raise NotACall
-    tape.start_call(name)
-    yield from read_arguments(tape)
+    text.start_call(name)
+    yield from read_arguments(text)

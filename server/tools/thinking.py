@@ -14,13 +14,13 @@ def mentions_thinking(template: str) -> bool:
 
 
 def begins_thinking(prompt_token_ids: Sequence[int], tokenizer: Tokenizer) -> bool:
-    """Whether the prompt ends with the mark, so that the model thinks from its first token on."""
+    """Whether the prompt ends with the opening mark, so that the model thinks from its first token on."""
     end = tokenizer.decode(prompt_token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
     return end.rstrip().endswith(THINK_OPEN)
 
 
 class NoThinking:
-    """Counts nothing."""
+    """Counts no tokens, for models that do not think."""
 
     num_tokens = 0
 
@@ -31,7 +31,7 @@ class NoThinking:
 class ThinkingCounter:
     """Counts the tokens of the thinking, those of its marks included.
 
-    Reads the tokens' own bytes: text comes later than its tokens, where a stop string may begin.
+    Works on the tokens' bytes: text comes later than its tokens where a stop string may begin.
     """
 
     def __init__(self, tokenizer: Tokenizer, starts_inside: bool) -> None:
@@ -40,7 +40,8 @@ class ThinkingCounter:
         self._is_over = False
         self._num_seen = 0
         self._tail = b""
-        """Inside: the last bytes, in which the closing mark may begin. Before: all that may be the opening mark."""
+        """Inside the thinking, the last bytes, in which the closing mark may begin; before it, all bytes that may be
+        the opening mark."""
 
     @property
     def num_tokens(self) -> int:

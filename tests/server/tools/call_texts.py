@@ -1,4 +1,4 @@
-"""Calls in texts, for tests: random ones, and the parts that a reader finds."""
+"""Tool calls in text, for tests: random calls, and the parts that a reader finds."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ calls = st.lists(st.tuples(st.sampled_from(NAMES), arguments), min_size=1, max_s
 
 
 def parse(reader: Reader, *pieces: str) -> list[Part]:
-    """The parts, neighbours of one kind joined."""
+    """Returns the parts that the reader finds in the pieces, neighbours of one kind joined."""
     parser = ReadingParser(reader, NAMES, lambda index: f"call_{index}")
     parts = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
     joined: list[Part] = []
@@ -40,7 +40,7 @@ def parse(reader: Reader, *pieces: str) -> list[Part]:
     return joined
 
 
-def told(calls: Sequence[tuple[str, str]]) -> list[Part]:
+def tool_calls(calls: Sequence[tuple[str, str]]) -> list[Part]:
     return [ToolCall(index, text, f"call_{index}", name) for index, (name, text) in enumerate(calls)]
 
 

@@ -1,4 +1,4 @@
-"""Grammars of calls: what they allow is read as calls whose arguments satisfy the schemas, and nothing else is."""
+"""Grammars of calls: what they accept is parsed as calls whose arguments satisfy the schemas, and nothing else is."""
 
 import json
 import random
@@ -21,7 +21,7 @@ from tests.server.tools.call_texts import parse
 
 FORMATS = (HERMES, LLAMA, MISTRAL_LIST, MISTRAL_NAMED, JSON)
 EOS = 256
-LENGTH = 150  # bytes after which a random text hurries to its end
+LENGTH = 150  # bytes after which a random text is led to its end
 
 in_each_format = pytest.mark.parametrize("form", FORMATS, ids=lambda form: f"{form.name}{form.spelling.begin}")
 
@@ -53,7 +53,7 @@ def function(name: str = "f", parameters: dict[str, Any] | None = None, strict: 
 
 
 def random_text(part: Part, seed: int) -> str:
-    """A text that the grammar allows, and may end with."""
+    """Returns a random text that the grammar accepts."""
     rng, matcher, data = random.Random(seed), compile_grammar(TOKENIZER, to_lark(part)), bytearray()
     while True:
         bits = int.from_bytes(matcher.compute_bitmask(), "little")

@@ -23,7 +23,7 @@ CALLS = [ToolCall(0, '{"a"', "id-0", "f"), ToolCall(0, ": 1}"), ToolCall(1, "{}"
 
 
 class ScriptedParser:
-    """Text in small letters is reasoning, in capitals content; "!" is a call, told at the end."""
+    """Parses small letters as reasoning, capitals as content, and "!" as a call, which `finish` returns."""
 
     def __init__(self) -> None:
         self._held: list[Part] = []
@@ -46,7 +46,7 @@ class ScriptedAnswer(Answer):
 
 
 def outputs(*texts: str, reason: FinishReason = FinishReason.STOP) -> list[RequestOutput]:
-    """One token per text; the last one ends."""
+    """Returns outputs of one token each, whose texts these are; the last one is finished."""
     return [
         RequestOutput(
             request_id="r",
@@ -130,20 +130,20 @@ def test_reasoning_tokens_are_counted_streamed_or_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "reason", "told"),
+    ("texts", "reason", "expected"),
     [
         (("A", "!"), FinishReason.STOP, "tool_calls"),
         (("A", "!"), FinishReason.LENGTH, "length"),
         (("A", "B"), FinishReason.STOP, "stop"),
     ],
 )
-def test_a_call_is_the_reason_of_a_stop(texts: tuple[str, ...], reason: FinishReason, told: str) -> None:
+def test_a_call_is_the_reason_of_a_stop(texts: tuple[str, ...], reason: FinishReason, expected: str) -> None:
     streamed = choice(reader())
     last = [each for output in outputs(*texts, reason=reason) for each in streamed.chunks(output)][-1]
-    assert last["finish_reason"] == choice(reader()).whole(outputs(*texts, reason=reason))["finish_reason"] == told
+    assert last["finish_reason"] == choice(reader()).whole(outputs(*texts, reason=reason))["finish_reason"] == expected
 
 
-def test_what_was_held_back_is_told_when_the_end_brings_no_text() -> None:
+def test_text_held_back_is_sent_when_the_end_brings_no_text() -> None:
     streamed = choice(reader())
     chunks = [each for output in outputs("A", "!", "") for each in streamed.chunks(output)]
     assert [set(each["delta"]) for each in chunks] == [{"role", "content"}, {"content"}, {"tool_calls"}, set()]
@@ -156,8 +156,8 @@ def test_where_nothing_is_called_or_thought_all_text_is_content() -> None:
     assert [parser.feed("<think>"), parser.feed(""), parser.finish()] == [[Content("<think>")], [], []]
 
 
-def test_only_as_many_alternatives_are_told_as_asked_for() -> None:
-    """The engine may have been asked for more."""
+def test_only_as_many_alternatives_are_returned_as_asked_for() -> None:
+    """The engine may return more alternatives than the formatter is asked for."""
     score = TokenLogprobs(65, math.nan, 1, ((65, -math.inf), (66, -2.0)))
     (entry,) = ChatLogprobsFormatter(ByteTokenizer(), 1, names_as_ids=False).format([score])["content"]
     assert entry["logprob"] == -9999.0

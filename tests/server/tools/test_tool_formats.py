@@ -1,4 +1,4 @@
-"""Which format a model was trained on, tools in plain text, and what counts as thinking."""
+"""Detection of a model's call format, tools in plain text, and counting of thinking tokens."""
 
 import json
 from collections.abc import Sequence
@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from server.tools.formats import BY_NAME, HERMES, JSON, LLAMA, MISTRAL_LIST, MISTRAL_NAMED, CallFormat, format_of
 from server.tools.message_parts import Reasoning
 from server.tools.parser import ReadingParser
-from server.tools.prompt_fallback import tell_calls, tell_tools
+from server.tools.prompt_fallback import calls_as_text, describe_tools
 from server.tools.readers import after_thinking, read_content
 from server.tools.thinking import ThinkingCounter, begins_thinking, mentions_thinking
 from tests.server.byte_tokenizer import ByteTokenizer
-from tests.server.tools.call_texts import calls, cuts, parse
-from tests.server.tools.call_texts import told as told_parts
+from tests.server.tools.call_texts import calls, cuts, parse, tool_calls
 
 SAYS_TOOLS = "{% if tools %}"
 
@@ -35,7 +34,7 @@ SAYS_TOOLS = "{% if tools %}"
         (SAYS_TOOLS, None),
     ],
 )
-def test_the_template_tells_the_format(template: str, expected: CallFormat | None) -> None:
+def test_the_format_is_detected_from_the_template(template: str, expected: CallFormat | None) -> None:
     assert format_of(template) is expected
 
 
@@ -46,7 +45,7 @@ def test_formats_have_different_names() -> None:
 @pytest.mark.parametrize("form", [HERMES, LLAMA, MISTRAL_LIST, MISTRAL_NAMED, JSON], ids=lambda form: form.name)
 @given(calls=calls, data=st.data())
 def test_what_is_spelled_is_read(form: CallFormat, calls: list[tuple[str, str]], data: st.DataObject) -> None:
-    assert parse(form.read, *cuts(form.spelling.of(calls), data)) == told_parts(calls)
+    assert parse(form.read, *cuts(form.spelling.of(calls), data)) == tool_calls(calls)
 
 
 @pytest.mark.parametrize("form", [HERMES, LLAMA, MISTRAL_LIST, MISTRAL_NAMED], ids=lambda form: form.name)
@@ -61,36 +60,36 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": "é"}}}
 
 
-def test_tools_are_told_in_a_system_message_of_their_own() -> None:
-    system, user = tell_tools([{"role": "user", "content": "Hi"}], TOOLS, JSON.spelling)
+def test_tools_are_described_in_a_system_message_of_their_own() -> None:
+    system, user = describe_tools([{"role": "user", "content": "Hi"}], TOOLS, JSON.spelling)
     assert system["role"] == "system" and json.loads(system["content"].splitlines()[-1]) == TOOLS[0]["function"]
     assert user == {"role": "user", "content": "Hi"}
 
 
 @pytest.mark.parametrize("content", ["Be kind.", [{"type": "text", "text": "Be kind."}]])
-def test_tools_are_told_behind_the_system_message_that_there_is(content: object) -> None:
-    (system,) = tell_tools([{"role": "system", "content": content}], TOOLS, JSON.spelling)
+def test_tools_are_described_at_the_end_of_the_system_message(content: object) -> None:
+    (system,) = describe_tools([{"role": "system", "content": content}], TOOLS, JSON.spelling)
     assert system["content"].startswith("Be kind.\n\nYou can call functions.")
 
 
 @pytest.mark.parametrize("form", [HERMES, JSON], ids=lambda form: form.name)
-def test_tools_and_calls_are_told_as_calls_are_read(form: CallFormat) -> None:
-    system, _ = tell_tools([{"role": "user", "content": "Hi"}], TOOLS, form.spelling)
+def test_tools_and_calls_are_described_as_calls_are_parsed(form: CallFormat) -> None:
+    system, _ = describe_tools([{"role": "user", "content": "Hi"}], TOOLS, form.spelling)
     assert form.spelling.of([("NAME", '{"ARGUMENT": "VALUE"}')]) in system["content"]
-    (told,) = tell_calls([{"role": "assistant", "content": None, "tool_calls": [CALL, CALL]}], form.spelling)
-    assert told == {"role": "assistant", "content": form.spelling.of([("f", '{"a": "é"}')] * 2)}
+    (message,) = calls_as_text([{"role": "assistant", "content": None, "tool_calls": [CALL, CALL]}], form.spelling)
+    assert message == {"role": "assistant", "content": form.spelling.of([("f", '{"a": "é"}')] * 2)}
 
 
-def test_calls_are_told_behind_the_text_before_them() -> None:
-    (told,) = tell_calls([{"role": "assistant", "content": "So:", "tool_calls": [CALL]}], JSON.spelling)
-    assert told["content"] == 'So:\n{"name": "f", "arguments": {"a": "é"}}'
+def test_calls_as_text_stand_behind_the_text_before_them() -> None:
+    (message,) = calls_as_text([{"role": "assistant", "content": "So:", "tool_calls": [CALL]}], JSON.spelling)
+    assert message["content"] == 'So:\n{"name": "f", "arguments": {"a": "é"}}'
 
 
-def test_results_are_told_as_one_message_of_the_user() -> None:
+def test_results_as_text_are_one_user_message() -> None:
     results = [{"role": "tool", "tool_call_id": each, "content": f"is {each}"} for each in ("1", "2")]
     call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-    _, told = tell_calls([call, *results, {"role": "user", "content": "So?"}], JSON.spelling)
-    assert told == {"role": "user", "content": "Result of f: is 1\nResult of 2: is 2\nSo?"}
+    _, message = calls_as_text([call, *results, {"role": "user", "content": "So?"}], JSON.spelling)
+    assert message == {"role": "user", "content": "Result of f: is 1\nResult of 2: is 2\nSo?"}
 
 
 @pytest.mark.parametrize(

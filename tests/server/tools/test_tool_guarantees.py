@@ -1,4 +1,4 @@
-"""What is guaranteed of calls: those that are forced and those that are strict follow a grammar, or are refused."""
+"""Guarantees of tool calls: required and strict ones follow a grammar, or are refused."""
 
 from collections.abc import Generator
 from typing import Any
@@ -23,14 +23,14 @@ def shared_plain_marks(no_settings_from_outside: None) -> Generator[LiveServer, 
 
 @pytest.fixture
 def caller(shared_plain_marks: LiveServer) -> Generator[LiveServer, None, None]:
-    """Its marks are text. It thinks."""
+    """A server whose model thinks, and whose marks are plain text instead of special tokens."""
     shared_plain_marks.engine.reset()
     yield shared_plain_marks
     shared_plain_marks.wait_until_idle()
 
 
 def grammar(server: LiveServer, **parameters: Any) -> str:
-    """What the engine is told."""
+    """Returns the grammar that the engine is given."""
     response = server.chat(**{"tools": TOOLS, **parameters})
     assert response.status_code == 200, response.text
     return server.engine.requests[-1].params.grammar or ""
@@ -60,15 +60,15 @@ STRICT = [function(parameters=WEATHER, strict=True), function("get_time")]
     ],
 )
 def test_calls_follow_what_was_asked_for(caller: LiveServer, parameters: dict[str, Any], texts: list[str]) -> None:
-    told = grammar(caller, **parameters)
-    assert accepted(told, *TEXTS, "{}") == texts
+    lark = grammar(caller, **parameters)
+    assert accepted(lark, *TEXTS, "{}") == texts
     thought = "<think>Hm.\n</think>\n\n"
-    assert accepted(told, *(thought + text for text in texts)) == [thought + text for text in texts]
+    assert accepted(lark, *(thought + text for text in texts)) == [thought + text for text in texts]
 
 
 def test_calls_follow_after_the_thinking_that_the_prompt_began(caller: LiveServer) -> None:
-    told = grammar(caller, tool_choice="required", chat_template_kwargs={"deep": True})
-    assert accepted(told, TIME_CALL, f"hm</think>\n{TIME_CALL}", "hm</think>") == [f"hm</think>\n{TIME_CALL}"]
+    lark = grammar(caller, tool_choice="required", chat_template_kwargs={"deep": True})
+    assert accepted(lark, TIME_CALL, f"hm</think>\n{TIME_CALL}", "hm</think>") == [f"hm</think>\n{TIME_CALL}"]
 
 
 def test_what_is_left_to_the_model_needs_no_grammar(caller: LiveServer) -> None:
@@ -77,7 +77,7 @@ def test_what_is_left_to_the_model_needs_no_grammar(caller: LiveServer) -> None:
     assert grammar(caller, tool_choice="none", tools=STRICT) == ""
 
 
-def test_calls_that_are_forced_are_told_as_calls(caller: LiveServer) -> None:
+def test_required_calls_are_returned_as_calls(caller: LiveServer) -> None:
     caller.engine.rule = saying(TWO_CALLS)
     choice = first(caller.chat(tools=TOOLS, tool_choice="required").json())
     assert calls_in(choice["message"]) == [("get_time", "{}"), ("get_weather", '{"city": "x"}')]
@@ -95,9 +95,9 @@ def test_strictness_is_refused_where_marks_are_special_tokens(hermes: LiveServer
 
 def test_calls_without_a_mark_can_be_strict() -> None:
     with live_server(FakeBackend(chat_templates={"default": "{{ tools }} <|python_tag|>" + TURNS})) as llama:
-        told = grammar(llama, tools=STRICT)
+        lark = grammar(llama, tools=STRICT)
     texts = ["Hello", LLAMA.spelling.of([("get_weather", '{"city": "x"}')])]
-    assert accepted(told, *texts, LLAMA.spelling.of([("get_weather", "{}")]), "{}") == texts
+    assert accepted(lark, *texts, LLAMA.spelling.of([("get_weather", "{}")]), "{}") == texts
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def test_a_schema_that_need_not_be_followed_is_not_blamed(caller: LiveServer) ->
     wrong = {"type": "object", "properties": {"a": {"not": {}}}}
     tools = [function("f", parameters=wrong), function("g", parameters=wrong, strict=True)]
     assert error_of(caller.chat(tools=tools))["param"] == "tools.1.function.parameters"
-    demand = {"type": "json_schema", "json_schema": {"name": "x", "schema": wrong}}
-    assert error_of(caller.chat(tools=TOOLS, response_format=demand))["param"] == "response_format"
+    response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": wrong}}
+    assert error_of(caller.chat(tools=TOOLS, response_format=response_format))["param"] == "response_format"
 
 
-def test_thinking_with_special_marks_stands_in_the_way_of_guarantees(thinker: LiveServer) -> None:
+def test_thinking_with_special_marks_rules_out_guarantees(thinker: LiveServer) -> None:
     error = error_of(thinker.chat(tools=[function("get_time")], tool_choice="required", max_tokens=5))
     assert error["param"] == "tool_choice" and "cannot be combined" in error["message"]

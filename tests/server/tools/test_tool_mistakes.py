@@ -1,11 +1,11 @@
-"""Calls that models write amiss: what only looks like one is content, a broken one is told as far as it goes."""
+"""Malformed tool calls: what only looks like a call is content, a truncated one is returned as far as it goes."""
 
 import pytest
 
 from server.tools.message_parts import Content
 from server.tools.parser import ReadingParser
 from server.tools.readers import Reader, read_content, read_hermes, read_json, read_llama, read_mistral
-from tests.server.tools.call_texts import NAMES, parse, told
+from tests.server.tools.call_texts import NAMES, parse, tool_calls
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_what_only_looks_like_a_call_is_content(text: str) -> None:
     ['{"name": "f", "parameters": null}', '{"arguments": null , "name": "f"}', '{"name": "f", "arguments":null}'],
 )
 def test_null_for_arguments_is_a_call_without_any(text: str) -> None:
-    assert parse(read_llama, *text) == told([("f", "{}")])
+    assert parse(read_llama, *text) == tool_calls([("f", "{}")])
 
 
 @pytest.mark.parametrize(
@@ -67,17 +67,20 @@ def test_what_only_looks_like_a_call_is_content_in_other_formats(reader: Reader,
 
 
 def test_a_call_may_have_no_arguments() -> None:
-    assert parse(read_hermes, '<tool_call>{"name": "f"}</tool_call>') == told([("f", "{}")])
+    assert parse(read_hermes, '<tool_call>{"name": "f"}</tool_call>') == tool_calls([("f", "{}")])
 
 
 def test_arguments_in_a_string_are_taken_out_of_it() -> None:
     text = '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>'
-    assert parse(read_hermes, *text) == told([("f", '{"a": 1}')])
+    assert parse(read_hermes, *text) == tool_calls([("f", '{"a": 1}')])
 
 
 def test_a_call_after_one_that_was_none_is_found() -> None:
     text = '<tool_call>{oops}</tool_call><tool_call><tool_call>{"name": "f"}</tool_call>'
-    assert parse(read_hermes, *text) == [Content("<tool_call>{oops}</tool_call><tool_call>"), *told([("f", "{}")])]
+    assert parse(read_hermes, *text) == [
+        Content("<tool_call>{oops}</tool_call><tool_call>"),
+        *tool_calls([("f", "{}")]),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -85,21 +88,21 @@ def test_a_call_after_one_that_was_none_is_found() -> None:
 )
 def test_a_call_ends_where_its_arguments_do(end: str) -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": 1}' + end
-    assert parse(read_hermes, *text) == told([("f", '{"a": 1}')])
+    assert parse(read_hermes, *text) == tool_calls([("f", '{"a": 1}')])
 
 
 def test_what_follows_a_broken_end_is_content() -> None:
     text = '<tool_call>{"name": "f", "arguments": {}, 5</tool_call> so'
-    assert parse(read_hermes, *text) == [*told([("f", "{}")]), Content(", 5</tool_call> so")]
+    assert parse(read_hermes, *text) == [*tool_calls([("f", "{}")]), Content(", 5</tool_call> so")]
 
 
 def test_only_the_broken_end_is_content() -> None:
     text = '<tool_call>{"name": "f", "arguments": {}, "id": 1, 5}'
-    assert parse(read_hermes, *text) == [*told([("f", "{}")]), Content(", 5}")]
+    assert parse(read_hermes, *text) == [*tool_calls([("f", "{}")]), Content(", 5}")]
 
 
-def test_a_call_that_is_cut_off_is_told_as_far_as_it_goes() -> None:
-    assert parse(read_hermes, *'<tool_call>{"name": "f", "arguments": {"a": "b') == told([("f", '{"a": "b')])
+def test_a_call_that_is_cut_off_is_returned_as_far_as_it_goes() -> None:
+    assert parse(read_hermes, *'<tool_call>{"name": "f", "arguments": {"a": "b') == tool_calls([("f", '{"a": "b')])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +115,7 @@ def test_a_call_that_is_cut_off_is_told_as_far_as_it_goes() -> None:
         ('{"name": "f", "parameters": {}}; {"name": "f", "parameters": {"a', True, False),
     ],
 )
-def test_it_is_known_whether_the_last_call_told_is_whole(text: str, is_one_call: bool, is_cut: bool) -> None:
+def test_it_is_known_whether_the_last_returned_call_is_whole(text: str, is_one_call: bool, is_cut: bool) -> None:
     parser = ReadingParser(read_llama, NAMES, str, is_one_call)
     parser.feed(text)
     parser.finish()
@@ -121,8 +124,8 @@ def test_it_is_known_whether_the_last_call_told_is_whole(text: str, is_one_call:
 
 def test_calls_that_break_off_in_a_list_are_content_from_there() -> None:
     text = '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "f", "arg": 1]'
-    assert parse(read_mistral, *text) == [*told([("f", "{}")]), Content(', {"name": "f", "arg": 1]')]
+    assert parse(read_mistral, *text) == [*tool_calls([("f", "{}")]), Content(', {"name": "f", "arg": 1]')]
 
 
 def test_code_after_a_semicolon_is_content() -> None:
-    assert parse(read_llama, *'{"name": "f"}; then') == [*told([("f", "{}")]), Content("; then")]
+    assert parse(read_llama, *'{"name": "f"}; then') == [*tool_calls([("f", "{}")]), Content("; then")]

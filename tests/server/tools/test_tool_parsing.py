@@ -1,4 +1,4 @@
-"""Calls and thinking in text: whatever the model writes and however it is cut, every part is told as what it is."""
+"""Parsing of calls and thinking: whatever the model writes and however it is cut, every part gets its kind."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from server.tools.readers import (
     read_llama,
     read_mistral,
 )
-from tests.server.tools.call_texts import NAMES, calls, cuts, parse, told
+from tests.server.tools.call_texts import NAMES, calls, cuts, parse, tool_calls
 
 READERS = {
     "hermes": read_hermes,
@@ -73,7 +73,7 @@ def test_the_cutting_of_the_text_changes_nothing(name: str, text: str, data: st.
 
 @pytest.mark.parametrize("name", READERS)
 @given(text=soup.filter(lambda text: '"arguments": "' not in text))
-def test_all_that_is_told_was_written_in_this_order(name: str, text: str) -> None:
+def test_all_parts_were_written_in_this_order(name: str, text: str) -> None:
     rest = iter(text)
     parts = [
         part for part in parse(READERS[name], *text) if not (isinstance(part, ToolCall) and part.arguments == "{}")
@@ -127,7 +127,7 @@ def test_calls_are_read_as_they_were_written(
     reader: Reader, begin: str, write: Any, between: str, end: str, calls: list[tuple[str, str]], data: st.DataObject
 ) -> None:
     text = begin + between.join(write(*call) for call in calls) + end
-    assert parse(reader, *cuts(text, data)) == told(calls)
+    assert parse(reader, *cuts(text, data)) == tool_calls(calls)
 
 
 @pytest.mark.parametrize("index", [0, 1, 3, 4, 5, 6, 7])
@@ -139,12 +139,12 @@ def test_content_around_calls_is_kept(index: int, before: str, after: str, calls
         before, after = before.lstrip("{ \n") and "x" + before, "x" + after  # else it may go on with calls
     behind = after.lstrip(" \n")
     if not any(character in behind[:1] for character in "[<"):
-        assert parse(reader, *before, *text, *after) == [*content(before), *told(calls), *content(behind)]
+        assert parse(reader, *before, *text, *after) == [*content(before), *tool_calls(calls), *content(behind)]
 
 
 @given(calls=calls, data=st.data())
 def test_arguments_come_while_they_are_written(calls: list[tuple[str, str]], data: st.DataObject) -> None:
-    """Each character that is known to be of the arguments is told at once."""
+    """Each character that is known to be of the arguments is emitted at once."""
     name, text = calls[0]
     length = data.draw(st.integers(1, len(text)))
     parser = ReadingParser(read_hermes, NAMES, str)
@@ -158,29 +158,29 @@ def test_arguments_come_while_they_are_written(calls: list[tuple[str, str]], dat
 def test_what_is_held_is_bounded(filler: str, size: int) -> None:
     text = '<tool_call>{"id": ' + filler
     parser = ReadingParser(read_hermes, NAMES, str)
-    told = 0
+    num_emitted = 0
     for begin in range(0, len(text), size):
-        told += len(everything(parser.feed(text[begin : begin + size])))
-        assert told >= min(begin + size, len(text)) - MAX_HELD
+        num_emitted += len(everything(parser.feed(text[begin : begin + size])))
+        assert num_emitted >= min(begin + size, len(text)) - MAX_HELD
     assert everything(parse(read_hermes, text)) == text
 
 
 def test_a_call_behind_too_much_is_found_where_it_stands() -> None:
     text = "<tool_call>" + " " * MAX_HELD + '<tool_call>{"name": "f"}'
-    expected = [Content("<tool_call>" + " " * MAX_HELD), *told([("f", "{}")])]
+    expected = [Content("<tool_call>" + " " * MAX_HELD), *tool_calls([("f", "{}")])]
     assert parse(read_hermes, text) == parse(read_hermes, *text) == expected
 
 
 def test_a_call_behind_a_value_that_is_too_long_is_found() -> None:
     head = '<tool_call>{"id": "'
     prefix = head + "x" * (MAX_HELD - len(head))
-    expected = [Content(prefix), *told([("f", "{}")])]
+    expected = [Content(prefix), *tool_calls([("f", "{}")])]
     text = prefix + '<tool_call>{"name": "f"}</tool_call>'
     assert parse(read_hermes, text) == parse(read_hermes, *text) == expected
 
 
 def test_long_messages_take_linear_time() -> None:
-    """Quadratic time would be minutes here, and the limit of every test's time be reached."""
+    """Quadratic time would be minutes here, more than the time limit of a test."""
     text = hermes("f", json.dumps({"a": "x" * 50})) + "\n"
     assert len(parse(read_hermes, text * 20_000)) == 20_000
 
@@ -195,21 +195,21 @@ THINKING = [
     ("<think>a</think><think>b</think>", [Reasoning("a"), Content("<think>b</think>")]),
     (
         "<think>" + hermes("f", "{}") + "</think>" + hermes("f", "{}"),
-        [Reasoning(hermes("f", "{}")), *told([("f", "{}")])],
+        [Reasoning(hermes("f", "{}")), *tool_calls([("f", "{}")])],
     ),
 ]
 
 
 @pytest.mark.parametrize(("text", "parts"), THINKING)
-def test_thinking_is_told_apart(text: str, parts: list[Part]) -> None:
+def test_thinking_is_separated_from_content(text: str, parts: list[Part]) -> None:
     assert parse(READERS["thinking"], *text) == parse(READERS["thinking"], text) == parts
 
 
 def test_thinking_that_the_prompt_began_goes_to_its_mark() -> None:
     text = "hm</think> " + mistral("f", "{}")
-    assert parse(READERS["thought"], *text) == [Reasoning("hm"), *told([("f", "{}")])]
+    assert parse(READERS["thought"], *text) == [Reasoning("hm"), *tool_calls([("f", "{}")])]
 
 
 @given(text=plain)
-def test_thinking_is_told_to_the_letter(text: str) -> None:
+def test_thinking_is_kept_to_the_letter(text: str) -> None:
     assert parse(READERS["thought"], *text) == ([Reasoning(text)] if text else [])

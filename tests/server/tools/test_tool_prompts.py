@@ -1,4 +1,4 @@
-"""What the model is told of tools and calls: in its own format, or in plain text where it knows none."""
+"""Tools and calls in prompts: in the model's own format, or in plain text where its template has none."""
 
 import json
 import re
@@ -13,22 +13,22 @@ from tests.server.model_talk import WEATHER, prompt_of
 from tests.server.tools.tool_chats import ONLY_TIME, TOOLS, TURNS, calls_in, function
 
 
-def test_the_template_is_told_of_tools(hermes: LiveServer) -> None:
+def test_the_template_gets_the_tools(hermes: LiveServer) -> None:
     hermes.chat(tools=[function(description="Tell.", parameters=WEATHER, strict=False), function("get_time")])
-    told, end = json.JSONDecoder().raw_decode(prompt_of(hermes))
+    tools, end = json.JSONDecoder().raw_decode(prompt_of(hermes))
     assert prompt_of(hermes)[end:] == "[user]Hi[assistant]"
-    assert told == [
+    assert tools == [
         function(description="Tell.", parameters=WEATHER),
         function("get_time", parameters={"type": "object", "properties": {}}),
     ]
 
 
-def test_the_template_is_told_of_all_tools_where_some_are_allowed(hermes: LiveServer) -> None:
+def test_the_template_gets_all_tools_where_some_are_allowed(hermes: LiveServer) -> None:
     hermes.chat(tools=TOOLS, tool_choice=ONLY_TIME)
     assert "get_weather" in prompt_of(hermes)
 
 
-def test_nobody_is_told_of_tools_that_may_not_be_called(hermes: LiveServer) -> None:
+def test_the_template_gets_no_tools_where_none_may_be_called(hermes: LiveServer) -> None:
     hermes.chat(tools=TOOLS, tool_choice="none")
     assert prompt_of(hermes) == "[user]Hi[assistant]"
 
@@ -40,7 +40,7 @@ HISTORY = [
 ]
 
 
-def test_templates_that_know_no_tools_are_told_in_plain_text() -> None:
+def test_tools_are_plain_text_for_templates_without_tools() -> None:
     with live_server(FakeBackend(chat_templates={"default": TURNS})) as server:
         server.engine.rule = saying('{"name": "get_time", "arguments": {}}')
         choice = first(server.chat(tools=[function("get_time")]).json())
@@ -55,24 +55,26 @@ LEFT_OUT = "{% set messages = messages | rejectattr('role', 'equalto', 'system')
 
 
 @pytest.mark.parametrize("template", [REFUSED + TURNS, LEFT_OUT + TURNS], ids=["refused", "left out"])
-def test_without_system_messages_the_first_user_is_told_of_tools(template: str) -> None:
+def test_without_system_messages_the_first_user_message_describes_tools(template: str) -> None:
     with live_server(FakeBackend(chat_templates={"default": template})) as server:
         assert server.chat(tools=[function("get_time")]).status_code == 200
         user = prompt_of(server)
         assert user.startswith("[user]You can call functions.") and user.endswith("\n\nHi[assistant]")
 
 
-def test_templates_that_know_no_calls_are_told_of_them_in_plain_text() -> None:
+def test_calls_are_plain_text_for_templates_without_calls() -> None:
     with live_server(FakeBackend(chat_templates={"default": TURNS})) as server:
         server.chat(HISTORY)
         call = '[assistant]{"name": "get_weather", "arguments": {"city": "Bern"}}'
         assert prompt_of(server) == f"[user]Weather?{call}[user]Result of get_weather: sunny[assistant]"
 
 
-def test_what_the_user_says_with_results_is_told_in_the_same_turn() -> None:
-    say = {"role": "user", "content": "And now?"}
+def test_user_text_behind_results_is_in_the_same_turn() -> None:
+    user = {"role": "user", "content": "And now?"}
     with live_server(FakeBackend(chat_templates={"default": TURNS})) as server:
-        server.chat([*HISTORY, say, {**HISTORY[-1], "content": "warm"}, {"role": "assistant", "content": "Nice."}, say])
+        server.chat(
+            [*HISTORY, user, {**HISTORY[-1], "content": "warm"}, {"role": "assistant", "content": "Nice."}, user]
+        )
         results = "Result of get_weather: sunny\nAnd now?\nResult of get_weather: warm"
         assert prompt_of(server).endswith(f"[user]{results}[assistant]Nice.[user]And now?[assistant]")
 
@@ -84,7 +86,7 @@ OBJECT = "{{ raise_exception('No.') if call.function.arguments is not mapping }}
 
 @pytest.mark.parametrize("arguments", ['{"a": b}', '{"a": "b', "[1]", "1", " "])
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "expected"),
     [
         (CALLS % "{{ call.function.arguments | tojson }}", json.dumps),
         (CALLS % "{{ call.function.arguments }}", str),
@@ -94,11 +96,11 @@ OBJECT = "{{ raise_exception('No.') if call.function.arguments is not mapping }}
     ],
     ids=["as JSON", "as it is", "each of them", "an object only", "no calls"],
 )
-def test_what_was_written_amiss_can_be_sent_back(arguments: str, template: str, told: Callable[[str], str]) -> None:
+def test_malformed_arguments_can_be_sent_back(arguments: str, template: str, expected: Callable[[str], str]) -> None:
     call = {"id": "c1", **function(arguments=arguments)}
     with live_server(FakeBackend(chat_templates={"default": template})) as server:
         assert server.chat([*HISTORY[:1], {"role": "assistant", "tool_calls": [call]}]).status_code == 200
-        assert prompt_of(server).endswith(f"[assistant]{told(arguments)}")
+        assert prompt_of(server).endswith(f"[assistant]{expected(arguments)}")
 
 
 def test_only_the_assistant_calls() -> None:

@@ -1,4 +1,4 @@
-"""Tools that are refused: whatever cannot be, in requests and in their history, by its place."""
+"""Invalid tools, in requests and in their history, are refused by their place."""
 
 from typing import Any
 

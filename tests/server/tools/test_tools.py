@@ -1,4 +1,4 @@
-"""Calls in chat: how clients are told of them, and which settings say how they are read."""
+"""Tool calls in chat: how responses contain them, and which settings decide how they are parsed."""
 
 import json
 import re
@@ -25,10 +25,10 @@ from tests.server.tools.tool_chats import (
 
 CALLS = "Let me see.\n" + CALL + '\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
 
-# What clients are told.
+# What responses contain.
 
 
-def test_calls_are_told_apart_from_content(hermes: LiveServer) -> None:
+def test_calls_are_separated_from_content(hermes: LiveServer) -> None:
     hermes.engine.rule = saying_tokens(hermes, CALLS)
     choice = first(hermes.chat(tools=TOOLS).json())
     assert choice["finish_reason"] == "tool_calls"
@@ -61,7 +61,7 @@ def test_a_stop_string_cuts_a_call_off(hermes: LiveServer) -> None:
     assert (choice["stop_reason"], calls_in(choice["message"])) == ("Zü", [("get_weather", '{"city": "')])
 
 
-def test_only_one_call_is_told_where_one_was_asked_for(hermes: LiveServer) -> None:
+def test_only_one_call_is_returned_where_one_was_asked_for(hermes: LiveServer) -> None:
     hermes.engine.rule = saying_tokens(hermes, CALLS)
     message = first(hermes.chat(tools=TOOLS, parallel_tool_calls=False).json())["message"]
     assert [name for name, _ in calls_in(message)] == ["get_weather"]
@@ -104,7 +104,7 @@ def test_ids_of_calls_are_those_of_the_request(hermes: LiveServer) -> None:
 
 
 def added_up(server: LiveServer, **parameters: Any) -> dict[str, Any]:
-    """A stream's message, put together as clients do."""
+    """Returns a stream's message, put together as clients do."""
     message: dict[str, Any] = {"role": "", "content": "", "tool_calls": {}}
     for chunk in chunks_of(server.chat(stream=True, **parameters)):
         delta = first(chunk)["delta"]

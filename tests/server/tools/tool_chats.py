@@ -1,4 +1,4 @@
-"""Chats with tools and thinking: the templates and marks of models, what they are asked, and how answers are read."""
+"""Chats with tools and thinking, for tests: templates and marks of models, requests, and how answers are read."""
 
 import re
 from pathlib import Path
@@ -28,6 +28,6 @@ def calls_in(message: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def exact_bytes(server: LiveServer, **parameters: Any) -> bytes:
-    """The body as it came, times and the backend's fingerprint replaced."""
+    """Returns the body's bytes, times and the backend's fingerprint replaced."""
     body = server.chat(seed=1, headers={"X-Request-Id": "golden"}, **parameters).content
     return re.sub(rb'"created":\d+', b'"created":0', re.sub(rb"fp_[0-9a-f]{10}", b"fp_0", body))
