@@ -44,8 +44,8 @@ def serve(settings: Settings, open_backend: OpenBackend) -> int:
     address, port = listener.getsockname()[:2]
     url = url_of(settings.host, port)
     say(loading_banner(settings, url, address))
-    # Cached here, since making it for the first client would block all streams. Not a daemon thread: one that still runs
-    # when the process exits would abort it.
+    # Cached here, since making it for the first client would block all streams. Not a daemon thread: one that still
+    # runs when the process exits would abort it.
     threading.Thread(target=app.openapi).start()
     DrainingServer(server_config(app, context), context, url).run(sockets=[listener])
     logger.info("stopped")

@@ -1,4 +1,4 @@
-"""How hypothesis runs here: what an example takes says nothing on a machine that others use, too."""
+"""Hypothesis's settings: no deadline per example, since durations mean nothing on a machine that others use, too."""
 
 from hypothesis import HealthCheck, settings
 

@@ -1,4 +1,4 @@
-"""How long to fuzz: a little in every run of the tests, `TWOSTEP_FUZZ` times as much on demand."""
+"""The number of fuzzed examples: few in every run of the tests, `TWOSTEP_FUZZ` times as many on demand."""
 
 import os
 
@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 
 
 def fuzz(max_examples: int) -> settings:
-    """For tests over a running server or a file system: examples share what is around them, and time says nothing."""
+    """Returns hypothesis's settings for tests over a running server or a file system, which examples share."""
     return settings(
         max_examples=max_examples * int(os.environ.get("TWOSTEP_FUZZ", "1")),
         deadline=None,

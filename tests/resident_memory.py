@@ -1,4 +1,4 @@
-"""How much memory a process holds right now."""
+"""The resident memory of a process."""
 
 import os
 from pathlib import Path

@@ -37,17 +37,17 @@ START_TIMEOUT_S = 240  # the first start of all compiles the kernels
 
 
 def blocks(language: str) -> list[str]:
-    """The contents of the examples in one language."""
+    """Returns the contents of the examples in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", EXAMPLES, re.MULTILINE | re.DOTALL)
 
 
 def names_in(text: str) -> set[str]:
-    """The names of HTTP headers and JSON fields."""
+    """Returns the names of HTTP headers and JSON fields."""
     return set(re.findall(r"^([\w-]+): ", text, re.MULTILINE)) | set(re.findall(r'"(\w+)":', text))
 
 
 def flag_table() -> list[str]:
-    """The lines of the settings table: when a test says it differs, this is what it should be."""
+    """Returns the lines that the settings table should have."""
     rows = [row(name, field) for name, field in Settings.model_fields.items()]
     return ["| flag | default | |", "|---|---|---|", *rows]
 
@@ -125,7 +125,7 @@ def test_the_order_is_an_order(url: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(START_TIMEOUT_S)
-def test_a_tool_is_called_and_its_result_is_told(url: str) -> None:
+def test_a_tool_is_called_and_its_result_is_sent(url: str) -> None:
     client, _, tools, _ = blocks("python")
     output = run([sys.executable, "-c"], client + tools, url)
     assert re.search(r"weather {'city': '(Oslo|Rome)', 'degrees': 21} ", output)
@@ -202,7 +202,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """What GitHub makes of a page's headings."""
+    """Returns the anchors that GitHub makes of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

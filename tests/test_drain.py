@@ -28,7 +28,7 @@ def ask(server: ServerProcess, max_tokens: int, stream: bool, n: int = 1) -> htt
 
 
 def num_streamed(response: httpx.Response) -> int:
-    """Tokens; an event has those of a step."""
+    """Returns the number of tokens in a stream, whose events have the tokens of a step each."""
     return sum(len(chunk["choices"][0]["token_ids"]) for chunk in chunks_of(response))
 
 
@@ -38,7 +38,7 @@ def is_running(server: ServerProcess, count: int) -> Callable[[], bool]:
 
 @contextmanager
 def asked(server: ServerProcess, max_tokens: int, *kinds: bool, n: int = 1) -> Any:
-    """Requests for `n` sequences each, streamed or not, that run in the engine."""
+    """Runs requests for `n` sequences each, streamed or not; they are in the engine when the context begins."""
     with ThreadPoolExecutor(len(kinds)) as pool:
         answers: list[Future[httpx.Response]] = [pool.submit(ask, server, max_tokens, kind, n) for kind in kinds]
         assert eventually(is_running(server, n * len(kinds)))
@@ -72,7 +72,7 @@ def test_an_engine_that_dies_while_streams_end_is_restarted_for_them() -> None:
 
 
 @pytest.mark.slow
-def test_what_outlasts_the_time_is_told_so_and_new_work_is_refused() -> None:
+def test_what_outlasts_the_time_gets_an_error_and_new_work_is_refused() -> None:
     with running_server("--shutdown-timeout", "2") as server:
         with asked(server, LONG, True, False, n=MANY) as (streamed, whole):
             server.signal_all(signal.SIGTERM)

@@ -29,18 +29,18 @@ def server() -> Iterator[ServerProcess]:
         assert process.stop(signal.SIGINT) == 0
 
 
-def what_was_said(answer: dict[str, Any]) -> Any:
+def generated(answer: dict[str, Any]) -> Any:
     return answer["choices"][0]["text"], answer["choices"][0]["logprobs"]
 
 
 @pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 1.1, "top_p": 0.95, "seed": 5}])
 def test_the_same_request_gets_the_same_answer_under_load(server: ServerProcess, how: dict[str, Any]) -> None:
-    alone = what_was_said(server.complete(**MINE, **how))
+    alone = generated(server.complete(**MINE, **how))
     others = [{"prompt": f"{index} is" * (index + 1), "max_tokens": 20, "seed": index} for index in range(24)]
     with ThreadPoolExecutor(26) as pool:
         busy = [pool.submit(server.complete, **other) for other in others]
         mine = [pool.submit(server.complete, **MINE, **how) for _ in range(2)]
-        assert [what_was_said(answer.result()) for answer in mine] == [alone, alone]
+        assert [generated(answer.result()) for answer in mine] == [alone, alone]
         assert all(answer.result()["usage"]["completion_tokens"] for answer in busy)
 
 
@@ -76,7 +76,8 @@ def test_clients_that_hang_up_leave_nothing_behind(server: ServerProcess) -> Non
 
 
 async def hang_up_everywhere(url: str) -> None:
-    """Before the first token, after a few, and with a reader that does not read; half of them while queued."""
+    """Sends requests and hangs up: before the first token, after a few, and with a client that does not read; half of
+    the requests are queued."""
     body = {"prompt": "The", "max_tokens": 1500, "stream": True, "ignore_eos": True}
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
 
@@ -129,7 +130,7 @@ def test_a_chat_is_the_completion_of_its_rendered_prompt(server: ServerProcess) 
 
 
 def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
-    """Of values that cannot go on for ever, for a model that would let them."""
+    """Returns a schema whose values have an end, since a model may not end them itself."""
     kinds = ["string", "integer", "boolean", "enum", *(["array", "object"] if depth < 2 else [])]
     match "object" if depth == 0 else rng.choice(kinds):
         case "string":
@@ -161,14 +162,14 @@ def test_required_calls_are_valid_whatever_the_model(server: ServerProcess, seed
         (whole,) = client.chat.completions.create(**asked).choices
         with client.chat.completions.stream(**asked) as stream:
             (streamed,) = stream.get_final_completion().choices
-    told = []
+    made = []
     for choice in (whole, streamed):
         assert choice.finish_reason == "tool_calls" and choice.message.tool_calls is not None
         (call,) = choice.message.tool_calls
         assert call.type == "function"
         jsonschema.validate(json.loads(call.function.arguments), schemas[call.function.name])
-        told.append((call.function.name, call.function.arguments))
-    assert told[0] == told[1]
+        made.append((call.function.name, call.function.arguments))
+    assert made[0] == made[1]
 
 
 @pytest.mark.slow

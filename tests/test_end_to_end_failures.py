@@ -60,7 +60,7 @@ def becomes(server: ServerProcess, name: str, condition: Callable[[float], bool]
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_given_up_is_said_and_not_hidden() -> None:
+def test_an_engine_that_is_given_up_is_reported() -> None:
     body = {"prompt": "Return the absolute", "max_tokens": 1500, "logprobs": 3, "ignore_eos": True, "stream": True}
     with running_server("--max-engine-restarts", "0") as server:
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:

@@ -21,7 +21,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _Selector(selectors.DefaultSelector):
-    """Sleeps only for what has no time, such as a thread."""
+    """A selector that sleeps only where no timer is due, such as for a thread; else it moves the loop's time."""
 
     def __init__(self, pass_time: Callable[[float], None]) -> None:
         super().__init__()

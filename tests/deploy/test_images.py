@@ -1,4 +1,4 @@
-"""What builds and starts the containers fits together: versions, paths, ports."""
+"""The files that build and start the containers fit together: versions, paths, ports."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def load_yaml(path: Path) -> Any:
 
 
 def normalized(requirement: str) -> str:
-    """The name in a line like `Jinja2[x]>=3`, as package indexes compare names."""
+    """Returns the name in a line like `Jinja2[x]>=3`, as package indexes compare names."""
     return re.split(r"[\[=<>~!; ]", requirement)[0].lower().replace("_", "-")
 
 

@@ -38,7 +38,7 @@ def queries() -> Iterator[str]:
 
 
 def exposed() -> dict[str, set[str]]:
-    """Every sample name of the server's /metrics -> its labels."""
+    """Returns every sample name of the server's /metrics with its labels."""
     metrics = Metrics("model", with_vllm_names=False)
     metrics.on_rejection("slow_down")
     metrics.on_broken_stream("internal_error")
@@ -49,13 +49,13 @@ def exposed() -> dict[str, set[str]]:
 
 
 def labels_in(query: str) -> set[str]:
-    """Labels that a query selects or groups by, without those that Prometheus adds itself."""
+    """Returns the labels that a query selects or groups by, without the ones that Prometheus adds itself."""
     grouped = {name.strip() for names in re.findall(r"\bby \(([^)]*)\)", query) for name in names.split(",")}
     return (grouped | set(re.findall(r"(\w+)(?:=~|!~|!=|=)\"", query))) - {"instance", "job"}
 
 
 def cells(panel: dict[str, Any]) -> set[tuple[int, int]]:
-    """The grid cells that a panel covers: columns [x, x + w), lines [y, y + h)."""
+    """Returns the grid cells that a panel covers: columns [x, x + w), lines [y, y + h)."""
     place = panel["gridPos"]
     columns = range(place["x"], place["x"] + place["w"])
     return {(x, y) for x in columns for y in range(place["y"], place["y"] + place["h"])}

@@ -26,7 +26,7 @@ class ByteTokenizer:
     def __init__(
         self, chat_templates: Mapping[str, str] | None = None, special_tokens: Mapping[str, int] | None = None
     ) -> None:
-        """More special tokens take the places of bytes that are never in UTF-8: 0xF8 to 0xFF."""
+        """`special_tokens` are further ones, whose ids are those of bytes that are never in UTF-8: 0xF8 to 0xFF."""
         self._special = {"<s>": BOS, "</s>": EOS, **(special_tokens or {})}
         self._texts = {token_id: text.encode() for text, token_id in self._special.items()}
         self.chat_templates = {"default": CHAT_TEMPLATE} if chat_templates is None else chat_templates

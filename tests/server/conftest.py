@@ -11,7 +11,7 @@ from tests.server.tools.tool_chats import HERMES, MARKS, THINKING
 
 @pytest.fixture(scope="session", autouse=True)
 def no_settings_from_outside() -> Generator[None, None, None]:
-    """The developer's environment must not reach the settings under test."""
+    """Removes the developer's TWOSTEP_* variables, which must not reach the settings under test."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.upper().startswith("TWOSTEP_"):
@@ -27,15 +27,15 @@ def shared_server(no_settings_from_outside: None) -> Generator[LiveServer, None,
 
 @pytest.fixture
 def server(shared_server: LiveServer) -> Generator[LiveServer, None, None]:
-    """One server for all tests, its engine as new for each. What a test leaves running in it fails the test."""
+    """One server for all tests, with its engine reset for each. Requests that a test leaves running fail the test."""
     shared_server.engine.reset()
     yield shared_server
     shared_server.wait_until_idle()
 
 
 @pytest.fixture(scope="session")
-def hasty(no_settings_from_outside: None) -> Generator[LiveServer, None, None]:
-    """A server without patience."""
+def impatient(no_settings_from_outside: None) -> Generator[LiveServer, None, None]:
+    """A server with short timeouts and few connections."""
     with live_server(header_timeout=0.2, body_timeout=0.2, stall_timeout=0.3, max_connections=8) as running:
         yield running
 

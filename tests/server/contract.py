@@ -1,4 +1,4 @@
-"""The contract's parameters, and what those that completions have do there."""
+"""The parameters of the API, and the effect that each has in /v1/completions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ EXTENSIONS = """
 
 @dataclass(frozen=True)
 class Works:
-    """With this value, the engine's request or the response's body is as the check says."""
+    """A value of a parameter, and a check of the engine's request and the response's body with it."""
 
     value: Any
     check: Callable[[GenerationRequest, dict[str, Any]], bool]
@@ -35,7 +35,7 @@ def reaches(name: str, value: Any, expected: Any = None) -> Works:
     return Works(value, lambda request, _: getattr(request.params, name) == wanted)
 
 
-# The engine says "a<eos>b", then letters.
+# The engine generates "a<eos>b", then letters.
 WORKING = {
     "model": Works("fake", lambda _, body: body["model"] == "fake"),
     "prompt": Works("Yo", lambda request, _: request.prompt_token_ids == [BOS, 89, 111]),

@@ -1,4 +1,4 @@
-"""Reading answers in tests: bodies, event streams, errors."""
+"""Reading responses in tests: bodies, event streams, errors."""
 
 import json
 from typing import Any
@@ -7,7 +7,8 @@ import httpx
 
 
 def chunks_of(response: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a complete stream, which must end with [DONE]. A slow machine has comments between them."""
+    """Returns the events of a complete stream, which must end with [DONE]. On a slow machine there are keep-alive
+    comments between them."""
     assert response.status_code == 200, response.text
     *events, done, rest = response.text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
@@ -15,17 +16,17 @@ def chunks_of(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def text_of(chunks: list[dict[str, Any]], index: int = 0) -> str:
-    """The concatenated text of one choice."""
+    """Returns the concatenated text of one choice."""
     return "".join(each["text"] for chunk in chunks for each in chunk.get("choices", ()) if each["index"] == index)
 
 
 def deltas_of(chunks: list[dict[str, Any]], index: int = 0) -> list[dict[str, Any]]:
-    """The deltas of one choice of a chat."""
+    """Returns the deltas of one choice of a chat."""
     return [each["delta"] for chunk in chunks for each in chunk.get("choices", ()) if each["index"] == index]
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    """The error, whose shape must be complete."""
+    """Returns the error, which must have all its fields."""
     body = response.json()
     assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
     assert isinstance(body["error"]["code"], str)
@@ -34,7 +35,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def typed_events_of(response: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream that names them by their type."""
+    """Returns the events of a stream that names them by their type."""
     assert response.status_code == 200, response.text
     *events, rest = response.text.split("\n\n")
     assert rest == ""
@@ -44,7 +45,7 @@ def typed_events_of(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def anthropic_error_of(response: httpx.Response) -> dict[str, Any]:
-    """The error in Anthropic's shape, which must be complete."""
+    """Returns the error in Anthropic's form, which must have all its fields."""
     body = response.json()
     assert set(body) == {"type", "error", "request_id"} and set(body["error"]) == {"type", "message"}
     assert body["type"] == "error" and body["request_id"] == response.headers["request-id"]

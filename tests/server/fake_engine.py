@@ -63,13 +63,13 @@ def letters(request: GenerationRequest, position: int) -> int:
 
 
 def saying(text: str, then: int = EOS) -> Callable[[GenerationRequest, int], int]:
-    """A rule that says the text and ends."""
+    """Returns a rule that generates the text and then the token `then`."""
     data = text.encode()
     return lambda _, position: data[position] if position < len(data) else then
 
 
 def embedding(request: GenerationRequest) -> bytes:
-    """Three numbers that tell the prompt."""
+    """Returns an embedding of three numbers that depend on the prompt."""
     ids = request.prompt_token_ids
     return struct.pack("<3f", len(ids), sum(ids) / 4, ids[-1])
 
@@ -90,20 +90,20 @@ class FakeEngine:
     fail_at: int | None = None
     """Each sequence fails before this token."""
     end_early: FinishReason | None = None
-    """Each sequence ends at EOS with this reason."""
+    """The finish reason of each sequence at EOS."""
     health: TwostepError | None = None
     is_full: bool = False
-    """Refuses at the door."""
+    """`check_admission` refuses with OverloadedError."""
     is_restarting: bool = False
-    """And has no room left to wait."""
-    tenant_at_door: Tenant | None = None
-    """Who came last."""
+    """`check_admission` refuses with EngineRestartingError."""
+    last_tenant_checked: Tenant | None = None
+    """The tenant that `check_admission` was last asked about."""
     num_cached_tokens: int = 0
     requests: list[GenerationRequest] = field(default_factory=list)
-    """All that were admitted."""
+    """All admitted requests."""
     live: list["_Sequence"] = field(default_factory=list)
     state: RequestState | None = STATE
-    """Of each live one."""
+    """State that `inspect` reports of each live sequence."""
     finished: list[FinishReason] = field(default_factory=list)
     is_ready: bool = True
     info: EngineInfo = INFO
@@ -114,7 +114,7 @@ class FakeEngine:
     """Sequences that wait at `hold_at`."""
 
     def reset(self) -> None:
-        """As new, but for the observer and the tokenizer."""
+        """Resets all but the observer and the tokenizer."""
         self.__dict__.update(FakeEngine(self.observer, self.tokenizer).__dict__)
 
     @property
@@ -122,7 +122,7 @@ class FakeEngine:
         return QueueStats(self.num_live, num_waiting_tokens=7, predicted_wait_s=0.5)
 
     def check_admission(self, tenant: Tenant) -> None:
-        self.tenant_at_door = tenant
+        self.last_tenant_checked = tenant
         if self.is_full:
             raise OverloadedError("All places are taken; try again later.", retry_after_s=2.1)
         if self.is_restarting:
@@ -176,7 +176,7 @@ class FakeEngine:
 
     async def _wait_for(self, sequence: "_Sequence") -> None:
         position = len(sequence.token_ids)
-        await asyncio.sleep(self.delay_s)  # tokens come from another process: never in the turn that asked for them
+        await asyncio.sleep(self.delay_s)  # yields even for 0 s, since real tokens come from another process
         if self.hold_at == position:
             self.num_holding += 1
         while self.hold_at == position and self.health is None and not sequence.is_aborted:
@@ -256,7 +256,7 @@ class _Sequence:
         )
 
     def _advance(self, new_ids: tuple[int, ...]) -> tuple[str, int | str | None]:
-        """The text of the new tokens, and what stopped the sequence."""
+        """Returns the text of the new tokens and the stop reason."""
         params, text = self.request.params, ""
         for token_id in new_ids:
             is_eos = token_id == EOS and not params.ignore_eos
@@ -277,6 +277,6 @@ class _Sequence:
 
 
 def score(token_id: int, count: int) -> TokenLogprobs:
-    """Ids nearer to "a" are likelier; the token itself need not be among the top ones."""
+    """Returns a token's logprobs. Ids nearer to "a" are likelier; the token itself need not be among the top ones."""
     top = tuple((ord("a") + rank, -0.5 * (rank + 1)) for rank in range(count))
     return TokenLogprobs(token_id, -0.5 * (abs(token_id - ord("a")) + 1), abs(token_id - ord("a")) + 1, top)

@@ -1,4 +1,4 @@
-"""Settings as the command line makes them."""
+"""Settings made from command lines and files."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ def read(*arguments: str) -> Settings:
 
 
 def write(tmp_path: Path, content: str) -> str:
-    """A file for --config."""
+    """Writes a file for --config and returns its path."""
     path = tmp_path / "settings.yaml"
     path.write_text(content)
     return str(path)

@@ -1,4 +1,4 @@
-"""An engine that is late with one of two sequences, and what is told of both."""
+"""An engine that is late with one of two sequences, and the outputs of both."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -12,7 +12,7 @@ from tests.server.fake_engine import FakeEngine
 
 
 class LateEngine(FakeEngine):
-    """Of two sequences one gets tokens; the other is late with its first, once that one has begun."""
+    """Of two sequences, one gets tokens; once it has begun, the other one's limit passes before its first token."""
 
     late = "1"
     end: TwostepError | None = None
@@ -22,8 +22,8 @@ class LateEngine(FakeEngine):
             while self.num_holding == 0:
                 await asyncio.sleep(0.001)
             patience_s, left_s = 0.4, request.left_s
-            await asyncio.sleep(min(left_s or 0.0, patience_s) * 0.99)  # timers come early, too: by what they round
-            self.hold_at = None  # in the same turn: the other one goes on when the end is known
+            await asyncio.sleep(min(left_s or 0.0, patience_s) * 0.99)  # timers may fire early, by what they round
+            self.hold_at = None  # without an await before the error: the other sequence goes on after it
             is_deadline = left_s is not None and left_s < patience_s
             raise self.end or (DeadlineError if is_deadline else RequestTimeoutError)("Late.")
         async for output in super().generate(request):

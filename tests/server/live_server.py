@@ -30,7 +30,7 @@ TIMEOUT_S = 20.0
 
 @dataclass
 class FakeBackend:
-    """What `create_app` opens in tests. Loading can be held up or made to fail."""
+    """The backend that `create_app` opens in tests. Loading can be held up or made to fail."""
 
     engine: FakeEngine = field(default_factory=FakeEngine)
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
@@ -98,7 +98,7 @@ class LiveServer:
         return self.client.post(path, content=body, headers={"Content-Type": "application/json", **(headers or {})})
 
     def request_bytes(self, path: str, body: dict[str, Any]) -> bytes:
-        """A request as it goes over the wire, for clients that leave or do not read."""
+        """Returns a request as it goes over the wire, for clients that leave or do not read."""
         data = json.dumps(body).encode()
         head = (
             f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
@@ -109,7 +109,7 @@ class LiveServer:
         return socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S, source_address=(source, 0))
 
     def call(self, function: Callable[[], Any]) -> None:
-        """Run on the server's event loop."""
+        """Runs the function on the server's event loop."""
         self.loop.call_soon_threadsafe(function)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -134,7 +134,8 @@ def in_thread(function: Callable[[], Any]) -> threading.Thread:
 
 @contextmanager
 def live_server(backend: FakeBackend | None = None, **settings: Any) -> Generator[LiveServer, None, None]:
-    """A server with these settings over this backend, ready unless the backend is still loading or failed."""
+    """Runs a server with these settings over this backend; it is ready unless the backend is still loading or
+    failed."""
     backend = backend or FakeBackend()
     parsed = Settings(**{"served_model_name": ["fake"], **settings})
     app = create_app(parsed, backend.opener(parsed))

@@ -1,4 +1,4 @@
-"""What models with tools are asked and say: calls, and thinking."""
+"""Tools that tests offer to models, and texts that models generate: tool calls and thinking."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ THOUGHT = f'<think>Hm.</think>Let me see.{CALL}<tool_call>{{"name": "get_time", 
 
 
 def saying_tokens(server: LiveServer, text: str) -> Callable[[GenerationRequest, int], int]:
-    """Says the text with the special tokens in it."""
+    """Returns a rule that generates the text, in which special tokens count as such, and then EOS."""
     ids = [*server.engine.tokenizer.encode(text, add_special_tokens=False), EOS]
     return lambda _, position: ids[position]
 

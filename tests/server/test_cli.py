@@ -40,7 +40,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
-    """Exit code 2, and the last thing said is one sentence with these words."""
+    """Asserts exit code 2, and that the last line on stderr is one sentence with these words."""
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr
     last = result.stderr.strip().splitlines()[-1]
@@ -152,7 +152,7 @@ def test_a_damaged_generation_config_is_one_sentence(tmp_path: Path) -> None:
 
 @contextmanager
 def fake_program(*arguments: str) -> Generator[subprocess.Popen[str], None, None]:
-    """The program over an engine without a model."""
+    """Runs the program over an engine without a model."""
     command = [sys.executable, str(Path(__file__).parent / "fake_program.py"), *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True) as process:
@@ -163,7 +163,7 @@ def fake_program(*arguments: str) -> Generator[subprocess.Popen[str], None, None
 
 
 def url_in(process: subprocess.Popen[str], words: str) -> str:
-    """Waits for the line with these words; the address in it."""
+    """Waits for the line with these words and returns the URL in it."""
     assert process.stdout is not None
     line = next(line for line in process.stdout if words in line)
     (url,) = re.findall(r"http://127\.0\.0\.1:\d+(?= )", line)
@@ -275,8 +275,8 @@ class TestBanner:
         assert "drafts  at most 8 tokens, from texts, grammars\n" in banner
         line = next(line for line in banner.splitlines() if "curl" in line)
         script = line.strip().replace("curl", "printf '%s|'", 1)
-        told = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split("|")
-        assert told[1] == "http://127.0.0.1:1/v1/completions" and '"model": "org/it\'s"' in told[-2]
+        words = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split("|")
+        assert words[1] == "http://127.0.0.1:1/v1/completions" and '"model": "org/it\'s"' in words[-2]
 
     def test_it_tells_of_draft_weights(self) -> None:
         info = msgspec.structs.replace(INFO, draft_size=msgspec.structs.replace(INFO.size, head_bytes=5 << 20))

@@ -1,4 +1,4 @@
-"""The program before anything is imported, and where nobody listens."""
+"""The program while it imports, and with its standard output closed."""
 
 import signal
 import subprocess

@@ -25,7 +25,7 @@ ERRORS = (OSError, asyncio.IncompleteReadError)
 
 
 async def slow_head(port: int) -> None:
-    """A header line at a time."""
+    """Sends a head, one line at a time."""
     async with connected(port) as (_, writer):
         writer.write(b"POST /v1/completions HTTP/1.1\r\n")
         for number in itertools.count():
@@ -45,7 +45,7 @@ async def slow_body(port: int) -> None:
 
 
 async def stalled_reader(port: int) -> None:
-    """Asks for streams, and reads none of them."""
+    """Requests streams and reads none of them."""
     parameters = {"prompt": "def", "max_tokens": 200, "stream": True, "logprobs": 20, "ignore_eos": True, "n": 2}
     head, body = request_bytes(json.dumps(parameters).encode())
     reader_socket = socket.socket()
@@ -59,7 +59,7 @@ async def stalled_reader(port: int) -> None:
 
 
 async def malformed(port: int) -> None:
-    """Nonsense, as fast as it is refused."""
+    """Sends invalid requests, as fast as they are refused."""
     rng = random.Random()
     bodies = [b"[" * 5000, b"{" + b'"a":' * 5000, rng.randbytes(5000), b'{"prompt": 3}', b"[" + b"1," * 20_000 + b"1]"]
     while True:
@@ -70,7 +70,8 @@ async def malformed(port: int) -> None:
 
 
 async def large_bodies(port: int) -> None:
-    """Lists of millions of numbers, empty lists, and fields: what is slowest to parse for its size."""
+    """Sends lists of millions of numbers, of empty lists, and objects of many fields: the slowest bodies to parse for
+    their size."""
     for content in itertools.cycle((b"1," * 3_000_000 + b"1", b"[]," * 2_000_000 + b"[]")):
         head, body = request_bytes(b'{"prompt": [' + content + b"]}")
         async with connected(port) as (reader, writer):
@@ -80,7 +81,7 @@ async def large_bodies(port: int) -> None:
 
 
 async def connects(port: int) -> None:
-    """As many connections as it gets, and not a byte on any."""
+    """Opens as many connections as it gets, and sends nothing on any."""
     while True:
         async with connected(port):
             await asyncio.sleep(random.random())
@@ -97,7 +98,7 @@ ATTACKS: tuple[tuple[Callable[[int], Awaitable[None]], int], ...] = (
 
 
 async def gaps_ms(port: int, seconds: float) -> list[float]:
-    """Between the events of streams that run one after the other."""
+    """Returns the gaps between the events of streams that run one after the other."""
     gaps: list[float] = []
     end_s = time.monotonic() + seconds
     parameters = {"prompt": "Return the", "max_tokens": 400, "stream": True, "ignore_eos": True}
@@ -132,7 +133,8 @@ def p99(values: list[float]) -> float:
 
 
 async def compare(attack: Callable[[int], Awaitable[None]], count: int, port: int, seconds: float) -> float:
-    """The attacker runs in a process of its own: what it costs itself is not the server's."""
+    """Measures gaps without and with the attack, by turns. The attacker runs in a process of its own, so that its own
+    cost does not count."""
     quiet: list[float] = []
     attacked: list[float] = []
     for _ in range(2):

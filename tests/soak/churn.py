@@ -21,7 +21,7 @@ ABORTS = 0.2
 NUM_ROUNDS = 20
 WARM_ROUNDS = 5
 MAX_GROWTH = 0.03
-"""Of resident memory, over all rounds after the warm ones."""
+"""Share by which resident memory may grow, over all rounds after the warm ones."""
 BAD: tuple[dict[str, Any], ...] = (
     {"prompt": ""},
     {"prompt": "a", "n": 0},
@@ -35,16 +35,16 @@ BAD: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Seen:
-    """What the clients know."""
+    """Counts of what the clients sent and received."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     left: Counter[Stage] = field(default_factory=Counter)
     prompt_tokens: int = 0
     generated_tokens: int = 0
     num_heads: int = 0
-    """Requests whose whole head was sent."""
+    """Number of requests whose whole head was sent."""
     unseen_tokens: int = 0
-    """That those who left might have been sent."""
+    """Tokens at most that were generated for clients that hung up before they received them."""
 
     def add(self, answer: Answer, body: dict[str, Any]) -> None:
         self.statuses[answer.status] += 1
@@ -106,7 +106,7 @@ class Sample:
 
 
 def sample(server: ServerProcess) -> Sample:
-    """Once nothing runs."""
+    """Waits until the server is idle and takes a sample."""
     assert eventually(server.is_idle), "something still runs, waits or holds blocks"
     mib, engine_pid = 2**20, server.engine_pid
     assert engine_pid is not None, "there is no engine"
@@ -114,7 +114,7 @@ def sample(server: ServerProcess) -> Sample:
 
 
 def delta(server: ServerProcess, before: dict[str, float], name: str) -> int:
-    """By how much the samples with this name, whatever their labels, advanced together."""
+    """Returns by how much the samples with this name, whatever their labels, advanced together."""
     now = server.metrics()
     names = [each for each in now if each.partition("{")[0] == name and "handler=/metrics" not in each]
     return int(sum(now[each] - before.get(each, 0) for each in names))
@@ -130,7 +130,7 @@ def check_counters(server: ServerProcess, before: dict[str, float], seen: Seen) 
 
 
 def check_flat(samples: list[Sample]) -> bool:
-    """Prints how each quantity went; whether all are flat."""
+    """Prints each quantity over the rounds and returns whether all are flat."""
     settled = samples[WARM_ROUNDS:]
     rounds = range(len(settled))
     is_flat = True

@@ -30,14 +30,14 @@ class Answer:
         return dict(json.loads(self.body))
 
     def events(self) -> list[dict[str, Any]]:
-        """Of a stream, which must be complete."""
+        """Returns the events of a stream, which must be complete."""
         *events, done, rest = self.body.decode().split("\n\n")
         assert (done, rest) == ("data: [DONE]", ""), self.body[-200:]
         return [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: ")]
 
 
 def request_bytes(body: bytes, path: str = "/v1/completions") -> tuple[bytes, bytes]:
-    """Head and body."""
+    """Returns the request's head and body."""
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode(), body
 
@@ -52,7 +52,7 @@ async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
 
 
 async def ask(port: int, body: dict[str, Any], leave: Stage = Stage.END) -> Answer | None:
-    """The whole answer; None for who left before it was complete."""
+    """Sends a request and returns the whole response; None if it hung up at `leave`, before that was complete."""
     head, content = request_bytes(json.dumps(body).encode())
     async with connected(port) as (reader, writer):
         if leave is Stage.CONNECT:

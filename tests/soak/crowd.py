@@ -20,23 +20,23 @@ _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What became of one request."""
+    """The outcome of one request."""
 
     status: int
-    """0 if the connection was lost before the end."""
+    """HTTP status; 0 if the connection was lost before the end of the response."""
     sent_s: float
     first_s: float
-    """When its first bytes came: of a stream, with its first token."""
+    """Time at which the response's first bytes came: with the first token, in a stream."""
     ended_s: float
     tail: bytes
-    """The last bytes of a stream, else the whole answer."""
+    """The last bytes of a stream, or else the whole response."""
 
 
 OnReply = Callable[["Client", Reply], None]
 
 
 class Client(asyncio.Protocol):
-    """One connection, which asks one thing after the other."""
+    """One connection, which sends one request after the other."""
 
     def __init__(self, on_reply: OnReply, on_lost: Callable[["Client"], None]) -> None:
         self._on_reply = on_reply
@@ -91,7 +91,7 @@ class Crowd:
         self._port = port
         self._messages = messages
         self._refused = deque[bytes]()
-        self._idle = dict[Client, None]()  # the longest so first: nobody is idle until the server hangs up
+        self._idle = dict[Client, None]()  # the longest idle first, so that none is idle until the server closes it
         self._asked = dict[Client, tuple[bytes, asyncio.Future[Reply]]]()
         self._opening = set[asyncio.Task[None]]()
 
@@ -128,7 +128,7 @@ class Crowd:
 
 
 async def closed_loop(crowd: Crowd, num_clients: int, duration_s: float) -> list[Reply]:
-    """Each asks again when it is answered, and a while later when it was refused."""
+    """Runs clients that send their next request when they have a response, and a while later when they were refused."""
     until_s = time.perf_counter() + duration_s
     replies: list[Reply] = []
 
@@ -143,7 +143,7 @@ async def closed_loop(crowd: Crowd, num_clients: int, duration_s: float) -> list
 
 
 async def open_loop(crowd: Crowd, offsets_s: Iterable[float], duration_s: float) -> list[Reply]:
-    """Each request when it is due, whatever became of the others."""
+    """Sends each request when it is due, whatever became of the others."""
     began_s = time.perf_counter()
     under_way: list[asyncio.Future[Reply]] = []
     for offset_s in offsets_s:

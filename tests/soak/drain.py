@@ -15,7 +15,7 @@ MAX_TOKENS = 200
 
 
 async def load(server: ServerProcess, num_streams: int, after_s: float) -> Counter[str]:
-    """How each of the requests ended that were sent without a pause until the server was gone."""
+    """Sends requests without a pause until the server is gone, and counts how they ended."""
     outcomes: Counter[str] = Counter()
     is_over = asyncio.Event()
 
@@ -28,7 +28,7 @@ async def load(server: ServerProcess, num_streams: int, after_s: float) -> Count
             except OSError:
                 outcomes["not connected"] += 1
                 return
-            except IndexError:  # the last ones find a port that closes before they have said anything
+            except IndexError:  # the port closed before the request was sent
                 outcomes["closed"] += 1
                 return
             outcomes[_outcome(answer, body)] += 1

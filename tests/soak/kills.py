@@ -26,7 +26,7 @@ PROMPTS = ("The list of", "def main(", "A module that", "Return the absolute pat
 
 @dataclass(frozen=True)
 class Answer:
-    """All that a stream said, its times aside."""
+    """The content of a stream, without its times."""
 
     token_ids: list[int]
     text: str
@@ -35,7 +35,7 @@ class Answer:
 
 
 def body_of(index: int, max_tokens: int) -> dict[str, Any]:
-    """Half greedy, half sampled; some penalised, with log-probabilities or a stop string."""
+    """Returns a request: half of them are greedy, half sampled; some have penalties, logprobs or a stop string."""
     how: dict[str, Any] = {"temperature": 0} if index % 2 else {"temperature": 1.1, "top_p": 0.95, "seed": index}
     if index % 5 == 0:
         how |= {"presence_penalty": 0.8, "repetition_penalty": 1.1}
@@ -53,7 +53,7 @@ def body_of(index: int, max_tokens: int) -> dict[str, Any]:
 
 
 async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
-    """Raises AssertionError for a stream that is no complete one."""
+    """Runs a stream to its end. Raises AssertionError if it is not complete."""
     async with client.stream("POST", "/v1/completions", json=body) as response:
         lines = [line async for line in response.aiter_lines() if line.startswith("data: ")]
     assert response.status_code == 200, f"status {response.status_code}"
@@ -69,7 +69,7 @@ async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
 
 
 async def kill_at_random(server: ServerProcess, num_kills: int, mean_s: float, chance: random.Random) -> None:
-    """Whatever the engine does at the moment: load, prefill, decode, or nothing."""
+    """Kills the engine at random moments, whatever it does then: load, prefill, decode, or nothing."""
     while num_kills:
         await asyncio.sleep(chance.expovariate(1 / mean_s))
         if (pid := server.engine_pid) is not None:
@@ -80,7 +80,7 @@ async def kill_at_random(server: ServerProcess, num_kills: int, mean_s: float, c
 async def disturbed(
     client: httpx.AsyncClient, bodies: list[dict[str, Any]], answers: list[Answer], killer: "asyncio.Task[None]"
 ) -> tuple[list[str], int]:
-    """Every stream at least once, and again until the last kill; the problems, and the number of tokens."""
+    """Runs every stream at least once, and again until the last kill. Returns the problems and the number of tokens."""
     problems: list[str] = []
     num_tokens = 0
 
@@ -102,13 +102,13 @@ async def disturbed(
 
 
 def wrong_counters(server: ServerProcess, expected: dict[str, float]) -> list[str]:
-    """Those that are not what they should be."""
+    """Returns the counters that are not what they should be."""
     now = server.metrics()
     return [f"{name} is {now[name]}, not {value}" for name, value in expected.items() if now[name] != value]
 
 
 async def soak(arguments: argparse.Namespace) -> list[str]:
-    """The problems."""
+    """Runs the undisturbed and the disturbed streams and returns the problems."""
     bodies = [body_of(index, arguments.max_tokens) for index in range(arguments.streams)]
     flags = {"--max-waiting": len(bodies), "--max-queue-time": 3600, "--max-engine-restarts": arguments.kills}
     with running_server(*(str(part) for flag in flags.items() for part in flag)) as server:

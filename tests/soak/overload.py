@@ -1,8 +1,8 @@
 """Ten times more than the server can do: `python -m tests.soak.overload [--minutes N]`.
 
-A closed loop finds its peak, an open loop asks for a multiple of it, and the closed loop tells whether the machine is
-still the same. Whoever is accepted must get the first token within the promised time, whoever is not must be told at
-once, and the work done must stay that of the peak, for each CPU second that neither the crowd nor others took.
+A closed loop finds the server's peak, an open loop sends a multiple of it, and a second closed loop shows whether the
+machine's speed has changed. Accepted requests must get their first token within the promised time, others must be
+refused at once, and throughput must stay that of the peak, per CPU second that neither the crowd nor others took.
 """
 
 import argparse
@@ -25,10 +25,10 @@ from tests.soak.server import ServerProcess, cpu_seconds, machine_cpu_seconds, r
 
 MAX_REFUSAL_S = 0.05
 MAX_LOSS = 0.05
-"""Of the peak's throughput, under overload."""
+"""Share of the peak's throughput that may be lost under overload."""
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 WARM_SHARE = 0.2
-"""Of a phase, before throughput is measured: queues fill first."""
+"""Share of a phase before throughput is measured: queues fill first."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Measured:
     num_tokens_asked: int
     tokens_per_s: float
     cpus: dict[str, float]
-    """CPU seconds per second, of each process and of all others."""
+    """CPU seconds per second: of server, engine and crowd, and of all other processes."""
 
     @property
     def tokens_per_cpu_s(self) -> float:
-        """Of what is left for server and engine."""
+        """Tokens per CPU second that was left for server and engine."""
         return self.tokens_per_s / (len(os.sched_getaffinity(0)) - self.cpus["crowd"] - self.cpus["others"])
 
     def outcomes(self) -> Counter[str]:
@@ -87,7 +87,7 @@ class Load:
         return Measured(replies, self._num_tokens_asked, tokens_per_s, cpus)
 
     async def _rates(self, duration_s: float) -> tuple[float, dict[str, float]]:
-        """Tokens, by the server's own count, and CPU seconds, per second while the load is on."""
+        """Measures tokens, by the server's own count, and CPU seconds, each per second while the load is on."""
         await asyncio.sleep(WARM_SHARE * duration_s)
         began_s, num_before, cpu_before = time.monotonic(), await self._num_tokens(), self._cpu_s()
         await asyncio.sleep((0.95 - WARM_SHARE) * duration_s)
@@ -115,7 +115,7 @@ def messages(shape: Shape) -> Iterator[bytes]:
 
 
 def verdicts(peaks: list[Measured], overload: Measured, bound_s: float) -> list[tuple[bool, str]]:
-    """Each promise, kept or not, with what was measured."""
+    """Returns whether each promise was kept, with a text that says what was measured."""
     outcomes, refusals, ttft = overload.outcomes(), overload.refusal_s(), overload.ttft_s()
     others = {outcome: count for outcome, count in outcomes.items() if outcome not in ("ok", "refused")}
     refused_ms = percentile(refusals, 99) * 1e3 if refusals else 0.0

@@ -22,7 +22,7 @@ SETTLE_S = 60.0  # generous: the machine may be busy; what is tested is that it 
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """The leader of a process group of its own, so that signals to the group reach no one else."""
+    """A server process, which leads a process group of its own, so that signals to the group reach no other process."""
 
     process: "subprocess.Popen[str]"
     url: str
@@ -33,7 +33,7 @@ class ServerProcess:
 
     @property
     def engine_pids(self) -> list[int]:
-        """None between two of them."""
+        """The engine's process id; None while there is no engine process."""
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return [int(child) for child in children if _is_engine(child)]
@@ -46,29 +46,29 @@ class ServerProcess:
         self.process.send_signal(number)
 
     def signal_all(self, number: int) -> None:
-        """As a service manager does: the server and its engine, whatever their groups."""
+        """Signals the server and its engine, whatever their groups, as a service manager does."""
         for pid in (self.engine_pid, self.process.pid):
             if pid is not None:
                 os.kill(pid, number)
 
     def stop(self, number: int = SIGTERM) -> int:
-        """The exit code."""
+        """Signals the server, waits for its end and returns the exit code."""
         self.signal(number)
         return self.wait()
 
     def wait(self) -> int:
-        """The exit code."""
+        """Waits for the server's end and returns the exit code."""
         self.process.communicate(timeout=SETTLE_S)
         return self.process.returncode
 
     def complete(self, **fields: Any) -> dict[str, Any]:
-        """The answer of /v1/completions, which must be one."""
+        """Returns the body of /v1/completions, whose status must be 200."""
         answer = httpx.post(f"{self.url}/v1/completions", json=fields, timeout=300)
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
     def metrics(self) -> dict[str, float]:
-        """Every sample; labels are part of the name, as in `kv_blocks{state=held}`."""
+        """Returns every sample by its name, which includes its labels, as in `kv_blocks{state=held}`."""
         text = httpx.get(f"{self.url}/metrics", timeout=30).text
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         return {_name(sample.name, sample.labels): sample.value for sample in samples}
@@ -94,13 +94,13 @@ def _is_engine(pid: str) -> bool:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of all its threads, so far."""
+    """Returns the CPU time of all the process's threads so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def machine_cpu_seconds() -> float:
-    """Of all programs, with what other machines on the same hardware took from this one."""
+    """Returns the CPU time of all programs so far, steal time (taken by other virtual machines) included."""
     fields = Path("/proc/stat").read_text().split(maxsplit=9)[1:9]  # user nice system idle iowait irq softirq steal
     return (sum(map(int, fields)) - int(fields[3]) - int(fields[4])) / os.sysconf("SC_CLK_TCK")
 
@@ -111,7 +111,7 @@ def _name(name: str, labels: dict[str, str]) -> str:
 
 @contextmanager
 def running_server(*flags: str) -> Iterator[ServerProcess]:
-    """A server of the embedded model on a free port, ready; killed at the end if it has not ended itself."""
+    """Runs a server of the embedded model on a free port, ready; kills it at the end if it still runs."""
     command = [sys.executable, "-m", "server", "serve", "--port", "0", "--log-level", "warning", *flags]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -135,7 +135,7 @@ def _url_of(process: "subprocess.Popen[str]") -> str:
 
 
 def eventually(condition: Callable[[], bool], within_s: float = SETTLE_S) -> bool:
-    """Whether it holds in time."""
+    """Returns whether the condition holds in time."""
     deadline_s = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline_s:

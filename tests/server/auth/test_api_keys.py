@@ -1,4 +1,4 @@
-"""Keys with names, at the server: who is let in, on which terms, and what is counted."""
+"""API keys at the server: authentication, the key's terms, and what is counted under its name."""
 
 import asyncio
 from collections.abc import Generator
@@ -26,7 +26,7 @@ ANY_OBJECT = {"type": "json_schema", "schema": {"type": "object"}}
 
 @pytest.fixture
 def grammar_askers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """In whose names grammars are tried."""
+    """The callers in whose names grammars are checked, in order."""
     asked, check = list[str](), GrammarChecker.check
 
     async def remember(checker: GrammarChecker, grammar: str, tenant: str = "") -> None:
@@ -54,16 +54,16 @@ class TestServer:
         assert keyed.complete("Hi").status_code == 401
         assert keyed.complete("Hi", {"Authorization": f"Bearer {HASHES['bob']}"}).status_code == 401
 
-    def test_the_engine_knows_who_asks_and_prefixes_are_apart(self, keyed: LiveServer) -> None:
+    def test_the_engine_gets_the_tenant_and_prefixes_are_apart(self, keyed: LiveServer) -> None:
         assert requests_of(keyed, cache_salt="s") == [("alice", 2.0, "alice\0s"), ("bob", 1.0, "bob\0s")]
 
-    def test_the_room_is_asked_in_the_name_of_the_key(self, keyed: LiveServer) -> None:
+    def test_admission_is_checked_for_the_keys_tenant(self, keyed: LiveServer) -> None:
         requests_of(keyed)
         assert [request.quota_tenant for request in keyed.engine.requests] == [
             Tenant("alice", 2 / 3),
             Tenant("bob", 1 / 3),
         ]
-        assert keyed.engine.tenant_at_door == Tenant("bob", 1 / 3)
+        assert keyed.engine.last_tenant_checked == Tenant("bob", 1 / 3)
 
     @pytest.mark.parametrize(
         ("path", "body"),
@@ -96,9 +96,9 @@ class TestServer:
 
     def test_without_keys_there_is_one_tenant(self, server: LiveServer) -> None:
         server.complete("Hi")
-        assert server.engine.requests[0].quota_tenant == server.engine.tenant_at_door == SOLE_TENANT
+        assert server.engine.requests[0].quota_tenant == server.engine.last_tenant_checked == SOLE_TENANT
 
-    def test_prefixes_are_shared_only_when_told(self, tmp_path: Path) -> None:
+    def test_prefixes_are_shared_only_when_configured(self, tmp_path: Path) -> None:
         with live_server(api_keys_file=write(tmp_path), share_prefix_cache=True) as server:
             assert [salt for *_, salt in requests_of(server, cache_salt="s")] == ["s", "s"]
 
@@ -120,7 +120,7 @@ class TestServer:
         assert keyed.complete("Hi", bearer("alice")).status_code == 200
 
     @pytest.mark.parametrize(("fields", "param"), [({"n": 6}, "n"), ({"prompt": ["Hi"] * 6}, "prompt")])
-    def test_one_request_for_more_than_its_key_can_have_is_never_told_to_come_back(
+    def test_one_request_for_more_than_its_key_can_have_is_400_and_not_429(
         self, fields: dict[str, Any], param: str
     ) -> None:
         with live_server(api_key=["first-key", "second-key"], max_num_seqs=2, max_waiting=4) as server:
@@ -143,7 +143,7 @@ class TestServer:
         assert [advanced("twostep_key_tokens_total", key=name, kind="generated") for name in SECRETS] == [5, 7]
         assert advanced("twostep_key_rejections_total", key="bob", reason="model_not_found") == 1
 
-    def test_who_has_no_key_is_no_label(self, keyed: LiveServer) -> None:
+    def test_requests_without_a_key_have_no_label(self, keyed: LiveServer) -> None:
         keyed.complete("Hi", {"Authorization": "Bearer wrong"})
         assert "twostep_key_requests_total{" not in keyed.client.get("/metrics").text
 
@@ -151,7 +151,7 @@ class TestServer:
 @pytest.mark.parametrize("key", ["voilà", "drogą"])
 @pytest.mark.parametrize("name", ["Authorization", "x-api-key"])
 def test_a_key_may_have_any_letters(key: str, name: str) -> None:
-    """The last bytes of these, 0xA0 and 0x85, are white space in latin-1."""
+    """The last bytes of these keys, 0xA0 and 0x85, are white space in latin-1."""
     value = f"Bearer  {key}" if name == "Authorization" else key
     with live_server(api_key=[key]) as server:
         assert server.client.get("/v1/models", headers={name: value.encode()}).status_code == 200

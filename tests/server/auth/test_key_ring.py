@@ -1,4 +1,4 @@
-"""Keys with names, apart from the server: what their file may say, how they are made, which is found, what it may."""
+"""API keys without a server: the content of their file, new keys, look-up, and the limit of concurrent requests."""
 
 import logging
 from contextlib import ExitStack
@@ -20,13 +20,15 @@ class TestFile:
             ApiKey("bob", bytes.fromhex(HASHES["bob"]), 1.0, None),
         ]
 
-    def test_an_empty_one_has_none_and_lets_nobody_in(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_empty_one_has_none_and_accepts_no_request(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         path = write(tmp_path, "# nobody\n")
         ring = KeyRing(path=path)
         assert read_keys(path) == [] and not ring.is_open
         ring.reload()
-        told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-        assert told == [f"{path} has no API key: nobody is let in; twostep key NAME makes one"] * 2
+        warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        assert warnings == [f"{path} has no API key: nobody is let in; twostep key NAME makes one"] * 2
 
     @pytest.mark.parametrize(
         ("content", "words"),
@@ -61,7 +63,7 @@ class TestFile:
         assert "\n" not in message and all(word in message for word in ["--api-keys-file", "keys.yaml", *words])
         assert HASHES["bob"][:16] not in message and HASHES["alice"][:16] not in message
 
-    def test_a_missing_one_is_told(self) -> None:
+    def test_a_missing_one_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="No such file"):
             KeyRing(path=Path("/nowhere/keys.yaml"))
 
@@ -160,6 +162,6 @@ def test_salts_of_two_keys_never_meet(one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("secret", ["", " ", " key", "key\n"])
-def test_a_key_that_nobody_could_send_or_everybody_does_is_refused(secret: str) -> None:
+def test_an_empty_key_and_white_space_around_one_are_refused(secret: str) -> None:
     with pytest.raises(ConfigError, match="--api-key"):
         KeyRing(("one", secret))

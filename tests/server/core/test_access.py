@@ -1,4 +1,4 @@
-"""Who may call, what a body may weigh, how requests are named and logged."""
+"""API keys, origins, body limits, request ids and the access log."""
 
 import asyncio
 import socket
@@ -51,7 +51,7 @@ class TestApiKeys:
     def test_probes_need_no_key(self, keyed: LiveServer, path: str) -> None:
         assert keyed.client.get(path).status_code == 200
 
-    def test_keys_are_told_to_nobody(self, keyed: LiveServer) -> None:
+    def test_no_response_shows_a_key(self, keyed: LiveServer) -> None:
         info = keyed.client.get("/server_info", headers={"Authorization": "Bearer one"})
         assert info.status_code == 200 and "schlüssel" not in info.text and "api_key" not in info.text
 
@@ -120,7 +120,7 @@ class TestBodyLimit:
         send_body(read_some, receive, max_body_bytes=2**30, timeout_s=0.1)
 
     def test_its_sender_is_not_blamed_while_nobody_reads(self) -> None:
-        """A large body waits for its turn when some of it has come."""
+        """A large body waits for a slot after its beginning has arrived."""
 
         async def receive() -> Message:
             await asyncio.sleep(0)
@@ -151,7 +151,7 @@ class TestBodyLimit:
 
 
 def send_body(app: ASGIApp, receive: Receive, max_body_bytes: int, timeout_s: float) -> None:
-    """What comes of `receive` is read by the app, in virtual time."""
+    """Runs the app behind the body limit, in virtual time, with a body that `receive` delivers."""
 
     async def send(_: Message) -> None:
         raise AssertionError("nothing is answered")
@@ -208,7 +208,7 @@ def connection_with_id(server: LiveServer, request_id: str, body: bytes = b'{"pr
 
 class TestAccessLog:
     @pytest.mark.parametrize(("hold_at", "status", "num_tokens"), [(0, 499, None), (5, 200, 5)])
-    def test_who_left_is_told(
+    def test_the_log_names_clients_that_left(
         self, server: LiveServer, caplog: pytest.LogCaptureFixture, hold_at: int, status: int, num_tokens: int | None
     ) -> None:
         server.engine.hold_at = hold_at

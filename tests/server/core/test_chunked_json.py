@@ -1,4 +1,4 @@
-"""A list is encoded as a whole, while others have their turns."""
+"""Large lists are encoded in slices, between which the event loop runs other tasks."""
 
 import asyncio
 import json
@@ -124,7 +124,7 @@ ASKED: list[tuple[str, dict[str, Any], type | ModuleType, str]] = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("path", "asked", "place", "name"), ASKED)
-def test_scores_hold_up_nobody(
+def test_others_run_while_scores_are_encoded(
     server: LiveServer,
     monkeypatch: pytest.MonkeyPatch,
     path: str,

@@ -1,4 +1,4 @@
-"""Every error leaves in one shape, with the status and the code of the table."""
+"""Every error has one form, with the status and the code of the table."""
 
 import logging
 from typing import Any
@@ -58,7 +58,7 @@ TABLE: dict[type[Exception], tuple[int, str]] = {
     NotReadyError: (503, "server_is_overloaded"),
     engine_errors.EngineGivenUpError: (503, "engine_given_up"),
     EngineFailedError: (500, "internal_error"),
-    # Errors of start-up. In a request they would be our bug.
+    # Errors of start-up. In a request they would be a bug of this program.
     ConfigError: (500, "internal_error"),
     ModelError: (500, "internal_error"),
     engine_errors.UnsupportedModelError: (500, "internal_error"),
@@ -110,7 +110,7 @@ def test_what_the_engine_refuses_has_a_status(
     assert "secret" not in response.text
 
 
-def test_a_prompt_that_is_too_long_is_told_the_limit(server: LiveServer) -> None:
+def test_a_prompt_that_is_too_long_names_the_limit(server: LiveServer) -> None:
     error = error_of(server.complete("x" * 600))
     assert error["code"] == "context_length_exceeded"
     assert "maximum context length is 512" in error["message"]
@@ -178,7 +178,7 @@ def test_unknown_routes_and_methods(server: LiveServer, method: str, path: str, 
 @pytest.mark.parametrize(
     ("path", "methods"), [("/v1/requests/x", "DELETE, GET, HEAD"), ("/v1/completions", "POST"), ("/docs", "GET, HEAD")]
 )
-def test_a_405_tells_all_methods_of_its_path(server: LiveServer, path: str, methods: str) -> None:
+def test_a_405_names_all_methods_of_its_path(server: LiveServer, path: str, methods: str) -> None:
     assert server.client.put(path).headers["allow"] == methods
 
 

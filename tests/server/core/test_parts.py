@@ -1,4 +1,4 @@
-"""Small parts alone: defaults of the model, log-probabilities, timings, the race against the client's leaving."""
+"""Small parts without a server: generation defaults, logprobs, timings, and work that ends when the client leaves."""
 
 import asyncio
 import json
@@ -43,11 +43,11 @@ class TestGenerationDefaults:
         assert load_generation_defaults(str(tmp_path), "org/model", None) == GenerationDefaults(top_p=0.5)
 
     @pytest.mark.parametrize("content", ["{", "[]", '{"top_p": 7}', '{"top_k": "x"}', "\xff"])
-    def test_damage_is_told(self, tmp_path: Path, content: str) -> None:
+    def test_a_damaged_file_is_refused(self, tmp_path: Path, content: str) -> None:
         with pytest.raises(ModelError, match="--generation-config none"):
             self.load(tmp_path, content)
 
-    def test_a_directory_without_any_is_told(self, tmp_path: Path) -> None:
+    def test_a_directory_without_the_file_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="--generation-config"):
             self.load(tmp_path, None, str(tmp_path / "missing"))
 
@@ -79,8 +79,8 @@ class TestLogprobs:
         scored = list(prompt_logprobs([score], 1, ByteTokenizer()))
         assert scored == [{"65": {"logprob": -9999.0, "rank": 1, "decoded_token": "A"}}]
 
-    def test_only_as_many_are_told_as_asked_for(self) -> None:
-        """The engine may have been asked for more, by `prompt_logprobs` beside `logprobs`."""
+    def test_no_more_are_returned_than_requested(self) -> None:
+        """The engine returns more where `prompt_logprobs` asks for more than `logprobs`."""
         score = TokenLogprobs(65, -1.0, 1, ((65, -1.0), (66, -2.0), (67, -3.0)))
         assert [*self.formatter(2).generated([score])["top_logprobs"]] == [{"A": -1.0, "B": -2.0}]
 

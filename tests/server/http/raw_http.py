@@ -1,4 +1,4 @@
-"""Requests as bytes on a socket, and what comes back, for what no client would send."""
+"""Requests as bytes on a socket, and their responses: for what no HTTP client would send."""
 
 import json
 import socket
@@ -20,7 +20,7 @@ def post(body: bytes) -> bytes:
 
 
 def answer_to(server: LiveServer, *data: bytes) -> bytes:
-    """All that comes back until the server closes."""
+    """Returns all that the server sends until it closes the connection."""
     with closing(server.connect()) as connection:
         send(connection, *data)
         return rest_of(connection)
@@ -31,7 +31,7 @@ def send(connection: socket.socket, *data: bytes) -> None:
         for part in data:
             connection.sendall(part)
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the server has heard enough
+        pass  # the server has closed the connection
 
 
 def rest_of(connection: socket.socket) -> bytes:
@@ -50,7 +50,7 @@ def status_and_code(answer: bytes) -> tuple[int, str]:
 
 
 def is_open(connection: socket.socket) -> bool:
-    """Whether it still answers."""
+    """Tells whether the connection still answers."""
     send(connection, GET)
     answer = b""
     while not answer.endswith(b"}"):

@@ -1,4 +1,4 @@
-"""What one connection may cost, seen from raw sockets: pipelines, idle crowds, answers left unread, slow uploads."""
+"""Limits of one connection, tested over raw sockets: pipelines, idle connections, unread responses, slow uploads."""
 
 import gc
 import resource
@@ -33,7 +33,7 @@ FOREVER = 500
 
 class TestPipelines:
     @pytest.mark.parametrize("stream", [False, True])
-    def test_who_leaves_aborts_also_the_one_before_the_last(self, server: LiveServer, stream: bool) -> None:
+    def test_leaving_aborts_also_the_request_before_the_last(self, server: LiveServer, stream: bool) -> None:
         server.engine.hold_at = 3
         with closing(server.connect()) as connection:
             send(connection, post(body_of(stream=stream)))
@@ -64,14 +64,14 @@ class TestPipelines:
 
 
 class TestCrowds:
-    def test_who_asks_for_nothing_makes_room(self, hasty: LiveServer) -> None:
+    def test_idle_connections_are_replaced(self, impatient: LiveServer) -> None:
         with ExitStack() as stack:
             for _ in range(50):
-                stack.enter_context(closing(hasty.connect()))
-                assert hasty.complete("Hi", max_tokens=1).status_code == 200
-            hasty.wait_until(lambda: num_connections(hasty) <= 8)
+                stack.enter_context(closing(impatient.connect()))
+                assert impatient.complete("Hi", max_tokens=1).status_code == 200
+            impatient.wait_until(lambda: num_connections(impatient) <= 8)
 
-    def test_who_waits_for_an_answer_keeps_the_place_and_others_are_told_503(self) -> None:
+    def test_busy_connections_stay_and_new_ones_get_503(self) -> None:
         with live_server(max_connections=4) as server, ExitStack() as stack:
             server.engine.hold_at = 0
             busy = [stack.enter_context(closing(server.connect())) for _ in range(4)]
@@ -93,7 +93,7 @@ class TestCrowds:
             assert is_open(fourth) and is_open(first) and is_open(third)
             assert not is_open(second)
 
-    def test_who_may_open_few_files_takes_fewer_connections(self) -> None:
+    def test_a_low_limit_of_open_files_allows_fewer_connections(self) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         script = (
             f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, {NUM_OTHER_FILES + 10}))\n"
@@ -101,14 +101,14 @@ class TestCrowds:
             "print(raise_file_limit(4096), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
         )
         root = Path(__file__).resolve().parents[3]
-        told = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
-        assert told.stdout.split() == ["10", str(NUM_OTHER_FILES + 10)] and "10 connections" in told.stderr
+        done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["10", str(NUM_OTHER_FILES + 10)] and "10 connections" in done.stderr
         assert raise_file_limit(5) == 5
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
 
 
-class TestWhoLeavesUnanswered:
-    """A client that closes before its refusal is written resets the connection: that is nobody's error."""
+class TestUnreadRefusals:
+    """A client that closes before its refusal is written resets the connection, which is not logged as an error."""
 
     def test_after_what_is_refused(self, caplog: pytest.LogCaptureFixture) -> None:
         with live_server() as server:
@@ -141,7 +141,7 @@ class TestWhoLeavesUnanswered:
 
 @contextmanager
 def standing_still(server: LiveServer) -> Generator[None, None, None]:
-    """Its event loop sees only at the end what happens meanwhile."""
+    """Blocks the server's event loop: it sees only at the end what happens meanwhile."""
     has_begun, is_over = threading.Event(), threading.Event()
     server.call(has_begun.set)
     server.call(is_over.wait)
@@ -154,22 +154,22 @@ def standing_still(server: LiveServer) -> Generator[None, None, None]:
 
 def assert_all_are_gone_in_silence(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     server.wait_until(lambda: num_connections(server) == 0)
-    gc.collect()  # an exception that nobody retrieved is logged when its task goes
+    gc.collect()  # an exception that was never retrieved is logged when its task is collected
     assert caplog.records == []
 
 
 class TestReaders:
-    def test_an_answer_that_nobody_reads_is_dropped(self, hasty: LiveServer) -> None:
-        """Not a stream: it is all in the server's buffer, and its request has long ended."""
-        hasty.engine.reset()
-        num_others = num_connections(hasty)
+    def test_an_unread_response_is_dropped(self, impatient: LiveServer) -> None:
+        """The response is no stream: all of it is in the server's buffer, and its request has long ended."""
+        impatient.engine.reset()
+        num_others = num_connections(impatient)
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.connect(("127.0.0.1", hasty.port))
+            connection.connect(("127.0.0.1", impatient.port))
             send(connection, post(body_of(max_tokens=FOREVER, n=64, logprobs=20)))
-            hasty.wait_until(lambda: len(hasty.engine.finished) == 64)
-            hasty.wait_until_idle()
-            hasty.wait_until(lambda: num_connections(hasty) <= num_others)
+            impatient.wait_until(lambda: len(impatient.engine.finished) == 64)
+            impatient.wait_until_idle()
+            impatient.wait_until(lambda: num_connections(impatient) <= num_others)
 
     def test_connections_notice_a_vanished_client(self) -> None:
         with closing(listen("127.0.0.1", 0, 7.5)) as listener, closing(socket.socket()) as client:

@@ -1,4 +1,4 @@
-"""Overload told before a request is work: what is told, to whom, and what it leaves behind."""
+"""Load shedding: which requests are refused before they become tasks, with which response, and what is counted."""
 
 import time
 from collections.abc import Generator
@@ -59,7 +59,7 @@ def test_all_routes_that_generate_have_it() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(generation_routes()))
-def test_no_task_is_made_and_nobody_can_tell_the_difference(full: LiveServer, tasks: list[str], path: str) -> None:
+def test_no_task_is_made_and_the_response_is_the_same(full: LiveServer, tasks: list[str], path: str) -> None:
     early = full.post(path, b"{}", {"X-Request-Id": "mine"})
     assert tasks == []
     late = full.post(path, b"{}", {"X-Request-Id": "mine", "Origin": "http://a"})
@@ -70,13 +70,13 @@ def test_no_task_is_made_and_nobody_can_tell_the_difference(full: LiveServer, ta
 
 
 @pytest.mark.parametrize("header", NOT_PLAIN)
-def test_what_is_not_plain_is_told_the_same_by_the_app(full: LiveServer, tasks: list[str], header: str) -> None:
+def test_what_the_head_does_not_decide_is_refused_by_the_app(full: LiveServer, tasks: list[str], header: str) -> None:
     plain = header if header.startswith("Content-Length") else f"{header}\r\nContent-Length: 2"
     answer = answer_to(full, HEAD + f"Connection: close\r\n{plain}\r\n\r\n".encode() + b"{}" * 32768)
     assert b" 429 " in answer.partition(b"\r\n")[0] and tasks == ["/v1/completions"]
 
 
-def test_who_comes_while_the_engine_restarts_is_told_when_to_come_again(server: LiveServer, tasks: list[str]) -> None:
+def test_while_the_engine_restarts_there_is_a_retry_after(server: LiveServer, tasks: list[str]) -> None:
     server.engine.is_restarting = True
     early = server.post("/v1/completions", b"{}", {"X-Request-Id": "mine"})
     assert (early.status_code, early.headers["retry-after"], tasks) == (503, "8", [])
@@ -91,7 +91,7 @@ def break_door(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.engine, "check_admission", check_admission)
 
 
-def test_what_fails_is_left_to_a_task_which_can_tell(
+def test_what_fails_is_left_to_a_task_which_answers_500(
     server: LiveServer, tasks: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_door(server, monkeypatch)
@@ -123,15 +123,15 @@ def test_it_is_counted_for_its_key(keyed: LiveServer, tasks: list[str]) -> None:
     assert keyed.post("/v1/completions", b"{}", {"Authorization": "Bearer secret"}).status_code == 429
     assert tasks == []
     [key] = keyed.context.keys._keys
-    assert keyed.engine.tenant_at_door is not None and keyed.engine.tenant_at_door.name == key.name
+    assert keyed.engine.last_tenant_checked is not None and keyed.engine.last_tenant_checked.name == key.name
     text = keyed.client.get("/metrics").text.splitlines()
     assert f'twostep_key_requests_total{{key="{key.name}"}} 1.0' in text
     assert f'twostep_key_rejections_total{{key="{key.name}",reason="slow_down"}} 1.0' in text
 
 
-def test_who_has_no_key_learns_nothing_of_the_room(keyed: LiveServer) -> None:
+def test_requests_without_a_key_learn_nothing_of_the_queue(keyed: LiveServer) -> None:
     assert keyed.post("/v1/completions", b"{}").status_code == 401
-    assert keyed.engine.tenant_at_door is None
+    assert keyed.engine.last_tenant_checked is None
 
 
 def test_a_server_that_drains_says_so(keyed: LiveServer) -> None:
@@ -168,18 +168,18 @@ def test_pipelined_requests_are_refused_in_their_order(full: LiveServer, tasks: 
     ids = [b"X-Request-Id: %d\r\n" % number for number in range(5)]
     asked = b"".join(ASK.replace(b"Host", each + b"Host") for each in ids[:-1])
     answer = answer_to(full, asked + LAST.replace(b"Host", ids[-1] + b"Host"))
-    told = [line for line in answer.split(b"\r\n") if line.startswith(b"x-request-id")]
-    assert told == [b"x-request-id: %d" % number for number in range(5)] and tasks == []
+    lines = [line for line in answer.split(b"\r\n") if line.startswith(b"x-request-id")]
+    assert lines == [b"x-request-id: %d" % number for number in range(5)] and tasks == []
 
 
-class TestHaste:
-    """Who is refused and asks again at once."""
+class TestRetries:
+    """A request that follows a refusal at once, on the same connection."""
 
     @pytest.fixture(autouse=True)
     def _gap(self, _no_gap: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(retry_throttle, "MIN_GAP_S", 0.05)
 
-    def test_is_looked_at_a_moment_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_is_handled_a_moment_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(retry_throttle, "MAX_WAIT_S", 60.0)
         monkeypatch.setattr(retry_throttle, "MIN_GAP_S", 60.0)
         with live_server() as server, closing(server.connect()) as connection:
@@ -191,10 +191,10 @@ class TestHaste:
             with pytest.raises(TimeoutError):
                 connection.recv(1)
 
-    def test_finds_a_place_that_is_free_by_then(
+    def test_is_admitted_if_there_is_room_by_then(
         self, full: LiveServer, tasks: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """And who has left by then is forgotten."""
+        """A client that has left by then is not answered at all."""
         monkeypatch.setattr(retry_throttle, "MIN_GAP_S", 1.0)  # time for this test to be late
         with closing(full.connect()) as first, closing(full.connect()) as second:
             for connection in (first, second):
@@ -211,14 +211,14 @@ class TestHaste:
             assert second.recv(65536).startswith(b"HTTP/1.1 200 ")
         assert tasks == ["/v1/completions"]
 
-    def test_is_told_all_in_turn_and_the_connection_closed_behind_the_last(self, full: LiveServer) -> None:
+    def test_has_its_response_in_turn_and_the_connection_closes_after_the_last(self, full: LiveServer) -> None:
         assert answer_to(full, ASK + ASK + LAST).count(b"HTTP/1.1 429 ") == 3
 
-    def test_is_told_that_the_engine_restarts(self, server: LiveServer) -> None:
+    def test_gets_503_while_the_engine_restarts(self, server: LiveServer) -> None:
         server.engine.is_restarting = True
         assert answer_to(server, ASK + ASK + LAST).count(b"HTTP/1.1 503 ") == 3
 
-    def test_is_answered_by_a_task_where_the_look_fails(
+    def test_is_answered_by_a_task_where_the_check_fails(
         self, full: LiveServer, tasks: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with closing(full.connect()) as connection:
@@ -238,7 +238,7 @@ def connections_of(server: LiveServer) -> list[HttpToolsProtocol]:
     return [each for each in server.server.server_state.connections if isinstance(each, HttpToolsProtocol)]
 
 
-def test_who_reads_no_answers_gets_a_task_which_waits(full: LiveServer, tasks: list[str]) -> None:
+def test_a_client_that_reads_no_responses_gets_a_task_which_waits(full: LiveServer, tasks: list[str]) -> None:
     with closing(full.connect()) as connection:
         connection.sendall(ASK[:4])
         full.wait_until(lambda: any(getattr(each, "url", None) == b"" for each in connections_of(full)))
@@ -248,7 +248,7 @@ def test_who_reads_no_answers_gets_a_task_which_waits(full: LiveServer, tasks: l
         full.wait_until(lambda: tasks == ["/v1/completions"])
 
 
-def test_the_wait_of_a_hasty_request_counts_as_its_own(full: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_delay_of_a_retry_counts_as_its_latency(full: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry_throttle, "MIN_GAP_S", 0.3)
     with closing(full.connect()) as connection:
         connection.sendall(ASK)

@@ -1,4 +1,5 @@
-"""Whatever bytes a connection says: an answer or an end, in time; the server goes on and holds nothing."""
+"""Whatever bytes a client sends, the connection gets a response or ends, in time; the server goes on and holds
+nothing."""
 
 import socket
 from contextlib import closing, suppress
@@ -32,7 +33,7 @@ PIECES = st.sampled_from(
 
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
-    """A good request or two, with pieces put in, taken out or cut off."""
+    """Draws a valid request or two, with pieces put in, taken out or cut off."""
     data = draw(st.sampled_from([REQUEST, CHUNKED, REQUEST + CHUNKED]))
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(data)))

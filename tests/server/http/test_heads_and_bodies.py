@@ -1,4 +1,4 @@
-"""What one request may cost, seen from raw sockets: heads, bodies, and what clients of HTTP/1.0 are told."""
+"""Limits of one request, tested over raw sockets: heads, bodies, and responses to clients of HTTP/1.0."""
 
 import socket
 from contextlib import closing
@@ -25,7 +25,7 @@ def old(request: bytes) -> bytes:
 
 
 def until_brace(connection: socket.socket) -> bytes:
-    """An answer, up to the end of its JSON."""
+    """Reads a response up to the end of its JSON."""
     answer = b""
     while not answer.endswith(b"}}"):
         answer += connection.recv(65536)
@@ -33,7 +33,7 @@ def until_brace(connection: socket.socket) -> bytes:
 
 
 class TestOldClients:
-    """Of HTTP/1.0, to which no chunk may be sent."""
+    """Clients of HTTP/1.0, which know no chunked encoding."""
 
     def test_a_stream_ends_with_its_connection(self, server: LiveServer) -> None:
         head, _, body = answer_to(server, old(post(body_of(stream=True)))).partition(b"\r\n\r\n")
@@ -41,7 +41,7 @@ class TestOldClients:
         assert body.startswith(b"data: {") and body.endswith(b"}\n\ndata: [DONE]\n\n")
 
     @pytest.mark.parametrize("request_", [GET, post(body_of()), post(body_of(n=0))])
-    def test_what_has_a_length_is_told_with_it(self, server: LiveServer, request_: bytes) -> None:
+    def test_what_has_a_length_declares_it(self, server: LiveServer, request_: bytes) -> None:
         head, _, body = answer_to(server, old(request_)).partition(b"\r\n\r\n")
         assert b"content-length: %d\r\n" % len(body) in head + b"\r\n" and b"transfer-encoding" not in head
 
@@ -91,24 +91,24 @@ class TestHeads:
     def test_doubtful_lengths_are_refused(self, server: LiveServer, fields: bytes) -> None:
         assert status_and_code(answer_to(server, POST + fields + b"\r\n12345")) == (400, "invalid_request_error")
 
-    def test_who_says_nothing_is_cut_off_without_a_word(self, hasty: LiveServer) -> None:
-        assert answer_to(hasty) == b""
+    def test_a_silent_connection_is_closed_without_a_response(self, impatient: LiveServer) -> None:
+        assert answer_to(impatient) == b""
 
     @pytest.mark.parametrize("head", [b"G", GET[:-2], b"\r\n", b"\r\n\r\n\r\n"])
-    def test_a_head_that_does_not_end_is_cut_off(self, hasty: LiveServer, head: bytes) -> None:
-        answer = answer_to(hasty, head)
+    def test_a_head_that_does_not_end_is_cut_off(self, impatient: LiveServer, head: bytes) -> None:
+        answer = answer_to(impatient, head)
         assert answer == b"" if head.isspace() else status_and_code(answer) == (408, "request_timeout")
 
-    def test_also_on_a_connection_that_was_used(self, hasty: LiveServer) -> None:
-        with closing(hasty.connect()) as connection:
+    def test_also_on_a_connection_that_was_used(self, impatient: LiveServer) -> None:
+        with closing(impatient.connect()) as connection:
             assert is_open(connection) and is_open(connection)
             send(connection, b"GET /vers")
             assert status_and_code(rest_of(connection)) == (408, "request_timeout")
 
-    def test_an_answer_that_takes_longer_than_a_head_may_is_not_cut_off(self, hasty: LiveServer) -> None:
-        hasty.engine.reset()
-        hasty.engine.delay_s = 0.05
-        assert hasty.complete("Hi", max_tokens=10).json()["usage"]["completion_tokens"] == 10
+    def test_an_answer_that_takes_longer_than_a_head_may_is_not_cut_off(self, impatient: LiveServer) -> None:
+        impatient.engine.reset()
+        impatient.engine.delay_s = 0.05
+        assert impatient.complete("Hi", max_tokens=10).json()["usage"]["completion_tokens"] == 10
 
     def test_what_is_refused_before_it_is_a_request_is_counted(self, server: LiveServer) -> None:
         counter = 'twostep_rejections_total{reason="headers_too_large"} '
@@ -117,19 +117,19 @@ class TestHeads:
         after = server.client.get("/metrics").text.partition(counter)[2].partition("\n")[0]
         assert float(after) == float(before) + 1
 
-    def test_who_was_refused_and_stays_is_cut_off(self, hasty: LiveServer) -> None:
-        num_others = num_connections(hasty)
-        with closing(hasty.connect()) as connection:
+    def test_a_refused_client_that_stays_is_cut_off(self, impatient: LiveServer) -> None:
+        num_others = num_connections(impatient)
+        with closing(impatient.connect()) as connection:
             send(connection, b"\0")
             assert status_and_code(rest_of(connection)) == (400, "invalid_request_error")
-            hasty.wait_until(lambda: num_connections(hasty) <= num_others)
+            impatient.wait_until(lambda: num_connections(impatient) <= num_others)
 
 
 class TestBodies:
     @pytest.mark.parametrize("declared", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"])
-    def test_one_that_does_not_come_is_told_408(self, hasty: LiveServer, declared: bytes) -> None:
-        assert status_and_code(answer_to(hasty, POST + declared)) == (408, "request_timeout")
-        hasty.wait_until_idle()
+    def test_one_that_does_not_arrive_gets_408(self, impatient: LiveServer, declared: bytes) -> None:
+        assert status_and_code(answer_to(impatient, POST + declared)) == (408, "request_timeout")
+        impatient.wait_until_idle()
 
     def test_trailers_are_no_headers(self, server: LiveServer) -> None:
         body = body_of(max_tokens=1)

@@ -1,4 +1,4 @@
-"""A request that asks for another protocol is answered in this one."""
+"""Requests with an `Upgrade` header are answered over HTTP/1.1."""
 
 import json
 from contextlib import closing
@@ -24,7 +24,7 @@ def test_an_upgrade_is_answered_as_if_it_were_not_asked_for_and_ends_the_connect
 def test_the_body_of_a_request_that_asks_for_an_upgrade_is_read(
     server: LiveServer, size: int, is_chunked: bool
 ) -> None:
-    """As Java's client sends it, in pieces of any size, and nothing behind it."""
+    """Java's client sends the body along; it may come in pieces of any size, and what follows it is not read."""
     content = b'{"prompt": "Hi", "max_tokens": 3}'
     framed = b"%x\r\n%s\r\n0\r\nX: trailer\r\n\r\n" % (len(content), content) if is_chunked else content
     framing = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(content)

@@ -1,4 +1,4 @@
-"""Refusals wait for their turn when one client has many; nothing else does, and nobody waits for who left."""
+"""Error responses to a client that causes many are delayed; no others are, and a client that leaves ends the delay."""
 
 import asyncio
 from contextlib import closing
@@ -37,8 +37,8 @@ class Clock:
         return self.now_s
 
 
-def waits(limit: ErrorRateLimit, count: int, who: str = "a") -> list[float]:
-    return [limit.reserve(who) for _ in range(count)]
+def waits(limit: ErrorRateLimit, count: int, client: str = "a") -> list[float]:
+    return [limit.reserve(client) for _ in range(count)]
 
 
 def silent_limit(clock: Clock) -> ErrorRateLimit:
@@ -52,7 +52,7 @@ def used_up(clock: Clock) -> ErrorRateLimit:
 
 
 class TestTurns:
-    def test_a_crowd_has_none_and_who_comes_then_waits_for_all_before(self) -> None:
+    def test_a_burst_does_not_wait_and_later_ones_wait_for_all_before(self) -> None:
         limit = used_up(Clock())
         assert waits(limit, 3) == pytest.approx([1 / NUM_PER_S, 2 / NUM_PER_S, 3 / NUM_PER_S], abs=1e-6)
 
@@ -63,7 +63,7 @@ class TestTurns:
             clock.now_s += 1.001 / NUM_PER_S
             assert limit.reserve("a") == 0.0
 
-    def test_credit_comes_back_with_time_and_no_more_than_a_crowds(self) -> None:
+    def test_credit_comes_back_with_time_and_no_more_than_a_burst(self) -> None:
         clock = Clock()
         limit = used_up(clock)
         clock.now_s += 10.001 / NUM_PER_S
@@ -97,46 +97,46 @@ class TestTurns:
 
 class TestVerdicts:
     @pytest.fixture(autouse=True)
-    def _hasty(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(error_rate_limit, "MAX_WAIT_S", 2.5 / NUM_PER_S)
 
     def turns(self, count: int, *, is_released: bool = False) -> list[str]:
-        """Of one client, all at once; what is reported."""
+        """Takes `count` turns of one client at once; returns the reported verdicts from the last of the burst on."""
         reported: list[str] = []
 
         async def all_turns() -> None:
             limit, released = ErrorRateLimit(reported.append, Clock()), asyncio.Event()
             if is_released:
                 released.set()
-            told = await asyncio.gather(*(limit.turn("a", released) for _ in range(count)))
-            assert [verdict.value for verdict in told] == reported and limit._num_waiting == 0
+            verdicts = await asyncio.gather(*(limit.turn("a", released) for _ in range(count)))
+            assert [verdict.value for verdict in verdicts] == reported and limit._num_waiting == 0
 
         asyncio.run(all_turns())
         return reported[NUM_AT_ONCE - 1 :]
 
-    def test_late_ones_are_told_and_later_ones_told_to_slow_down(self) -> None:
+    def test_late_ones_are_delayed_and_later_ones_replaced(self) -> None:
         assert self.turns(NUM_AT_ONCE + 4) == ["at_once", "late", "late", "slow_down", "slow_down"]
 
     def test_beyond_those_that_may_wait_all_are_cut_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(error_rate_limit, "MAX_WAITING", 1)
         assert self.turns(NUM_AT_ONCE + 3) == ["at_once", "late", "cut_off", "cut_off"]
 
-    def test_who_is_released_before_takes_no_turn(self) -> None:
+    def test_a_released_connection_takes_no_turn(self) -> None:
         assert self.turns(NUM_AT_ONCE + 4, is_released=True) == ["at_once"] * 5
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 405, 413, 415, 431])
-def test_what_blames_the_request_has_a_pace(status: int) -> None:
+def test_errors_of_the_client_are_limited(status: int) -> None:
     assert is_rate_limited(status)
 
 
 @pytest.mark.parametrize("status", [200, 307, 408, 429, 499, 500, 503, 504, 529])
-def test_what_does_not_has_none(status: int) -> None:
+def test_other_statuses_are_not(status: int) -> None:
     assert not is_rate_limited(status)
 
 
 def wait(monkeypatch: pytest.MonkeyPatch, server: LiveServer, wait_s: float) -> None:
-    """Each refusal, from now on."""
+    """Makes every error response wait so long, from now on."""
     monkeypatch.setattr(server.context.error_rate_limit, "reserve", lambda client: wait_s)
 
 
@@ -157,7 +157,7 @@ class TestAnswers:
             connection.settimeout(0.1)
             with pytest.raises(TimeoutError):
                 connection.recv(1)
-        server.wait_until(lambda: num_held(server) == 0)  # who leaves is not waited for
+        server.wait_until(lambda: num_held(server) == 0)  # a client that leaves ends the delay
 
     @REFUSED
     def test_is_to_slow_down_when_the_turn_is_too_far(
@@ -175,16 +175,16 @@ class TestAnswers:
     ) -> None:
         monkeypatch.setattr(error_rate_limit, "MAX_WAIT_S", 0.01)
         wait(monkeypatch, server, 0.02)
-        told = server.post(path, b"{", {"X-Request-Id": "mine"}).headers
+        headers = server.post(path, b"{", {"X-Request-Id": "mine"}).headers
         names = ["x-request-id", "request-id"] if path == "/v1/messages" else ["x-request-id"]
-        assert [name for name, value in told.items() if value == "mine"] == names
+        assert [name for name, value in headers.items() if value == "mine"] == names
 
     def test_to_slow_down_can_be_read_by_pages_of_other_origins(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(error_rate_limit, "MAX_WAIT_S", 0.01)
         with live_server(allowed_origins=["https://x.test"]) as server:
             wait(monkeypatch, server, 0.02)
-            told = server.post("/v1/completions", b"{", {"Origin": "https://x.test"})
-        assert (told.status_code, told.headers["access-control-allow-origin"]) == (429, "https://x.test")
+            refused = server.post("/v1/completions", b"{", {"Origin": "https://x.test"})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (429, "https://x.test")
 
     @REFUSED
     def test_is_none_when_too_many_wait(
@@ -233,7 +233,7 @@ class TestAnswers:
         assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
 
 
-def test_each_key_and_each_address_has_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_key_and_each_address_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     reserved: list[str] = []
     with live_server(api_key=["secret"]) as server:
         monkeypatch.setattr(server.context.error_rate_limit, "reserve", lambda client: reserved.append(client) or 0.0)
@@ -264,7 +264,7 @@ def test_only_refusals_take_a_turn(server: LiveServer, monkeypatch: pytest.Monke
     assert server.complete("Hi").status_code == 429
 
 
-def test_who_is_too_slow_does_not_wait_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timeout_does_not_wait_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
     with live_server(header_timeout=0.1) as server:
         monkeypatch.setattr(server.context.error_rate_limit, "reserve", lambda client: pytest.fail("took a turn"))
         assert b"request_timeout" in body_of(server, NO_ROUTE[:-2])
@@ -283,6 +283,6 @@ def num_waiting(server: LiveServer) -> int:
 
 
 def num_held(server: LiveServer) -> int:
-    """Connections and requests that the server still has to do with."""
+    """Returns how many tasks and refused connections the server still has."""
     state = server.server.server_state
     return len(state.tasks) + len([each for each in state.connections if each._is_refused])  # type: ignore[union-attr]

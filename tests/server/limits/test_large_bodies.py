@@ -1,4 +1,4 @@
-"""Large bodies wait for each other and for nobody else."""
+"""Large bodies wait for slots and parsing time; small ones do not."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ NUM_CALLERS = MAX_HELD // MAX_HELD_PER_CALLER
 
 
 class Time:
-    """Passes when somebody sleeps."""
+    """A clock that only sleeping moves."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -40,7 +40,7 @@ class Time:
         ({}, False),
     ],
 )
-def test_size_is_told_by_the_head(headers: dict[str, str], expected: bool) -> None:
+def test_the_head_decides_whether_a_body_is_large(headers: dict[str, str], expected: bool) -> None:
     assert is_large(Headers(headers)) is expected
 
 
@@ -52,10 +52,10 @@ def test_the_loop_rests_after_each_in_proportion_to_its_size() -> None:
         assert time.now_s == 100.0
         await bodies.wait_to_parse(BYTES_PER_S)
         assert time.now_s == 100.5
-        time.now_s = 101.0  # of the rest, half is over
+        time.now_s = 101.0  # half of the pause is over
         await bodies.wait_to_parse(1)
         assert time.now_s == 101.5
-        time.now_s = 200.0  # no credit for the time nobody came
+        time.now_s = 200.0  # an idle time gives no credit
         await bodies.wait_to_parse(BYTES_PER_S)
         await bodies.wait_to_parse(1)
         assert time.now_s == 201.0
@@ -63,7 +63,7 @@ def test_the_loop_rests_after_each_in_proportion_to_its_size() -> None:
     asyncio.run(check())
 
 
-def test_who_waits_too_long_for_a_place_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_too_long_for_a_slot_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_bodies, "MAX_WAIT_S", 0.01)
 
     async def check() -> None:
@@ -79,7 +79,7 @@ def test_who_waits_too_long_for_a_place_is_told_so(monkeypatch: pytest.MonkeyPat
     asyncio.run(check())
 
 
-def test_one_caller_leaves_places_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_caller_leaves_slots_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_bodies, "MAX_WAIT_S", 0.01)
 
     async def check() -> None:
@@ -119,10 +119,10 @@ def test_beyond_the_limit_large_bodies_wait_and_small_ones_do_not(server: LiveSe
 
 
 @pytest.mark.parametrize("headers", [{}, {"X-Forwarded-For": "10.1.2.3"}])
-def test_who_found_no_place_is_told_to_come_again(
+def test_a_body_without_a_slot_gets_429(
     server: LiveServer, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever he says that he comes from."""
+    """Forwarded addresses, which any client can write, do not count."""
     monkeypatch.setattr(large_bodies, "MAX_WAIT_S", 0.01)
     head = HEAD + b"Content-Length: %d\r\n\r\n" % len(LARGE)
     with ExitStack() as stack:
@@ -141,7 +141,7 @@ def test_who_found_no_place_is_told_to_come_again(
         b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
     ],
 )
-def test_who_sends_little_of_its_body_takes_no_place(server: LiveServer, begun: bytes) -> None:
+def test_the_beginning_of_a_body_takes_no_slot(server: LiveServer, begun: bytes) -> None:
     with ExitStack() as stack:
         for _ in range(2 * MAX_HELD):
             stack.enter_context(server.connect()).sendall(HEAD + begun)
@@ -149,7 +149,7 @@ def test_who_sends_little_of_its_body_takes_no_place(server: LiveServer, begun: 
         assert server.post("/v1/completions", LARGE).status_code == 200
 
 
-def test_a_stream_does_not_keep_its_bodys_place(server: LiveServer) -> None:
+def test_a_stream_does_not_keep_its_bodys_slot(server: LiveServer) -> None:
     server.engine.hold_at = 1
     head = HEAD + b"Content-Length: %d\r\n\r\n"
     body = json.dumps({"prompt": "Hi", "stream": True, "user": "x" * LARGE_BYTES}).encode()
@@ -161,7 +161,7 @@ def test_a_stream_does_not_keep_its_bodys_place(server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("end", [b"", b"}"])
-def test_bodies_that_fail_give_their_place_back(server: LiveServer, end: bytes) -> None:
+def test_bodies_that_fail_give_their_slot_back(server: LiveServer, end: bytes) -> None:
     body = b"[" + LARGE + end
     for _ in range(MAX_HELD_PER_CALLER + 1):
         assert server.post("/v1/completions", body).status_code == 400

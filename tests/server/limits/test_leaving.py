@@ -23,7 +23,7 @@ FOREVER = 500
 
 
 def send_request(server: LiveServer, **parameters: Any) -> socket.socket:
-    """A connection with the request sent and nothing read."""
+    """Sends a request and returns its connection, from which nothing is read yet."""
     connection = server.connect()
     body = json.dumps({"prompt": "Hi", "max_tokens": FOREVER, **parameters}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
@@ -33,7 +33,7 @@ def send_request(server: LiveServer, **parameters: Any) -> socket.socket:
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_leaves_before_the_first_token_aborts(server: LiveServer, n: int, stream: bool) -> None:
+def test_leaving_before_the_first_token_aborts(server: LiveServer, n: int, stream: bool) -> None:
     server.engine.hold_at = 0
     connection = send_request(server, n=n, stream=stream)
     server.wait_until(lambda: server.engine.num_live == n)
@@ -44,7 +44,7 @@ def test_who_leaves_before_the_first_token_aborts(server: LiveServer, n: int, st
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_leaves_between_tokens_aborts(server: LiveServer, n: int, stream: bool) -> None:
+def test_leaving_between_tokens_aborts(server: LiveServer, n: int, stream: bool) -> None:
     server.engine.hold_at = 5
     connection = send_request(server, n=n, stream=stream)
     if stream:
@@ -56,7 +56,7 @@ def test_who_leaves_between_tokens_aborts(server: LiveServer, n: int, stream: bo
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_who_leaves_in_full_flow_aborts(server: LiveServer, n: int) -> None:
+def test_leaving_in_full_flow_aborts(server: LiveServer, n: int) -> None:
     server.engine.delay_s = 0.001
     connection = send_request(server, stream=True, n=n)
     assert connection.recv(1000).startswith(b"HTTP/1.1 200")
@@ -67,7 +67,7 @@ def test_who_leaves_in_full_flow_aborts(server: LiveServer, n: int) -> None:
 
 @pytest.mark.parametrize("length", [100, LARGE_BYTES])
 @pytest.mark.parametrize("part", [b"", b"{"])
-def test_who_leaves_while_sending_the_body_asks_for_nothing(server: LiveServer, length: int, part: bytes) -> None:
+def test_leaving_while_sending_the_body_starts_nothing(server: LiveServer, length: int, part: bytes) -> None:
     def act() -> None:
         connection = server.connect()
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
@@ -94,7 +94,7 @@ PLANNED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", PLANNED)
-def test_who_leaves_while_the_prompt_is_made_is_waited_for_no_longer(
+def test_leaving_while_the_prompt_is_made_ends_the_request(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
@@ -110,18 +110,18 @@ def test_who_leaves_while_the_prompt_is_made_is_waited_for_no_longer(
     assert server.engine.requests == []
 
 
-def test_who_leaves_while_its_template_renders_ends_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_while_the_template_renders_ends_that(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, ended = threading.Event(), threading.Event()
     monkeypatch.setattr("server.templates.render.render_isolated", hanging(begun, ended))
     path, body = "/v1/chat/completions", {"messages": MESSAGES, "chat_template": "x"}
     with live_server(trust_request_chat_template=True) as server:
-        for _ in range(MAX_ISOLATED + 1):  # or the last one finds no place
+        for _ in range(MAX_ISOLATED + 1):  # a process that went on would leave none for the last one
             begun.clear()
             assert num_departures(server, path, lambda: ask_and_leave(server, path, body, begun)) == 1
             assert ended.is_set()
 
 
-def test_who_leaves_while_its_grammar_is_checked_ends_that(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_while_the_grammar_is_checked_ends_that(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, ended = threading.Event(), threading.Event()
     monkeypatch.setattr(GrammarChecker, "check", hanging(begun, ended))
     path, body = "/v1/completions", {"prompt": "Hi", "structured_outputs": {"regex": "a"}}
@@ -130,7 +130,7 @@ def test_who_leaves_while_its_grammar_is_checked_ends_that(server: LiveServer, m
 
 
 def hanging(begun: threading.Event, ended: threading.Event) -> Callable[..., Coroutine[Any, Any, None]]:
-    """Work without an end."""
+    """Returns a function that never ends unless it is cancelled."""
 
     async def work(*_: object) -> None:
         begun.set()
@@ -150,12 +150,12 @@ def ask_and_leave(server: LiveServer, path: str, body: dict[str, Any], begun: th
 
 
 def num_departures(server: LiveServer, path: str, act: Callable[[], None]) -> float:
-    """How many requests are counted as given up by their clients while `act` runs."""
+    """Returns how many requests are counted as given up by their clients while `act` runs."""
     return advance(server, act)("twostep_http_requests_total", handler=path, method="POST", status="499")
 
 
 def stalled(server: LiveServer) -> socket.socket:
-    """A client that asks for much and reads nothing, so that the server's send cannot go on."""
+    """Returns the connection of a client that asks for much and reads nothing, so that the server's send blocks."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", server.port))
@@ -166,7 +166,7 @@ def stalled(server: LiveServer) -> socket.socket:
 
 
 def test_a_stalled_reader_that_hangs_up_frees_everything(server: LiveServer) -> None:
-    """More is generated than any socket buffers, so the server hangs in its send when the client goes."""
+    """More is generated than sockets buffer, so the server blocks in its send when the client goes."""
     server.engine.hold_at = FOREVER - 1
     connection = stalled(server)
     server.wait_until(lambda: server.engine.num_holding == 32)

@@ -1,4 +1,4 @@
-"""How much of each thing a request may ask for: just so much is taken, one more is refused by name."""
+"""Limits of each parameter: a value at the limit is accepted, one beyond is refused with the parameter's name."""
 
 import gc
 import json
@@ -41,14 +41,14 @@ def test_so_much_is_taken_and_one_more_is_refused_by_name(
     taken = server.complete(**{"prompt": "Hi", "max_tokens": 1, param: value(limit)})
     assert taken.status_code == 200, taken.text
     if param == "prompt":
-        limit = 320  # what the server takes at once
+        limit = 320  # sequences that the server admits at once
     refused = server.complete(**{"prompt": "Hi", "max_tokens": 1, param: value(limit + 1)})
     assert (refused.status_code, error_of(refused)["param"]) == (400, param)
 
 
-@pytest.mark.parametrize("wish", [{"stop": "x" * 1025}, {"bad_words": ["x" * 257]}], ids=["stop", "bad_words"])
-def test_a_text_that_is_too_long_has_characters(server: LiveServer, wish: dict[str, Any]) -> None:
-    refused = server.complete("Hi", **wish)
+@pytest.mark.parametrize("field", [{"stop": "x" * 1025}, {"bad_words": ["x" * 257]}], ids=["stop", "bad_words"])
+def test_a_text_that_is_too_long_has_characters(server: LiveServer, field: dict[str, Any]) -> None:
+    refused = server.complete("Hi", **field)
     assert refused.status_code == 400 and "at most" in refused.text and "characters" in refused.text
 
 
@@ -104,7 +104,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "1"}
 
 
 def parts(count: int, kind: str = "text") -> list[dict[str, Any]]:
-    """In messages of four."""
+    """Returns messages of four parts each, with `count` parts together."""
     return [
         {"role": "user", "content": [{**TEXT, "type": kind}] * min(4, count - begun)} for begun in range(0, count, 4)
     ]
@@ -184,8 +184,8 @@ class TestJson:
             return to_chat(body)
 
         monkeypatch.setattr("server.routes.anthropic.to_chat", translate)
-        said = [{"role": "user", "content": "Hi"}]
-        server.post_json("/v1/messages", {"messages": said, "max_tokens": 1, "metadata": {"user_id": "x" * size}})
+        messages = [{"role": "user", "content": "Hi"}]
+        server.post_json("/v1/messages", {"messages": messages, "max_tokens": 1, "metadata": {"user_id": "x" * size}})
         server.wait_until(gc.isenabled)
         assert seen == [size < LARGE_BYTES]
 

@@ -1,4 +1,4 @@
-"""What a client is told that comes when there is no room, or whose patience has an end."""
+"""Responses of an overloaded server, and to requests whose own time limits pass."""
 
 import asyncio
 import json
@@ -86,7 +86,7 @@ def test_a_deadline_passes_while_the_request_is_read(
 
 
 class TestSiblings:
-    """Sequences of one request."""
+    """Several sequences of one request are admitted together."""
 
     def test_those_after_the_first_come_with_it(self, server: LiveServer) -> None:
         server.complete(["a", "b"], n=2)
@@ -112,7 +112,7 @@ class TestSiblings:
 
 
 class FullEngine(FakeEngine):
-    """Refuses, and remembers whom."""
+    """Refuses every request and remembers their ids."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,9 +127,9 @@ class FullEngine(FakeEngine):
 def test_a_deadline_counts_from_the_arrival() -> None:
     fields = RequestFields(deadline_ms=5000)
     old, new = (Arrival("m", "r", time.monotonic() - age_s, "", NOBODY, 1.0, "", fields) for age_s in (6.0, 0.0))
-    asyncio.run(new.in_time(asyncio.sleep(0.01)))
+    asyncio.run(new.within_deadline(asyncio.sleep(0.01)))
     with pytest.raises(RequestTimeoutError):
-        asyncio.run(old.in_time(asyncio.sleep(0.01)))
+        asyncio.run(old.within_deadline(asyncio.sleep(0.01)))
 
 
 class LateFirstEngine(LateEngine):
@@ -165,7 +165,7 @@ def late() -> Generator[LiveServer, None, None]:
         yield running
 
 
-def test_the_limit_of_the_queue_is_told_as_a_timeout(late: LiveServer) -> None:
+def test_the_limit_of_the_queue_is_a_timeout(late: LiveServer) -> None:
     for patience in ({}, {"max_queue_ms": 60_000, "deadline_ms": 60_000}):
         refused = late.complete("Hi", n=2, **patience)
         assert refused.status_code == 408 and "x-should-retry" not in refused.headers
@@ -185,7 +185,7 @@ def test_a_choice_without_a_token_has_no_scores_of_its_prompt(late: LiveServer) 
     assert bare["prompt_logprobs"] == [None] * 3 and bare["stop_reason"] == "deadline"
 
 
-def test_a_prompts_scores_are_told_if_any_choice_has_them() -> None:
+def test_a_prompts_scores_are_returned_if_any_choice_has_them() -> None:
     with live_server(FakeBackend(LateFirstEngine(hold_at=1))) as running:
         body = running.chat(deadline_ms=300, n=2, max_tokens=2, prompt_logprobs=1).json()
     assert body["choices"][0]["stop_reason"] == "deadline"

@@ -1,27 +1,27 @@
-"""When who was refused and asks again at once is looked at."""
+"""The delays of requests that come soon after a refusal."""
 
 import pytest
 
 from server.limits.retry_throttle import MAX_WAIT_S, MIN_GAP_S, NUM_PER_S, RetryThrottle
 
 
-def test_who_comes_later_does_not_wait() -> None:
+def test_a_later_request_does_not_wait() -> None:
     retry_throttle = RetryThrottle()
     assert [retry_throttle.wait_s(100.0, 100.0 + MIN_GAP_S + after_s) for after_s in (1e-9, 1.0)] == [0.0, 0.0]
     assert retry_throttle.wait_s(-float("inf"), 0.0) == 0.0
 
 
-def test_who_comes_at_once_waits_for_the_rest_of_the_gap() -> None:
+def test_an_immediate_retry_waits_for_the_rest_of_the_gap() -> None:
     assert RetryThrottle().wait_s(100.0, 100.01) == pytest.approx(MIN_GAP_S - 0.01)
 
 
-def test_all_who_come_at_once_have_their_turns() -> None:
+def test_immediate_retries_take_turns() -> None:
     retry_throttle = RetryThrottle()
     waits_s = [retry_throttle.wait_s(100.0, 100.0) for _ in range(9)]
     assert waits_s == pytest.approx([MIN_GAP_S + number / NUM_PER_S for number in range(9)])
 
 
-def test_nobody_waits_longer_than_he_was_told_to() -> None:
+def test_no_retry_waits_longer_than_the_maximum() -> None:
     retry_throttle = RetryThrottle()
     assert max(retry_throttle.wait_s(100.0, 100.0) for _ in range(2 * NUM_PER_S)) == MAX_WAIT_S
 
@@ -33,7 +33,7 @@ def test_after_a_quiet_time_the_turns_begin_anew() -> None:
     assert retry_throttle.wait_s(200.0, 200.0) == pytest.approx(MIN_GAP_S)
 
 
-def test_who_is_not_hasty_takes_no_turn() -> None:
+def test_a_later_request_takes_no_turn() -> None:
     retry_throttle = RetryThrottle()
     for _ in range(100):
         retry_throttle.wait_s(100.0, 101.0)

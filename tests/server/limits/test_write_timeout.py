@@ -1,4 +1,4 @@
-"""A send that does not end is noticed in time, once; any other is not."""
+"""A write that does not complete is reported once, in time; any other is not."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from server.limits.write_timeout import WriteTimeout
 
 
 class Loop:
-    """Timers that fire when the test moves the clock."""
+    """An event loop whose timers fire when the test moves the clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
@@ -71,7 +71,7 @@ def test_sends_that_end_in_time_are_no_stall_however_many(loop: Loop, stalls: li
     assert stalls == [] and not watch.has_stalled
 
 
-def test_a_stream_without_news_is_no_stall(loop: Loop, stalls: list[float]) -> None:
+def test_a_stream_without_new_tokens_is_no_stall(loop: Loop, stalls: list[float]) -> None:
     watch = watch_of(loop, stalls)
     watch.begin()
     watch.end()

@@ -14,7 +14,7 @@ def parse(text: str) -> dict[str, Metric]:
 
 
 def advance(server: LiveServer, act: Callable[[], Any]) -> Callable[..., float]:
-    """How much each series advanced while `act` ran."""
+    """Runs `act` and returns a function that tells by how much a series advanced meanwhile."""
 
     def read() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         server.wait_until_idle()

@@ -1,4 +1,4 @@
-"""Values are held back, but neither lost nor told twice, and few at a time."""
+"""Values are buffered, but none is lost or passed on twice, and not many are held."""
 
 from server.metrics.buffered_observer import MAX_HELD, BufferedObserver
 
@@ -25,8 +25,8 @@ def test_values_are_passed_on_many_at_a_time() -> None:
     assert len(seen) == MAX_HELD
 
 
-def test_a_value_that_cannot_be_told_takes_no_other_with_it() -> None:
-    """The next ones are told, and those before it not again."""
+def test_a_value_that_cannot_be_passed_on_takes_no_other_with_it() -> None:
+    """Later values are passed on, and earlier ones not again."""
     seen: list[float] = []
     batched: BufferedObserver[int] = BufferedObserver(lambda value: seen.append(1 / value))
     batched.add(1)

@@ -18,7 +18,7 @@ from tests.server.fake_engine import INFO
 from tests.server.live_server import LiveServer, live_server
 from tests.server.metrics.published_metrics import advance, parse
 
-# Our name without prefix -> type, labels, the names that others use for it.
+# Own name without prefix -> type, labels, aliases.
 TABLE: dict[str, tuple[str, set[str], list[str]]] = {
     "requests_running": ("gauge", set(), ["vllm:num_requests_running"]),
     "requests_waiting": ("gauge", set(), ["vllm:num_requests_waiting"]),
@@ -78,7 +78,7 @@ def test_a_step_that_raised_was_not_mispredicted_and_has_no_price() -> None:
 
 @pytest.mark.parametrize(("gap_s", "num_gaps", "sum_s"), [(0.5, 3, 0.5), (None, 2, 0.0)])
 def test_tokens_of_one_step_have_no_gap_between_them(gap_s: float | None, num_gaps: int, sum_s: float) -> None:
-    """As in `timings`."""
+    """The `timings` of a response count gaps in the same way."""
     metrics = Metrics("a model", False)
     metrics.on_tokens(3, gap_s)
     family = parse(metrics.render().decode())["twostep_inter_token_latency_seconds"]
@@ -94,7 +94,7 @@ def test_tokens_of_one_step_have_no_gap_between_them(gap_s: float | None, num_ga
 
 
 def busy_metrics(with_vllm_names: bool = True) -> Metrics:
-    """Metrics in which every family has a sample."""
+    """Returns metrics in which every family has a sample."""
     metrics = Metrics("a model", with_vllm_names)
     metrics.on_engine_info(INFO)
     pool = PoolStats(10, 20, 34)
@@ -172,7 +172,7 @@ class TestValues:
         assert [self.value("twostep_kv_blocks", state=state) for state in ("free", "held", "cached")] == [10, 20, 34]
         assert self.value("twostep_prefix_cache_hits_total") == 50
 
-    def test_who_waits_is_told(self) -> None:
+    def test_the_queue_has_gauges(self) -> None:
         assert self.value("twostep_waiting_tokens") == 345
         assert self.value("twostep_predicted_wait_seconds") == 6.5
 

@@ -23,28 +23,28 @@ def step(phase: Phase | None, num_tokens: int, model_s: float, floor_s: float | 
     )
 
 
-def test_nothing_is_told_of_nothing() -> None:
-    told = RecentStats().summary()
-    assert told.prefill is told.decode is told.requests.queue_ms is told.requests.itl_ms is None
-    assert told.requests.count == told.totals.requests == 0
+def test_without_requests_there_are_no_times() -> None:
+    stats = RecentStats().summary()
+    assert stats.prefill is stats.decode is stats.requests.queue_ms is stats.requests.itl_ms is None
+    assert stats.requests.count == stats.totals.requests == 0
 
 
 def test_percentiles_are_of_the_newest() -> None:
     recent = RecentStats(clock=iter([*map(float, range(NUM_REQUESTS + 7)), 2000.0]).__next__)
     for ttft_ms in range(1, NUM_REQUESTS + 8):
         recent.add_end(timings(ttft_ms, 3))
-    told = recent.summary()
-    assert (told.requests.count, told.totals.requests) == (NUM_REQUESTS, NUM_REQUESTS + 7)
-    assert told.requests.over_s == 2000 - 7
-    assert told.requests.ttft_ms == Percentiles(p50=507, p90=907, p99=997, max=1007)
-    assert told.requests.decode_ms == Percentiles(p50=3, p90=3, p99=3, max=3)
+    stats = recent.summary()
+    assert (stats.requests.count, stats.totals.requests) == (NUM_REQUESTS, NUM_REQUESTS + 7)
+    assert stats.requests.over_s == 2000 - 7
+    assert stats.requests.ttft_ms == Percentiles(p50=507, p90=907, p99=997, max=1007)
+    assert stats.requests.decode_ms == Percentiles(p50=3, p90=3, p99=3, max=3)
 
 
 def test_a_sequence_without_a_token_is_counted_and_has_no_times() -> None:
     recent = RecentStats()
     recent.add_end(None)
-    told = recent.summary()
-    assert (told.totals.requests, told.requests.count, told.requests.e2e_ms) == (1, 0, None)
+    stats = recent.summary()
+    assert (stats.totals.requests, stats.requests.count, stats.requests.e2e_ms) == (1, 0, None)
 
 
 def test_gaps_are_of_the_newest_tokens_of_all() -> None:
@@ -57,7 +57,7 @@ def test_gaps_are_of_the_newest_tokens_of_all() -> None:
     assert recent.summary().totals.generated_tokens == 2 * NUM_GAPS + 1
 
 
-def test_steps_are_told_by_phase_with_their_share_of_the_ceiling() -> None:
+def test_steps_are_by_phase_with_their_share_of_the_ceiling() -> None:
     recent = RecentStats()
     for each in (
         step(Phase.DECODE, 4, 0.010, 0.008),
@@ -66,18 +66,18 @@ def test_steps_are_told_by_phase_with_their_share_of_the_ceiling() -> None:
         step(None, 0, 0.0, None),
     ):
         recent.add_step(each)
-    told = recent.summary()
-    assert told.decode == RecentSteps(count=2, tokens=6, mean_ms=40, of_ceiling=0.5)
-    assert told.prefill is None
+    stats = recent.summary()
+    assert stats.decode == RecentSteps(count=2, tokens=6, mean_ms=40, of_ceiling=0.5)
+    assert stats.prefill is None
 
 
 def test_a_server_tells_what_it_did() -> None:
-    with live_server() as server:  # one of its own: all that it did is told
+    with live_server() as server:  # one of its own, since totals count all requests
         server.complete("Hi", max_tokens=5)
         server.wait_until_idle()
-        told = server.client.get("/stats").json()
-    assert told["totals"] == {"requests": 1, "prompt_tokens": 3, "generated_tokens": 5}
-    recent = told["requests"]
+        stats = server.client.get("/stats").json()
+    assert stats["totals"] == {"requests": 1, "prompt_tokens": 3, "generated_tokens": 5}
+    recent = stats["requests"]
     assert recent["count"] == 1 and recent["itl_ms"]["max"] == 0.5
     whole = recent["queue_ms"]["p50"] + recent["prefill_ms"]["p50"] + recent["decode_ms"]["p50"]
     assert math.isclose(recent["e2e_ms"]["p50"], whole, abs_tol=0.002)

@@ -23,7 +23,7 @@ OLD, NEW = "1" * 40, "2" * 40
 
 
 class InstantEngine:
-    """Loads nothing, and tells which model it was asked for."""
+    """An engine that loads nothing and reports the model of its configuration."""
 
     def __init__(self, config: EngineConfig, *_: Any, **__: Any) -> None:
         self.info = msgspec.structs.replace(INFO, model=config.model)
@@ -37,7 +37,8 @@ class InstantEngine:
 
 @pytest.fixture
 def main_ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Which commit the branch `main` of org/model is. All that was downloaded of it is the old one."""
+    """Returns the file that holds the commit of org/model's branch `main`. Only the old commit's files are
+    downloaded."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
@@ -85,7 +86,7 @@ def test_all_is_of_the_commit_that_the_branch_was_at_the_start(main_ref: Path, m
     started: list[EngineConfig] = []
 
     class LastEngine:
-        """Started after all else is loaded."""
+        """An engine that is started after everything else is loaded."""
 
         def __init__(self, config: EngineConfig, *_: Any, **__: Any) -> None:
             started.append(config)

@@ -78,10 +78,10 @@ class TestHealth:
 
 class TestDraining:
     def test_sse_starlette_leaves_it_to_us(self, server: LiveServer) -> None:
-        """Under a plain uvicorn its own way would cut every stream at SIGTERM."""
+        """Under a plain uvicorn, sse-starlette's own drain would cut every stream off at SIGTERM."""
         assert not AppStatus.enable_automatic_graceful_drain
 
-    def test_streams_go_on_and_new_work_is_told_503(self) -> None:
+    def test_streams_go_on_and_new_work_gets_503(self) -> None:
         with live_server() as server:
             server.engine.hold_at = 3
             stream = OpenStream(server)
@@ -96,7 +96,7 @@ class TestDraining:
             assert len(chunks_of(stream.finish())) == 16
             server.wait_until(lambda: server.server.should_exit)
 
-    def test_streams_that_outlast_the_timeout_are_told_why(self) -> None:
+    def test_streams_that_outlast_the_timeout_end_with_an_error(self) -> None:
         with live_server(shutdown_timeout=0.1) as server:
             server.engine.hold_at = 3
             stream = OpenStream(server)

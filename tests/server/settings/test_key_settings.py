@@ -1,4 +1,4 @@
-"""Keys among the settings: none is shown when something is wrong with it, and an empty one does not open the server."""
+"""API keys among the settings: errors show none of them, and an empty one does not open the server."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def test_white_space_around_keys_of_the_environment_is_none_of_them(monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("fields", "address", "is_told"),
+    ("fields", "address", "warns"),
     [
         ({}, "0.0.0.0", True),
         ({}, "::", True),
@@ -63,6 +63,6 @@ def test_white_space_around_keys_of_the_environment_is_none_of_them(monkeypatch:
         ({"api_keys_file": Path("keys.yaml")}, "0.0.0.0", False),
     ],
 )
-def test_who_opens_the_server_to_all_is_told(fields: dict[str, object], address: str, is_told: bool) -> None:
+def test_the_banner_warns_of_an_open_server(fields: dict[str, object], address: str, warns: bool) -> None:
     banner = loading_banner(Settings(**fields), "http://x", address)
-    assert ("anyone who can reach" in banner) == is_told
+    assert ("anyone who can reach" in banner) == warns

@@ -58,7 +58,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "max_engine_restarts": ("0", 0),
     "trace": ("t.jsonl", "t.jsonl"),
 }
-# As the engine calls it, where that differs.
+# The setting's name in EngineConfig, where that differs.
 ENGINE_NAMES = {"kv_cache_memory_bytes": "kv_cache_bytes", "num_gpu_blocks_override": "num_blocks"}
 SERVER_ONLY = {
     *(
@@ -154,7 +154,7 @@ def test_lists_are_repeated_flags_comma_separated_variables_or_yaml_lists(
     assert read().api_key == ("a", "b")
 
 
-def test_a_key_of_the_file_without_a_value_is_told(tmp_path: Path) -> None:
+def test_a_key_of_the_file_without_a_value_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max-num-seqs in the --config file has no value: leave it out"):
         read("--config", write(tmp_path, "max-num-seqs:\n"))
 
@@ -180,20 +180,20 @@ def test_the_model_is_called_as_it_was_given_unless_named() -> None:
     ],
 )
 def test_wrong_flags_are_named(arguments: list[str], words: list[str]) -> None:
-    assert_told(words, lambda: read(*arguments))
+    assert_refused_with(words, lambda: read(*arguments))
 
 
 def test_two_sizes_of_the_kv_cache_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--kv-cache-memory-bytes", "--num-gpu-blocks-override", "leave one out"]
-    assert_told(words, lambda: read("--kv-cache-memory-bytes", "1GiB", "--num-gpu-blocks-override", "9"))
+    assert_refused_with(words, lambda: read("--kv-cache-memory-bytes", "1GiB", "--num-gpu-blocks-override", "9"))
     path = write(tmp_path, "num-gpu-blocks-override: 9\n")
     monkeypatch.setenv("TWOSTEP_KV_CACHE_MEMORY_BYTES", "1GiB")
-    assert_told(words, lambda: read("--config", path))
+    assert_refused_with(words, lambda: read("--config", path))
 
 
 def test_wrong_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOSTEP_PORT", "x")
-    assert_told(["TWOSTEP_PORT", "'x'"], read)
+    assert_refused_with(["TWOSTEP_PORT", "'x'"], read)
 
 
 def test_a_variable_that_is_nearly_a_setting_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def test_a_variable_that_is_nearly_a_setting_is_a_mistake(monkeypatch: pytest.Mo
     }.items():
         with monkeypatch.context() as patch:
             patch.setenv(f"TWOSTEP_{mistake}", "5")
-            assert_told([f"TWOSTEP_{mistake}", f"did you mean TWOSTEP_{meant}?"], read)
+            assert_refused_with([f"TWOSTEP_{mistake}", f"did you mean TWOSTEP_{meant}?"], read)
 
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.1:8000", "udp://10.0.0.1:8000"])
@@ -224,7 +224,7 @@ def test_the_address_of_a_service_of_this_name_is_no_port(
 
 @pytest.mark.parametrize("origin", ["https://a.example/", "https://a.example/x", "a.example", "https://"])
 def test_an_origin_that_no_browser_sends_is_refused(origin: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_told(["--allowed-origins", origin, "no origin"], lambda: read("--allowed-origins", origin))
+    assert_refused_with(["--allowed-origins", origin, "no origin"], lambda: read("--allowed-origins", origin))
     monkeypatch.setenv("TWOSTEP_ALLOWED_ORIGINS", "*, null, http://localhost:3000,https://a.example")
     assert len(read().allowed_origins) == 4
 
@@ -245,15 +245,15 @@ def test_an_origin_that_no_browser_sends_is_refused(origin: str, monkeypatch: py
 )
 def test_wrong_files_are_explained(tmp_path: Path, content: str, words: list[str]) -> None:
     path = write(tmp_path, content)
-    assert_told(words, lambda: read("--config", path))
+    assert_refused_with(words, lambda: read("--config", path))
 
 
 def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
     assert read("--config", write(tmp_path, "# nothing\n")).port == 8000
 
 
-def assert_told(words: list[str], act: Any) -> None:
-    """The error is one line and contains the words."""
+def assert_refused_with(words: list[str], act: Any) -> None:
+    """Asserts that `act` raises a ConfigError of one line that contains the words."""
     with pytest.raises(ConfigError) as error:
         act()
     message = str(error.value)
