@@ -54,7 +54,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _try_client(client: Client, url: str, options: argparse.Namespace, console: Console) -> tuple[str, bool, float]:
-    """Version, whether its script passed, and how long that took; what it said is shown where it did not."""
+    """Returns the client's version, whether its script passed, and how long that took. Prints a failed script's
+    output."""
     with console.status(f"{client.name}: installing"):
         command, version = install(client, options.environments)
     environment = os.environ | {
@@ -71,12 +72,12 @@ def _try_client(client: Client, url: str, options: argparse.Namespace, console: 
             done = subprocess.run(
                 [*command, script], cwd=directory, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
             )
-            is_ok, said = done.returncode == 0, done.stdout + done.stderr
+            is_ok, output = done.returncode == 0, done.stdout + done.stderr
         except subprocess.TimeoutExpired:
-            is_ok, said = False, f"not done after {TIMEOUT_S} s"
+            is_ok, output = False, f"not done after {TIMEOUT_S} s"
     console.print(f"{client.name} {version}: {'works' if is_ok else 'fails'}")
     if not is_ok:
-        console.print("\n".join(said.splitlines()[-TAIL_LINES:]), markup=False, highlight=False)
+        console.print("\n".join(output.splitlines()[-TAIL_LINES:]), markup=False, highlight=False)
     return version, is_ok, time.monotonic() - started_s
 
 

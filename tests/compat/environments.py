@@ -1,4 +1,4 @@
-"""Which clients there are, and an environment for each: a virtual environment, or a folder of npm's."""
+"""The clients, and an environment for each: a virtual environment, or a folder of npm's."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ CONSTRAINTS = Path(__file__).resolve().parent.parent.parent / "constraints.txt"
 class Client:
     name: str
     packages: tuple[str, ...]
-    """The first is the client itself."""
+    """Packages to install; the first is the client itself."""
     script: str
 
     @property
@@ -39,7 +39,8 @@ CLIENTS = {
 
 
 def install(client: Client, directory: Path) -> tuple[list[str], str]:
-    """The command that runs a script there, and the client's version. Quick when it was done before."""
+    """Installs the client, unless that was done before, and returns the command that runs a script there, and its
+    version."""
     home = directory / client.name
     home.mkdir(parents=True, exist_ok=True)
     return _install_node(client, home) if client.is_node else _install_python(client, home)

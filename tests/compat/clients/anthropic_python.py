@@ -36,8 +36,8 @@ def tools() -> None:
         streamed = stream.get_final_message()
     assert next(block.input for block in streamed.content if block.type == "tool_use") == use.input
     result = {"type": "tool_result", "tool_use_id": use.id, "content": "found"}
-    told = [*asked["messages"], {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
-    client.messages.create(model=model, messages=told, tools=[TOOL], max_tokens=4)
+    history = [*asked["messages"], {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    client.messages.create(model=model, messages=history, tools=[TOOL], max_tokens=4)
 
 
 def counts() -> None:

@@ -67,8 +67,8 @@ def tools() -> None:
         streamed = stream.get_final_completion().choices[0].message.tool_calls
     assert next(each.function.arguments for each in streamed) == call.function.arguments
     reply = {"role": "tool", "tool_call_id": call.id, "content": json.dumps({"found": True})}
-    told = [*messages, whole.choices[0].message.model_dump(exclude_none=True), reply]
-    client.chat.completions.create(model=model, messages=told, tools=[TOOL], max_completion_tokens=4)
+    history = [*messages, whole.choices[0].message.model_dump(exclude_none=True), reply]
+    client.chat.completions.create(model=model, messages=history, tools=[TOOL], max_completion_tokens=4)
 
 
 def responses() -> None:
