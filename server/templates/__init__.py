@@ -1,1 +1,1 @@
-"""Messages to prompt text: how a chat template is chosen, what reaches it, and what it renders."""
+"""Messages to prompt text: the choice of a chat template, its input, and its rendering."""

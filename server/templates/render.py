@@ -1,4 +1,4 @@
-"""A conversation -> its prompt, text and token ids."""
+"""A conversation -> its prompt, as text and token ids."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from server.core.errors import BadRequestError
 from server.core.prompts import EncodedPrompt
 from server.core.tokenizer_protocol import Tokenizer
 from server.protocol.chat import ConversationParams
-from server.templates.message_shaping import TemplateHabits, shape_messages
+from server.templates.message_shaping import TemplateCapabilities, shape_messages
 from server.tools.dialect import Dialect, DialectSettings
 from server.tools.formats import JSON
 from server.tools.prompt_fallback import calls_as_text, describe_tools
 
 MAX_ISOLATED = 2
-"""Templates of requests that render at once: each takes a process."""
+"""Maximum number of requests' own templates that render at once: each takes a process."""
 
 
 class ChatRenderer:
@@ -35,20 +35,22 @@ class ChatRenderer:
         self._trusts_requests = trusts_requests
         self._isolated = asyncio.Semaphore(MAX_ISOLATED)
         sources = tokenizer.chat_templates if template is None else {"default": template}
-        self._templates = {name: _KnownTemplate(source, tokenizer.named_tokens) for name, source in sources.items()}
+        self._templates = {name: _ServerTemplate(source, tokenizer.named_tokens) for name, source in sources.items()}
 
     def load(self) -> None:
-        """Do what the first request would have to wait for. Raises InvalidParameterError for an invalid template."""
+        """Compiles and probes the templates, which the first request would have to wait for. Raises
+        InvalidParameterError for an invalid template."""
         for template in self._templates.values():
             template.load()
 
     def dialect_for(self, params: ConversationParams) -> Dialect:
-        """How the model, asked with the template that `encode` takes, writes what is not content."""
+        """Returns how the model writes calls and thinking when prompted with the template that `encode` uses."""
         source = self._template_for(params).source if params.chat_template is None else params.chat_template
         return self._dialects.dialect_of(source)
 
     async def encode(self, params: ConversationParams) -> EncodedPrompt:
-        """Off the event loop: templates and texts may be long. Raises BadRequestError or InvalidParameterError."""
+        """Returns the prompt, made off the event loop: templates and texts may be long. Raises BadRequestError or
+        InvalidParameterError."""
         if params.chat_template is None:
             return await asyncio.to_thread(self._encode, params)
         if not self._trusts_requests:
@@ -58,11 +60,11 @@ class ChatRenderer:
             return await self._encode_isolated(params, params.chat_template)
 
     def render(self, params: ConversationParams) -> str:
-        """The text that the server's template makes. Raises BadRequestError or InvalidParameterError."""
+        """Returns the text that the server's template makes. Raises BadRequestError or InvalidParameterError."""
         template = self._template_for(params)
-        return template.render(_conversation(params, template.habits, self.dialect_for(params)))
+        return template.render(_conversation(params, template.capabilities, self.dialect_for(params)))
 
-    def _template_for(self, params: ConversationParams) -> "_KnownTemplate":
+    def _template_for(self, params: ConversationParams) -> "_ServerTemplate":
         default = self._templates.get("default")
         template = default if params.template_tools is None else self._templates.get("tool_use", default)
         if template is None:
@@ -74,8 +76,8 @@ class ChatRenderer:
         return self._encode_text(self.render(params), params)
 
     async def _encode_isolated(self, params: ConversationParams, source: str) -> EncodedPrompt:
-        habits, dialect = TemplateHabits.from_source(source), self.dialect_for(params)
-        conversation = await asyncio.to_thread(_conversation, params, habits, dialect)
+        capabilities, dialect = TemplateCapabilities.from_source(source), self.dialect_for(params)
+        conversation = await asyncio.to_thread(_conversation, params, capabilities, dialect)
         text = await render_isolated(source, conversation, self._tokenizer.named_tokens)
         return await asyncio.to_thread(self._encode_text, text, params)
 
@@ -83,8 +85,8 @@ class ChatRenderer:
         return EncodedPrompt(self._tokenizer.encode(text, params.add_special_tokens), text)
 
 
-class _KnownTemplate:
-    """A template that stays, compiled and probed when it is first used."""
+class _ServerTemplate:
+    """A template of the server, compiled and probed when it is first used."""
 
     def __init__(self, source: str, named_tokens: Mapping[str, str]) -> None:
         self.source = source
@@ -92,27 +94,27 @@ class _KnownTemplate:
 
     def load(self) -> None:
         """Raises InvalidParameterError if the template is not valid."""
-        _ = self.habits
+        _ = self.capabilities
 
     def render(self, conversation: Conversation) -> str:
         return self._template.render(conversation, self._named_tokens)
 
     @cached_property
-    def habits(self) -> TemplateHabits:
-        return TemplateHabits.from_probes(self._template, self._named_tokens)
+    def capabilities(self) -> TemplateCapabilities:
+        return TemplateCapabilities.from_probes(self._template, self._named_tokens)
 
     @cached_property
     def _template(self) -> ChatTemplate:
         return ChatTemplate(self.source)
 
 
-def _conversation(params: ConversationParams, habits: TemplateHabits, dialect: Dialect) -> Conversation:
+def _conversation(params: ConversationParams, capabilities: TemplateCapabilities, dialect: Dialect) -> Conversation:
     spelling = (dialect.calls or JSON).spelling
-    messages, tools = shape_messages(params.messages, habits), params.template_tools
-    if not habits.knows_calls:
+    messages, tools = shape_messages(params.messages, capabilities), params.template_tools
+    if not capabilities.supports_tool_calls:
         messages = calls_as_text(messages, spelling)
-    if tools is not None and not habits.knows_tools:
-        messages, tools = describe_tools(messages, tools, spelling, habits.knows_system), None
+    if tools is not None and not capabilities.supports_tools:
+        messages, tools = describe_tools(messages, tools, spelling, capabilities.supports_system_role), None
     return Conversation(
         messages=messages,
         tools=tools,

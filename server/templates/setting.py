@@ -1,4 +1,4 @@
-"""--chat-template: a file, or the template's text."""
+"""The setting --chat-template: a file, or the template's text."""
 
 import logging
 from pathlib import Path
@@ -13,8 +13,8 @@ logger = logging.getLogger("twostep.server")
 
 
 def load_chat_renderer(tokenizer: Tokenizer, settings: Settings) -> ChatRenderer:
-    """Raises ConfigError for a template that was given and cannot be used. One of the checkpoint's that cannot be
-    used is refused when it is asked for: completions do without."""
+    """Returns the renderer of the given template, or of the checkpoint's. Raises ConfigError for a given template that
+    is invalid. An invalid one of the checkpoint is refused when a chat needs it: completions do without."""
     given = None if settings.chat_template is None else _read(settings.chat_template)
     renderer = ChatRenderer(
         tokenizer,
@@ -32,7 +32,7 @@ def load_chat_renderer(tokenizer: Tokenizer, settings: Settings) -> ChatRenderer
 
 
 def _read(setting: str) -> str:
-    """Only templates have braces, or lines; file names have neither."""
+    """Returns the template's text. Only templates have braces or line breaks; file names have neither."""
     if "{" in setting or "\n" in setting:
         return setting
     try:

@@ -1,4 +1,4 @@
-"""Templates of chats: what reaches them, what they may refuse, and whose are trusted."""
+"""Chat templates: what reaches them, what they may refuse, and whether requests' own are trusted."""
 
 import asyncio
 from typing import Any
@@ -13,12 +13,12 @@ from tests.server.live_server import FakeBackend, LiveServer, live_server
 
 
 class TestTemplates:
-    def test_what_it_refuses_is_told(self) -> None:
+    def test_its_refusal_reaches_the_client(self) -> None:
         with live_server(FakeBackend(chat_templates={"default": "{{ raise_exception('Not so.') }}"})) as server:
             error = error_of(server.chat("Hi"))
         assert error["param"] == "messages" and error["message"].endswith("Not so.")
 
-    def test_a_model_without_one_says_what_to_do(self) -> None:
+    def test_without_one_the_error_says_what_to_do(self) -> None:
         with live_server(FakeBackend(chat_templates={})) as server:
             error = error_of(server.chat("Hi"))
             assert error["param"] == "messages" and "--chat-template" in error["message"]

@@ -1,4 +1,4 @@
-"""Prompts of chats without answers: what /v1/chat/completions/render and /tokenize tell and refuse."""
+"""Prompts of chats without answers: what /v1/chat/completions/render and /tokenize return and refuse."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.server.live_server import LiveServer
 
 
 class TestRender:
-    def test_it_tells_the_prompt_and_generates_nothing(self, server: LiveServer) -> None:
+    def test_it_returns_the_prompt_and_generates_nothing(self, server: LiveServer) -> None:
         body = {"messages": [{"role": "user", "content": "Hi"}]}
         assert server.post_json("/v1/chat/completions/render", body).json() == {
             "prompt": f"<s>{PROMPT}",
