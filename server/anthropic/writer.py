@@ -99,11 +99,13 @@ def _make_block(index: int, part: Part) -> _TextBlock | _ToolUseBlock:
 class MessageWriter:
     """Given the outputs of one generation in their order."""
 
-    def __init__(self, head: Mapping[str, Any], reader: OutputReader, tally: ChatUsageCounter, request_id: str) -> None:
+    def __init__(
+        self, head: Mapping[str, Any], reader: OutputReader, counter: ChatUsageCounter, request_id: str
+    ) -> None:
         """`head` is what a message tells of itself from its beginning on."""
         self._head = head
         self._reader = reader
-        self._tally = tally
+        self._counter = counter
         self._request_id = request_id
         self._blocks: Blocks[_TextBlock | _ToolUseBlock] = Blocks(_make_block)
         self._last: RequestOutput | None = None
@@ -117,7 +119,7 @@ class MessageWriter:
         return [event for part in self._reader.read(output) for event in self._blocks.add(part)]
 
     def end(self) -> list[Event]:
-        usage, timings = self._usage(), self._tally.timings()
+        usage, timings = self._usage(), self._counter.timings()
         delta = {"type": "message_delta", "delta": self._stop(), "usage": usage, "timings": timings}
         return [*self._blocks.end(), delta, {"type": "message_stop"}]
 
@@ -131,7 +133,7 @@ class MessageWriter:
             "content": self._blocks.whole(),
             **self._stop(),
             "usage": self._usage(),
-            "timings": self._tally.timings(),
+            "timings": self._counter.timings(),
         }
 
     def _stop(self) -> dict[str, str | None]:
@@ -147,7 +149,7 @@ class MessageWriter:
         }
 
     def _usage(self) -> dict[str, int]:
-        usage = self._tally.usage()
+        usage = self._counter.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {
             "input_tokens": usage["prompt_tokens"] - cached,

@@ -20,15 +20,15 @@ async def whole_response(
     plan: ChatPlan,
     choices: Sequence[ChatChoice],
     outputs: Sequence[Sequence[RequestOutput]],
-    tally: ChatUsageCounter,
+    counter: ChatUsageCounter,
     tokenizer: Tokenizer,
 ) -> Response:
     """`outputs` are those of each choice."""
     body: dict[str, Any] = dict(plan.head)
     body["choices"] = [await _json_of(choice.whole(own)) for choice, own in zip(choices, outputs, strict=True)]
-    timings = tally.timings()  # after the choices, which count reasoning for the usage
+    timings = counter.timings()  # after the choices, which count reasoning for the usage
     first = next((own[0] for own in outputs if own[0].prompt_logprobs is not None), outputs[0][0])
-    body |= prompt_fields(plan, first, tokenizer) | {"usage": tally.usage(), "timings": timings}
+    body |= prompt_fields(plan, first, tokenizer) | {"usage": counter.usage(), "timings": timings}
     await encode_iterators(body)
     return Response(msgspec.json.encode(body), media_type="application/json", headers=complete_headers(timings))
 

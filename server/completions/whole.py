@@ -19,15 +19,15 @@ from server.generation.usage import UsageCounter
 
 
 async def whole_response(
-    plan: CompletionPlan, candidates: list[RequestOutput], tally: UsageCounter, tokenizer: Tokenizer
+    plan: CompletionPlan, candidates: list[RequestOutput], counter: UsageCounter, tokenizer: Tokenizer
 ) -> Response:
-    timings = tally.timings()
+    timings = counter.timings()
     choices = []
     for choice in _choices(plan, candidates, tokenizer):
         await encode_iterators(choice)
         await encode_iterators(choice["logprobs"] or {})
         choices.append(await json_of(choice))
-    body = plan.head | {"choices": choices, "usage": tally.usage(), "timings": timings}
+    body = plan.head | {"choices": choices, "usage": counter.usage(), "timings": timings}
     return Response(msgspec.json.encode(body), media_type="application/json", headers=complete_headers(timings))
 
 

@@ -20,8 +20,8 @@ from server.generation.fan_out import generate_all
 from server.protocol.embeddings import EmbeddingRequest
 from server.runtime.backend import Backend
 
-# Inputs given to the engine at once, and their tokens: about one step's. A request of a thousand must not fill the
-# waiting room, and none shall be refused because its siblings wait.
+# Inputs given to the engine at once, and their tokens: about one step's. A request of a thousand inputs must not fill
+# the admission queue, and no input may be refused because others of its request wait.
 GROUP = 32
 GROUP_TOKENS = 2048
 
@@ -29,12 +29,13 @@ _PARAMS = SamplingParams(max_tokens=0, returns_embedding=True)
 
 
 async def plan_embeddings(request: EmbeddingRequest, backend: Backend, arrival: Arrival) -> list[GenerationRequest]:
-    """Raises RequestError or BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
-    room = backend.engine.info.max_model_len
-    limit = prompt_limit(request.truncate_prompt_tokens, room)
+    """Returns one request per input. Raises RequestError or BadRequestError for what the engine cannot be asked; the
+    rest it refuses itself."""
+    max_model_len = backend.engine.info.max_model_len
+    limit = prompt_limit(request.truncate_prompt_tokens, max_model_len)
     prompts = await encode_prompts(request.input, backend.tokenizer, request.add_special_tokens, limit)
-    if (longest := max(len(prompt.token_ids) for prompt in prompts)) > room:
-        message = f"An input has {longest} tokens; the maximum context length is {room}."
+    if (longest := max(len(prompt.token_ids) for prompt in prompts)) > max_model_len:
+        message = f"An input has {longest} tokens; the maximum context length is {max_model_len}."
         raise ContextLengthError(f"{message} Shorten it, or set truncate_prompt_tokens.", "input")
     unique = uuid.uuid4().hex[:12]  # clients may send one request id several times
     return [
@@ -45,12 +46,13 @@ async def plan_embeddings(request: EmbeddingRequest, backend: Backend, arrival: 
 async def embed(
     engine: EngineClient, generations: Sequence[GenerationRequest], max_live: int, max_tokens: int
 ) -> list[RequestOutput]:
-    """The one output of each, in their order. The engine takes `max_live` of them with `max_tokens` at once."""
+    """Returns the one output of each generation, in their order. The engine accepts `max_live` of them with
+    `max_tokens` prompt tokens at once."""
     outputs: dict[int, RequestOutput] = {}
     try:
         for group in _groups(generations, min(GROUP, max_live), min(GROUP_TOKENS, max_tokens)):
-            async with aclosing(generate_all(engine, [generations[index] for index in group])) as news:
-                outputs |= {group[index]: output async for index, output in news}
+            async with aclosing(generate_all(engine, [generations[index] for index in group])) as indexed_outputs:
+                outputs |= {group[index]: output async for index, output in indexed_outputs}
     except InvalidParameterError as error:
         param = "input" if error.param == "prompt" else str(error.param)
         raise InvalidParameterError(param, str(error).replace("prompt", param, 1)) from error
@@ -58,7 +60,7 @@ async def embed(
 
 
 def _groups(generations: Sequence[GenerationRequest], max_size: int, max_tokens: int) -> Iterator[range]:
-    """Runs of at most `max_size` inputs and `max_tokens` tokens; a longer input is alone."""
+    """Yields runs of at most `max_size` inputs and `max_tokens` tokens; a longer input is alone."""
     start, num_tokens = 0, 0
     for index, generation in enumerate(generations):
         num_tokens += len(generation.prompt_token_ids)
@@ -78,7 +80,7 @@ def report(outputs: Sequence[RequestOutput]) -> PhaseReport:
 
 
 async def body(request: EmbeddingRequest, model: str, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """For msgspec to encode: the vectors are encoded by now."""
+    """Returns the response's body for msgspec to encode, in which the vectors are encoded already."""
     timings = report(outputs).body()
     data = (
         {"object": "embedding", "index": index, "embedding": _vector(output.embedding, request)}
@@ -98,7 +100,7 @@ async def body(request: EmbeddingRequest, model: str, outputs: Sequence[RequestO
 
 
 def _vector(data: bytes, request: EmbeddingRequest) -> list[float] | str:
-    """Raises EngineFailedError for numbers that JSON does not have."""
+    """Returns the embedding in the requested format. Raises EngineFailedError for numbers that JSON does not have."""
     numbers = struct.unpack(f"<{len(data) // 4}f", data)
     if not math.isfinite(sum(numbers)):  # finite numbers of four bytes have a finite sum
         raise EngineFailedError("An embedding is not finite.")

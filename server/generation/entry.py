@@ -1,4 +1,5 @@
-"""The first look at a generating request: its model, its id, and fields that must be refused."""
+"""Request validation that all generating endpoints share: the model, the request id, and fields that must be
+refused."""
 
 import asyncio
 import logging
@@ -27,23 +28,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that was let in."""
+    """A validated request: what its endpoint needs to know of it and of its client."""
 
     model: str
-    """The name to answer with."""
+    """The model's name in the response."""
     request_id: str
     arrival_s: float
     caller: str
-    """For what is bounded by caller."""
+    """Identifies the client (`record.caller_of`), for limits per client."""
     key: ApiKey
     share: float
-    """The key's, of all weights."""
+    """The API key's weight as a share of all weights."""
     cache_salt: str
-    """Of the key and of the request."""
+    """The prefix cache's salt, of the API key and of the request."""
     fields: RequestFields
 
-    async def in_time(self, planning: Awaitable[T]) -> T:
-        """What comes of it. Raises DeadlineError when the request's deadline passes before."""
+    async def within_deadline(self, planning: Awaitable[T]) -> T:
+        """Returns the result of `planning`. Raises DeadlineError when the request's deadline passes before it is
+        there."""
         deadline_s = _seconds(self.fields.deadline_ms)
         left_s = None if deadline_s is None else max(self.arrival_s + deadline_s - time.monotonic(), 0.0)
         try:
@@ -57,7 +59,8 @@ class Arrival:
     def generation(
         self, name: str, prompt_token_ids: list[int], params: SamplingParams, repeats_prompt: bool = False
     ) -> GenerationRequest:
-        """One sequence, on the terms of the whole request. `name` is the sequence's own."""
+        """Returns the engine's request for one sequence, with the options of the whole request. `name` is the
+        sequence's own."""
         fields = self.fields
         return GenerationRequest(
             request_id=name,
@@ -76,8 +79,9 @@ class Arrival:
         )
 
 
-def let_in(body: RequestFields, refusals: Mapping[str, str], request: Request) -> Arrival:
-    """Raises ModelNotFoundError, or BadRequestError for a field that this endpoint refuses."""
+def validate_request(body: RequestFields, refusals: Mapping[str, str], request: Request) -> Arrival:
+    """Validates what all endpoints share. Raises ModelNotFoundError, or BadRequestError for a field that this endpoint
+    refuses."""
     context, record = context_of(request), record_of(request.scope)
     model = context.check_model(body.model)
     if body.request_id is not None:
@@ -107,7 +111,7 @@ def _check_extra_fields(body: RequestFields, refusals: Mapping[str, str], reques
 
 
 def _check_request_id(request_id: str) -> None:
-    """The record has a sane one from the start: see `routes.json_route`."""
+    """Refuses an invalid id of the body; the request's record never has one: see `routes.json_route`."""
     if not is_sane_request_id(request_id):
         message = "request_id must be printable ASCII without spaces, at most 128 characters."
         raise BadRequestError(message, "request_id")

@@ -1,4 +1,4 @@
-"""For APIs that are translated to chat: errors name the parameters that the client knows."""
+"""Errors of APIs that are translated to chat: they name the parameters of the API that the client uses."""
 
 import re
 from collections.abc import Generator, Sequence
@@ -11,13 +11,14 @@ from engine.core.errors import RequestError
 from server.core.errors import BadRequestError
 from server.core.validation import problem_of
 
-_OTHERS_WORDS = re.compile(r":|(?<!\w)['\"]")
-"""Where a message goes on with what is not the server's own: quotes, and complaints of templates and grammars."""
+_FOREIGN_TEXT = re.compile(r":|(?<!\w)['\"]")
+"""Where a message continues with text that is not the server's own: quotes, and errors of templates and grammars."""
 
 
 class ErrorRenaming:
     def __init__(self, *names: tuple[str, str]) -> None:
-        """Patterns of the chat API's names -> how this API calls them. What follows a colon is for people: no name."""
+        """`names` are patterns of the chat API's parameters, and their names in this API. In these, text behind a colon
+        is for the message only."""
         self._names: Sequence[tuple[re.Pattern[str], str]] = [
             (re.compile(rf"\b(?:{old})\b"), new) for old, new in names
         ]
@@ -34,7 +35,7 @@ class ErrorRenaming:
             raise
 
     def _renamed(self, error: RequestError | BadRequestError) -> RequestError | BadRequestError:
-        """The same error: its class decides the status."""
+        """Returns the same error, whose class decides the status, with its parameter and message renamed."""
         if error.param is not None:
             error.param, _, _ = self._rename(error.param).partition(":")
         if isinstance(error, HTTPException):
@@ -44,7 +45,7 @@ class ErrorRenaming:
         return error
 
     def _rename_own(self, message: str) -> str:
-        own = _OTHERS_WORDS.split(message, maxsplit=1)[0]
+        own = _FOREIGN_TEXT.split(message, maxsplit=1)[0]
         return self._rename(own) + message[len(own) :]
 
     def _rename(self, text: str) -> str:

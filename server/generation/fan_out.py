@@ -1,4 +1,4 @@
-"""Several generations of one HTTP request as one stream of outputs."""
+"""Fan-out: several generations of one HTTP request as one stream of outputs."""
 
 import asyncio
 from collections import deque
@@ -12,35 +12,36 @@ from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 
 IndexedOutput = tuple[int, RequestOutput]
-"""The generation's position among its siblings, and its news."""
+"""The generation's index among its siblings, and an output of it."""
 
-_News = tuple[int, RequestOutput | Exception]
+_IndexedResult = tuple[int, RequestOutput | Exception]
 
 
 async def generate_all(
     engine: EngineClient, generations: Sequence[GenerationRequest]
 ) -> AsyncGenerator[IndexedOutput, None]:
-    """Run all concurrently; outputs come as they arise. Closing it, or the failure of one, aborts all the others."""
+    """Run all concurrently, and yield their outputs as they come. Closing it, or the failure of one, aborts all
+    others."""
     if len(generations) == 1:
         async with aclosing(engine.generate(generations[0])) as outputs:
             async for output in outputs:
-                yield 0, _sound(output)
+                yield 0, _checked(output)
         return
-    news: asyncio.Queue[_News] = asyncio.Queue()
-    has_begun = False
-    unbegun = deque(enumerate([generations[0], *(replace(each, is_sibling=True) for each in generations[1:])]))
-    tasks = [asyncio.create_task(_pump_next(engine, unbegun, news)) for _ in generations]
+    results: asyncio.Queue[_IndexedResult] = asyncio.Queue()
+    has_started = False
+    not_started = deque(enumerate([generations[0], *(replace(each, is_sibling=True) for each in generations[1:])]))
+    tasks = [asyncio.create_task(_pump_next(engine, not_started, results)) for _ in generations]
     num_live = len(tasks)
     try:
         while num_live:
-            index, item = await news.get()
-            if has_begun and (cut := _cut_by(item, generations[index])) is not None:
-                item = _ended_without_token(generations[index], cut)
-            if isinstance(item, Exception):
-                raise item
-            has_begun = True
-            num_live -= item.is_finished
-            yield index, item
+            index, result = await results.get()
+            if has_started and (stop_reason := _early_stop_reason(result, generations[index])) is not None:
+                result = _ended_without_token(generations[index], stop_reason)
+            if isinstance(result, Exception):
+                raise result
+            has_started = True
+            num_live -= result.is_finished
+            yield index, result
     finally:
         for task in tasks:
             task.cancel()
@@ -48,33 +49,35 @@ async def generate_all(
 
 
 async def _pump_next(
-    engine: EngineClient, unbegun: deque[tuple[int, GenerationRequest]], news: asyncio.Queue[_News]
+    engine: EngineClient, not_started: deque[tuple[int, GenerationRequest]], results: asyncio.Queue[_IndexedResult]
 ) -> None:
-    """They begin in their order. None begins after one was refused."""
-    if not unbegun:
+    """Starts the next generation and queues its outputs. They start in their order, and none after one was refused."""
+    if not not_started:
         return
-    index, generation = unbegun.popleft()
+    index, generation = not_started.popleft()
     try:
         async with aclosing(engine.generate(generation)) as outputs:
             async for output in outputs:
-                news.put_nowait((index, _sound(output)))
+                results.put_nowait((index, _checked(output)))
     except Exception as error:
-        if _cut_by(error, generation) is None:
-            unbegun.clear()
-        news.put_nowait((index, error))
+        if _early_stop_reason(error, generation) is None:
+            not_started.clear()
+        results.put_nowait((index, error))
 
 
-def _cut_by(item: RequestOutput | Exception, generation: GenerationRequest) -> str | None:
-    """The stop reason of one that asks for tokens and may end without any: it is aborted, or its deadline is over."""
+def _early_stop_reason(result: RequestOutput | Exception, generation: GenerationRequest) -> str | None:
+    """Returns the stop reason of a generation that may end without a token, because it was aborted or missed its
+    deadline; None for other results, and where no tokens are asked for."""
     if generation.params.max_tokens == 0:
         return None
-    if isinstance(item, DeadlineError):
+    if isinstance(result, DeadlineError):
         return "deadline"
-    return "abort" if isinstance(item, RequestAbortedError) else None
+    return "abort" if isinstance(result, RequestAbortedError) else None
 
 
 def _ended_without_token(generation: GenerationRequest, stop_reason: str) -> RequestOutput:
-    """While a sibling has had tokens: the response has begun, so it ends as they do."""
+    """Returns the only output of a generation that ends without a token while siblings have some: the response has
+    begun, so it cannot end with an error."""
     return RequestOutput(
         request_id=generation.request_id,
         text="",
@@ -87,8 +90,9 @@ def _ended_without_token(generation: GenerationRequest, stop_reason: str) -> Req
     )
 
 
-def _sound(output: RequestOutput) -> RequestOutput:
-    """An engine that ends a request it was not told to end owes the client an error, not a short answer."""
+def _checked(output: RequestOutput) -> RequestOutput:
+    """Returns the output. Raises EngineFailedError if the engine ended a request that nobody aborted: the client gets
+    an error, not a short answer."""
     if output.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
         raise EngineFailedError("The engine ended the request before it was complete.", output.finish_reason)
     return output

@@ -1,4 +1,4 @@
-"""What a request demands of its text -> the grammar that the engine is given."""
+"""A request's constraint on its output -> the grammar that the engine is given."""
 
 import asyncio
 
@@ -10,8 +10,8 @@ from server.protocol.structured import OutputConstraint
 
 
 async def grammar_of(constraint: OutputConstraint | None, checker: GrammarChecker, caller: str) -> str | None:
-    """Off the event loop, all of it. Raises BadRequestError for what cannot be followed, and OverloadedError where the
-    caller (`record.caller_of`) has too many tried."""
+    """Returns the grammar, made and checked off the event loop. Raises BadRequestError for a constraint that cannot be
+    followed, and OverloadedError if the caller (`record.caller_of`) has too many grammars in the check."""
     if constraint is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What the shapes of log-probabilities have in common, and `prompt_logprobs`, which all endpoints tell alike."""
+"""What the endpoints' formats of logprobs have in common, and `prompt_logprobs`, whose format is the same for all."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,25 +10,26 @@ from server.core.tokenizer_protocol import Tokenizer, token_name
 # JSON has no -Infinity.
 _LOWEST = -9999.0
 
-_SLICE = 10  # prompt tokens that are told before others have their turn
+_SLICE = 10  # tokens that are encoded before other tasks have their turn
 
 
 def prompt_logprobs(
     scores: Sequence[TokenLogprobs | None], num_top: int, tokenizer: Tokenizer
 ) -> Iterator[dict[str, Any] | None]:
-    """One object per prompt token, keyed by token id; the first token has no score."""
+    """Returns one object per prompt token, keyed by token id; None for the first token, which has no logprob."""
     return (None if score is None else _by_id(score, num_top, tokenizer) for score in scores)
 
 
 async def encode_iterators(fields: dict[str, Any]) -> None:
-    """Of scores among the fields of a whole answer, in place: thousands of tokens with a hundred scores each."""
+    """Encodes the iterators among a whole answer's fields in place, a slice at a time: thousands of tokens may have a
+    hundred logprobs each."""
     for name, value in fields.items():
         if isinstance(value, Iterator):
             fields[name] = await json_list(value, _SLICE)
 
 
 def finite(logprob: float) -> float:
-    """Also turns NaN into the lowest value: the comparison with NaN is false."""
+    """Returns a number that JSON has. NaN becomes the lowest one, too: the comparison with NaN is false."""
     return max(_LOWEST, logprob)
 
 

@@ -1,4 +1,4 @@
-"""Outputs of generations, gathered."""
+"""Collecting the outputs of generations, and joining those of one."""
 
 from collections.abc import AsyncGenerator, Sequence
 
@@ -7,17 +7,17 @@ from server.generation.fan_out import IndexedOutput
 from server.generation.usage import UsageCounter
 
 
-async def collect(outputs: AsyncGenerator[IndexedOutput, None], tally: UsageCounter) -> list[list[RequestOutput]]:
-    """Each generation's outputs to its end."""
-    collected: list[list[RequestOutput]] = [[] for _ in range(tally.num_generations)]
+async def collect(outputs: AsyncGenerator[IndexedOutput, None], counter: UsageCounter) -> list[list[RequestOutput]]:
+    """Returns each generation's outputs, when all have ended."""
+    collected: list[list[RequestOutput]] = [[] for _ in range(counter.num_generations)]
     async for generation, output in outputs:
-        tally.add(generation, output)
+        counter.add(generation, output)
         collected[generation].append(output)
     return collected
 
 
 def join_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
-    """All news of a finished sequence as one."""
+    """Returns all outputs of a finished sequence as one."""
     first, last = outputs[0], outputs[-1]
     return RequestOutput(
         request_id=last.request_id,

@@ -1,4 +1,4 @@
-"""What a request asks of the engine: one generation per prompt and candidate."""
+"""The plan of a request: one generation for the engine per prompt and candidate, and limits on their number."""
 
 import time
 import uuid
@@ -17,8 +17,8 @@ from server.generation.sampling import draw_seed, seed_of
 from server.protocol.generation import GenerationParams
 from server.runtime.backend import AdmissionSize, Backend
 
-MAX_SENT_IDS = 2**19  # of allowed tokens and bad words: all sequences have them sent to the engine, and checked
-MAX_SCORES = 2**22  # of prompts and unstreamed answers: each takes some 130 bytes until it is told
+MAX_SENT_IDS = 2**19  # allowed tokens and bad words: they are sent to the engine, and checked, for each sequence
+MAX_SCORES = 2**22  # logprobs of prompts and unstreamed answers: each takes some 130 bytes until it is sent
 
 RequestT = TypeVar("RequestT", bound=GenerationParams)
 RequestT_co = TypeVar("RequestT_co", bound=GenerationParams, covariant=True)
@@ -26,7 +26,7 @@ RequestT_co = TypeVar("RequestT_co", bound=GenerationParams, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class ResponseNames:
-    """How an endpoint calls its responses."""
+    """The names that an endpoint's responses have: the prefix of their ids, and their `object`."""
 
     id_prefix: str
     object: str
@@ -35,7 +35,7 @@ class ResponseNames:
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan(Generic[RequestT_co]):
-    """Generation number i is a candidate of prompt number i // request.num_candidates."""
+    """A request's prompts and generations. Generation i is a candidate of prompt i // request.num_candidates."""
 
     request: RequestT_co
     head: dict[str, str | int]
@@ -59,17 +59,18 @@ def make_plan(
     backend: Backend,
     arrival: Arrival,
 ) -> GenerationPlan[RequestT]:
-    """Raises BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
+    """Returns the plan of a request. Raises BadRequestError for what the engine cannot be asked; the rest it refuses
+    itself."""
     num_generations = len(prompts) * request.num_candidates
-    _check_room(prompts, num_generations, backend.admission_size, arrival.share)
+    _check_admission_size(prompts, num_generations, backend.admission_size, arrival.share)
     num_ids = len(params.allowed_token_ids or ()) + sum(map(len, params.bad_words))
     if num_generations * num_ids > MAX_SENT_IDS:
         raise _too_many(
             prompts, num_generations, f"{MAX_SENT_IDS // num_ids} that may have so many token ids and words"
         )
-    num_scores = request.num_candidates * sum(_num_scores(request, params, len(each.token_ids)) for each in prompts)
-    if num_scores > MAX_SCORES:
-        raise _too_many_scores(num_scores, params)
+    num_logprobs = request.num_candidates * sum(_num_logprobs(request, params, len(each.token_ids)) for each in prompts)
+    if num_logprobs > MAX_SCORES:
+        raise _too_many_logprobs(num_logprobs, params)
     seed = draw_seed() if request.seed is None else request.seed
     return GenerationPlan(
         request=request,
@@ -86,9 +87,12 @@ def make_plan(
     )
 
 
-def _check_room(prompts: Sequence[EncodedPrompt], num_generations: int, room: AdmissionSize, share: float) -> None:
-    """They enter together: too many would be refused on an idle server, too, whenever they came again."""
-    max_live, max_tokens = room.max_live(share), room.max_tokens(share)
+def _check_admission_size(
+    prompts: Sequence[EncodedPrompt], num_generations: int, size: AdmissionSize, share: float
+) -> None:
+    """Raises BadRequestError for more sequences or prompt tokens than the admission queue ever takes: they are admitted
+    together, so an idle server would refuse them, too, and a retry could not help."""
+    max_live, max_tokens = size.max_live(share), size.max_tokens(share)
     if num_generations > max_live:
         raise _too_many(prompts, num_generations, f"{max_live} that may come in together")
     num_tokens = sum(len(prompt.token_ids) for prompt in prompts) * num_generations // len(prompts)
@@ -102,20 +106,20 @@ def _too_many(prompts: Sequence[EncodedPrompt], num_generations: int, limit: str
 
 
 def _param_of(prompts: Sequence[EncodedPrompt]) -> str:
-    """What makes them so many."""
+    """Returns the parameter that makes the sequences so many."""
     return "prompt" if len(prompts) > 1 else "n"
 
 
-def _num_scores(request: GenerationParams, params: SamplingParams, num_prompt_tokens: int) -> int:
-    """Log-probabilities that one sequence may collect before they are told."""
+def _num_logprobs(request: GenerationParams, params: SamplingParams, num_prompt_tokens: int) -> int:
+    """Returns how many logprobs one sequence may collect before they are sent."""
     of_prompt = 0 if params.prompt_logprobs is None else num_prompt_tokens * (params.prompt_logprobs + 1)
     of_output = 0 if params.logprobs is None or request.stream else params.max_tokens * (params.logprobs + 1)
     return of_prompt + of_output
 
 
-def _too_many_scores(num_scores: int, params: SamplingParams) -> BadRequestError:
+def _too_many_logprobs(num_logprobs: int, params: SamplingParams) -> BadRequestError:
     return BadRequestError(
-        f"Up to {num_scores} log-probabilities in one response are more than the {MAX_SCORES} that it may have. "
+        f"Up to {num_logprobs} log-probabilities in one response are more than the {MAX_SCORES} that it may have. "
         "Ask for fewer of them, of sequences or of tokens (max_tokens).",
         "logprobs" if params.prompt_logprobs is None else "prompt_logprobs",
     )

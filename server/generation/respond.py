@@ -1,4 +1,4 @@
-"""Runs a plan: until its first token for a stream, to its end otherwise."""
+"""Runs a plan: up to its first token for a stream, to its end for a whole response."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -13,14 +13,14 @@ from server.generation.fan_out import IndexedOutput, generate_all
 from server.generation.outputs import collect
 from server.generation.plan import GenerationPlan
 from server.generation.sse import KEEP_ALIVE, EventStream
-from server.generation.stream import GenerationStream, StreamedChoice, ToldOnce, nothing
+from server.generation.stream import FirstEventFields, GenerationStream, StreamedChoice, no_fields
 from server.generation.usage import UsageCounter
 from server.protocol.generation import GenerationParams
 from server.runtime.context import context_of
 
 
 class Events(Protocol):
-    """Turns outputs into events."""
+    """Turns outputs into server-sent events."""
 
     def events(
         self, first: IndexedOutput, outputs: AsyncGenerator[IndexedOutput, None]
@@ -30,18 +30,21 @@ class Events(Protocol):
 async def stream_response(
     plan: GenerationPlan[GenerationParams],
     choices: Sequence[StreamedChoice],
-    tally: UsageCounter,
+    counter: UsageCounter,
     request: Request,
-    told_once: ToldOnce = nothing,
+    first_event_fields: FirstEventFields = no_fields,
 ) -> EventStream:
-    """The stream of the endpoints whose responses have choices."""
-    return await open_stream(plan, GenerationStream(plan, choices, tally, record_of(request.scope), told_once), request)
+    """Returns the stream of an endpoint whose responses have choices."""
+    return await open_stream(
+        plan, GenerationStream(plan, choices, counter, record_of(request.scope), first_event_fields), request
+    )
 
 
 async def open_stream(
     plan: GenerationPlan[GenerationParams], stream: Events, request: Request, keep_alive: bytes = KEEP_ALIVE
 ) -> EventStream:
-    """Waits for the first token: until then errors have a status, and the headers can tell the time it took."""
+    """Returns the stream when its first token is there: until then errors have a status, and the headers can have the
+    time to first token."""
     context = context_of(request)
     outputs = generate_all(context.backend.engine, plan.generations)
     try:
@@ -59,9 +62,9 @@ async def open_stream(
 
 
 async def all_outputs(
-    plan: GenerationPlan[GenerationParams], tally: UsageCounter, request: Request
+    plan: GenerationPlan[GenerationParams], counter: UsageCounter, request: Request
 ) -> list[list[RequestOutput]]:
-    """The outputs of each generation."""
+    """Returns the outputs of each generation."""
     engine = context_of(request).backend.engine
     async with aclosing(generate_all(engine, plan.generations)) as outputs:
-        return await collect(outputs, tally)
+        return await collect(outputs, counter)

@@ -16,7 +16,8 @@ def sampling_params(
     max_tokens: int,
     grammar: str | None = None,
 ) -> SamplingParams:
-    """Without the seed, which is each generation's own. Raises InvalidParameterError for values out of range."""
+    """Returns the parameters without a seed, which each generation has its own. Raises InvalidParameterError for values
+    out of range."""
     top_k = request.top_k if request.top_k is not None else defaults.top_k
     return SamplingParams(
         max_tokens=max_tokens,
@@ -45,12 +46,12 @@ def sampling_params(
 
 
 def draw_seed() -> int:
-    """Small enough for clients whose numbers are floats."""
+    """Returns a random seed, small enough for clients whose numbers are floats."""
     return secrets.randbits(48)
 
 
 def seed_of(base: int, index: int) -> int:
-    """The seed of the choice with this index. OpenAI's seeds may be negative; the engine's may not."""
+    """Returns the seed of the choice with this index. OpenAI's seeds may be negative; the engine's may not."""
     return (base + index) % (MAX_SEED + 1)
 
 

@@ -1,4 +1,4 @@
-"""Server-sent events: their bytes, and the response that carries them and always ends what feeds it."""
+"""Server-sent events: their bytes, and the response that sends them and always closes their source."""
 
 import logging
 import time
@@ -20,11 +20,11 @@ logger = logging.getLogger("twostep.server")
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 IDLE_S = 14.0
-PING_S = 1.0  # from one look to the next: no stream is silent for longer than both
+PING_S = 1.0  # between two checks for idleness: no stream is silent for longer than the sum of both
 
-SLICE = 10  # entries of an iterator, which may have a hundred scores each
+SLICE = 10  # entries of an iterator, which may have a hundred logprobs each
 
-# ASCII only: some clients split lines at U+0085 and U+2028. Iterators are lists that are made when they are told.
+# ASCII only: some clients split lines at U+0085 and U+2028. Iterators are lists that are made when they are encoded.
 _dumps = JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=list).encode
 
 
@@ -33,12 +33,12 @@ def event(data: Mapping[str, Any]) -> bytes:
 
 
 def typed_event(data: Mapping[str, Any]) -> bytes:
-    """Named by its type, for the APIs whose clients go by names."""
+    """Returns an event named by its type, for the APIs whose clients go by names."""
     return _typed(data["type"], _dumps(data))
 
 
 async def chunked_typed_event(data: Mapping[str, Any]) -> bytes:
-    """The same, and others have their turns while the iterators in it are told."""
+    """Returns the same bytes as `typed_event`; other tasks have their turns while the iterators in it are encoded."""
     return _typed(data["type"], await _chunked(data))
 
 
@@ -56,7 +56,7 @@ class EventHead:
         return self._event(_dumps(choices), _dumps(extra))
 
     async def chunked_event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
-        """The same, and others have their turns while the iterators in it are told."""
+        """Returns the same bytes as `event`; other tasks have their turns while the iterators in it are encoded."""
         return self._event(f"[{','.join([await _chunked(choice) for choice in choices])}]", await _chunked(extra))
 
     def _event(self, choices: str, extra: str) -> bytes:
@@ -65,7 +65,7 @@ class EventHead:
 
 
 async def _chunked(value: Any) -> str:
-    """Looks for iterators in objects, and in short lists."""
+    """Returns JSON, encoded in slices where objects or short lists contain iterators."""
     if isinstance(value, dict):
         return f"{{{','.join([f'{_dumps(name)}:{await _chunked(each)}' for name, each in value.items()])}}}"
     if isinstance(value, list) and len(value) <= SLICE:
@@ -102,7 +102,7 @@ class EventStream(EventSourceResponse):
             ping_message_factory=lambda: _IdlePing(self._last_sent_s, keep_alive),
             client_close_handler_callable=self._on_client_left,
         )
-        del self.headers["Connection"]  # keep-alive or close is for the HTTP server to say
+        del self.headers["Connection"]  # keep-alive or close is for the HTTP server to decide
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._record = record_of(scope)
@@ -131,17 +131,17 @@ class EventStream(EventSourceResponse):
                 await self._source.aclose()
 
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
-        """Without the library's timer for each message."""
+        """Sends without the library's timer for each message."""
         await send(message)
 
     async def _on_client_left(self, _: Message) -> None:
-        """Servers report the end of a complete response in the same way."""
+        """Notes that the client left. Servers report the end of a complete response in the same way."""
         if self._record is not None and not self._is_complete:
             self._record.client_left = True
 
 
 class _IdlePing(ServerSentEvent):
-    """sse-starlette asks for one now and then; between tokens it is empty."""
+    """The ping that sse-starlette sends now and then: a keep-alive if the stream is idle, else empty."""
 
     def __init__(self, last_sent_s: float, keep_alive: bytes) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The streamed response: one event per step, which usually is a token."""
+"""The streamed response of APIs with choices: one event per step, which usually is a token."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -18,19 +18,20 @@ class StreamedChoice(Protocol):
     """Formats the outputs of one generation, in their order."""
 
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
-        """The choice's news, one entry of `choices` per event. Never empty."""
+        """Returns what the output adds to its choice, one entry of `choices` per event. Never empty."""
 
 
-ToldOnce = Callable[[RequestOutput], Mapping[str, Any]]
-"""From the first output, what the first event tells beside its choices."""
+FirstEventFields = Callable[[RequestOutput], Mapping[str, Any]]
+"""Makes the fields that the first event has beside its choices, from the first output."""
 
 
-def nothing(_: RequestOutput) -> Mapping[str, Any]:
+def no_fields(_: RequestOutput) -> Mapping[str, Any]:
     return {}
 
 
 def note_failure(error: Exception, record: RequestRecord) -> tuple[ErrorKind, dict[str, Any]]:
-    """In log and record; what to tell the client, whose response has begun."""
+    """Notes a failure in log and record. Returns its kind, and the error's body for the client, whose response has
+    begun."""
     kind, body = describe(error, record.request_id)
     record.broken_by = kind.code
     log_failure(error, record.request_id)
@@ -38,21 +39,21 @@ def note_failure(error: Exception, record: RequestRecord) -> tuple[ErrorKind, di
 
 
 class GenerationStream:
-    """Turns the outputs of one plan into events."""
+    """Turns the outputs of one plan into server-sent events."""
 
     def __init__(
         self,
         plan: GenerationPlan[GenerationParams],
         choices: Sequence[StreamedChoice],
-        tally: UsageCounter,
+        counter: UsageCounter,
         record: RequestRecord,
-        told_once: ToldOnce,
+        first_event_fields: FirstEventFields,
     ) -> None:
         options = plan.request.stream_options
         self._choices = choices
-        self._tally = tally
+        self._counter = counter
         self._record = record
-        self._told_once = told_once
+        self._first_event_fields = first_event_fields
         self._head = EventHead(plan.head)
         self._include_usage = options is not None and options.include_usage
         self._continuous_usage = options is not None and options.continuous_usage_stats
@@ -62,29 +63,29 @@ class GenerationStream:
     ) -> AsyncGenerator[bytes, None]:
         """All events from the first token to `[DONE]`. An error from here on is an event, for the status is sent."""
         try:
-            yield await self._events_of(first, self._told_once(first[1]))
-            async for news in outputs:
-                yield await self._events_of(news, {})
+            yield await self._events_of(first, self._first_event_fields(first[1]))
+            async for indexed_output in outputs:
+                yield await self._events_of(indexed_output, {})
             if self._include_usage:
-                usage = self._tally.usage()
-                yield self._head.event([], usage=usage, metrics=usage_metrics(self._tally.timings()))
+                usage = self._counter.usage()
+                yield self._head.event([], usage=usage, metrics=usage_metrics(self._counter.timings()))
         except Exception as error:
             _, body = note_failure(error, self._record)
             yield event(body)
         yield DONE
 
-    async def _events_of(self, news: IndexedOutput, told: Mapping[str, Any]) -> bytes:
-        index, output = news
-        self._tally.add(index, output)
+    async def _events_of(self, indexed_output: IndexedOutput, first_fields: Mapping[str, Any]) -> bytes:
+        index, output = indexed_output
+        self._counter.add(index, output)
         *choices, last = self._choices[index].chunks(output)
         ending = {}
         if output.is_finished and output.timings is not None:
-            ending["timings"] = self._tally.timings_of(index)
+            ending["timings"] = self._counter.timings_of(index)
         events = b""
         for choice in choices:
-            events += await self._event(output, choice, **told)
-            told = {}
-        return events + await self._event(output, last, **told, **ending)
+            events += await self._event(output, choice, **first_fields)
+            first_fields = {}
+        return events + await self._event(output, last, **first_fields, **ending)
 
     async def _event(self, output: RequestOutput, choice: dict[str, Any], **extra: Any) -> bytes:
         if output.prompt_logprobs is None:
@@ -93,5 +94,5 @@ class GenerationStream:
 
     def _usage_so_far(self) -> dict[str, Any]:
         if self._continuous_usage:
-            return {"usage": self._tally.usage()}
+            return {"usage": self._counter.usage()}
         return {"usage": None} if self._include_usage else {}

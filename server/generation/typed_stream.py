@@ -1,4 +1,5 @@
-"""The streamed response of the APIs whose events have types: begun, told in blocks, ended or failed."""
+"""The streamed response of APIs whose events have types: events of its beginning, of its blocks, and of its end or
+failure."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -16,25 +17,25 @@ Events = Iterable[Mapping[str, Any]]
 
 
 class Writer(Protocol):
-    """Writes one answer, from its outputs in their order."""
+    """Writes one answer as events, from its outputs in their order."""
 
     def begin(self) -> Events:
-        """The first output has been tallied, and is added next."""
+        """Returns the first events. The first output has been counted, and is added next."""
 
     def add(self, output: RequestOutput) -> Events: ...
 
     def end(self) -> Events: ...
 
     def fail(self, kind: ErrorKind, message: str) -> Events:
-        """Instead of `end`."""
+        """Returns the last events of an answer that failed, instead of those of `end`."""
 
 
 class TypedStream:
-    """Turns the outputs of a plan of one generation into events."""
+    """Turns the outputs of a plan of one generation into server-sent events."""
 
-    def __init__(self, writer: Writer, tally: UsageCounter, record: RequestRecord) -> None:
+    def __init__(self, writer: Writer, counter: UsageCounter, record: RequestRecord) -> None:
         self._writer = writer
-        self._tally = tally
+        self._counter = counter
         self._record = record
 
     async def events(
@@ -42,21 +43,21 @@ class TypedStream:
     ) -> AsyncGenerator[bytes, None]:
         """All events from the first token on. An error from here on is an event, for the status is sent."""
         try:
-            self._tally.add(*first)
+            self._counter.add(*first)
             yield _encode(self._writer.begin()) + _encode(self._writer.add(first[1]))
-            async for news in outputs:
-                if data := self._events_of(news):
+            async for indexed_output in outputs:
+                if data := self._events_of(indexed_output):
                     yield data
-            for each in self._writer.end():  # each may tell the scores of all tokens once more
+            for each in self._writer.end():  # each may contain the logprobs of all tokens once more
                 await asyncio.sleep(0)
                 yield await chunked_typed_event(each)
         except Exception as error:
             kind, body = note_failure(error, self._record)
             yield _encode(self._writer.fail(kind, body["error"]["message"]))
 
-    def _events_of(self, news: IndexedOutput) -> bytes:
-        self._tally.add(*news)
-        return _encode(self._writer.add(news[1]))
+    def _events_of(self, indexed_output: IndexedOutput) -> bytes:
+        self._counter.add(*indexed_output)
+        return _encode(self._writer.add(indexed_output[1]))
 
 
 def _encode(events: Events) -> bytes:

@@ -1,4 +1,4 @@
-"""Token counts and times over all generations of one request, as they go on."""
+"""Token counts and timings over all generations of one request, while they run."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from server.protocol.generation import GenerationParams
 
 
 class UsageCounter:
-    """Fed every output; keeps the newest of each generation. The request's record can ask for the result."""
+    """Counts tokens and collects timings from every output. The request's record reports the result."""
 
     def __init__(self, plan: GenerationPlan[GenerationParams], record: RequestRecord) -> None:
         self._plan = plan
@@ -41,11 +41,11 @@ class UsageCounter:
         }
 
     def timings(self) -> dict[str, float | int | None]:
-        """The `timings` object of the whole request."""
+        """Returns the `timings` object of the whole request."""
         return self._report().body()
 
     def timings_of(self, generation: int) -> dict[str, float | int | None]:
-        """The `timings` object of one generation."""
+        """Returns the `timings` object of one generation."""
         counts = TokenCounts(
             prompt=len(self._plan.prompt_of(generation).token_ids),
             cached=self._num_cached_tokens[generation],
@@ -57,7 +57,8 @@ class UsageCounter:
         return PhaseReport.of(list(self._timings.values()), self._counts())
 
     def _counts(self) -> TokenCounts:
-        """A prompt's cached tokens are those its first candidate found: the others find the first one's blocks."""
+        """Returns the request's counts. A prompt's cached tokens are those that its first candidate found: the others
+        find the first one's blocks."""
         return TokenCounts(
             prompt=self._plan.num_prompt_tokens,
             cached=sum(self._num_cached_tokens[:: self._plan.request.num_candidates]),

@@ -24,13 +24,13 @@ class ResponseWriter:
         self,
         head: Mapping[str, Any],
         reader: OutputReader,
-        tally: ChatUsageCounter,
+        counter: ChatUsageCounter,
         logprobs: ChatLogprobsFormatter | None,
     ) -> None:
         """`head` is what a response tells of itself from its beginning on."""
         self._head = head
         self._reader = reader
-        self._tally = tally
+        self._counter = counter
         self._logprobs = logprobs
         self._scores = Scores()
         self._items: Blocks[Item] = Blocks(item_maker(str(head["id"]).removeprefix("resp_"), self._scores))
@@ -69,7 +69,7 @@ class ResponseWriter:
             **ended,
             "stop_reason": self._last.stop_reason,
             "usage": self._usage(),
-            "timings": self._tally.timings(),
+            "timings": self._counter.timings(),
         }
 
     @property
@@ -81,7 +81,7 @@ class ResponseWriter:
         return {**self._head, "status": status, "output": self._items.whole()}
 
     def _usage(self) -> dict[str, Any]:
-        usage = self._tally.usage()
+        usage = self._counter.usage()
         return {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},

@@ -12,7 +12,7 @@ from server.chat.plan import chat_prompt, plan_chat
 from server.chat.usage import ChatUsageCounter
 from server.core.request_record import record_of
 from server.core.timings import complete_headers
-from server.generation.entry import let_in
+from server.generation.entry import validate_request
 from server.generation.respond import all_outputs, open_stream
 from server.generation.typed_stream import TypedStream
 from server.protocol.anthropic import (
@@ -44,17 +44,17 @@ counting = APIRouter(route_class=JsonRoute, tags=["Anthropic"])
 )
 async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation. One that ends with the assistant's text is continued there."""
-    arrival = let_in(body, ANTHROPIC_REFUSALS, request)
+    arrival = validate_request(body, ANTHROPIC_REFUSALS, request)
     backend, record = context_of(request).backend, record_of(request.scope)
     with RENAMING():
-        plan, answer = await arrival.in_time(plan_chat(_chat_of(body, backend), backend, arrival))
+        plan, answer = await arrival.within_deadline(plan_chat(_chat_of(body, backend), backend, arrival))
         reader = OutputReader(answer, arrival.request_id, 0)
-        tally = ChatUsageCounter(plan, [reader], record)
+        counter = ChatUsageCounter(plan, [reader], record)
         head = {"id": f"msg_{arrival.request_id}", "type": "message", "role": "assistant", "model": arrival.model}
-        writer = MessageWriter({**head, "seed": plan.head["seed"]}, reader, tally, arrival.request_id)
+        writer = MessageWriter({**head, "seed": plan.head["seed"]}, reader, counter, arrival.request_id)
         if body.stream:
-            return await open_stream(plan, TypedStream(writer, tally, record), request, PING)
-        [outputs] = await all_outputs(plan, tally, request)
+            return await open_stream(plan, TypedStream(writer, counter, record), request, PING)
+        [outputs] = await all_outputs(plan, counter, request)
     for output in outputs:
         writer.add(output)
     message = writer.whole()
@@ -64,7 +64,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
 @counting.post("/v1/messages/count_tokens", responses=anthropic_error_responses(400, 401, 404, 413, 429, 500, 529))
 async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount:
     """The tokens of the prompt that the same fields would make for a message."""
-    let_in(body, ANTHROPIC_REFUSALS, request)
+    validate_request(body, ANTHROPIC_REFUSALS, request)
     backend = context_of(request).backend
     with RENAMING():
         prompt = await chat_prompt(_chat_of(body, backend), backend)

@@ -12,7 +12,7 @@ from server.chat.plan import plan_chat
 from server.chat.usage import ChatUsageCounter
 from server.chat.whole import prompt_fields, whole_response
 from server.core.request_record import record_of
-from server.generation.entry import let_in
+from server.generation.entry import validate_request
 from server.generation.respond import all_outputs, stream_response
 from server.protocol.chat import ChatChunk, ChatRequest, ChatResponse, RenderResponse
 from server.protocol.refusals import CHAT_REFUSALS
@@ -35,24 +35,24 @@ rendering = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 )
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation. Streamed responses start with the first token; every response tells its phases."""
-    arrival = let_in(body, CHAT_REFUSALS, request)
+    arrival = validate_request(body, CHAT_REFUSALS, request)
     backend = context_of(request).backend
-    plan, answer = await arrival.in_time(plan_chat(body, backend, arrival))
+    plan, answer = await arrival.within_deadline(plan_chat(body, backend, arrival))
     readers = [OutputReader(answer, str(plan.head["id"]), index) for index in range(len(plan.generations))]
     choices = [ChatChoice(index, body, reader, backend.tokenizer) for index, reader in enumerate(readers)]
-    tally = ChatUsageCounter(plan, readers, record_of(request.scope))
+    counter = ChatUsageCounter(plan, readers, record_of(request.scope))
     if body.stream:
-        told_once = partial(prompt_fields, plan, tokenizer=backend.tokenizer)
-        return await stream_response(plan, choices, tally, request, told_once)
-    return await whole_response(plan, choices, await all_outputs(plan, tally, request), tally, backend.tokenizer)
+        first_event_fields = partial(prompt_fields, plan, tokenizer=backend.tokenizer)
+        return await stream_response(plan, choices, counter, request, first_event_fields)
+    return await whole_response(plan, choices, await all_outputs(plan, counter, request), counter, backend.tokenizer)
 
 
 @rendering.post("/v1/chat/completions/render", responses=error_responses(400, 401, 404, 413, 415, 429, 503))
 async def render_chat_completion(body: ChatRequest, request: Request) -> RenderResponse:
     """The prompt that this request makes, as text and token ids. Nothing is generated."""
-    arrival = let_in(body, CHAT_REFUSALS, request)
+    arrival = validate_request(body, CHAT_REFUSALS, request)
     backend = context_of(request).backend
-    plan, _ = await arrival.in_time(plan_chat(body, backend, arrival))
+    plan, _ = await arrival.within_deadline(plan_chat(body, backend, arrival))
     prompt = plan.prompts[0]
     return RenderResponse(
         prompt=prompt.text,

@@ -8,7 +8,7 @@ from server.completions.choice import ChoiceFormatter
 from server.completions.plan import plan_completion
 from server.completions.whole import whole_response
 from server.core.request_record import record_of
-from server.generation.entry import let_in
+from server.generation.entry import validate_request
 from server.generation.outputs import join_outputs
 from server.generation.respond import all_outputs, stream_response
 from server.generation.usage import UsageCounter
@@ -31,15 +31,15 @@ router = APIRouter(route_class=GenerationRoute, tags=["OpenAI"])
 )
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue each prompt. Streamed responses start with the first token; every response tells its phases."""
-    arrival = let_in(body, COMPLETION_REFUSALS, request)
+    arrival = validate_request(body, COMPLETION_REFUSALS, request)
     backend = context_of(request).backend
-    plan = await arrival.in_time(plan_completion(body, backend, arrival))
-    tally = UsageCounter(plan, record_of(request.scope))
+    plan = await arrival.within_deadline(plan_completion(body, backend, arrival))
+    counter = UsageCounter(plan, record_of(request.scope))
     if body.stream:
         choices = [
             ChoiceFormatter(index, body, plan.prompt_of(index), backend.tokenizer)
             for index in range(len(plan.generations))
         ]
-        return await stream_response(plan, choices, tally, request)
-    candidates = [join_outputs(outputs) for outputs in await all_outputs(plan, tally, request)]
-    return await whole_response(plan, candidates, tally, backend.tokenizer)
+        return await stream_response(plan, choices, counter, request)
+    candidates = [join_outputs(outputs) for outputs in await all_outputs(plan, counter, request)]
+    return await whole_response(plan, candidates, counter, backend.tokenizer)

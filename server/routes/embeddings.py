@@ -9,7 +9,7 @@ from server.core.request_record import record_of
 from server.core.timings import complete_headers
 from server.generation.embeddings import body as body_of
 from server.generation.embeddings import embed, plan_embeddings, report
-from server.generation.entry import let_in
+from server.generation.entry import validate_request
 from server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from server.protocol.refusals import EMBEDDING_REFUSALS
 from server.routes.documented import error_responses
@@ -29,9 +29,9 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
 
     Whether such vectors are good for search depends on the model: use one that was trained to embed.
     """
-    arrival = let_in(body, EMBEDDING_REFUSALS, request)
+    arrival = validate_request(body, EMBEDDING_REFUSALS, request)
     backend = context_of(request).backend
-    generations = await arrival.in_time(plan_embeddings(body, backend, arrival))
+    generations = await arrival.within_deadline(plan_embeddings(body, backend, arrival))
     room, share = backend.admission_size, arrival.share
     outputs = await embed(backend.engine, generations, room.max_live(share), room.max_tokens(share))
     record_of(request.scope).report = lambda: report(outputs)

@@ -11,7 +11,7 @@ from server.chat.output_reader import OutputReader
 from server.chat.plan import plan_chat
 from server.chat.usage import ChatUsageCounter
 from server.core.request_record import record_of
-from server.generation.entry import let_in
+from server.generation.entry import validate_request
 from server.generation.respond import all_outputs, open_stream
 from server.generation.typed_stream import TypedStream
 from server.protocol.refusals import RESPONSES_REFUSALS
@@ -38,19 +38,19 @@ router = APIRouter(route_class=GenerationRoute, tags=["OpenAI"])
 )
 async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Answer a conversation, in OpenAI's newer form. Nothing is stored: each request brings the whole conversation."""
-    arrival = let_in(body, RESPONSES_REFUSALS, request)
+    arrival = validate_request(body, RESPONSES_REFUSALS, request)
     backend, record = context_of(request).backend, record_of(request.scope)
     with RENAMING():
-        plan, answer = await arrival.in_time(plan_chat(to_chat(body), backend, arrival))
+        plan, answer = await arrival.within_deadline(plan_chat(to_chat(body), backend, arrival))
         reader = OutputReader(answer, arrival.request_id, 0)
-        tally = ChatUsageCounter(plan, [reader], record)
+        counter = ChatUsageCounter(plan, [reader], record)
         logprobs = (
             None if body.num_logprobs is None else ChatLogprobsFormatter(backend.tokenizer, body.num_logprobs, False)
         )
-        writer = ResponseWriter(response_head(body, plan, arrival), reader, tally, logprobs)
+        writer = ResponseWriter(response_head(body, plan, arrival), reader, counter, logprobs)
         if body.stream:
-            return await open_stream(plan, TypedStream(writer, tally, record), request)
-        [outputs] = await all_outputs(plan, tally, request)
+            return await open_stream(plan, TypedStream(writer, counter, record), request)
+        [outputs] = await all_outputs(plan, counter, request)
     for output in outputs:
         writer.add(output)
         await asyncio.sleep(0)
