@@ -1,1 +1,1 @@
-"""Structured output: grammars are written, compiled and checked here, and say which tokens may come next."""
+"""Structured output: writes, checks and compiles grammars, and computes masks of the tokens they allow next."""

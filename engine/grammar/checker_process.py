@@ -1,8 +1,8 @@
-"""`python -m engine.grammar.checker_process`: tells of each grammar whether it works; started and fed by
-`GrammarChecker`.
+"""`python -m engine.grammar.checker_process`: the child process of `GrammarChecker`, which tests each grammar.
 
-Lines of JSON: null when ready, then for each grammar (a string) null or what is wrong with it. Grammars come from
-clients, and some make the compiler run for minutes, take gigabytes or overflow the stack. Here that harms nobody.
+It writes lines of JSON: null when ready, then for each grammar it reads (a JSON string) null or what is wrong with it.
+Grammars come from clients, and some make the compiler run for minutes, take gigabytes or overflow the stack. In this
+process that harms no other request.
 """
 
 import json
@@ -20,7 +20,7 @@ from engine.grammar.compiler import compile_grammar, make_tokenizer
 MAX_MEMORY_BYTES = 128 << 20  # more than without a grammar: the engine keeps some of them
 STACK_BYTES = 4 << 20  # less than the engine has, however much the main thread may have
 NUM_TRIED_BYTES = 64  # generated on trial: some grammars compile, and reach the parser's limits soon after
-MAX_TRIAL_S = 0.2  # of CPU time for all of them; the engine's steps will wait for such work
+MAX_TRIAL_S = 0.2  # of CPU time for all of them; in the engine, steps wait for this work
 
 _EOS = 256
 _EXCERPT = re.compile(r"^\s*\d+ \| ")  # the compiler's errors end with the line of the grammar that they are about
@@ -37,17 +37,18 @@ def main() -> None:
 
 
 def _data_bytes() -> int:
-    """What the process could write to now, without what is only reserved: allocators reserve more or less by chance."""
+    """Returns the bytes of the process's writable memory, without address space that allocators only reserve, whose
+    amount varies."""
     return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
 
 
 def byte_tokenizer() -> LLTokenizer:
-    """The smallest vocabulary that can write any text."""
+    """Returns a tokenizer with the smallest vocabulary that can write any text: 256 bytes and EOS."""
     return make_tokenizer([*(bytes([byte]) for byte in range(256)), b""], [_EOS])
 
 
 def find_fault(tokenizer: LLTokenizer, grammar: str) -> str | None:
-    """Compile, then generate a little. None when all went well."""
+    """Compiles the grammar and generates a little text. Returns what is wrong with it, or None."""
     matcher = compile_grammar(tokenizer, grammar)
     started_s = time.process_time()
     for step in range(NUM_TRIED_BYTES):
@@ -64,7 +65,7 @@ def find_fault(tokenizer: LLTokenizer, grammar: str) -> str | None:
 
 
 def _describe(error: str) -> str:
-    """One line, without the excerpt."""
+    """Returns the compiler's error in one line, without the excerpt of the grammar."""
     if error.startswith("NoExtension"):
         return "no text satisfies it"
     if "coerce_one_of" in error:  # an option that is not offered, since it would let a text match two members

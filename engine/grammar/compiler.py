@@ -1,6 +1,6 @@
-"""Grammars at work: which tokens may come next in a request that has one, after the tokens it has so far.
+"""Compiles grammars for the model's vocabulary with llguidance, in a thread beside the engine's steps.
 
-llguidance does the parsing. Measured against xgrammar 0.2.8 on one core of a 2.1 GHz Xeon, vocabularies of 32,000 and
+Measured against xgrammar 0.2.8 on one core of a 2.1 GHz Xeon, vocabularies of 32,000 and
 150,000 tokens, random tokens out of each mask:
 
                                        llguidance 1.9.1        xgrammar 0.2.8
@@ -34,52 +34,53 @@ from engine.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-NUM_KEPT = 16  # compiled grammars that are kept for the next request with the same one
+CACHE_SIZE = 16  # compiled grammars kept for later requests with the same grammar
 
-# Forcing would ask the tokenizer, in Python, how it writes what must come; any spelling will do.
+# Otherwise llguidance calls the tokenizer, in Python, for the canonical tokens of forced text; any spelling will do.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
-_STACK_BYTES = (
-    16 << 20
-)  # the compiler recurses; more than what grammars are tried with (`engine.grammar.checker_process`)
-# Texts whose tokens a mask takes as one: most tokens fit in any JSON string. The library's own list has two more, for
-# white space and strings of any length: without, masks are the same and as fast, and 150,000 tokens take 59 MB, not 87.
+_STACK_BYTES = 16 << 20  # the compiler recurses; more than grammars are checked with (`engine.grammar.checker_process`)
+# Regexes whose tokens are masked together: most tokens fit in any JSON string. The library's default has two more, for
+# white space and long strings: without them masks are the same and as fast, and 150,000 tokens take 59 MB, not 87.
 _SLICES = [r'[^"\\\x00-\x1F\x7F]{1,10}', r'[^"\\\x00-\x1F\x7F]{1,30}']
 # A state takes 1-2 KB. Expressions with 150,000 tokens need more than 5,000 items for a mask.
 _LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=20_000, step_max_items=10_000)
 
 
 class GrammarCompiler:
-    """Compiles for one vocabulary and keeps what was compiled last. Called by one thread at a time."""
+    """Compiles grammars for one vocabulary and caches the last ones. Called by one thread at a time."""
 
     def __init__(self, tokenizer: LLTokenizer, clock: Callable[[], float] = time.thread_time) -> None:
-        """The clock counts what matchers take."""
+        """`clock` measures the CPU time of matchers, in seconds."""
         self._tokenizer = tokenizer
         self._clock = clock
         self._alphabet = Alphabet.of(tokenizer)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # least recently used first
 
     def __call__(self, grammar: str) -> Matcher:
-        """A grammar that cannot be compiled allows no token."""
+        """Returns a new matcher of the grammar. That of a grammar that cannot be compiled allows no token."""
         compiled = self._compiled.pop(grammar, None) or compile_grammar(self._tokenizer, grammar)
         self._compiled[grammar] = compiled
-        if len(self._compiled) > NUM_KEPT:
+        if len(self._compiled) > CACHE_SIZE:
             self._compiled.popitem(last=False)
-        return Matcher(compiled.deep_copy(), partial(self._renewed, grammar), self._alphabet, self._clock)
+        return Matcher(compiled.deep_copy(), partial(self._recompile, grammar), self._alphabet, self._clock)
 
-    def _renewed(self, grammar: str) -> tuple[LLMatcher, float]:
-        """Copies share a lexer, which is at its limit: the next requests begin with another, too. For any thread."""
+    def _recompile(self, grammar: str) -> tuple[LLMatcher, float]:
+        """Compiles the grammar again, for a new lexer: copies of a matcher share one, which has reached its limit.
+
+        Returns the matcher and the seconds it took. Later requests use the new lexer, too. May be called by any thread.
+        """
         self._compiled.pop(grammar, None)
         with _thread_with_stack(_STACK_BYTES) as thread:
-            return thread.submit(self._timed, grammar).result()
+            return thread.submit(self._timed_compile, grammar).result()
 
-    def _timed(self, grammar: str) -> tuple[LLMatcher, float]:
-        started_s = self._clock()  # may be that of the thread alone
+    def _timed_compile(self, grammar: str) -> tuple[LLMatcher, float]:
+        started_s = self._clock()  # by default the CPU time of this thread
         compiled = compile_grammar(self._tokenizer, grammar)
         return compiled, self._clock() - started_s
 
 
 class Grammars(Protocol):
-    """Requests whose grammars are being compiled: until that is done they are no concern of the scheduler."""
+    """Requests whose grammars are being compiled; the scheduler gets them when that is done."""
 
     def __len__(self) -> int: ...
 
@@ -89,19 +90,20 @@ class Grammars(Protocol):
     def request_ids(self) -> Sequence[str]: ...
 
     def add(self, request: Request) -> None:
-        """The request must have a grammar. Raises RequestError."""
+        """Starts compiling the grammar of the request, which must have one. Raises RequestError."""
 
     def abort(self, request_ids: Iterable[str]) -> bool:
-        """Ids that are not here are ignored. True if any was."""
+        """Removes the requests; other ids are ignored. Returns whether any was removed."""
 
     def take_ready(self, timeout_s: float) -> list[Request]:
-        """Those that can run now, in order of arrival; waits for the first that long."""
+        """Removes and returns the requests whose grammars are compiled, in order of arrival; waits up to `timeout_s`
+        for the first."""
 
     def close(self) -> None: ...
 
 
 class NoGrammars:
-    """For models that cannot follow any."""
+    """Refuses all grammars: for models that cannot follow any."""
 
     def __len__(self) -> int:
         return 0
@@ -129,7 +131,8 @@ class NoGrammars:
 
 
 def _thread_with_stack(num_bytes: int) -> ThreadPoolExecutor:
-    """One thread, which is started here: the size is that of all threads started meanwhile."""
+    """Returns an executor whose one thread has this stack size. It is started here, since the size is a setting of the
+    process, for all threads started meanwhile."""
     before = threading.stack_size(num_bytes)
     try:
         thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
@@ -140,15 +143,15 @@ def _thread_with_stack(num_bytes: int) -> ThreadPoolExecutor:
 
 
 class GrammarQueue:
-    """Compiles in a thread of its own, beside the engine's steps. Tenants share its seconds by their weights."""
+    """Compiles in a thread of its own, beside the engine's steps. Tenants share its time by their weights."""
 
     def __init__(self, compile: Callable[[str], Constraint], clock: Callable[[], float] = time.monotonic) -> None:
         self._compile = compile
         self._clock = clock
         self._thread = _thread_with_stack(_STACK_BYTES)
         self._pending: dict[str, tuple[Request, Future[Constraint]]] = {}
-        self._queue = FairQueue()  # those of them that were not begun
-        self._lock = threading.Lock()  # so that both threads agree on which these are
+        self._queue = FairQueue()  # the pending requests whose compilation has not started
+        self._lock = threading.Lock()  # guards `_queue` and `_pending`, which both threads use
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -170,7 +173,7 @@ class GrammarQueue:
         with self._lock:
             found = [self._pending.pop(request_id) for request_id in request_ids if request_id in self._pending]
             for request, compiling in found:
-                if compiling.cancel():  # it was not begun
+                if compiling.cancel():  # it had not started
                     self._queue.remove(request)
         return bool(found)
 
@@ -188,7 +191,8 @@ class GrammarQueue:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _compile_next(self) -> None:
-        """In the thread, once for each request that was added: whose turn it is shows only now."""
+        """Compiles the grammar of the request whose turn it is. Runs in the thread, once for each request that was
+        added."""
         with self._lock:
             request = self._queue.next
             if request is None:  # some were aborted
@@ -201,14 +205,14 @@ class GrammarQueue:
         started_s = self._clock()
         try:
             compiling.set_result(self._compile(request.params.grammar))
-        except BaseException as error:  # for `take_ready`, which would wait for ever
+        except BaseException as error:  # raised by `take_ready`, which would wait for ever otherwise
             compiling.set_exception(error)
         with self._lock:
             self._queue.charge(request, self._clock() - started_s)
 
 
 def load_grammars(config: EngineConfig, info: EngineInfo) -> Grammars:
-    """Takes up to two seconds with the largest vocabularies."""
+    """Returns the grammars of the loaded model. Takes up to two seconds with the largest vocabularies."""
     if not info.eos_token_ids:
         return NoGrammars()
     try:
@@ -227,20 +231,24 @@ def compiler_for(tokenizer: Tokenizer, info: EngineInfo) -> GrammarCompiler:
 
 
 def make_tokenizer(tokens: Sequence[bytes], eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """`tokens` has one entry per token id: the bytes of its text, empty for tokens that are no text."""
+    """Returns llguidance's tokenizer. `tokens` has the bytes of each token id's text, empty for tokens that are no
+    text."""
     vocabulary = _Vocabulary(tokens, eos_token_ids[0])
     tokenizer = LLTokenizer(vocabulary, eos_token=list(eos_token_ids), slices=_SLICES)  # type: ignore[arg-type]
-    vocabulary.tokens.clear()  # they were copied, and the tokenizer keeps the vocabulary as long as it lives
+    vocabulary.tokens.clear()  # they were copied, and the tokenizer keeps a reference to the vocabulary
     return tokenizer
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """Never raises: ask `is_error()`. Bounded by fuel, but not on every path: see `engine.grammar.checker`."""
+    """Compiles the grammar. Never raises: ask `is_error()` of the result.
+
+    The library bounds its work by fuel, but not on every path: see `engine.grammar.checker`.
+    """
     return LLMatcher(tokenizer, _OPTIONS + grammar, log_level=0, limits=_LIMITS)
 
 
 class _Vocabulary:
-    """What `LLTokenizer` reads of a tokenizer, and the call it makes only when tokens are forced."""
+    """The attributes that `LLTokenizer` reads of a tokenizer, and the call that it makes only to force tokens."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None

@@ -1,4 +1,4 @@
-"""What of JSON Schema can be followed token by token. Everything else is refused, with the place where it stands.
+"""The part of JSON Schema that can be enforced token by token. Other keywords are refused, with their place.
 
 The dialect is Draft 2020-12, as far as llguidance compiles it (docs/json_schema.md of guidance-ai/llguidance).
 """
@@ -14,7 +14,7 @@ MAX_DEPTH = 100  # of the schema's own JSON
 
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 
-# Keywords that restrict a value and that nothing here can enforce. A keyword that nobody defines restricts nothing.
+# Keywords that restrict a value and cannot be enforced here. Keywords that JSON Schema does not define are ignored.
 UNSUPPORTED = frozenset(
     {
         *("not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"),
@@ -28,13 +28,13 @@ _OTHER_BOUNDS = {
 }
 _NEUTRAL: Mapping[str, Any] = {"uniqueItems": False, "unevaluatedProperties": True, "unevaluatedItems": True}
 
-_IN_A_MAP = ("properties", "patternProperties", "$defs", "definitions")
-_IN_A_LIST = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
-_ALONE = ("items", "additionalProperties")
+_MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS_OF_SCHEMAS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+_SCHEMAS = ("items", "additionalProperties")
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """Raise GrammarError, with a JSON pointer to the place, for what could not be enforced."""
+    """Raises GrammarError, with a JSON pointer to the place, if part of the schema cannot be enforced."""
     _check_depth(schema)
     for path, part in _subschemas(schema):
         for keyword in part:
@@ -47,7 +47,8 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
 
 def compilable(schema: Any) -> Any:
-    """The same schema without unsupported keywords whose values restrict nothing, and with bounds that readers keep."""
+    """Returns the schema without unsupported keywords whose values restrict nothing, and with exclusive bounds that
+    still hold for numbers parsed as floats."""
     if isinstance(schema, list):
         return [compilable(item) for item in schema]
     if not isinstance(schema, dict):
@@ -58,13 +59,14 @@ def compilable(schema: Any) -> Any:
 def _compilable(keyword: str, value: Any) -> Any:
     if keyword in ("const", "enum", "default", "examples"):
         return value
-    if keyword in _IN_A_MAP and isinstance(value, dict):  # its keys are names
+    if keyword in _MAPS_OF_SCHEMAS and isinstance(value, dict):  # its keys are names
         return {name: compilable(part) for name, part in value.items()}
-    return compilable(_as_read(keyword, value))
+    return compilable(_move_bound(keyword, value))
 
 
-def _as_read(keyword: str, value: Any) -> Any:
-    """An excluded fraction, moved inwards by a float: a decimal right beside it would be read as itself."""
+def _move_bound(keyword: str, value: Any) -> Any:
+    """Moves an exclusive fractional bound inwards to the next float: JSON parsers would round a decimal right beside
+    the bound to the bound itself."""
     if keyword in _OTHER_BOUNDS and isinstance(value, float) and not value.is_integer():
         return math.nextafter(value, math.inf if keyword == "exclusiveMinimum" else -math.inf)
     return value
@@ -75,7 +77,8 @@ def _is_neutral(keyword: str, value: object) -> bool:
 
 
 def _check_depth(schema: object) -> None:
-    """By level, not by recursion: the schema may be deeper than Python's stack."""
+    """Raises GrammarError if the schema is too deep. Goes by level, not by recursion, which may exhaust Python's
+    stack."""
     level = [schema]
     for _ in range(MAX_DEPTH):
         level = [child for node in level for child in _children(node)]
@@ -91,7 +94,7 @@ def _children(node: object) -> list[Any]:
 
 
 def _subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every schema object that is compiled, the schema itself included, with the JSON pointer to it."""
+    """Yields every schema object that is compiled, the schema itself included, with the JSON pointer to it."""
     seen, places = set[int](), [("", schema)]
     while places:
         for path, part in _nested(*places.pop(), seen):
@@ -101,25 +104,25 @@ def _subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, A
 
 
 def _nested(path: str, schema: Any, seen: set[int]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What is not yet `seen` of a schema and what stands in it."""
+    """Yields a schema and its subschemas, with their JSON pointers, without those already `seen`."""
     if not isinstance(schema, Mapping) or id(schema) in seen:
         return
     seen.add(id(schema))
     yield path, schema
-    for keyword in _ALONE:
+    for keyword in _SCHEMAS:
         yield from _nested(f"{path}/{keyword}", schema.get(keyword), seen)
-    for keyword in _IN_A_MAP:
+    for keyword in _MAPS_OF_SCHEMAS:
         named = schema.get(keyword)
         for name, part in named.items() if isinstance(named, Mapping) else ():
             yield from _nested(f"{path}/{keyword}/{_escape(name)}", part, seen)
-    for keyword in _IN_A_LIST:
+    for keyword in _LISTS_OF_SCHEMAS:
         listed = schema.get(keyword)
         for index, part in enumerate(listed if isinstance(listed, list) else ()):
             yield from _nested(f"{path}/{keyword}/{index}", part, seen)
 
 
 def _target(schema: Any, path: str, reference: str) -> Any:
-    """Where `#` or `#/...` leads, which may be a place that has no schemas otherwise: `#/components/schemas/x`."""
+    """Returns what `#` or `#/...` points to, which may be outside the places of schemas: `#/components/schemas/x`."""
     try:
         for name in unquote(reference).split("/")[1:]:
             name = name.replace("~1", "/").replace("~0", "~")
@@ -142,14 +145,16 @@ def _check_reference(path: str, part: Mapping[str, Any]) -> None:
 
 
 def _check_min_properties(path: str, part: Mapping[str, Any]) -> None:
-    """Names of additional properties may be generated twice, which a parser counts once."""
+    """Raises GrammarError for a minProperties that only additional properties could reach: their names may be generated
+    twice, and a parser counts them once."""
     count, required = part.get("minProperties", 0), part.get("required", ())
     if isinstance(count, int | float) and isinstance(required, list | tuple) and count > max(1, len(required)):
         raise GrammarError(f"the schema's {path}/minProperties must not exceed the number of required properties")
 
 
 def _check_exclusive_bounds(path: str, part: Mapping[str, Any]) -> None:
-    """The compiler (1.9.1) lets a whole number that is excluded through, when less than 1 lies between the bounds."""
+    """Raises GrammarError for an exclusive integer bound less than 1 from the other bound: llguidance 1.9.1 would allow
+    the bound itself."""
     for excluding, others in _OTHER_BOUNDS.items():
         bound = part.get(excluding)
         if isinstance(bound, int) or (isinstance(bound, float) and bound.is_integer()):
@@ -160,5 +165,5 @@ def _check_exclusive_bounds(path: str, part: Mapping[str, Any]) -> None:
 
 
 def _escape(name: str) -> str:
-    """RFC 6901."""
+    """Returns the name as a token of a JSON pointer (RFC 6901), cut to 100 characters."""
     return name.replace("~", "~0").replace("/", "~1")[:100]

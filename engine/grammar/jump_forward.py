@@ -1,4 +1,4 @@
-"""The text that a grammar leaves no choice about, looked for character by character."""
+"""Jump-forward decoding: finds the text that a grammar forces next, character by character, to be drafted."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -7,30 +7,33 @@ from typing import NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
 
-# What must come may be long: for half a million characters `compute_ff_bytes` took 0.6 s and 160 MB.
+# Forced text may be long: for half a million characters llguidance's `compute_ff_bytes` took 0.6 s and 160 MB.
 _MAX_LENGTH = 64
 _SPACE = ord(" ")
 
 
 @dataclass(frozen=True, slots=True)
 class Alphabet:
-    """How a vocabulary spells ASCII."""
+    """The tokens with which a vocabulary spells ASCII text."""
 
     characters: dict[int, int]
-    """Token id -> its only character."""
+    """Token id -> its character, for tokens of one ASCII character; one token per character."""
     character_bits: int
-    """These tokens in a mask."""
+    """The tokens of `characters`, as bits of a mask."""
     other_bits: int
-    """EOS and tokens that begin with other characters: where one may come there is a choice."""
+    """EOS and tokens that begin with a non-ASCII byte, as bits of a mask: where one is allowed, no character is
+    forced."""
     spell: Callable[[str], list[int]]
-    """With the longest token each time."""
+    """Returns the tokens of an ASCII text, always taking the longest token that fits."""
     text_of: Callable[[list[int]], bytes]
+    """Returns the bytes of the tokens' text."""
 
     @classmethod
     def of(cls, tokenizer: LLTokenizer) -> "Alphabet":
         ids = range(tokenizer.vocab_size)
         texts = [b"" if tokenizer.is_special_token(i) else tokenizer.decode_bytes([i]) for i in ids]
-        # Of two tokens the later: SentencePiece puts those of bytes, which models hardly use, before those of text.
+        # Of two tokens for a character the later: in SentencePiece, tokens of bytes, hardly used, precede those of
+        # text.
         tokens = {text[0]: token_id for token_id, text in enumerate(texts) if len(text) == 1 and text.isascii()}
         usual = {tokenizer.greedy_tokenize(chr(character))[0]: token_id for character, token_id in tokens.items()}
         return cls(
@@ -43,75 +46,85 @@ class Alphabet:
 
 
 def _bits(token_ids: Collection[int]) -> int:
-    """As in a mask."""
+    """Returns the token ids as bits of a mask."""
     mask = bytearray(max(token_ids, default=0) // 8 + 1)
     for token_id in token_ids:
         mask[token_id // 8] |= 1 << token_id % 8
     return int.from_bytes(mask, "little")
 
 
-class _Ahead(NamedTuple):
+class _Expected(NamedTuple):
+    """A character expected next."""
+
     character: int
     after: int | None
-    """Where only "a space or not" was open: the character before that place, under which the choice is remembered. None
-    if this character had to come."""
+    """If the grammar allows a choice between a space and one other character: the character before that place, under
+    which the choice is remembered. None if the character is forced."""
 
 
 class JumpForward:
-    """How one request's text goes on. Where a space is all there is to choose, as in JSON after a colon or a comma, it
-    comes or not as it did before; at first it comes."""
+    """Predicts the text that one request's grammar forces next.
+
+    Where the grammar's only choice is whether a space comes, as in JSON after a colon or a comma, it is expected as in
+    the request's text before; the first time it is expected to come.
+    """
 
     def __init__(self, alphabet: Alphabet) -> None:
         self._alphabet = alphabet
-        self._ahead: deque[_Ahead] = deque()
-        self._last = 0  # character that was said
-        self._has_space: dict[int, bool] = {}  # after a character
+        self._expected: deque[_Expected] = deque()
+        self._last = 0  # character of the output
+        self._has_space: dict[int, bool] = {}  # by the character before it
 
-    def hear(self, token_ids: Sequence[int]) -> None:
-        """What was said since the last call."""
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Takes the tokens generated since the last call. Drops the expected text that they spell, and all of it after
+        the first character that differs."""
         text = self._alphabet.text_of(list(token_ids))
         for character in text:
-            if not self._ahead:
+            if not self._expected:
                 break
-            ahead = self._ahead.popleft()
-            if character != ahead.character:
-                self._ahead.clear()
-                if ahead.after is not None:
-                    self._has_space[ahead.after] = character == _SPACE
+            expected = self._expected.popleft()
+            if character != expected.character:
+                self._expected.clear()
+                if expected.after is not None:
+                    self._has_space[expected.after] = character == _SPACE
         self._last = text[-1] if text else self._last
 
-    def look(self, mask: bytes, copy_matcher: Callable[[], LLMatcher], has_time: Callable[[], bool]) -> None:
-        """Where it is not known: on from `mask`, with a copy of its matcher."""
-        scout: LLMatcher | None = None
-        while len(self._ahead) < _MAX_LENGTH and (certain := self._certain(int.from_bytes(mask, "little"))):
-            token_id, ahead = certain
-            self._ahead.append(ahead)
+    def look_ahead(self, mask: bytes, copy_matcher: Callable[[], LLMatcher], has_time: Callable[[], bool]) -> None:
+        """Extends the expected text while the grammar forces it and there is time, from the `mask` after the last
+        token.
+
+        `copy_matcher` gives a copy of the matcher in the state of the mask. Call only while no text is expected.
+        """
+        matcher: LLMatcher | None = None
+        while len(self._expected) < _MAX_LENGTH and (found := self._next_expected(int.from_bytes(mask, "little"))):
+            token_id, expected = found
+            self._expected.append(expected)
             if not has_time():
                 return
-            scout = scout or copy_matcher()
-            scout.consume_token(token_id)
-            mask = scout.compute_bitmask()
+            matcher = matcher or copy_matcher()
+            matcher.consume_token(token_id)
+            mask = matcher.compute_bitmask()
 
     def __bool__(self) -> bool:
-        return bool(self._ahead)
+        return bool(self._expected)
 
-    def spelt(self) -> list[int]:
-        """What is known, in tokens. Others may spell it, too."""
-        return self._alphabet.spell("".join(chr(ahead.character) for ahead in self._ahead))
+    def tokens(self) -> list[int]:
+        """Returns the expected text in tokens. The model may spell it with others."""
+        return self._alphabet.spell("".join(chr(expected.character) for expected in self._expected))
 
-    def _certain(self, bits: int) -> tuple[int, _Ahead] | None:
+    def _next_expected(self, bits: int) -> tuple[int, _Expected] | None:
         options = bits & self._alphabet.character_bits
         if bits & self._alphabet.other_bits or options.bit_count() > 2:
             return None
         tokens = {self._alphabet.characters[token_id]: token_id for token_id in _set_bits(options)}
         others = [character for character in tokens if character != _SPACE]
         if len(tokens) == 2 and len(others) == 1:
-            last = self._ahead[-1].character if self._ahead else self._last
+            last = self._expected[-1].character if self._expected else self._last
             character = _SPACE if self._has_space.get(last, True) else others[0]
-            return tokens[character], _Ahead(character, after=last)
+            return tokens[character], _Expected(character, after=last)
         if len(tokens) == 1:
             (character,) = tokens
-            return tokens[character], _Ahead(character, after=None)
+            return tokens[character], _Expected(character, after=None)
         return None
 
 

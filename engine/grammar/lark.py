@@ -1,4 +1,4 @@
-"""What a request may demand of its text, and the one form in which the engine is told: a Lark grammar as a string.
+"""Parts that describe the text a request may generate, and their translation to a Lark grammar, a string.
 
     to_lark(JsonSchema({"type": "object"}))                       JSON of a schema, compact
     to_lark(JSON_OBJECT)                                          any JSON object
@@ -8,10 +8,10 @@
     to_lark(Repeat(OneOf((call_a, call_b)), at_least=1))          one of several, again and again
     to_lark(Sequence((Repeat(Sequence((TextUntil("<call>"), JsonSchema(s), Literal("</call>")))), ANY_TEXT)))
 
-The parts nest freely; the last example is free text with calls in it. A client's own grammar is `to_lark(Lark(text))`.
-The string belongs in `SamplingParams.grammar`. Whether it compiles is for `GrammarChecker` to say.
+The parts nest freely; the last example is free text with tool calls in it. A client's own grammar is
+`to_lark(Lark(text))`. The string belongs in `SamplingParams.grammar`. `GrammarChecker` finds out whether it compiles.
 
-A literal also matches an added token of the same text (`<tool_call>`) unless that token is special: special tokens are
+A literal also matches an added token of the same text (`<tool_call>`) unless that token is special: special tokens have
 no text. The dialect is llguidance's: https://github.com/guidance-ai/llguidance, docs/syntax.md.
 """
 
@@ -28,55 +28,56 @@ from engine.grammar.json_schema import check_schema, compilable
 
 MAX_GRAMMAR_BYTES = 128 * 1024
 
-# At most one space, and only where Python's json.dumps puts one: a model cannot lose itself in whitespace.
+# At most one space, and only where Python's json.dumps puts one: no model can generate whitespace for ever.
 _JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Exactly this text."""
+    """Matches exactly this text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """JSON that satisfies the schema, properties in the schema's order."""
+    """Matches JSON that satisfies the schema, with properties in the schema's order."""
 
     schema: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """Text that matches as a whole; Rust's regex syntax without look-around, and digits are those from 0 to 9."""
+    """Matches text that the pattern matches as a whole: Rust's regex syntax without look-around, digits only from 0 to
+    9."""
 
     pattern: str
 
 
 @dataclass(frozen=True, slots=True)
 class TextUntil:
-    """Any text up to and including the first occurrence of `end`."""
+    """Matches any text up to and including the first occurrence of `end`."""
 
     end: str
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """All of these, one after the other."""
+    """Matches all of the parts, one after the other."""
 
     parts: tuple["Part", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Any one of these."""
+    """Matches any one of the parts."""
 
     parts: tuple["Part", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """The part again and again; None for no upper bound."""
+    """Matches the part `at_least` to `at_most` times; None for no upper bound."""
 
     part: "Part"
     at_least: int = 0
@@ -91,18 +92,19 @@ ANY_TEXT = Regex("(?s:.*)")
 
 @dataclass(frozen=True, slots=True)
 class Lark:
-    """A whole grammar that a client wrote; no part of others."""
+    """A whole grammar in Lark, as a client sent it; it cannot be a part of others."""
 
     text: str
 
 
 def choice(options: Iterable[str]) -> Regex:
-    """One expression, of which there may be thousands: a rule of the compiler has at most 2,000 parts."""
+    """Returns a regex that matches exactly one of the options. There may be thousands; a rule has at most 2,000
+    parts."""
     return Regex("|".join(_SPECIAL.sub(lambda match: f"\\x{{{ord(match[0]):x}}}", option) for option in options))
 
 
 def to_lark(part: Part | Lark) -> str:
-    """The canonical grammar, equal for equal parts. Raises GrammarError for what can be seen to be wrong."""
+    """Returns the grammar, equal for equal parts. Raises GrammarError for errors that show without compiling it."""
     if isinstance(part, Lark):
         return _checked(part.text)
     rules = _Rules()
@@ -111,7 +113,8 @@ def to_lark(part: Part | Lark) -> str:
 
 
 def _checked(text: str) -> str:
-    """Directives that would get around the checks of this file are refused."""
+    """Returns the client's grammar. Raises GrammarError if it has directives that would get around this file's
+    checks."""
     _bounded(text)
     if directive := _DIRECTIVE.search(_QUOTED.sub(_blank, text)):
         raise GrammarError(f"the grammar must not contain {directive[0]}")
@@ -128,13 +131,13 @@ _SPECIAL = re.compile(r"[\x00-\x1f\x7f\\.+*?()|\[\]{}^$/]")  # in regular expres
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")  # what Lark's strings have no escapes for
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 # Strings, comments, regular expressions and special tokens, as llguidance's lexer takes them. A string or expression
-# that does not end is matched, too: looking for the next one in its middle would take quadratic time.
+# that does not end is matched, too: searching for the next one from its middle on would take quadratic time.
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*+("?)|(?://|#)[^\n]*|/(?:[^/\\]|\\.)*+(/?)|<[^<>\s]++>')
 _DIRECTIVE = re.compile(r"%(?:json|llguidance|lark)\b")
 
 
 class _Rules:
-    """Parts as expressions; those that must stand in a rule of their own are collected in `lines`."""
+    """Translates parts to expressions; rules for parts that need one of their own are collected in `lines`."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

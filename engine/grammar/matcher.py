@@ -1,4 +1,4 @@
-"""The state of one request's grammar: which tokens may come next, and which must."""
+"""The state of one request's grammar: masks of the tokens it allows next, and the tokens it forces."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,60 +7,62 @@ from llguidance import LLMatcher
 
 from engine.grammar.jump_forward import Alphabet, JumpForward
 
-# Of CPU time in the engine's steps, where all others wait. What is not ambiguous takes less than a tenth of it, mostly
-# less than a hundredth.
+# Limits of one request's CPU time in the engine's steps, for which all other requests wait. A grammar that is not
+# ambiguous takes less than a tenth of it, mostly less than a hundredth.
 MAX_SPENT_S, MAX_SPENT_PER_TOKEN_S = 0.2, 0.005
-MAX_RENEWALS = 32  # of one request's matcher: its step waits while the grammar is compiled again
-# What guesses take counts, too, and must not end a request that goes on without them: there are none after a tenth.
-_GUESSES_SHARE = 0.1
-_MAX_LOOK_S = 0.002  # of one step, its own mask included
+MAX_RECOMPILATIONS = 32  # of one request's matcher: its step waits while the grammar is compiled again
+# Drafting counts towards these limits, too, but must not end a request that could go on without: it stops at a tenth.
+_DRAFTING_SHARE = 0.1
+_MAX_LOOKAHEAD_S = 0.002  # of one step, its own mask included
 
 _NO_TEXT = "NoExtension"  # how errors begin that are about what the grammar says, and not about limits
 
 
 class Matcher:
-    """A function of the tokens generated, asked for with all of them each time."""
+    """The constraint of one request. Its state is a function of the generated tokens, all of which each call gets."""
 
     def __init__(
         self,
         matcher: LLMatcher,
-        renewed: Callable[[], tuple[LLMatcher, float]],
+        recompile: Callable[[], tuple[LLMatcher, float]],
         alphabet: Alphabet,
         clock: Callable[[], float],
     ) -> None:
-        """`renewed` gives one in the same first state that shares nothing, and the seconds that it took. The clock
-        counts what other work takes."""
+        """`recompile` returns a new matcher in the initial state, which shares nothing, and the seconds that it took.
+        `clock` measures the time of all other work."""
         self._matcher = matcher
-        self._renewed = renewed
+        self._recompile = recompile
         self._clock = clock
         self._spent_s = 0.0
-        self._num_renewals_left = 0 if matcher.is_error() else MAX_RENEWALS
+        self._num_recompilations_left = 0 if matcher.is_error() else MAX_RECOMPILATIONS
         self._num_consumed = 0
-        self._mask: bytes | None = None  # after these
-        self._foresight = JumpForward(alphabet)
-        self._num_heard = 0  # tokens, by the foresight
+        self._mask: bytes | None = None  # after the consumed tokens
+        self._jump_forward = JumpForward(alphabet)
+        self._num_seen = 0  # output tokens that `_jump_forward` has seen
 
     def allowed_tokens(self, output_token_ids: Sequence[int], draft: Sequence[int] = ()) -> tuple[bytes, ...]:
-        """No bit is set when the grammar's limits are reached, or it was not followed.
+        """Returns the masks after the output and after each allowed token of `draft`, as `Constraint` specifies.
 
-        EOS is allowed where the text may end; when it must, nothing else is.
+        No bit is set if the grammar's limits are reached, or if the output does not follow it. EOS is allowed where the
+        text may end; where it must end, no other token is.
         """
-        may_speculate = self._spent_share(len(output_token_ids)) <= _GUESSES_SHARE
-        with self._counted():
+        may_speculate = self._spent_share(len(output_token_ids)) <= _DRAFTING_SHARE
+        with self._timed():
             masks = self._masks(output_token_ids, draft if may_speculate else ())
         return (bytes(len(masks[0])),) if self._spent_share(len(output_token_ids)) > 1.0 else masks
 
     def forced_tokens(self, output_token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
-        """None while they are unknown, or the grammar takes long."""
-        if self._spent_share(len(output_token_ids)) > _GUESSES_SHARE:
+        """Returns the tokens of the forced text, as `Constraint` specifies; none if there is none, or drafting has
+        taken too much time."""
+        if self._spent_share(len(output_token_ids)) > _DRAFTING_SHARE:
             return ()
-        with self._counted() as seconds:
+        with self._timed() as seconds:
             mask = self._mask_after(output_token_ids)
-            self._foresight.hear(output_token_ids[self._num_heard :])
-            self._num_heard = len(output_token_ids)
-            if not self._foresight:
-                self._foresight.look(mask, self._matcher.deep_copy, lambda: seconds() < _MAX_LOOK_S)
-            return self._foresight.spelt()[:max_tokens]
+            self._jump_forward.advance(output_token_ids[self._num_seen :])
+            self._num_seen = len(output_token_ids)
+            if not self._jump_forward:
+                self._jump_forward.look_ahead(mask, self._matcher.deep_copy, lambda: seconds() < _MAX_LOOKAHEAD_S)
+            return self._jump_forward.tokens()[:max_tokens]
 
     @property
     def is_exhausted(self) -> bool:
@@ -71,28 +73,29 @@ class Matcher:
         return self._spent_s / (MAX_SPENT_S + MAX_SPENT_PER_TOKEN_S * num_tokens)
 
     @contextmanager
-    def _counted(self) -> Iterator[Callable[[], float]]:
-        """Gives the seconds since it began."""
+    def _timed(self) -> Iterator[Callable[[], float]]:
+        """Adds the time of its block to that of the request; yields a function for the seconds since it began."""
         started_s = self._clock()
         yield lambda: self._clock() - started_s
         self._spent_s += self._clock() - started_s
 
     def _masks(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> tuple[bytes, ...]:
         mask = self._mask_after(output_token_ids)
-        if self._matcher.is_error() and self._num_renewals_left:
-            # Requests with the same grammar share a lexer, and its limits count the work of all of them, guesses
-            # included. Which request meets the limit is chance, so the first recompilation is not charged to it; after
-            # that it has a lexer of its own.
-            is_own_work = self._num_renewals_left < MAX_RENEWALS
-            self._num_renewals_left -= 1
-            (self._matcher, took_s), self._num_consumed, self._mask = self._renewed(), 0, None
+        if self._matcher.is_error() and self._num_recompilations_left:
+            # Requests with the same grammar share a lexer, and its limits count the work of all of them, drafting
+            # included. Which request reaches the limit is chance, so the first recompilation is not charged to it;
+            # after that it has a lexer of its own.
+            is_own_work = self._num_recompilations_left < MAX_RECOMPILATIONS
+            self._num_recompilations_left -= 1
+            (self._matcher, took_s), self._num_consumed, self._mask = self._recompile(), 0, None
             self._spent_s += took_s if is_own_work else 0.0
             mask = self._mask_after(output_token_ids)
         return (mask, *self._masks_after(draft))
 
     def _mask_after(self, output_token_ids: Sequence[int]) -> bytes:
         if self._mask is None or self._num_consumed != len(output_token_ids):
-            # Token by token: limits count work per call, too, and an end must not depend on how often one was resumed.
+            # Token by token: limits count work per call, too, and whether they are reached must not depend on how often
+            # the request was resumed.
             for token_id in output_token_ids[self._num_consumed :]:
                 self._matcher.consume_token(token_id)
             self._num_consumed = len(output_token_ids)
@@ -100,12 +103,13 @@ class Matcher:
         return self._mask
 
     def _masks_after(self, draft: Sequence[int]) -> Iterator[bytes]:
-        """On a copy: a guess that meets a limit must not be the request's end."""
-        scout = self._matcher.deep_copy() if draft else self._matcher
+        """Yields the masks after each draft token, from a copy: a draft that reaches a limit must not end the
+        request."""
+        matcher = self._matcher.deep_copy() if draft else self._matcher
         for token_id in draft:
-            if not scout.try_consume_tokens([token_id]):
+            if not matcher.try_consume_tokens([token_id]):
                 break
-            yield _mask(scout)
+            yield _mask(matcher)
 
 
 def _mask(matcher: LLMatcher) -> bytes:

@@ -35,7 +35,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = False
-    """Whether the prompt ends with the tokens that begin the assistant's turn."""
+    """Whether the prompt ends with the text that begins the assistant's turn."""
     continue_final_message: bool = False
     """Whether the prompt ends with exactly the last message's text, its turn left open."""
     variables: dict[str, Any] = {}

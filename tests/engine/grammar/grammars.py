@@ -1,4 +1,4 @@
-"""Which texts a grammar accepts, one byte per token."""
+"""Helpers that tell which texts a grammar accepts, with a vocabulary of one token per byte."""
 
 from engine.grammar.checker_process import byte_tokenizer
 from engine.grammar.compiler import compile_grammar

@@ -1,4 +1,4 @@
-"""Grammars for a vocabulary of single characters, and what they allow."""
+"""Compiled grammars for a vocabulary of single characters, and helpers that read their masks."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ def text_of(token_ids: Sequence[int]) -> str:
 
 
 def compiler(texts: Sequence[bytes] = TEXTS) -> GrammarCompiler:
-    """Its matchers take no time."""
+    """Returns a compiler whose matchers take no time."""
     return GrammarCompiler(make_tokenizer(texts, [EOS]), clock=lambda: 0.0)
 
 

@@ -1,4 +1,4 @@
-"""An engine whose fake model follows grammars."""
+"""Engines whose fake model follows grammars."""
 
 import threading
 import time
@@ -20,15 +20,15 @@ from tests.engine.grammar.matchers import TEXTS, compiler, tokens_in
 
 
 class ObedientRunner(FakeRunner):
-    """Takes the nearest allowed token above the fake model's own; none where none is allowed."""
+    """Samples the nearest allowed token above the fake model's own; none where none is allowed."""
 
     def _choose(self, request: ScheduledRequest) -> tuple[int, ...]:
         (token_id,) = super()._choose(request)
         if not request.allowed_tokens:
             return (token_id,)
-        may_come = tokens_in(request.allowed_tokens[0])
+        allowed = tokens_in(request.allowed_tokens[0])
         near = [(token_id + step) % len(TEXTS) for step in range(len(TEXTS))]
-        return tuple(token for token in near if token in may_come)[:1]
+        return tuple(token for token in near if token in allowed)[:1]
 
 
 def engine_with(
@@ -53,7 +53,7 @@ def the_end(updates: list[RequestUpdate]) -> FinishReason | None:
 
 
 class Gate:
-    """Compiles when it is opened."""
+    """A compiler that waits until `is_open` is set."""
 
     def __init__(self) -> None:
         self.is_open = threading.Event()

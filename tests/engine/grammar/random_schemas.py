@@ -1,4 +1,4 @@
-"""Random JSON schemas that some value satisfies, over all that is supported."""
+"""Random satisfiable JSON schemas, over all supported keywords."""
 
 from copy import deepcopy
 from random import Random
@@ -18,7 +18,7 @@ VALUES = (None, True, 0, -7, 1.5, "text", 'q"\\\n', "é😀", [], [1, [None]], {
 
 
 def random_schema(rng: Random) -> Schema:
-    """With definitions beside it, some of which refer to themselves."""
+    """Returns a random schema with `$defs`, some of which refer to themselves."""
     tree = {
         "type": "object",
         "properties": {"leaf": _schema(rng, 0), "more": _children()},
@@ -28,7 +28,7 @@ def random_schema(rng: Random) -> Schema:
 
 
 def broken_schema(rng: Random) -> Schema:
-    """With a value somewhere that its keyword may not have, or not beside the others."""
+    """Returns a random schema with a random value for one keyword, which may be invalid there or beside the others."""
     schema = deepcopy(random_schema(rng))
     rng.choice(_objects_in(schema))[rng.choice(KEYWORDS)] = deepcopy(rng.choice(VALUES))
     return schema

@@ -1,4 +1,4 @@
-"""Grammars that do harm: each costs its checker at most, and the next grammar finds it well."""
+"""Harmful grammars: each costs the checker's child process at most, and the next grammar is checked as usual."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ import pytest
 
 from engine.core.errors import GrammarError, OverloadedError
 from engine.grammar import checker as grammar_checker
-from engine.grammar.checker import MAX_ASKED, GrammarChecker
+from engine.grammar.checker import MAX_PENDING, GrammarChecker
 from engine.grammar.lark import JSON_OBJECT, JsonSchema, Literal, Regex, to_lark
 
 
@@ -35,7 +35,7 @@ def fault(checker: GrammarChecker, grammar: str) -> str | None:
 
 
 def chain(length: int) -> str:
-    """Each rule refers to the next: the compiler recurses as deep."""
+    """Returns a grammar in which each rule refers to the next, so that the compiler recurses `length` deep."""
     return "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(length)) + f'\nr{length}: "a"'
 
 
@@ -44,7 +44,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 def crossed(count: int) -> dict[str, Any]:
-    """All combinations of alternatives: 2 ** count."""
+    """Returns a schema with all combinations of alternatives, 2 ** count."""
     pairs = [[{"properties": {f"{name}{i}": {"type": name}}} for name in ("string", "integer")] for i in range(count)]
     return {"allOf": [{"anyOf": pair} for pair in pairs]}
 
@@ -121,11 +121,11 @@ def test_what_takes_too_long_is_ended_once_and_for_all() -> None:
     checker.close()
 
 
-def test_only_so_many_are_asked_at_once() -> None:
+def test_the_pending_checks_are_bounded() -> None:
     async def ask_many() -> None:
         checker, release = GrammarChecker(), threading.Event()
         checker._thread.submit(release.wait)
-        checks = [asyncio.create_task(checker.check(f'start: "{number}"')) for number in range(MAX_ASKED)]
+        checks = [asyncio.create_task(checker.check(f'start: "{number}"')) for number in range(MAX_PENDING)]
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError, match="try again later"):
             await checker.check('start: "one more"')
@@ -136,7 +136,7 @@ def test_only_so_many_are_asked_at_once() -> None:
         release.set()
         await asyncio.gather(*checks)
         await checker.check('start: "one more"')
-        assert len(checker._faults) == MAX_ASKED + 1
+        assert len(checker._faults) == MAX_PENDING + 1
         checker.close()
 
     asyncio.run(ask_many())
@@ -151,7 +151,7 @@ def test_tenants_take_turns_and_have_bounds_of_their_own() -> None:
             await checker.check(f'start: "{tenant}{number}"', tenant)
             ended.append(tenant)
 
-        checks = [asyncio.create_task(ask("many", number)) for number in range(MAX_ASKED)]
+        checks = [asyncio.create_task(ask("many", number)) for number in range(MAX_PENDING)]
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError):
             await checker.check('start: "one more"', "many")
@@ -159,26 +159,26 @@ def test_tenants_take_turns_and_have_bounds_of_their_own() -> None:
         await asyncio.sleep(0)
         release.set()
         await asyncio.gather(*checks)
-        assert ended[:5] == ["many", "few", "many", "few", "many"] and len(checker._turns) == 0
+        assert ended[:5] == ["many", "few", "many", "few", "many"] and len(checker._tenant_locks) == 0
         checker.close()
 
     asyncio.run(ask_many())
 
 
-def test_one_that_nobody_waits_for_any_more_is_not_begun() -> None:
+def test_a_check_that_no_caller_waits_for_any_more_is_not_started() -> None:
     async def check() -> None:
         checker, release = GrammarChecker(), threading.Event()
         checker._thread.submit(release.wait)
-        begun, left, kept, stayer = (asyncio.create_task(checker.check(f'start: "{name}"')) for name in "abcc")
+        started, left, kept, stayer = (asyncio.create_task(checker.check(f'start: "{name}"')) for name in "abcc")
         await asyncio.sleep(0.01)
-        questions = list(checker._asked.values())
-        for leaver in (begun, left, kept):
+        pending = list(checker._pending.values())
+        for leaver in (started, left, kept):
             leaver.cancel()
-        await asyncio.wait([begun, left, kept])
-        assert len(checker._asked) == 2 and [each.task.cancelling() for each in questions] == [0, 1, 0]
+        await asyncio.wait([started, left, kept])
+        assert len(checker._pending) == 2 and [each.task.cancelling() for each in pending] == [0, 1, 0]
         release.set()
         await stayer
-        assert len(checker._faults) == 2 and checker._asked == {}
+        assert len(checker._faults) == 2 and checker._pending == {}
         await checker.check('start: "b"')
         assert len(checker._faults) == 3
         checker.close()
@@ -193,7 +193,7 @@ def test_a_grammar_is_checked_once() -> None:
     checker.close()
 
 
-def test_what_the_child_did_not_survive_is_tried_again(checker: GrammarChecker) -> None:
+def test_a_grammar_that_crashed_the_child_is_checked_again(checker: GrammarChecker) -> None:
     before = len(checker._faults)
     fault(checker, chain(8_000))
     assert len(checker._faults) == before
@@ -221,13 +221,13 @@ def test_closing_ends_a_check_under_way() -> None:
     asyncio.run(check_and_close())
 
 
-def test_a_checker_that_was_never_asked_starts_nothing() -> None:
+def test_a_checker_without_checks_starts_no_child() -> None:
     checker = GrammarChecker(command=[sys.executable, "-c", "raise AssertionError"])
     checker.close()
     assert checker._child is None
 
 
-def test_one_that_cannot_start_is_no_verdict() -> None:
+def test_a_child_that_cannot_start_is_no_verdict() -> None:
     checker = GrammarChecker(command=[sys.executable, "-c", ""])
     with pytest.raises(EOFError):
         asyncio.run(checker.check(to_lark(Literal("a"))))
@@ -266,8 +266,8 @@ def test_many_open_files_do_not_matter() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_what_took_too_long_is_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_checker, "_FORGOTTEN_AFTER_S", 0.05)
+def test_a_timeout_is_cached_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_checker, "_TIMEOUT_TTL_S", 0.05)
 
     async def check() -> None:
         checker = GrammarChecker(timeout_s=0.2)

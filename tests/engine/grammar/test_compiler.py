@@ -1,4 +1,4 @@
-"""Grammars at work in the engine: beside the steps, replayed from the tokens, gone with their requests."""
+"""Grammars in the engine: compiled beside the steps, resumed from the tokens, freed with their requests."""
 
 import gc
 import weakref
@@ -52,7 +52,7 @@ def test_requests_without_a_grammar_are_left_alone(engine: Engine) -> None:
     assert tokens_of(run_to_end(engine)["b"]) == expected_tokens([1, 2, 3], 20)
 
 
-def test_a_compiling_grammar_holds_up_nobody_else() -> None:
+def test_a_compiling_grammar_holds_up_no_other_request() -> None:
     gate = Gate()
     engine = engine_with(gate)
     add_with(engine, "a", DIGITS)
@@ -123,7 +123,9 @@ def test_a_request_that_may_have_no_token_ends_with_an_error_of_its_own(engine: 
 
 
 @pytest.mark.parametrize("limit", ["time", "states"])
-def test_a_grammar_at_its_limits_is_told_as_that(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_that_reaches_its_limits_ends_with_an_error_that_says_so(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if limit == "states":
         monkeypatch.setattr(
             "engine.grammar.compiler._LIMITS", LLParserLimits(verbose_errors=False, max_lexer_states=60)
@@ -194,7 +196,7 @@ def test_the_engines_own_failures_are_not_blamed_on_the_request() -> None:
     engine.close()
 
 
-def test_what_was_left_before_its_turn_is_not_compiled() -> None:
+def test_what_was_aborted_before_its_turn_is_not_compiled() -> None:
     gate, compiled = Gate(), []
 
     def remember(grammar: str) -> Matcher:
@@ -237,7 +239,7 @@ def test_tenants_share_the_compiler_by_its_seconds() -> None:
     grammars.close()
 
 
-def test_a_compiler_that_raises_is_heard() -> None:
+def test_an_error_of_the_compiler_is_raised() -> None:
     def broken(grammar: str) -> Matcher:
         raise RuntimeError("broken")
 

@@ -1,4 +1,4 @@
-"""What the parts of a grammar accept, how they combine, and what cannot be written."""
+"""The texts that the parts of a grammar accept, how parts combine, and what is refused."""
 
 import contextlib
 import string

@@ -1,4 +1,4 @@
-"""The state of one request's grammar: what it allows after which tokens, and what must come."""
+"""The state of one request's grammar: the tokens it allows after an output, and those it forces."""
 
 import sys
 
@@ -6,7 +6,7 @@ import pytest
 from llguidance import LLTokenizer
 
 from engine.grammar.compiler import (
-    NUM_KEPT,
+    CACHE_SIZE,
     GrammarCompiler,
     _Vocabulary,
     make_tokenizer,
@@ -45,14 +45,14 @@ def test_the_state_is_a_function_of_the_tokens() -> None:
         assert allowed(stepwise, output[:length]) == allowed(compile(grammar), output[:length])
 
 
-def test_masks_after_a_draft_are_those_of_tokens_that_were_said() -> None:
+def test_masks_after_a_draft_are_those_after_generated_tokens() -> None:
     compile, text, grammar = compiler(), ids("((12)(()3))"), 'start: "(" (start | /[0-9]/)* ")"'
     matcher = compile(grammar)
     for length in range(len(text) + 1):
         masks = matcher.allowed_tokens(text[:length], text[length:])
-        said = [allowed(compile(grammar), text[:end]) for end in range(length, len(text) + 1)]
-        assert [tokens_in(mask) for mask in masks] == said
-        assert allowed(matcher, text[:length]) == said[0]
+        expected = [allowed(compile(grammar), text[:end]) for end in range(length, len(text) + 1)]
+        assert [tokens_in(mask) for mask in masks] == expected
+        assert allowed(matcher, text[:length]) == expected[0]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_masks_after_a_draft_are_those_of_tokens_that_were_said() -> None:
         (Literal("1"), "A", ""),  # was not followed
     ],
 )
-def test_what_must_come_is_known_up_to_the_first_choice(grammar: Literal | Regex, output: str, forced: str) -> None:
+def test_forced_text_is_known_up_to_the_first_choice(grammar: Literal | Regex, output: str, forced: str) -> None:
     matcher = compiler()(to_lark(grammar))
     before = allowed(compiler()(to_lark(grammar)), ids(output))
     assert matcher.forced_tokens(ids(output), 20) == ids(forced)
@@ -96,47 +96,47 @@ def test_of_several_spellings_the_longest_is_taken(texts: tuple[bytes, ...], spe
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("outputs", "expected"),
     [
         ([""], "A, B: C;A, B: C;A, B: C;"),
         (["", "A,"], " B: C;A, B: C;A, B: C;"),
         (["", "A, "], "B: C;A, B: C;A, B: C;"),
         (["", "A,B"], ": C;A,B: C;A,B: C;"),
-        (["", "A,B:C"], ";A,B: C;A,B: C;"),  # one error is learnt from at a time
+        (["", "A,B:C"], ";A,B: C;A,B: C;"),  # each call learns from one wrong expectation
         (["", "A,B:", "A,B:C"], ";A,B:C;A,B:C;"),
         (["", "A,B", "A,B: C;", "A,B: C;A, B"], ": C;A, B: C;"),
-        (["A,B"], ": C;A, B: C;A, B: C;"),  # nothing was expected that was wrong
+        (["A,B"], ": C;A, B: C;A, B: C;"),  # no expectation was wrong
     ],
 )
-def test_spaces_are_expected_as_they_were_before(said: list[str], expected: str) -> None:
+def test_spaces_are_expected_as_they_were_before(outputs: list[str], expected: str) -> None:
     matcher = compiler()(to_lark(Regex("(A, ?B: ?C;){3}")))
-    *_, last = [matcher.forced_tokens(ids(text), 64) for text in said]
+    *_, last = [matcher.forced_tokens(ids(text), 64) for text in outputs]
     assert text_of(last) == expected
 
 
-def test_no_more_is_known_than_was_looked_for() -> None:
+def test_the_look_ahead_is_bounded() -> None:
     matcher = compiler()(to_lark(Literal("0123456789" * 20)))
     assert text_of(matcher.forced_tokens([], 99)) == ("0123456789" * 20)[:64]
     assert text_of(matcher.forced_tokens(ids("012"), 99)) == ("0123456789" * 20)[3:64]
     assert text_of(matcher.forced_tokens(ids("0123456789" * 7), 99)) == ("0123456789" * 20)[70:134]
 
 
-def test_guesses_are_not_looked_at_when_a_tenth_of_the_time_is_spent() -> None:
+def test_drafts_have_no_masks_when_a_tenth_of_the_time_is_spent() -> None:
     matcher, seconds = compiler()(DIGITS), iter([0.0, 0.01, 0.01, 0.021, 0.021, 0.03])
     slow = Matcher(matcher._matcher, lambda: (matcher._matcher, 0.0), ALPHABET, clock=seconds.__next__)
     assert [len(slow.allowed_tokens([], ids("12"))) for _ in range(3)] == [3, 3, 1]
 
 
-def test_of_two_tokens_for_a_character_the_later_is_said() -> None:
-    """As in SentencePiece's vocabularies, which begin with a token for each byte."""
+def test_of_two_tokens_for_a_character_the_later_is_drafted() -> None:
+    """Vocabularies of SentencePiece begin with a token for each byte, which models hardly use."""
     tokens = [b"", b"{", b"a", b"a", b"{", b"aa"]
     matcher = compiler(tokens)(to_lark(Literal("{aa{a")))
     assert matcher.forced_tokens([], 9) == [4, 5, 4, 3]
     assert matcher.forced_tokens([1], 9) == [5, 4, 3]
 
 
-def test_a_token_that_only_seems_to_be_a_character_is_none() -> None:
-    """The library takes texts that begin with the byte 255 for special tokens, and leaves that byte out."""
+def test_a_token_that_only_seems_to_be_one_character_is_not_drafted() -> None:
+    """llguidance takes texts that begin with byte 255 for special tokens, and decodes them without that byte."""
     tokens = [b"", b"a", b"\xffa", b"\xffb"]
     assert compiler(tokens)(to_lark(Literal("aa"))).forced_tokens([], 9) == [1, 1]
     assert compiler(tokens)(to_lark(Literal("ab"))).forced_tokens([], 9) == [1]
@@ -150,7 +150,7 @@ def test_where_other_characters_may_come_there_is_a_choice() -> None:
     assert matcher.forced_tokens([2, 5], 9) == [2]
 
 
-def test_what_is_no_ascii_is_not_known() -> None:
+def test_text_beyond_ascii_is_not_drafted() -> None:
     tokens = [b"", b"a", b"b", b"\xc3", b"\xa9", b"ab\xc3\xa9"]
     matcher = compiler(tokens)(to_lark(Literal("ab\u00e9ab")))
     assert matcher.forced_tokens([], 9) == [1, 2]
@@ -211,8 +211,8 @@ def test_equal_grammars_are_compiled_once_and_share_no_state() -> None:
 
 def test_the_grammars_used_last_are_kept() -> None:
     compile = compiler()
-    for number in range(NUM_KEPT + 1):
+    for number in range(CACHE_SIZE + 1):
         compile(to_lark(Literal("0")))
         compile(to_lark(Literal(f"!{number}")))
-    assert len(compile._compiled) == NUM_KEPT
+    assert len(compile._compiled) == CACHE_SIZE
     assert to_lark(Literal("0")) in compile._compiled and to_lark(Literal("!0")) not in compile._compiled
