@@ -1,4 +1,4 @@
-"""What the flags mean together, and the Config that they make."""
+"""Turns the command line into a Config: defaults, scenarios, and flags that depend on each other."""
 
 import argparse
 import os
@@ -23,7 +23,10 @@ from loadtest.workload import Shape, WorkloadKind
 
 
 def parse_config(arguments: Sequence[str] | None) -> Config:
-    """UsageError for flags that do not go together; argparse itself ends the program for the rest."""
+    """Returns the config of the command line (None: sys.argv).
+
+    Raises UsageError for flags that do not go together; argparse ends the program for other errors.
+    """
     flags = flag_parser().parse_args(arguments)
     chosen = _with_defaults(flags)
     shape = Shape(
@@ -61,25 +64,26 @@ def parse_config(arguments: Sequence[str] | None) -> Config:
 
 
 def given(arguments: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Those of these flags that are among the arguments, whichever way they are written and whatever their value."""
+    """Returns the names of the flags that are among the arguments, however they are written and whatever their
+    value."""
     unset = dict.fromkeys(names, object())
     flags = vars(flag_parser().parse_args(arguments, argparse.Namespace(**unset)))
     return [name for name in unset if flags[name] is not unset[name]]
 
 
 def _with_defaults(flags: argparse.Namespace) -> dict[str, Any]:
-    """What is given, over the scenario, over the defaults of the workload."""
-    told = {name: value for name, value in vars(flags).items() if value is not None}
+    """Returns the value of each flag: the given one, else the scenario's, else the workload's default."""
+    explicit = {name: value for name, value in vars(flags).items() if value is not None}
     scenario = dict(SCENARIOS.get(flags.scenario, {}))
-    if "duration" in told:
+    if "duration" in explicit:
         scenario.pop("requests", None)
-    if "rate" in told:
+    if "rate" in explicit:
         scenario.pop("concurrency", None)  # its streams are not meant as a bound on an open loop
-    is_long = {**scenario, **told}.get("workload") == WorkloadKind.LONG_AMONG_DECODERS
-    chosen = {**(DECODER_DEFAULTS if is_long else DEFAULTS), **scenario, **told}
-    if "rate" not in told:
+    is_long = {**scenario, **explicit}.get("workload") == WorkloadKind.LONG_AMONG_DECODERS
+    chosen = {**(DECODER_DEFAULTS if is_long else DEFAULTS), **scenario, **explicit}
+    if "rate" not in explicit:
         chosen.setdefault("concurrency", 1)
-    if "duration" not in told:
+    if "duration" not in explicit:
         chosen.setdefault("requests", chosen["concurrency"] if is_long else DEFAULT_NUM_REQUESTS)
     return chosen
 

@@ -26,7 +26,8 @@ Load = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Benchmark:
-    """Runs a config. `results` is valid at any time, also after `stop` or an error: it holds what was measured."""
+    """Runs a config. `results` is valid at any time, also after `stop` or an error: it holds what was measured so
+    far."""
 
     def __init__(self, config: Config, progress: Progress) -> None:
         self.config = config
@@ -36,13 +37,14 @@ class Benchmark:
         self._running: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
-        """Ends the run in progress: requests under way are cut, what is measured stays."""
+        """Ends the run in progress: requests in flight are cut, results so far are kept."""
         self.is_interrupted = True
         if self._running is not None:
             self._running.cancel()
 
     async def run(self) -> None:
-        """All rounds: A B A B. Raises LoadTestError where a server cannot be reached or goes away."""
+        """Runs all rounds, alternating targets: A B A B. Raises LoadTestError if a server cannot be reached or goes
+        away."""
         targets = [parse_target(_label(number), url) for number, url in enumerate(self.config.urls)]
         self._running = asyncio.create_task(self._run_all(targets))
         try:
@@ -88,13 +90,14 @@ class Benchmark:
                 run, after = RunResult(sink.groups, cpu_s, wall_s, sink.num_in_flight), None
                 try:
                     after = await settled_snapshot(lambda: read_snapshot(client))
-                finally:  # what is measured counts, also where nobody waits for the counters
+                finally:  # the run is recorded even if reading the counters is interrupted
                     result.end_run(run, before, after)
 
     async def _warm_up(
         self, result: TargetResult, send: Sender, main: Iterator[RequestSpec], longs: Iterator[RequestSpec]
     ) -> None:
-        """The first requests of the same streams, cut short and in no result; with long-among-decoders one is long."""
+        """Sends the first requests of the same streams, with short outputs and in no result; with long-among-decoders,
+        one of them is long."""
         num = self.config.schedule.num_warmup
         num_longs = min(num, 1) if self.config.shape.kind is WorkloadKind.LONG_AMONG_DECODERS else 0
         drawn = [*islice(main, num - num_longs), *islice(longs, num_longs)]
@@ -129,6 +132,6 @@ async def _all_sent(load: Coroutine[Any, Any, None], sink: RunSink) -> None:
 
 
 def _label(number: int) -> str:
-    """A, B, ... Z, then AA, AB, ..."""
+    """Returns the label of a target: A, B, ... Z, then AA, AB, ..."""
     letters = string.ascii_uppercase
     return letters[number] if number < len(letters) else _label(number // len(letters) - 1) + letters[number % 26]

@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_writable(path: str | None) -> None:
-    """UsageError before anything is measured. A file stays as it is, and none is left: this run may fail."""
+    """Raises UsageError if the file cannot be written. An existing file is left unchanged, and no new one is left
+    behind, since the run may fail."""
     if path is None or path == _STDOUT:
         return
     is_new = not os.path.exists(path)
@@ -56,7 +57,7 @@ def _check_writable(path: str | None) -> None:
 
 
 def _run(benchmark: Benchmark) -> str | None:
-    """What ended the run early, if anything did."""
+    """Runs the benchmark. Returns why it ended early, or None if it did not."""
     try:
         allow_many_connections()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -69,14 +70,14 @@ def _run(benchmark: Benchmark) -> str | None:
 
 
 async def _run_until_interrupted(benchmark: Benchmark) -> None:
-    """The first Ctrl-C stops the load and keeps the results; the second one ends the program."""
+    """Runs the benchmark; the first Ctrl-C stops the load and keeps the results, the second one ends the program."""
     loop = asyncio.get_running_loop()
 
     def on_interrupt() -> None:
         loop.remove_signal_handler(signal.SIGINT)
         benchmark.stop()
 
-    # Not on Windows, and not outside the main thread.
+    # Signal handlers are not available on Windows and outside the main thread.
     with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
         loop.add_signal_handler(signal.SIGINT, on_interrupt)
     await benchmark.run()
@@ -103,7 +104,7 @@ def _finish(benchmark: Benchmark, error_sentence: str | None) -> int:
 
 
 def _write(path: str, text: str) -> str:
-    """Empty, or why the text went to stdout instead of the file."""
+    """Writes the text. Returns why it went to stdout instead of the file, or an empty string."""
     problem = ""
     if path != _STDOUT:
         try:

@@ -1,7 +1,7 @@
-"""One request to /v1/completions, from its bytes to a Record.
+"""Sends one request to /v1/completions and returns its Record.
 
-Every request has a connection of its own: no request inherits another's, so none is lost to a server that closes an
-idle connection in the same moment. The handshake is over before the clock of the TTFT starts.
+Every request has a connection of its own: over a reused one, a request may be lost to a server that closes an idle
+connection in the same moment. The TTFT is measured from after the handshake.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _DEFAULT_RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True)
 class WireOptions:
-    """What every request of a run has in common."""
+    """Options that all requests of a run have in common."""
 
     model: str = ""
     api_key: str = field(default="", repr=False)
@@ -36,19 +36,20 @@ class WireOptions:
     retry_429: bool = False
 
     def request_headers(self) -> dict[str, str]:
-        """Authorization and the user's own headers, names in lower case."""
+        """Returns the Authorization header and the user's own headers, with names in lower case."""
         authorization = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return {**authorization, **self.headers}
 
 
 class Sender(Protocol):
-    """Sends one request and returns when it has ended, whatever the end. `due_s` is when it was to be sent."""
+    """Sends one request and returns its Record when it has ended, however it ended. `due_s` is when it was to be
+    sent."""
 
     async def __call__(self, spec: RequestSpec, due_s: float | None = None) -> Record: ...
 
 
 class CompletionsClient:
-    """A Sender for one target."""
+    """A Sender of /v1/completions requests to one target."""
 
     def __init__(self, target: Target, options: WireOptions) -> None:
         self._target = target
@@ -56,8 +57,8 @@ class CompletionsClient:
         self._head = self._request_head()
 
     async def __call__(self, spec: RequestSpec, due_s: float | None = None) -> Record:
-        """Sends the request, again after each 429 when that is asked for. All attempts together keep to the time limit;
-        only a handshake has one of its own."""
+        """Sends the request, with `retry_429` again after each 429. The time limit covers all attempts together; only a
+        handshake has a limit of its own."""
         began_s = time.perf_counter()
         deadline_s = began_s + self._options.timeout_s
         message = self._message(spec)

@@ -1,4 +1,4 @@
-"""From the data of a stream's events to what the stream told: arrivals, usage, the server's timings, errors."""
+"""Parses the data of a stream's events: arrivals of tokens, usage, the server's timings, errors."""
 
 import json
 from array import array
@@ -8,7 +8,7 @@ from typing import Any
 
 from loadtest.record import Outcome, Usage
 
-# The server's own phases, as named in its `timings` object; other servers' objects of that name have other keys.
+# Keys of twostep's `timings` object that are read; `timings` objects of other servers have other keys.
 SERVER_TIMINGS = (
     "queue_ms",
     "prefill_ms",
@@ -34,7 +34,7 @@ class StreamCollector:
         self._failure: tuple[Outcome, str] | None = None
 
     def on_event(self, data: bytes, now_s: float) -> None:
-        """One event whose last byte was read at `now_s`. Nothing after a failure is looked at."""
+        """Takes one event, whose last byte was read at `now_s`. Events after a failure are ignored."""
         if self._failure is not None:
             return
         if data == b"[DONE]":
@@ -67,19 +67,19 @@ class StreamCollector:
 
     @property
     def arrivals_s(self) -> Sequence[float]:
-        """Arrivals of tokens. Some servers close with an empty chunk that carries only the finish reason: by `usage`
-        there is then one chunk more than tokens, and it is no arrival."""
+        """Arrival times of tokens. Some servers end with an empty chunk that carries only the finish reason: there is
+        then one chunk more than tokens in `usage`, and it does not count as an arrival."""
         if self.usage and self._ends_without_token and len(self._arrivals_s) > self.usage.completion_tokens:
             return self._arrivals_s[:-1]
         return self._arrivals_s
 
     @property
     def has_failed(self) -> bool:
-        """An event said so, whatever the rest of the response looks like."""
+        """Whether an event was invalid or reported an error, whatever the rest of the response looks like."""
         return self._failure is not None
 
     def verdict(self) -> tuple[Outcome, str]:
-        """How the stream ended, and why where that is not OK. Asked once, after the body's end."""
+        """Returns the outcome of the stream, and the reason if it is not OK. Call after the body's end."""
         if self._failure is not None:
             return self._failure
         if self._expects_done and not self._is_done:
@@ -90,7 +90,7 @@ class StreamCollector:
 
 
 def error_message(body: Any) -> str:
-    """The message inside an OpenAI error body, or as much of whatever came instead as helps."""
+    """Returns the message in an OpenAI error body, or of any other body its text; at most 300 characters."""
     error = body.get("error", body) if isinstance(body, dict) else body
     message = error.get("message", error) if isinstance(error, dict) else error
     return str(message)[:300]
@@ -106,5 +106,5 @@ def _parse_usage(usage: dict[str, Any]) -> Usage:
 
 
 def _numbers(timings: dict[str, Any]) -> dict[str, float]:
-    told = {name: timings.get(name) for name in SERVER_TIMINGS}
-    return {name: float(value) for name, value in told.items() if isinstance(value, int | float) and isfinite(value)}
+    known = {name: timings.get(name) for name in SERVER_TIMINGS}
+    return {name: float(value) for name, value in known.items() if isinstance(value, int | float) and isfinite(value)}

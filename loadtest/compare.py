@@ -1,4 +1,4 @@
-"""Several servers side by side: ratios of what was measured in the same round, and their spread over the rounds."""
+"""Comparison of several servers: ratios of metrics measured in the same round, and their spread over the rounds."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,7 @@ METRICS: Mapping[str, Metric] = {
 
 @dataclass(frozen=True)
 class Ratio:
-    """One metric of one server over that of the first: one ratio per round in which both have it."""
+    """Ratio of one server's metric to the first server's, in each round in which both have it."""
 
     per_round: tuple[float, ...]
 
@@ -54,7 +54,7 @@ class Ratio:
 
 
 def ratio(metric: Metric, group: str, base: Sequence[RunResult], other: Sequence[RunResult]) -> Ratio | None:
-    """Of two servers' rounds, paired in their order. None where no round has both values."""
+    """Returns the ratios of two servers' rounds, paired in their order. None if no round has both values."""
     pairs = [
         (metric(of_base.groups[group]), metric(of_other.groups[group]))
         for of_base, of_other in zip(base, other, strict=False)  # the last round may be incomplete

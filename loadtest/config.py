@@ -1,4 +1,4 @@
-"""What a run is to do: frozen, complete, made by the command line. The named scenarios are here."""
+"""The config of a run, frozen and complete, and the defaults and named scenarios of the command line."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ from loadtest.errors import UsageError
 from loadtest.stats import Targets
 from loadtest.workload import Shape, WorkloadKind
 
-API_KEY_VARIABLES = ("TWOSTEP_API_KEY", "OPENAI_API_KEY")  # of the environment; the first that is set counts
+API_KEY_VARIABLES = ("TWOSTEP_API_KEY", "OPENAI_API_KEY")  # environment variables; the first that is set counts
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """When requests are sent. A closed loop where `rate_per_s` is None."""
+    """When requests are sent: an open loop with `rate_per_s`, a closed loop if it is None."""
 
-    concurrency: int | None = None  # closed loop: streams; open loop: most requests under way at once
+    concurrency: int | None = None  # closed loop: streams; open loop: maximum of requests in flight
     rate_per_s: float | None = None
     num_requests: int | None = None
     duration_s: float | None = None
@@ -26,7 +26,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that is told on the command line."""
+    """All settings of the command line."""
 
     urls: tuple[str, ...]
     seed: int
@@ -51,7 +51,7 @@ class Config:
             raise UsageError("long-among-decoders is a closed loop: --rate does not go with it (--long-every does)")
 
 
-# Flags by their names in the parsed command line. What is given explicitly wins over a scenario, that over these.
+# Defaults by the flags' names in argparse. A given flag wins over the scenario, which wins over these.
 DEFAULT_NUM_REQUESTS = 32
 DEFAULTS: Mapping[str, Any] = {
     "workload": WorkloadKind.RANDOM,

@@ -1,4 +1,4 @@
-"""What is asked of a server before the load: whether it is ready, and which model it serves."""
+"""Requests to a server before the load: whether it is ready, and which model it serves."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -12,17 +12,19 @@ from loadtest.target import Target, resolve
 
 _POLL_S = 0.25
 _KEY_HINT = f"--api-key KEY, or {' or '.join(API_KEY_VARIABLES)} in the environment"
-_PROBES = ("/ready", "/health", "/v1/models")  # the first that the server knows decides
+_PROBES = ("/ready", "/health", "/v1/models")  # the first that the server has decides
 
 
 def http_client(target: Target, headers: Mapping[str, str]) -> httpx.AsyncClient:
-    """For everything outside the measured window. Environment proxies are left out, as they are on the hot path."""
+    """Returns a client for requests outside the measured window. It ignores proxies of the environment, as the hot path
+    does."""
     verify = target.tls or False  # without TLS no certificates are loaded, which takes 0.1 s
     return httpx.AsyncClient(base_url=target.url, headers=dict(headers), timeout=10.0, trust_env=False, verify=verify)
 
 
 async def find(target: Target, headers: Mapping[str, str], wait_s: float) -> Target:
-    """The target, resolved and ready; Unreachable when it is not within `wait_s`. Without a wait, only resolved."""
+    """Returns the target, resolved and ready; raises Unreachable if it is not within `wait_s`. With `wait_s` 0 it is
+    only resolved."""
     if not wait_s:
         try:
             return await resolve(target)
@@ -36,8 +38,8 @@ async def find(target: Target, headers: Mapping[str, str], wait_s: float) -> Tar
         raise Unreachable(f"{target.url} is not ready after {wait_s:g} s: {reasons[-1]}") from None
 
 
-async def _when_ready(target: Target, headers: Mapping[str, str], tell: Callable[[str], None]) -> Target:
-    """Tells each time why it is not."""
+async def _when_ready(target: Target, headers: Mapping[str, str], report: Callable[[str], None]) -> Target:
+    """Waits for the target and returns it resolved; calls `report` with the reason each time that it is not ready."""
     while True:
         try:
             found = await resolve(target)
@@ -45,31 +47,31 @@ async def _when_ready(target: Target, headers: Mapping[str, str], tell: Callable
                 reason = await _why_not_ready(client)
             if not reason:
                 return found
-            tell(reason)
+            report(reason)
         except Unreachable as error:
-            tell(str(error))
+            report(str(error))
         await asyncio.sleep(_POLL_S)
 
 
 async def _why_not_ready(client: httpx.AsyncClient) -> str:
-    """Empty when the server is ready."""
+    """Returns why the server is not ready; an empty string if it is."""
     for path in _PROBES:
         try:
             response = await client.get(path)
         except httpx.HTTPError as error:
-            return f"{path}: {_in_words(error)}"
+            return f"{path}: {_describe(error)}"
         if response.status_code not in (404, 405, 501):
             return "" if response.is_success else f"{path} answers {response.status_code}"
     return f"none of {', '.join(_PROBES)} exists"
 
 
 async def first_model(client: httpx.AsyncClient) -> str:
-    """The id of the first model that the server lists; Unreachable when it lists none."""
+    """Returns the id of the first model that the server lists; raises Unreachable if it lists none."""
     where = f"{client.base_url}".rstrip("/") + "/v1/models"
     try:
         response = await client.get("/v1/models")
     except httpx.HTTPError as error:
-        raise Unreachable(f"GET {where} failed: {_in_words(error)}") from None
+        raise Unreachable(f"GET {where} failed: {_describe(error)}") from None
     try:
         body = response.json()
     except ValueError:
@@ -83,5 +85,5 @@ async def first_model(client: httpx.AsyncClient) -> str:
         raise Unreachable(f"GET {where} lists no model (--model names one)") from None
 
 
-def _in_words(error: httpx.HTTPError) -> str:
+def _describe(error: httpx.HTTPError) -> str:
     return str(error) or type(error).__name__

@@ -16,7 +16,7 @@ VERSION = 1
 
 
 def document(benchmark: Benchmark, warnings: list[str], error: str | None) -> dict[str, Any]:
-    """`error` is what ended the run early, if anything did."""
+    """Returns the JSON document. `error` says what ended the run early, if anything did."""
     return {
         "loadtest_version": VERSION,
         "config": _config(benchmark.config),
@@ -29,11 +29,11 @@ def document(benchmark: Benchmark, warnings: list[str], error: str | None) -> di
 
 
 def _config(config: Config) -> dict[str, Any]:
-    told = asdict(config)
+    settings = asdict(config)
     # Secrets stay out of reports: the key, and the values of headers that the user added.
-    told["wire"]["api_key"] = bool(config.wire.api_key)
-    told["wire"]["headers"] = sorted(config.wire.headers)
-    return told
+    settings["wire"]["api_key"] = bool(config.wire.api_key)
+    settings["wire"]["headers"] = sorted(config.wire.headers)
+    return settings
 
 
 def _target(result: TargetResult) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _check(check: CounterCheck) -> dict[str, Any]:
 
 
 def _comparison(results: list[TargetResult]) -> dict[str, Any]:
-    """{"B/A": {group: {metric: {"median", "per_round"}}}}"""
+    """Returns {"B/A": {group: {metric: {"median", "per_round"}}}}."""
     compared: dict[str, Any] = {}
     for other in results[1:]:
         base = results[0]

@@ -2,7 +2,7 @@
 
 LoadTestError            anything that ends the program with one sentence and exit code 2
 ├── UsageError           the command line makes no sense
-├── Unreachable          nobody answers at the URL, or it is not an OpenAI-compatible server
+├── Unreachable          no server answers at the URL, or it is not OpenAI-compatible
 └── ServerGone           the server refused connection after connection in the middle of a run
 ProtocolError            one response was not valid HTTP/1.1; ends that request only
 """
@@ -17,7 +17,7 @@ class UsageError(LoadTestError):
 
 
 class Unreachable(LoadTestError):
-    """Nobody answers at the URL, or what answers is not an OpenAI-compatible server."""
+    """No server answers at the URL, or the one that does is not OpenAI-compatible."""
 
 
 class ServerGone(LoadTestError):
@@ -25,4 +25,4 @@ class ServerGone(LoadTestError):
 
 
 class ProtocolError(Exception):
-    """A response was not valid HTTP/1.1, or ended before its end."""
+    """A response was not valid HTTP/1.1, or ended too early."""

@@ -1,4 +1,4 @@
-"""The event loop of the client, uvloop where it is installed, and the file descriptors it may use.
+"""The client's event loop, uvloop if it is installed, and its limit of open connections.
 
 The client shares its cores with the server it measures: with 32 streams and one chunk per token, the whole client cost
 57 to 85 microseconds of CPU per token on asyncio's own loop and 20 to 35 on uvloop (same busy machine).
@@ -13,7 +13,7 @@ EVENT_LOOP_NAME = "uvloop" if find_spec("uvloop") else "asyncio"
 
 
 def allow_many_connections() -> None:
-    """Every request under way holds a file descriptor: takes as many as the system lets the process have."""
+    """Raises the limit of file descriptors as far as the system allows: each request in flight holds one."""
     with contextlib.suppress(ImportError, ValueError, OSError):  # a system without such limits, or one that refuses
         import resource
 
@@ -22,7 +22,7 @@ def allow_many_connections() -> None:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """What `asyncio.Runner` makes its loop with."""
+    """Returns the function with which `asyncio.Runner` makes its event loop."""
     if EVENT_LOOP_NAME == "uvloop":
         import uvloop
 

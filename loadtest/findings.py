@@ -1,4 +1,4 @@
-"""What a reader of the numbers must know before trusting them, in sentences."""
+"""Warnings about a measurement, as sentences: reasons not to trust its numbers."""
 
 from loadtest.benchmark import Benchmark
 from loadtest.record import Outcome
@@ -11,7 +11,8 @@ _FAILURES = tuple(outcome for outcome in Outcome if outcome not in (Outcome.OK, 
 
 
 def warnings_of(benchmark: Benchmark) -> list[str]:
-    """One sentence each, with the target it is about. Rejections are no warning: a server may say no."""
+    """Returns the warnings, each one sentence that names its target. Rejections (429) are none: load shedding is
+    allowed."""
     return [
         f"{result.target.label}: {sentence}"
         for result in benchmark.results

@@ -1,4 +1,4 @@
-"""The flags: their names, their help, and what each one accepts by itself."""
+"""The command line's flags: their names, help and value checks."""
 
 import argparse
 import json
@@ -36,6 +36,8 @@ exit codes: 0 measured, 1 nothing succeeded (or --strict and a warning), 2 usage
 
 
 class _Parser(argparse.ArgumentParser):
+    """Reports errors in one line, with the flag that was probably meant."""
+
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
         close = get_close_matches(unknown.partition("=")[0], self._option_string_actions, n=1)
@@ -44,7 +46,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def flag_parser() -> argparse.ArgumentParser:
-    """One that ends the program with one line for a flag that does not exist or a value that makes no sense."""
+    """Returns the parser, which ends the program with one line for an unknown flag or an invalid value."""
     parser = _Parser(
         prog="python -m loadtest",
         usage="python -m loadtest [URL ...] [options]",

@@ -1,4 +1,4 @@
-"""A distribution as bars of text."""
+"""Histograms of latencies as text."""
 
 import math
 from collections.abc import Sequence
@@ -9,13 +9,14 @@ _MIN_EDGE = 0.01  # everything below is in the first bin: on a logarithmic scale
 
 
 def bar(fraction: float, width: int) -> str:
-    """A bar that fills `fraction` of `width` columns, to an eighth of a column; never empty for a fraction above 0."""
+    """Returns a bar that fills `fraction` of `width` columns, to an eighth of a column; empty only for a fraction of
+    0."""
     eighths = math.ceil(fraction * width * 8)
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
 def bins(values: Sequence[float], num_bins: int = 10) -> list[tuple[float, float, int]]:
-    """(from, below, count) of bins that widen by a constant factor; the last one includes its upper edge."""
+    """Returns (from, below, count) of bins that widen by a constant factor; the last one includes its upper edge."""
     low, high = max(min(values), _MIN_EDGE), max(max(values), _MIN_EDGE)
     factor = (high / low) ** (1 / num_bins)
     if factor < 1.001:
@@ -29,16 +30,16 @@ def bins(values: Sequence[float], num_bins: int = 10) -> list[tuple[float, float
 
 
 def histogram_lines(values: Sequence[float], width: int = 40) -> list[str]:
-    """One line per bin: its range, a bar, its count."""
+    """Returns one line per bin: its range, a bar, its count."""
     if not values:
         return []
     counted = bins(values)
     most = max(count for _, _, count in counted)
     return [
-        f"{_short(start):>8} to {_short(end):<8} {bar(count / most, width):<{width}} {count}"
+        f"{_format(start):>8} to {_format(end):<8} {bar(count / most, width):<{width}} {count}"
         for start, end, count in counted
     ]
 
 
-def _short(value: float) -> str:
+def _format(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"

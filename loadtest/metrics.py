@@ -1,4 +1,4 @@
-"""A server's Prometheus counters, as far as they can be held against what the client saw."""
+"""The server's Prometheus metrics that can be compared with what the client saw."""
 
 import asyncio
 import re
@@ -10,13 +10,13 @@ import httpx
 
 _LINE = re.compile(r"^([A-Za-z_:][\w:]*)(\{.*\})?[ \t]+([^ \t]+)", re.ASCII)
 _PREFIXES = ("twostep_", "vllm:")  # the first that has both counters is read
-# An abort is seen after the step under way, which may take seconds.
+# An abort takes effect after the current step, which may take seconds.
 _SETTLE_WAITS_S = (0.05, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Counters and gauges at one moment; None where the server does not export it."""
+    """Counters and gauges at one moment; None for a gauge that the server does not export."""
 
     prompt_tokens: float
     generation_tokens: float
@@ -26,13 +26,13 @@ class Snapshot:
 
     @property
     def leftovers(self) -> dict[str, float]:
-        """What a server without requests should not have, by name."""
+        """The gauges, by name, that are not 0 although they should be on a server without requests."""
         gauges = {"running": self.num_running, "waiting": self.num_waiting, "held blocks": self.num_held_blocks}
         return {name: value for name, value in gauges.items() if value}
 
 
 def parse_snapshot(text: str) -> Snapshot | None:
-    """None of a text without token counters. A metric with several label sets counts as their sum."""
+    """Returns the snapshot in a /metrics text, summed over label sets; None if it has no token counters."""
     sums: dict[str, float] = {}
     for line in text.splitlines():
         match = _LINE.match(line)
@@ -62,7 +62,7 @@ def _float(text: str) -> float:
 
 
 async def read_snapshot(client: httpx.AsyncClient) -> Snapshot | None:
-    """None where the server has no such metrics."""
+    """Reads /metrics; None if the server has no token counters there."""
     try:
         response = await client.get("/metrics")
     except httpx.HTTPError:
@@ -71,7 +71,7 @@ async def read_snapshot(client: httpx.AsyncClient) -> Snapshot | None:
 
 
 async def settled_snapshot(read: Callable[[], Awaitable[Snapshot | None]]) -> Snapshot | None:
-    """The first snapshot that equals the one before it and shows an idle server, or the last one taken.
+    """Returns the first snapshot that equals the one before it and shows an idle server, or the last one taken.
 
     Counters may trail the last answer by a step; a server with other clients never settles.
     """

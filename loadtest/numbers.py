@@ -1,4 +1,4 @@
-"""Numbers as flags take them: each reads a text, or raises argparse.ArgumentTypeError with a sentence."""
+"""Parsers of numeric flags: each takes the text of a value and raises argparse.ArgumentTypeError if it is invalid."""
 
 import argparse
 import math

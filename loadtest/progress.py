@@ -1,4 +1,4 @@
-"""Progress of a run, on stderr. It is touched once per request, never per token."""
+"""Progress bar of a run, on stderr. It is updated once per request, never per token."""
 
 import time
 from typing import Protocol
@@ -12,13 +12,13 @@ from loadtest.record import Outcome, Record
 
 
 class Progress(Protocol):
-    """What a benchmark tells while it runs."""
+    """Receives the progress of a benchmark while it runs."""
 
     def begin(self, title: str, schedule: Schedule) -> None:
-        """A run begins."""
+        """Called when a run begins."""
 
     def on_record(self, record: Record) -> None:
-        """A request has ended."""
+        """Called when a request has ended."""
 
 
 class NoProgress:
@@ -30,7 +30,7 @@ class NoProgress:
 
 
 class ProgressBar:
-    """A bar per run, by requests where their number is known, else by time. Use as a context manager."""
+    """Shows a bar per run, by requests if their number is known, else by time. Use as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._bar = RichProgress(

@@ -1,4 +1,4 @@
-"""Reads one response inside the socket's callbacks: the hot path of the client, one short call per read."""
+"""Reads one response inside the socket's callbacks: the client's hot path, one short call per read."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ _MAX_ERROR_BODY_BYTES = 65_536
 
 
 class ResponseReader(asyncio.Protocol):
-    """`ended` is done when nothing more is to come; only then ask for the verdict."""
+    """Parses one response. `ended` is done when nothing more is to come; call `verdict` only then."""
 
     def __init__(self, expects_done: bool = True) -> None:
         self.response = ResponseParser()
@@ -61,7 +61,7 @@ class ResponseReader(asyncio.Protocol):
         return self.response.status == 200 and "text/event-stream" in self.response.headers.get("content-type", "")
 
     def verdict(self) -> tuple[Outcome, str]:
-        """How the response ended, and why where that is not OK."""
+        """Returns the outcome of the response, and the reason if it is not OK."""
         status = self.response.status
         if status is not None and status != 200:
             return (Outcome.REJECTED if status == 429 else Outcome.HTTP_ERROR), self._error_message()
@@ -79,10 +79,10 @@ class ResponseReader(asyncio.Protocol):
             return error_message(json.loads(self._error_body))
         except ValueError:
             text = self._error_body.decode(errors="replace").strip()[:300]
-            return text or self.problem or self._without_words()
+            return text or self.problem or self._message_of_empty_body()
 
-    def _without_words(self) -> str:
-        """Of an error with an empty body. A redirection is not followed, but told."""
+    def _message_of_empty_body(self) -> str:
+        """Returns the message of an error with an empty body; of a redirection, which is not followed, its location."""
         location = self.response.headers.get("location")
         return f"status {self.response.status}" + (f": it is at {location}" if location else ", and no word why")
 
@@ -92,13 +92,13 @@ class ResponseReader(asyncio.Protocol):
 
     @property
     def server_ms(self) -> dict[str, float]:
-        """The server's own timings: from the X-...-Ms headers, and over them from the stream."""
+        """The server's own timings, from the X-...-Ms headers and the stream; those of the stream win."""
         headers = {name: _number(self.response.headers.get(f"x-{name.replace('_', '-')}")) for name in SERVER_TIMINGS}
         return {name: value for name, value in headers.items() if value is not None} | self.collector.server_ms
 
 
 def _number(text: str | None) -> float | None:
-    """The value of a header that holds a number >= 0; Retry-After may hold a date instead, which is no number."""
+    """Returns the value of a header if it is a number >= 0, else None: Retry-After may be a date."""
     try:
         value = float(text or "")
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a person reads: tables and histograms on a console. Every number here is in the JSON document too."""
+"""The report on the console: tables and histograms. Every number here is in the JSON document too."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -147,7 +147,7 @@ def _comparison_table(group: str, results: list[TargetResult]) -> Table:
 
 
 def _ratio(found: Ratio | None) -> str:
-    """The median over the rounds, and from where to where it went."""
+    """Formats a ratio: its median over the rounds and, with several rounds, its range."""
     if found is None:
         return "-"
     spread = f" ({min(found.per_round):.3f} to {max(found.per_round):.3f})" if len(found.per_round) > 1 else ""
@@ -188,14 +188,14 @@ def _counter_lines(view: ServerView) -> Iterable[str]:
 
 
 def _add_row(table: Table, name: str, sample: Sample) -> None:
-    """Nothing for an empty sample."""
+    """Adds the row of a sample, unless it is empty."""
     distribution = sample.distribution()
     if distribution is not None:
         table.add_row(name, *(_number(asdict(distribution)[column]) for column in _COLUMNS))
 
 
 def _number(value: float | None) -> str:
-    """Four significant digits at most; a dash for no value."""
+    """Formats a value with at most four significant digits; None as a dash."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""Where the records of a run end up: per run, per target over all runs, per group of requests."""
+"""Results of the measurement: per run, per target over all runs, and per group of requests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ _MAX_REFUSALS = 10  # connections in a row that failed before the run is given u
 
 @dataclass(frozen=True)
 class RunResult:
-    """One target in one round."""
+    """Result of one target in one round."""
 
     groups: Mapping[str, Summary]
     client_cpu_s: float  # of this process, inside the measured window
     wall_s: float
-    num_interrupted: int  # requests cut by Ctrl-C or by a server that went away: in no other number
+    num_interrupted: int  # requests cut by Ctrl-C or by a server that went away; not counted elsewhere
 
 
 class TargetResult:
-    """One target over all rounds so far."""
+    """Result of one target over all rounds so far."""
 
     def __init__(self, target: Target, model: str) -> None:
         self.target = target
@@ -38,7 +38,7 @@ class TargetResult:
         self.warmup_failures: list[str] = []
 
     def end_run(self, run: RunResult, before: Snapshot | None, after: Snapshot | None) -> None:
-        """Takes a run in; the snapshots are of the server's metrics around it."""
+        """Adds a run; the snapshots are of the server's metrics before and after it."""
         self.rounds.append(run)
         for summary in (*run.groups.values(), *self.groups.values()):
             summary.end_run()
@@ -46,7 +46,7 @@ class TargetResult:
 
 
 class RunSink:
-    """Takes the records of one run: counts them in the round's summaries and in those of all rounds."""
+    """Sends the requests of one run and adds their records to the summaries of the round and of all rounds."""
 
     def __init__(self, targets: Targets, result: TargetResult, send: Sender, progress: Progress) -> None:
         self.groups: dict[str, Summary] = {}
@@ -59,7 +59,7 @@ class RunSink:
         self._num_refusals = 0
 
     async def send(self, spec: RequestSpec, due_s: float | None) -> None:
-        """One request, counted. Raises ServerGone when the server has refused too many in a row."""
+        """Sends one request and adds its record. Raises ServerGone if the server has refused too many in a row."""
         self.num_in_flight += 1
         record = await self._send(spec, due_s)
         self.num_in_flight -= 1

@@ -1,4 +1,4 @@
-"""When requests are sent: closed loop, open loop, and long prompts among steady streams. Sends nothing itself."""
+"""Schedules of requests: closed loop, open loop, and long prompts among steady streams. The caller sends."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ _NUM_READY = 256
 
 
 def limited(specs: Iterator[RequestSpec], num_requests: int | None, duration_s: float | None) -> Iterator[RequestSpec]:
-    """At most so many requests, none begun later than `duration_s` after the first one is asked for.
+    """Yields at most `num_requests`, and none later than `duration_s` after the first is taken; None for no limit.
 
     The first requests are drawn at once, so that drawing a long prompt delays no stream while it is measured.
     """
@@ -31,7 +31,7 @@ def _until(duration_s: float | None, specs: Iterator[RequestSpec]) -> Iterator[R
 
 
 async def closed_loop(send: Send, specs: Iterator[RequestSpec], concurrency: int) -> None:
-    """Keeps `concurrency` requests under way: the next one starts when one ends."""
+    """Keeps `concurrency` requests in flight: the next one starts when one ends."""
 
     async def stream() -> None:
         for spec in specs:
@@ -45,34 +45,34 @@ async def closed_loop(send: Send, specs: Iterator[RequestSpec], concurrency: int
 async def open_loop(
     send: Send, specs: Iterator[RequestSpec], offsets_s: Iterable[float], max_in_flight: int | None = None
 ) -> None:
-    """Sends each request when it is due, whatever the others do.
+    """Sends each request when it is due, however many are in flight.
 
-    With `max_in_flight` a request that is due waits for a place; its send lag tells how long.
+    With `max_in_flight`, a request that is due may have to wait for another to end; its send lag includes that.
     """
-    places = asyncio.Semaphore(max_in_flight) if max_in_flight else None
+    slots = asyncio.Semaphore(max_in_flight) if max_in_flight else None
 
     async def one(spec: RequestSpec, due_s: float) -> None:
         try:
             await send(spec, due_s)
         finally:
-            if places:
-                places.release()
+            if slots:
+                slots.release()
 
     began_s = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for offset_s, spec in zip(offsets_s, specs, strict=False):
             await _sleep_until(began_s + offset_s)
-            if places:
-                await places.acquire()
+            if slots:
+                await slots.acquire()
             group.create_task(one(spec, began_s + offset_s))
 
 
 async def long_among_decoders(
     send: Send, decoders: Iterator[RequestSpec], longs: Iterator[RequestSpec], num_streams: int, every_s: float
 ) -> None:
-    """Keeps `num_streams` decoding; every `every_s` a long request arrives, until the decoding streams have ended.
+    """Keeps `num_streams` streams decoding and sends a long request every `every_s`, until the streams have ended.
 
-    Long requests still under way then are waited for.
+    Then it waits for the long requests still in flight.
     """
     began_s = time.perf_counter()
 
@@ -90,7 +90,8 @@ async def long_among_decoders(
 
 
 async def _sleep_until(due_s: float) -> None:
-    """Also where that is long ago, all others get a turn: what is late must not keep the rest from being sent."""
+    """Sleeps until `due_s`. Even if that has passed, other tasks run once: late requests must not keep the others from
+    being sent."""
     await asyncio.sleep(0)
     while (left_s := due_s - time.perf_counter()) > 0:
         await asyncio.sleep(left_s)

@@ -1,4 +1,4 @@
-"""The server's own account of a run, held against the client's."""
+"""The server's own figures of a run, compared with the client's."""
 
 from dataclasses import dataclass
 
@@ -18,12 +18,12 @@ class CounterCheck:
     generation_advance: int
     prompt_usage: int
     generation_usage: int
-    num_incomplete: int  # requests that ended without a usage, of which the server may have counted any part
+    num_incomplete: int  # requests that ended without `usage`: the server may have counted any part of their tokens
     leftovers: dict[str, float]
 
     @property
     def problems(self) -> list[str]:
-        """What does not fit, in words. Requests without usage leave only a lower bound to check."""
+        """Sentences about what does not match. If requests ended without usage, only a lower bound is checked."""
         pairs = (
             ("prompt", self.prompt_advance, self.prompt_usage),
             ("generation", self.generation_advance, self.generation_usage),
@@ -38,20 +38,20 @@ class CounterCheck:
 
 
 class ServerView:
-    """Gathers what the server says of each request, and what does not fit with what the client saw."""
+    """Collects the server's figures of each request, and what does not match the client's."""
 
     def __init__(self) -> None:
         self.phases = {name: Sample() for name in _PHASES}
-        self.ttft_beyond_server_ms = Sample()  # client - server, per request: network, HTTP, and what goes unmeasured
+        self.ttft_beyond_server_ms = Sample()  # client - server, per request: network, HTTP, unmeasured server time
         self.itl_beyond_server_ms = Sample()
         self.checks: list[CounterCheck] = []  # one per run of a server that has the counters
-        self.num_impossible_ttft = 0  # the server says that it took longer than the client waited
-        self.num_other_count = 0  # timings.generated_tokens is not usage.completion_tokens
+        self.num_impossible_ttft = 0  # requests whose server TTFT is longer than the client's
+        self.num_other_count = 0  # requests whose timings.generated_tokens differs from usage.completion_tokens
         self._prompt_tokens = self._generation_tokens = self._num_incomplete = 0
 
     @property
     def is_silent(self) -> bool:
-        """The server said nothing that could be held against the client's view."""
+        """Whether the server has reported nothing to compare with the client's figures."""
         return not self.checks and not any(sample.values for sample in self.phases.values())
 
     def add(self, record: Record) -> None:
@@ -63,20 +63,20 @@ class ServerView:
             self._num_incomplete += 1
         if reply.outcome is not Outcome.OK:
             return
-        said = reply.server_ms
+        reported = reply.server_ms
         for name, sample in self.phases.items():
-            sample.add(said.get(name))
-        if "ttft_ms" in said and reply.ttft_s is not None:
-            beyond_ms = reply.ttft_s * 1000 - said["ttft_ms"]
+            sample.add(reported.get(name))
+        if "ttft_ms" in reported and reply.ttft_s is not None:
+            beyond_ms = reply.ttft_s * 1000 - reported["ttft_ms"]
             self.ttft_beyond_server_ms.add(beyond_ms)
             self.num_impossible_ttft += beyond_ms < -_TOLERANCE_MS
-        if "itl_ms" in said and reply.tpot_s is not None:
-            self.itl_beyond_server_ms.add(reply.tpot_s * 1000 - said["itl_ms"])
-        if "generated_tokens" in said and reply.usage is not None:
-            self.num_other_count += said["generated_tokens"] != reply.usage.completion_tokens
+        if "itl_ms" in reported and reply.tpot_s is not None:
+            self.itl_beyond_server_ms.add(reply.tpot_s * 1000 - reported["itl_ms"])
+        if "generated_tokens" in reported and reply.usage is not None:
+            self.num_other_count += reported["generated_tokens"] != reply.usage.completion_tokens
 
     def end_run(self, before: Snapshot | None, after: Snapshot | None, num_interrupted: int) -> None:
-        """Closes a run: the next one's tokens are counted from zero."""
+        """Ends a run: checks the counters and starts the next run's token counts at zero."""
         if before is not None and after is not None:
             check = CounterCheck(
                 prompt_advance=round(after.prompt_tokens - before.prompt_tokens),
@@ -91,7 +91,7 @@ class ServerView:
 
     @property
     def problems(self) -> list[str]:
-        """What does not fit, in words."""
+        """Sentences about what does not match."""
         found = [problem for check in self.checks for problem in check.problems]
         if self.num_impossible_ttft:
             found.append(f"{self.num_impossible_ttft} requests: the server's TTFT is longer than the client's")

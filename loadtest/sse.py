@@ -1,4 +1,4 @@
-"""Server-sent events, from bytes as they arrive to the data of each event. Knows nothing of HTTP or JSON."""
+"""Server-sent events: bytes as they arrive -> the data of each event. Nothing here knows HTTP or JSON."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -17,7 +17,7 @@ class SSEParser:
         self._at_start = True
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of each event completed by these bytes; the lines of one event are joined by LF."""
+        """Returns the data of each event that these bytes complete; the lines of one event are joined by LF."""
         if self._after_cr and data:
             # The CR that ended the last read already ended its line: an LF here is its second half.
             data = data.removeprefix(b"\n")
@@ -34,7 +34,7 @@ class SSEParser:
         return events
 
     def _end_of_line(self, line: bytes) -> bytes | None:
-        """The event's data when `line` is the blank line that ends an event with data."""
+        """Takes a line; returns the event's data if it is the blank line that ends an event with data."""
         if self._at_start:
             self._at_start = False
             line = line.removeprefix(_BYTE_ORDER_MARK)

@@ -1,4 +1,4 @@
-"""From records to numbers, in bounded memory. A latency is in milliseconds, a span of time in seconds."""
+"""Statistics of records, in bounded memory. Latencies are in milliseconds, spans of time in seconds."""
 
 import random
 from array import array
@@ -13,7 +13,7 @@ _MAX_EXAMPLES = 5  # distinct error messages kept
 
 @dataclass(frozen=True)
 class Distribution:
-    """What is told of a sample."""
+    """Summary statistics of a sample."""
 
     count: int
     mean: float
@@ -26,7 +26,7 @@ class Distribution:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Linear interpolation between the closest ranks of a non-empty ascending sequence."""
+    """Returns a percentile of a non-empty ascending sequence, interpolated linearly between the closest ranks."""
     rank = (len(ordered) - 1) * percent / 100
     below = int(rank)
     above = min(below + 1, len(ordered) - 1)
@@ -34,9 +34,9 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 class Sample:
-    """Values of which count, mean and extremes are exact, and the percentiles too up to `capacity` values.
+    """A sample of values. Count, mean and extremes are exact, percentiles up to `capacity` values.
 
-    Beyond that an evenly drawn reservoir stands for all (Vitter's algorithm R), so memory stays bounded.
+    Beyond that percentiles are those of a uniform reservoir (Vitter's algorithm R), so memory stays bounded.
     """
 
     def __init__(self, capacity: int = 200_000) -> None:
@@ -49,7 +49,7 @@ class Sample:
         self._max = float("-inf")
 
     def add(self, value: float | None) -> None:
-        """None is no value."""
+        """Adds a value; None is ignored."""
         if value is None:
             return
         self._count += 1
@@ -62,7 +62,7 @@ class Sample:
             self.values[slot] = value
 
     def distribution(self) -> Distribution | None:
-        """None of an empty sample."""
+        """Returns the statistics; None for an empty sample."""
         if not self._count:
             return None
         ordered = sorted(self.values)
@@ -72,7 +72,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Targets:
-    """What a request must meet to count as good; None means any."""
+    """Latency targets of goodput: limits within which a request counts as good; None for no limit."""
 
     ttft_ms: float | None = None
     itl_ms: float | None = None
@@ -82,7 +82,7 @@ class Targets:
         return self.ttft_ms is not None or self.itl_ms is not None
 
     def are_met_by(self, record: Record) -> bool:
-        """An OK request whose TTFT, and the 99th percentile of whose own gaps, are within the targets."""
+        """Whether the request is OK, and its TTFT and the 99th percentile of its own gaps are within the targets."""
         reply = record.reply
         if reply.outcome is not Outcome.OK:
             return False
@@ -93,17 +93,17 @@ class Targets:
 
 
 class Summary:
-    """What the records of one group add up to. Latencies are of OK requests only."""
+    """Statistics of the records of one group. Latencies are of OK requests only."""
 
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
         self.outcomes: Counter[Outcome] = Counter()
         self.statuses: Counter[int] = Counter()  # of the requests refused with an HTTP status, 429 included
-        self.examples: Counter[str] = Counter()  # of what went wrong
+        self.examples: Counter[str] = Counter()  # error messages
         self.ttft_ms, self.itl_ms, self.tpot_ms, self.e2e_ms = Sample(), Sample(), Sample(), Sample()
         self.connect_ms, self.send_lag_ms = Sample(), Sample()
         self.prompt_tokens = self.completion_tokens = self.cached_prompt_tokens = 0
-        self.num_without_usage = 0  # OK requests of which the server told no usage
+        self.num_without_usage = 0  # OK requests without `usage`
         self.num_other_prompt = 0  # OK requests whose prompt has another length in the server's count than was sent
         self.num_other_length = 0  # OK requests with more or fewer tokens than asked for
         self.num_coalesced = 0  # chunks that came in the same read as the one before, so with a gap of zero
@@ -124,7 +124,7 @@ class Summary:
 
     @property
     def good_fraction(self) -> float | None:
-        """Of all requests, failed and rejected ones included."""
+        """Good requests as a share of all requests, failed and rejected ones included."""
         return self.num_good / self.num_requests if self.num_requests else None
 
     def add(self, record: Record) -> None:
@@ -144,7 +144,7 @@ class Summary:
             self._add_failure(record)
 
     def end_run(self) -> None:
-        """Closes the span of a run; the records of the next one begin another."""
+        """Ends the time span of a run; the records of the next run begin a new one."""
         if self._run_began_s is not None:
             self.busy_s += self._run_ended_s - self._run_began_s
         self._run_began_s, self._run_ended_s = None, 0.0
@@ -176,11 +176,11 @@ class Summary:
             self.examples[reply.message] += 1
 
     def per_second(self, total: float) -> float | None:
-        """A total as a rate over the time in which requests were under way."""
+        """Returns a total as a rate over the time in which requests were in flight."""
         return total / self.busy_s if self.busy_s > 0 else None
 
     def token_rate(self, num_tokens: int) -> float | None:
-        """None also where some answers did not say how many tokens they had."""
+        """Returns a number of tokens as a rate; None, too, if an answer came without `usage`."""
         return None if self.num_without_usage else self.per_second(num_tokens)
 
 

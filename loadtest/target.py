@@ -1,4 +1,4 @@
-"""Where a server is: a URL taken apart once, and the one address that every request of the run connects to."""
+"""The address of a server: its URL, parsed once, and the one IP address that every request of the run connects to."""
 
 import asyncio
 import socket
@@ -13,10 +13,10 @@ CONNECT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Target:
-    """A server. `address` is numeric once resolved, so that no request of the run waits for a name server."""
+    """A server to measure. `address` is numeric once resolved, so that no request waits for a name server."""
 
     label: str  # A, B, ...
-    url: str  # as base for paths: no trailing slash, no /v1
+    url: str  # base URL: no trailing slash, no /v1
     host: str
     port: int
     path: str
@@ -30,7 +30,7 @@ class Target:
 
 
 def parse_target(label: str, url: str) -> Target:
-    """Accepts http(s)://host[:port][/prefix][/v1][/]; UsageError otherwise."""
+    """Parses http(s)://host[:port][/prefix][/v1][/]; raises UsageError for anything else."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -52,7 +52,7 @@ def parse_target(label: str, url: str) -> Target:
 
 
 async def resolve(target: Target) -> Target:
-    """The target with the first of its addresses that accepts a connection; Unreachable when none does."""
+    """Returns the target with the first of its addresses that accepts a connection; raises Unreachable if none does."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
@@ -72,7 +72,7 @@ async def resolve(target: Target) -> Target:
 
 
 def connect_failure(error: OSError) -> str:
-    """Why a connection could not be made, in words."""
+    """Returns why a connection could not be made, as a phrase."""
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     if isinstance(error, TimeoutError):

@@ -1,4 +1,4 @@
-"""What is sent: endless streams of requests, drawn from a seed. Nothing here knows HTTP or time."""
+"""Workloads: endless streams of requests, drawn from a seed. Nothing here knows HTTP or time."""
 
 import random
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ Prompt = list[int] | str
 
 
 class WorkloadKind(StrEnum):
-    """What `--workload` chooses from."""
+    """Choices of `--workload`."""
 
     RANDOM = "random"
     SHARED_PREFIX = "shared-prefix"
@@ -28,7 +28,7 @@ class WorkloadKind(StrEnum):
 
 @dataclass(frozen=True)
 class RequestSpec:
-    """One request to send. Statistics are kept per group."""
+    """One request to send. Statistics are kept for each `group` of requests."""
 
     group: str
     prompt: Prompt
@@ -37,7 +37,7 @@ class RequestSpec:
 
 @dataclass(frozen=True)
 class Shape:
-    """The lengths, in tokens, of what is sent (with `is_text`: prompts in words)."""
+    """Lengths of prompts and outputs, in tokens (with `is_text`: prompts in words)."""
 
     kind: WorkloadKind = WorkloadKind.RANDOM
     prompt_len: int = 128
@@ -50,7 +50,7 @@ class Shape:
 
 
 class PromptSource:
-    """Draws the material of prompts: ids, which `render` turns into a prompt. The same seed draws the same ones."""
+    """Draws ids, which `render` turns into a prompt. The same seed draws the same ids."""
 
     def __init__(self, shape: Shape, seed: str) -> None:
         self._random = random.Random(seed)
@@ -65,7 +65,7 @@ class PromptSource:
 
 
 def request_stream(shape: Shape, seed: str) -> Iterator[RequestSpec]:
-    """The requests of the main load: of all workloads but the long prompts of long-among-decoders."""
+    """Yields the requests of the main load: all but the long prompts of long-among-decoders."""
     source = PromptSource(shape, seed)
     group = "decoders" if shape.kind is WorkloadKind.LONG_AMONG_DECODERS else "all"
     prefix_len = shape.prefix_len if shape.kind is WorkloadKind.SHARED_PREFIX else 0
@@ -76,14 +76,14 @@ def request_stream(shape: Shape, seed: str) -> Iterator[RequestSpec]:
 
 
 def long_stream(shape: Shape, seed: str) -> Iterator[RequestSpec]:
-    """The long prompts of long-among-decoders."""
+    """Yields the long prompts of long-among-decoders."""
     source = PromptSource(shape, f"{seed}/long")
     while True:
         yield RequestSpec("long", source.render(source.draw(shape.long_prompt_len)), shape.long_output_len)
 
 
 def poisson_offsets(rate_per_s: float, seed: str) -> Iterator[float]:
-    """When the requests of an open loop are due, in seconds after its start."""
+    """Yields when the requests of an open loop are due, in seconds after its start: a Poisson process."""
     source = random.Random(f"{seed}/arrivals")
     due_s = 0.0
     while True:

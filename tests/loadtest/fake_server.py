@@ -1,4 +1,4 @@
-"""A server of completions in a thread, with known delays, counts and faults. Speaks the wire format of the contract."""
+"""A fake completions server in a thread, with known delays, counts and faults, in twostep's wire format."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass
 class FakeServer:
-    """What it does is set before or during a run; what it saw is read after it."""
+    """A fake server: its behaviour is set before or during a run, and what it received is read afterwards."""
 
     first_token_s: float = 0.0
     gap_s: float = 0.0
@@ -25,7 +25,7 @@ class FakeServer:
     ends_with_empty_chunk: bool = False
     extra_completion_tokens: int = 0
     extra_prompt_tokens: int = 0
-    counter_error: int = 0  # what the generation counter says too much per request
+    counter_error: int = 0  # tokens that the generation counter counts too much per request
     claimed_ttft_ms: float = 0.5
     breaks_after_chunks: int | None = None
     error_after_chunks: int | None = None
@@ -161,7 +161,7 @@ async def _turns_of_the_loop() -> None:
 
 @contextmanager
 def running(fake: FakeServer) -> Iterator[FakeServer]:
-    """Serves on a free port of 127.0.0.1 until the context ends."""
+    """Runs the fake server on a free port of 127.0.0.1 until the context ends."""
     loop = asyncio.new_event_loop()
     ready = threading.Event()
     stopped = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The program as tests run it: in this process, with few and short requests."""
+"""Helpers that run the program in this process, with few and short requests."""
 
 import json
 import threading
@@ -35,7 +35,7 @@ class Run:
 
 
 def after_requests(fake: FakeServer, num: int, act: Callable[[], object]) -> None:
-    """Acts from a thread once the server has seen so many requests."""
+    """Calls `act` in a thread once the server has received `num` requests."""
 
     def watch() -> None:
         while len(fake.bodies) < num:

@@ -120,12 +120,12 @@ def test_a_value_that_makes_no_sense_is_refused(flags: tuple[str, ...], capsys: 
     with pytest.raises(SystemExit) as ended:
         config(*flags)
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "_whole" not in told
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "_whole" not in message
 
 
-def test_a_mistyped_flag_is_told_with_the_one_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistyped_flag_is_reported_with_the_one_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
     for flags in (("--concurrncy", "8"), ("--concurrncy=8",)):
         with pytest.raises(SystemExit):
             config(*flags)

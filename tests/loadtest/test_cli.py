@@ -42,7 +42,7 @@ def test_throughput_is_tokens_of_usage_over_the_time_of_the_run(capsys: Capture)
     assert busy_s >= 3 * 0.06
 
 
-def test_goodput_tells_the_share_within_the_targets(capsys: Capture) -> None:
+def test_goodput_is_the_share_within_the_targets(capsys: Capture) -> None:
     with running(FakeServer(first_token_s=0.05)) as fake:
         missed = Run(capsys, fake.url, *QUICK, "--target-ttft-ms", "40").group["goodput"]
         met = Run(capsys, fake.url, *QUICK, "--target-ttft-ms", "60000", "--target-itl-ms", "60000").group["goodput"]

@@ -130,7 +130,7 @@ def test_an_error_event_says_more_than_the_broken_end_after_it() -> None:
     ("head", "why"),
     [("502 Bad Gateway", "status 502"), ("307 Moved\r\nLocation: http://other:1/v1/completions", "http://other:1/v1/")],
 )
-def test_a_status_without_a_body_is_told_too(head: str, why: str) -> None:
+def test_a_status_without_a_body_is_reported_too(head: str, why: str) -> None:
     async def read() -> tuple[Outcome, str]:
         reader = ResponseReader()
         reader.data_received(f"HTTP/1.1 {head}\r\nContent-Length: 0\r\n\r\n".encode())
@@ -159,7 +159,7 @@ def test_a_server_that_is_gone_is_a_connect_error() -> None:
     assert (reply.outcome, reply.message) == (Outcome.CONNECT_ERROR, "connection refused")
 
 
-def test_after_a_429_the_request_waits_and_goes_again_when_asked_to() -> None:
+def test_after_a_429_the_request_waits_and_is_sent_again_with_retry_429() -> None:
     fake = FakeServer(num_rejections=2, retry_after_s=0.05)
     record = sent(fake, WireOptions(retry_429=True))
     assert (record.reply.outcome, record.num_retries, len(fake.bodies)) == (Outcome.OK, 2, 3)
@@ -186,7 +186,7 @@ def test_the_latencies_of_a_retried_request_are_those_of_its_last_attempt() -> N
     assert record.retry_wait_s >= 0.2
 
 
-def test_how_late_the_client_was_is_told_only_where_something_was_due() -> None:
+def test_the_send_lag_is_known_only_where_the_request_was_due() -> None:
     assert sent(FakeServer()).send_lag_s is None
     lag_s = sent(FakeServer(), due_s=-1.0).send_lag_s
     assert lag_s is not None
@@ -194,5 +194,5 @@ def test_how_late_the_client_was_is_told_only_where_something_was_due() -> None:
 
 
 def test_the_servers_timings_come_from_headers_and_stream() -> None:
-    said = sent(FakeServer(claimed_ttft_ms=0.25, gap_s=0.001)).reply.server_ms
-    assert said == {"ttft_ms": 0.25, "itl_ms": 1.0, "queue_ms": 0.25, "generated_tokens": 6.0}
+    reported = sent(FakeServer(claimed_ttft_ms=0.25, gap_s=0.001)).reply.server_ms
+    assert reported == {"ttft_ms": 0.25, "itl_ms": 1.0, "queue_ms": 0.25, "generated_tokens": 6.0}

@@ -8,7 +8,7 @@ from loadtest.record import Outcome, Reply, Usage
 
 
 def collected(*events: Any, done: bool = True) -> StreamCollector:
-    """Events arrive at 1, 2, 3, ... seconds."""
+    """Returns a collector after these events, which arrive at 1, 2, 3, ... seconds."""
     collector = StreamCollector()
     data = [event if isinstance(event, bytes) else json.dumps(event).encode() for event in events]
     for now_s, event in enumerate([*data, b"[DONE]"] if done else data, start=1):
@@ -25,8 +25,8 @@ def usage(completion: int, prompt: int = 3, **more: Any) -> dict[str, Any]:
 
 
 def reply(arrivals_s: list[float], completion_tokens: int | None = None) -> Reply:
-    told = None if completion_tokens is None else Usage(1, completion_tokens)
-    return Reply(Outcome.OK, sent_s=10.0, ended_s=99.0, arrivals_s=arrivals_s, usage=told)
+    reported = None if completion_tokens is None else Usage(1, completion_tokens)
+    return Reply(Outcome.OK, sent_s=10.0, ended_s=99.0, arrivals_s=arrivals_s, usage=reported)
 
 
 def test_latencies_follow_their_definitions() -> None:
@@ -55,7 +55,7 @@ def test_an_empty_closing_chunk_beyond_the_token_count_is_no_arrival() -> None:
     assert list(collected(token(), token(), token("", "length"), usage(2)).arrivals_s) == [1, 2]
 
 
-def test_the_usage_chunk_is_no_arrival_and_tells_the_cached_tokens() -> None:
+def test_the_usage_chunk_is_no_arrival_and_has_the_cached_tokens() -> None:
     stream = collected(token(), usage(1, 7, prompt_tokens_details={"cached_tokens": 4}))
     assert stream.usage == Usage(7, 1, 4)
     assert len(stream.arrivals_s) == 1

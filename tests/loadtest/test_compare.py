@@ -8,7 +8,7 @@ from loadtest.target import parse_target
 
 
 def measured(*ttfts_s: float | None) -> list[RunResult]:
-    """One round per TTFT; None is a round in which nothing succeeded."""
+    """Returns one round per TTFT; None stands for a round in which no request succeeded."""
     result = TargetResult(parse_target("A", "http://a"), "m")
     for ttft_s in ttfts_s:
         summary = Summary(Targets())

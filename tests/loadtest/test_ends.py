@@ -1,4 +1,4 @@
-"""How the program ends, and where its document goes."""
+"""How the program ends: exit codes, messages, and where its JSON document is written."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from tests.loadtest.fake_server import FakeServer, running
 from tests.loadtest.program import QUICK, Capture, Run, after_requests
 
 
-def test_nobody_at_the_url_is_one_sentence_and_exit_code_2(capsys: Capture) -> None:
+def test_no_server_at_the_url_is_one_sentence_and_exit_code_2(capsys: Capture) -> None:
     with running(FakeServer()) as fake:
         pass
     run = Run(capsys, fake.url, *QUICK)
@@ -79,7 +79,7 @@ def test_the_document_goes_where_it_is_asked_for_and_nowhere_else(capsys: Captur
     assert json.loads(path.read_text())["urls"][0]["url"] == fake.url
 
 
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(capsys: Capture, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported_before_anything_is_measured(capsys: Capture, tmp_path: Path) -> None:
     path = tmp_path / "no" / "x.json"
     with running(FakeServer()) as fake:
         run = Run(capsys, fake.url, *QUICK, "--json", str(path))

@@ -10,7 +10,7 @@ from loadtest.workload import RequestSpec
 
 
 class FakeSend:
-    """Takes `takes_s` per request, and remembers how many were under way at once."""
+    """A sender that takes `takes_s` per request and records how many were in flight at once."""
 
     def __init__(self, takes_s: float) -> None:
         self.takes_s = takes_s

@@ -27,9 +27,9 @@ vllm:generation_tokens_total 77.0
 
 
 def record(
-    outcome: Outcome = Outcome.OK, usage: Usage | None = None, said: Mapping[str, float] | None = None
+    outcome: Outcome = Outcome.OK, usage: Usage | None = None, reported: Mapping[str, float] | None = None
 ) -> Record:
-    reply = Reply(outcome, 0.0, 1.0, arrivals_s=[0.1, 0.3], usage=usage, server_ms=said or {})
+    reply = Reply(outcome, 0.0, 1.0, arrivals_s=[0.1, 0.3], usage=usage, server_ms=reported or {})
     return Record("all", 2, 0.0, reply)
 
 
@@ -120,7 +120,7 @@ def test_a_server_without_metrics_and_timings_is_silent_and_fine() -> None:
 
 def test_the_servers_latencies_are_held_against_the_clients_per_request() -> None:
     view = ServerView()
-    view.add(record(usage=Usage(3, 2), said={"ttft_ms": 90.0, "itl_ms": 150.0, "queue_ms": 1.0}))
+    view.add(record(usage=Usage(3, 2), reported={"ttft_ms": 90.0, "itl_ms": 150.0, "queue_ms": 1.0}))
     ttft, itl = view.ttft_beyond_server_ms.distribution(), view.itl_beyond_server_ms.distribution()
     assert ttft is not None
     assert itl is not None
@@ -132,14 +132,14 @@ def test_the_servers_latencies_are_held_against_the_clients_per_request() -> Non
 
 def test_a_server_ttft_beyond_the_clients_is_impossible() -> None:
     view = ServerView()
-    view.add(record(usage=Usage(3, 2), said={"ttft_ms": 100.5}))
+    view.add(record(usage=Usage(3, 2), reported={"ttft_ms": 100.5}))
     assert view.problems == []
-    view.add(record(usage=Usage(3, 2), said={"ttft_ms": 102.0}))
+    view.add(record(usage=Usage(3, 2), reported={"ttft_ms": 102.0}))
     assert "1 requests" in view.problems[0]
 
 
 def test_a_token_count_of_its_own_in_timings_is_a_problem() -> None:
     view = ServerView()
-    view.add(record(usage=Usage(3, 2), said={"generated_tokens": 2.0}))
-    view.add(record(usage=Usage(3, 2), said={"generated_tokens": 3.0}))
+    view.add(record(usage=Usage(3, 2), reported={"generated_tokens": 2.0}))
+    view.add(record(usage=Usage(3, 2), reported={"generated_tokens": 3.0}))
     assert "1 requests" in view.problems[0]

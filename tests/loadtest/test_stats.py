@@ -43,15 +43,22 @@ def test_percentiles_interpolate_between_the_closest_ranks(sample: list[float]) 
 
 
 @given(values)
-def test_a_distribution_says_what_the_values_are(sample: list[float]) -> None:
+def test_a_distribution_describes_the_values(sample: list[float]) -> None:
     gathered = Sample()
     for value in sample:
         gathered.add(value)
-    told = gathered.distribution()
-    assert told is not None
-    assert (told.count, told.min, told.max) == (len(sample), min(sample), max(sample))
-    assert told.mean == pytest.approx(statistics.fmean(sample), abs=1e-6)
-    assert told.min <= told.p50 <= told.p90 <= told.p95 <= told.p99 <= told.max
+    distribution = gathered.distribution()
+    assert distribution is not None
+    assert (distribution.count, distribution.min, distribution.max) == (len(sample), min(sample), max(sample))
+    assert distribution.mean == pytest.approx(statistics.fmean(sample), abs=1e-6)
+    assert (
+        distribution.min
+        <= distribution.p50
+        <= distribution.p90
+        <= distribution.p95
+        <= distribution.p99
+        <= distribution.max
+    )
 
 
 def test_an_empty_sample_has_no_distribution() -> None:
@@ -65,18 +72,18 @@ def test_beyond_its_capacity_a_sample_stays_small_and_fair() -> None:
     shuffled = random.Random(1).sample(range(20_000), 20_000)
     for value in sorted(shuffled):
         sample.add(float(value))
-    told = sample.distribution()
+    distribution = sample.distribution()
     assert len(sample.values) == 500
-    assert told is not None
-    assert (told.count, told.mean, told.min, told.max) == (20_000, 9999.5, 0, 19_999)
-    assert 8_000 < told.p50 < 12_000
+    assert distribution is not None
+    assert (distribution.count, distribution.mean, distribution.min, distribution.max) == (20_000, 9999.5, 0, 19_999)
+    assert 8_000 < distribution.p50 < 12_000
 
 
 def test_latencies_are_of_ok_requests_only() -> None:
     seen = summary(record(0.5, 1.0), record(0.1, outcome=Outcome.BROKEN))
-    told = seen.ttft_ms.distribution()
-    assert told is not None
-    assert (told.count, told.mean) == (1, 500)
+    distribution = seen.ttft_ms.distribution()
+    assert distribution is not None
+    assert (distribution.count, distribution.mean) == (1, 500)
 
 
 def test_every_request_is_counted_under_one_outcome() -> None:

@@ -97,7 +97,7 @@ def test_the_model_is_the_first_that_is_listed() -> None:
         assert model_of(parse_target("A", fake.url)) == "fake"
 
 
-def test_a_server_that_lists_no_model_says_so() -> None:
+def test_a_server_that_lists_no_model_is_an_error_that_says_so() -> None:
     with (
         running(FakeServer()) as fake,
         pytest.raises(Unreachable, match=r"GET http://.*/nowhere/v1/models answers 404"),
@@ -105,7 +105,7 @@ def test_a_server_that_lists_no_model_says_so() -> None:
         model_of(parse_target("A", f"{fake.url}/nowhere"))
 
 
-def test_a_server_that_wants_a_key_is_told_with_the_flag_and_the_variables_that_give_it() -> None:
+def test_a_server_that_wants_a_key_is_an_error_that_names_the_flag_and_the_variables_for_it() -> None:
     async def ask() -> None:
         refusal = httpx.MockTransport(lambda _: httpx.Response(401, json={"error": {"message": "no key"}}))
         async with httpx.AsyncClient(transport=refusal, base_url="http://a") as client:
