@@ -1,1 +1,1 @@
-"""Measurements of this machine and of what twostep makes of it; `python -m benchmarks` runs them."""
+"""Benchmarks of twostep's parts, most of them against what this machine can do; `python -m benchmarks` runs them."""

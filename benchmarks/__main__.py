@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent
 
 
 def programs() -> dict[str, str]:
-    """Name -> first line of its docstring, of each module here that does something when it is run."""
+    """Returns the programs of this package: module name -> first line of its docstring."""
     found = {}
     for path in sorted(FOLDER.glob("[!_]*.py")):
         source = path.read_text(encoding="utf-8")
@@ -25,7 +25,7 @@ def programs() -> dict[str, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code: 0 when each program's was 0."""
+    """Runs the programs; returns 0 if each of them did, else 1."""
     known = programs()
     listing = "\n".join(f"  {name:12} {text}" for name, text in known.items())
     parser = argparse.ArgumentParser(

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.attention`: paged attention on this CPU, against what the machine can do and against torch.
+"""`python -m benchmarks.attention`: paged attention on this CPU, against the machine's ceilings and against torch.
 
 Decode should read keys and values once at the speed of memory, prefill should multiply at the speed of the cores. Both
-ceilings are measured in the same run, so the shares hold on a busy machine, too. Every call takes another layer's
+ceilings are measured in the same run, so the shares hold on a busy machine, too. Every call takes another layer's KV
 cache, as in a model, so that decode reads memory and not the last call's cache lines.
 """
 
@@ -29,9 +29,9 @@ CACHE_BYTES = 256 << 20  # of all layers together
 
 @dataclass(frozen=True)
 class Case:
-    """One step's attention of a Qwen2.5-0.5B-like layer, over several layers' caches."""
+    """The shape of one layer's attention in a step; all sequences have as many queries and as long contexts."""
 
-    num_queries: int  # of each sequence
+    num_queries: int  # per sequence
     num_seqs: int
     context_len: int
     heads: int
@@ -47,13 +47,13 @@ class Case:
 
     @property
     def operations(self) -> int:
-        """Multiplications and additions of the causal half, query by query."""
+        """Multiplications and additions of all queries, each with the keys that it sees."""
         keys_seen = sum(range(self.context_len - self.num_queries + 1, self.context_len + 1))
         return 4 * self.num_seqs * keys_seen * self.heads * self.head_size
 
 
 class Step:
-    """A case's tensors, with blocks in random order."""
+    """A case's tensors: queries, and the KV caches of several layers with their blocks in random order."""
 
     def __init__(self, case: Case) -> None:
         blocks_per_seq = math.ceil(case.context_len / case.block_size)
@@ -78,7 +78,7 @@ class Step:
         return cpu.paged_attention(self.query, key_cache, value_cache, self.metadata, scaling=self.scaling)
 
     def gather_and_sdpa(self) -> Tensor:
-        """What an engine without a kernel does: copy the contexts out of their blocks, then torch's attention."""
+        """Attends like an engine without a kernel: copies the contexts out of their blocks, then calls torch's SDPA."""
         tables = self.metadata.block_tables.long()
         keys, values = (cache[tables].transpose(1, 2).flatten(2, 3) for cache in next(self.layers))
         context_len = self.metadata.max_context_len
@@ -94,7 +94,7 @@ class Step:
 
 
 def best_seconds(call: Callable[[], object], budget_s: float) -> float:
-    """The fastest of the calls that fit in `budget_s`, at least two; the first one warms up."""
+    """Returns the time of the fastest call among those that fit into `budget_s`, at least one after a warm-up call."""
     call()
     best, end = math.inf, time.perf_counter() + budget_s
     while best == math.inf or time.perf_counter() < end:
@@ -105,19 +105,19 @@ def best_seconds(call: Callable[[], object], budget_s: float) -> float:
 
 
 def read_bandwidth(budget_s: float) -> float:
-    """Bytes per second of reading memory with all threads."""
+    """Measures how many bytes per second all threads together read from memory."""
     buffer = torch.ones(CACHE_BYTES // 4)
     return CACHE_BYTES / best_seconds(buffer.sum, budget_s)
 
 
 def matmul_peak(budget_s: float) -> float:
-    """Operations per second of torch's bfloat16 matrix product."""
+    """Measures the operations per second of torch's bfloat16 matmul."""
     a, b = torch.randn(2, 2048, 2048).bfloat16()
     return 2 * 2048**3 / best_seconds(lambda: a @ b, budget_s)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints a table; 1 when there are no kernels to measure."""
+    """Prints a table of cases; returns 1 when there are no kernels to measure."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.attention", description=(__doc__ or "").split("\n\n")[1]
     )

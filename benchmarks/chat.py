@@ -1,4 +1,4 @@
-"""What a conversation costs before the engine, beside its prompt as plain text: validate, render, tokenize."""
+"""What a conversation costs before the engine, compared with its prompt as plain text: validate, render, tokenize."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ SENTENCE = "Return the number of bytes that were read from the file, or None if 
 
 
 def conversation(tokenizer: Tokenizer, num_tokens: int) -> list[dict[str, str]]:
-    """Turns of two sentences each, user and assistant by turns, of about this many tokens together."""
+    """Returns messages of two sentences each, user and assistant alternating, of about `num_tokens` tokens together."""
     num_turns = max(1, round(num_tokens / (2 * len(tokenizer.encode(SENTENCE)))))
     roles = ("user", "assistant")
     return [{"role": roles[turn % 2], "content": SENTENCE * 2} for turn in range(num_turns)]

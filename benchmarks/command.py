@@ -1,4 +1,4 @@
-"""How each program of this package ends."""
+"""The exit of each program of this package: its code, also after Ctrl-C."""
 
 import sys
 from collections.abc import Callable

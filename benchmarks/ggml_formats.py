@@ -1,4 +1,4 @@
-"""What llama.cpp's formats Q8_0 and Q4_0 make of a weight, as ggml's reference quantizer defines them.
+"""llama.cpp's weight formats Q8_0 and Q4_0, as round trips by the definition of ggml's reference quantizer.
 
 Blocks of 32 along K share one scale, stored in float16, and have no minimum.
 """
@@ -12,7 +12,10 @@ BLOCK_SIZE = 32
 
 
 def q8_0(weight: Tensor) -> Tensor:
-    """weight [N, K], K in whole blocks -> its numbers after a round trip, float32: codes -127 to 127 of max / 127."""
+    """Returns a weight [N, K], K in whole blocks, after a round trip through Q8_0: codes -127 to 127 of max / 127.
+
+    The result is float32.
+    """
     blocks = weight.float().view(-1, BLOCK_SIZE)
     scales = blocks.abs().amax(dim=1, keepdim=True) / 127
     codes = (blocks * _inverse(scales)).round()
@@ -20,7 +23,7 @@ def q8_0(weight: Tensor) -> Tensor:
 
 
 def q4_0(weight: Tensor) -> Tensor:
-    """As q8_0, with codes -8 to 7: the number farthest from zero, whatever its sign, gets -8."""
+    """Returns a weight after a round trip through Q4_0: codes -8 to 7, with -8 for the number farthest from zero."""
     blocks = weight.float().view(-1, BLOCK_SIZE)
     farthest = blocks.gather(1, blocks.abs().argmax(dim=1, keepdim=True))
     scales = farthest / -8

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.linear`: linear layers on this CPU, against what the machine can do and against torch.
+"""`python -m benchmarks.linear`: linear layers on this CPU, against the machine's ceilings and against torch.
 
 With few rows a linear layer should read its weights at the speed of memory, with many it should multiply at the speed
 of the cores. Both ceilings are measured in the same run, and contenders take turns, so the ratios hold on a busy
 machine, too. Every call takes another layer's weights, as in a model, so that few rows read memory and no cache.
 
-`docs/kernels.md` says what was learnt with it: what bounds the kernels, and what did not help.
+`docs/kernels.md` has the conclusions: what bounds the kernels, and what did not help.
 """
 
 import argparse
@@ -35,13 +35,13 @@ HEAD = (32_000, 896)
 SHAPES = ((4864, 896), (896, 4864), (1152, 896), (896, 896), HEAD)  # N x K, of a 0.5 B model
 ROWS = (1, 4, 8, 32, 128, 512)
 WEIGHT_BYTES = 96 << 20  # of all layers of one shape together
-CALLS = 3  # of a contender's turn
-REST_S = 0.02  # between turns: torch's threads spin for 13 ms after a job, in the way of the kernels' own
+CALLS = 3  # in each turn of a contender
+REST_S = 0.02  # between turns: torch's threads spin for 13 ms after a job, and would slow the kernels' own down
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Layers:
-    """Several layers of one shape, held by every contender in a form of its own."""
+    """Several layers of one shape, packed for every contender in its own layout."""
 
     def __init__(self, num_out: int, num_in: int, dtype: torch.dtype, quantization: str) -> None:
         self.num_in, self.dtype = num_in, dtype
@@ -56,12 +56,12 @@ class Layers:
         else:
             if self._weights["twostep"][0].packed.dtype != dtype:
                 self._weights["not coded"] = [KernelWeight(weight, may_be_coded=False) for weight in plain]
-            if matmul_dtype(plain[0].device, dtype) is dtype:  # else they take a hundred times as long
+            if matmul_dtype(plain[0].device, dtype) is dtype:  # in emulated bfloat16 they take a hundred times as long
                 self._weights["oneDNN"] = [torch.ops.mkldnn._reorder_linear_weight(weight, 64) for weight in plain]
                 self._weights["torch"] = plain
 
     def contenders(self, rows: int) -> dict[str, Callable[[], Tensor]]:
-        """Name -> one call on `rows` rows, each with the next layer's weight."""
+        """Returns each contender by name, as a function that multiplies `rows` rows by the next layer's weight."""
         x = torch.randn(rows, self.num_in, dtype=self.dtype)
         multiply: dict[str, Callable[[Any], Tensor]] = {
             "twostep": lambda weight: weight.multiply(x, None),
@@ -79,7 +79,7 @@ def _each_in_turn(multiply: Callable[[Any], Tensor], weights: Sequence[Any]) -> 
 
 
 def best_seconds(contenders: Mapping[str, Callable[[], object]], budget_s: float) -> dict[str, float]:
-    """Each one's fastest call; they take turns until the budget is spent, at least three times."""
+    """Returns each contender's fastest call; they take turns until the budget is spent, at least three times."""
     best = dict.fromkeys(contenders, math.inf)
     end = time.perf_counter() + budget_s
     for turn in itertools.count():
@@ -100,11 +100,11 @@ def _seconds(call: Callable[[], object]) -> float:
 
 @dataclass
 class Ceilings:
-    """What the machine can do, the best of all measurements so far: another process may have disturbed one."""
+    """The machine's ceilings: the best of all measurements so far, since other processes may have disturbed some."""
 
     dtype: torch.dtype
     read: float = 0.0  # bytes per second
-    matmul: float = 0.0  # operations per second of torch's matrix product
+    matmul: float = 0.0  # operations per second of torch's matmul
 
     def measure(self, budget_s: float) -> None:
         buffer = torch.ones(256 << 18)
@@ -135,7 +135,7 @@ def measure_all(ceilings: Ceilings, quantization: str, seconds: float) -> Iterat
 
 
 def table_of(results: Sequence[Result], ceilings: Ceilings) -> Table:
-    """One line per shape and number of rows."""
+    """Returns a table with a line for each shape and number of rows."""
     table = Table()
     others = [name for name in results[0].best if name != "twostep"]
     for heading in ("N x K", "rows", "GB/s", "of read", "GFLOP/s", "of matmul", *(f"vs {name}" for name in others)):
@@ -157,7 +157,7 @@ def table_of(results: Sequence[Result], ceilings: Ceilings) -> Table:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints a table; 1 when there are no kernels to measure."""
+    """Prints a table of shapes; returns 1 when there are no kernels to measure."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.linear", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--quantization", choices=["none", *BITS], default="none", help="compared with dense weights")
@@ -172,8 +172,8 @@ def main(arguments: list[str] | None = None) -> int:
     ceilings = Ceilings(DTYPES[options.dtype])
     results = list(measure_all(ceilings, options.quantization, options.seconds))
     print(f"kernels for {kernels.isa}, {torch.get_num_threads()} threads; measured ceilings: ", end="")
-    multiplied = str(matmul_dtype(torch.device("cpu"), ceilings.dtype)).removeprefix("torch.")
-    print(f"read {ceilings.read / 1e9:.1f} GB/s, {multiplied} matmul {ceilings.matmul / 1e9:.0f} GFLOP/s")
+    multiplied_dtype = str(matmul_dtype(torch.device("cpu"), ceilings.dtype)).removeprefix("torch.")
+    print(f"read {ceilings.read / 1e9:.1f} GB/s, {multiplied_dtype} matmul {ceilings.matmul / 1e9:.0f} GFLOP/s")
     Console(width=None if sys.stdout.isatty() else 100).print(table_of(results, ceilings))
     return 0
 

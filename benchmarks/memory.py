@@ -17,16 +17,18 @@ from loadtest.numbers import positive, positive_number
 
 TARGET_MB = 400
 NUM_SAMPLES = 30
-SETTLING = 0.5  # of the run: the KV cache, whose memory comes when it is first used, fills, and code is read in
+SETTLING = 0.5  # share of the run in which the KV cache fills, whose pages are allocated at first use, and code loads
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
+    """The memory of the server process and the engine process at one time."""
+
     minute: float
     server_mib: float
     engine_mib: float
     fixed_mib: float
-    """Weights and KV cache."""
+    """Memory of the weights and of the KV cache, both as configured."""
 
     @property
     def excess_mib(self) -> float:
@@ -38,7 +40,7 @@ class Sample:
 
 
 def samples(server: Server, minutes: float) -> Iterator[Sample]:
-    """One at once, then `NUM_SAMPLES` over that time."""
+    """Yields a sample at once, then `NUM_SAMPLES` evenly over `minutes`."""
     info = server.get("/server_info")["engine"]
     fixed = info["weight_bytes"] + info["kv_cache_bytes"]
     began_s = time.monotonic()
@@ -49,14 +51,14 @@ def samples(server: Server, minutes: float) -> Iterator[Sample]:
 
 
 def growth_mib_per_hour(taken: list[Sample]) -> float:
-    """The slope of a line through the samples that were taken after the server had settled."""
+    """Returns the slope of a line through the samples that were taken after the server had settled."""
     settled = [sample for sample in taken if sample.minute >= SETTLING * taken[-1].minute]
     return 60 * linear_regression([s.minute for s in settled], [s.excess_mib for s in settled]).slope
 
 
 @contextmanager
 def load(server: Server, concurrency: int, minutes: float) -> Iterator[None]:
-    """Streams with prompts of their own, one after the other, until the end of this context."""
+    """Puts a load on the server until the end of this context: `concurrency` streams at once, all of new prompts."""
     command = [sys.executable, "-m", "loadtest", server.url, "--quiet", "--concurrency", str(concurrency)]
     sizes = ["--prompt-len", "256", "--max-tokens", "128", "--duration", str(minutes * 60 + 60)]
     client = subprocess.Popen([*command, *sizes], stdout=subprocess.DEVNULL)

@@ -1,7 +1,7 @@
-"""A checkpoint that says what the embedded model says and takes the time of a large one.
+"""Makes a checkpoint with the output of the embedded model and the step time of a large one.
 
-Trained weights agree with their rounded copy as random ones do not, and the trained ones at hand are small. So they
-stand in a corner of larger matrices, and everything else that is computed is multiplied by zero before it counts.
+Trained weights agree with their quantized copy as random ones do not, and the trained ones at hand are small. So they
+are put into a corner of larger matrices, and everything else that is computed is multiplied by zero before it counts.
 """
 
 import shutil
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 _WIDER = 4  # a whole square, so that norms over zeros differ by a factor that is exact
-_STD = 0.03  # of what does not count, about that of what does
+_STD = 0.03  # of the weights that do not count, about as large as that of the trained ones
 
 
 def save_padded_model(source: Path, directory: Path, num_layers: int = 14) -> None:
-    """`source` is a small Llama, such as the embedded model: with 14 layers it comes to 0.36 B parameters."""
+    """Saves a padded copy of `source`, a small Llama; the embedded model becomes 0.36 B parameters with 14 layers."""
     small: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
     torch.manual_seed(0)
     large: Any = LlamaForCausalLM(_padded_config(small.config, num_layers)).to(torch.bfloat16)
@@ -39,7 +39,7 @@ def _padded_config(config: Any, num_layers: int) -> LlamaConfig:
 
 
 def _fill(layer: Any, small: Any | None) -> None:
-    """What the layer adds is what `small` adds, or nothing."""
+    """Fills a layer such that it adds to the residual what `small` adds, or nothing without one."""
     for linear in _linears(layer):
         linear.weight.normal_(std=_STD)
     for module in (layer.self_attn.o_proj, layer.mlp.down_proj):
@@ -57,10 +57,10 @@ def _linears(layer: nn.Module) -> Iterator[nn.Linear]:
 
 
 def _put(large: Tensor, small: Tensor) -> None:
-    """In the first rows and columns."""
+    """Copies `small` into the first rows and columns of `large`."""
     large[: small.shape[0], : small.shape[1]] = small
 
 
 def _put_norm(large: Any, small: Any) -> None:
-    """The mean square of a row with three zeros to each number is a quarter."""
+    """Copies a norm's weight, scaled down: the mean square of a row with three zeros to each number is a quarter."""
     large.weight[: len(small.weight)] = small.weight / _WIDER**0.5

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.quantization`: what quantized weights cost in accuracy, beside llama.cpp's formats.
+"""`python -m benchmarks.quantization`: what quantized weights cost in accuracy, compared with llama.cpp's formats.
 
-Text that the embedded model never saw goes through it with its own weights, with ours of 8 and 4 bits, and with what
-Q8_0 and Q4_0 make of the same weights: as such, and with rows rounded to Q8_0, as llama.cpp does before it multiplies.
-Errors are those of logits against the float32 model. `int8 per channel` is the form that integer matrix units would
-want: one scale per output channel, and rows of 8 bits, too.
+Text that the embedded model was not trained on goes through it with its own weights, with twostep's of 8 and 4 bits,
+and with the same weights after a round trip through Q8_0 and Q4_0: as such, and with rows rounded to Q8_0, as llama.cpp
+does before it multiplies. Errors are those of logits against the float32 model. `int8 per channel` is the form that
+suits integer matrix units best: one scale per output channel, and rows of 8 bits, too.
 """
 
 import argparse
@@ -29,17 +29,17 @@ from loadtest.numbers import positive
 MODEL = Path(__file__).parent.parent / "engine" / "embedded_model"
 WINDOW = 512  # tokens read at once
 
-Convert = Callable[[PreTrainedModel], object]  # of a model, in place
+Convert = Callable[[PreTrainedModel], object]  # converts a model in place
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Over all positions of the text; errors against the float32 model's logits."""
+    """Accuracy of a variant over all positions of the text; errors are against the float32 model's logits."""
 
     perplexity: float
     rms: float
     largest: float
-    divergence: float  # Kullback-Leibler, of its distribution from the float32 model's, in nats per token
+    divergence: float  # Kullback-Leibler divergence from the float32 model's distribution, in nats per token
     top_1: float  # share of positions where both find the same token likeliest
 
 
@@ -48,7 +48,10 @@ def ours(quantization: str) -> Convert:
 
 
 def with_weights(layers: Callable[[Tensor], Tensor], head: Callable[[Tensor], Tensor]) -> Convert:
-    """Every linear layer's weight after a round trip; the embedding keeps its own where the head shares it."""
+    """Returns a conversion that puts every linear layer's weight through a round trip.
+
+    An embedding that shares its weight with the head keeps its own numbers.
+    """
 
     def convert(model: PreTrainedModel) -> None:
         for module in model.modules():
@@ -60,7 +63,7 @@ def with_weights(layers: Callable[[Tensor], Tensor], head: Callable[[Tensor], Te
 
 
 def with_rows(convert: Convert, rounded: Callable[[Tensor], Tensor]) -> Convert:
-    """`convert`, and every linear layer's rows after a round trip."""
+    """Returns the conversion `convert`, with a round trip of every linear layer's input rows, too."""
 
     def convert_and_round(model: PreTrainedModel) -> None:
         convert(model)
@@ -121,7 +124,7 @@ def _divergence(logits: Tensor, truth: Tensor) -> float:
 
 
 def docstrings() -> str:
-    """Those of torch.nn: of the kind that the embedded model was trained on, but no part of that."""
+    """Returns the docstrings of torch.nn: text like that which the embedded model was trained on, but no part of it."""
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in sorted(Path(nn.__file__).parent.rglob("*.py")))
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
     texts = (ast.get_docstring(node) for tree in trees for node in ast.walk(tree) if isinstance(node, kinds))
@@ -153,7 +156,10 @@ def table_of(results: dict[str, Accuracy]) -> Table:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints a table; 1 when `int8` errs more than Q8_0 does in llama.cpp, or `int4` more than Q4_0 with exact rows."""
+    """Prints a table of variants.
+
+    Returns 1 when `int8` errs more than Q8_0 does in llama.cpp, or `int4` more than Q4_0 with exact rows.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.quantization", description=(__doc__ or "").partition(": ")[2].partition("\n")[0]
     )

@@ -1,7 +1,7 @@
-"""What choosing the tokens of a step takes, by the ways requests ask for, with the C++ operators and in plain torch.
+"""The time to sample the tokens of a step, by sampling parameters, with the C++ operators and in plain torch.
 
 The logits are random, as flat as those of a model that is unsure: a nucleus holds thousands of tokens. The floor is
-what reading them once from memory takes; they lie in the cache, so a step may be below it.
+the time to read them once from memory; they are in the CPU's caches, so a step may be below it.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def rows_of(way: dict[str, Any], num_rows: int) -> list[ScheduledRequest]:
 
 
 def milliseconds(sampler: Sampler, logits: Tensor, requests: Sequence[ScheduledRequest], repeats: int) -> float:
-    """The median of some steps."""
+    """Returns the median time of `repeats` steps."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -40,7 +40,7 @@ class Process:
 
     @property
     def pss_bytes(self) -> int:
-        """Resident memory; pages shared with another process count by half."""
+        """Proportional set size: resident memory, in which pages shared by two processes count by half."""
         for line in Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
@@ -53,11 +53,13 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Server:
+    """A running twostep server with its trace file."""
+
     url: str
     process: Process
     trace: Path
     first_token_s: float
-    """From starting the process to the first token of a first request."""
+    """Time from the start of the process to the first token of a first request."""
 
     @property
     def engine(self) -> Process:
@@ -120,7 +122,7 @@ def steps_since(trace: Path, offset: int) -> list[dict[str, Any]]:
 
 
 def measure(model: list[str], concurrency: int) -> list[tuple[str, str, str]]:
-    """Rows of (what, measured, target)."""
+    """Runs a server under load; returns rows of (what, measured, target)."""
     with running_server(model) as server:
         first_token_s = server.first_token_s
         put_load(server, 4)  # warm

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers`."""
+"""Entry point of `python -m benchmarks.peers`."""
 
 import sys
 

@@ -1,6 +1,7 @@
-"""The command line: a file of servers to tables, a document and a picture. Signals end the server that runs.
+"""The command line of the comparison: from a file of servers to tables, a JSON document and a plot.
 
-Exit codes: 0 all was measured; 1 something could not be; 2 a command line or file that makes no sense; 130 interrupted.
+Signals end the server that runs. Exit codes: 0 all was measured; 1 something could not be; 2 a command line or file
+that makes no sense; 130 interrupted.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from rich.console import Console
 
 from benchmarks.peers.comparison import Comparison
 from benchmarks.peers.document import document
-from benchmarks.peers.plan import Plan, Wishes, read_plan
+from benchmarks.peers.plan import Plan, PlanOptions, read_plan
 from benchmarks.peers.plot import check_plot, draw
 from benchmarks.peers.report import print_report
 from loadtest.config import SCENARIOS
@@ -36,7 +37,7 @@ The file says how each server is started; benchmarks/peers.toml is one, with how
 ${PORT} is a free port, ${PYTHON} is this Python, and any other ${NAME} comes from the environment: a server whose
 variables are not set is left out. One server runs at a time. A round is: each server started, measured on all its
 scenarios, and ended. Ratios are between runs of the same round, so compare by these where the machine is noisy.
-Nothing else should run: what others took of the CPU is told beside each number.
+Nothing else should run: the CPU share of other processes is shown beside each number.
 
 examples:
   what would be done, and what is missing
@@ -65,17 +66,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _check_writable("--plot", options.plot)
         if options.file.suffix == ".json":
             return _redraw(options, load)
-        wishes = Wishes(
+        plan_options = PlanOptions(
             options.only, options.scenario, options.subject, options.rounds, options.limit, options.seed, load
         )
-        plan = read_plan(options.file, wishes, random.SystemRandom().randrange(2**31))
+        plan = read_plan(options.file, plan_options, random.SystemRandom().randrange(2**31))
         if options.json is not None:
             _check_writable("--json", options.json)
         if options.logs is not None and not options.dry_run:
             _make_directory(options.logs)
     except LoadTestError as error:
         return _fail(str(error))
-    _say_plan(plan)
+    _print_plan(plan)
     if options.dry_run:
         return 0
     if all(server.skipped for server in plan.servers):
@@ -85,14 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Before and after the first --."""
+    """Splits the arguments at the first --."""
     words = list(arguments)
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
 
 
 def _redraw(options: argparse.Namespace, load: Sequence[str]) -> int:
-    """UsageError for anything else that is asked for: it would have no effect."""
+    """Draws an earlier document. Raises UsageError for any other option: it would have no effect."""
     default = _parser().get_default
     asked = [name for name, value in vars(options).items() if name not in ("file", "plot") and value != default(name)]
     if asked or load:
@@ -109,12 +110,12 @@ def _redraw(options: argparse.Namespace, load: Sequence[str]) -> int:
     return 0
 
 
-def _say_plan(plan: Plan) -> None:
-    able = [server for server in plan.servers if not server.skipped]
+def _print_plan(plan: Plan) -> None:
+    startable = [server for server in plan.servers if not server.skipped]
     for server in plan.servers:
-        what = f"left out: {server.skipped}" if server.skipped else " ".join(server.command.split())
-        _say(f"{server.name:20} {what}")
-    _say(f"{plan.rounds} rounds of {len(able)} servers, {', '.join(plan.scenarios)}, seed {plan.seed}")
+        status = f"left out: {server.skipped}" if server.skipped else " ".join(server.command.split())
+        _print_line(f"{server.name:20} {status}")
+    _print_line(f"{plan.rounds} rounds of {len(startable)} servers, {', '.join(plan.scenarios)}, seed {plan.seed}")
 
 
 def _run(plan: Plan, options: argparse.Namespace, logs: Path) -> int:
@@ -125,7 +126,7 @@ def _run(plan: Plan, options: argparse.Namespace, logs: Path) -> int:
         if options.json is not None:
             _write(options.json, json.dumps(document(comparison, is_complete), allow_nan=False))
 
-    comparison = Comparison(plan, logs, _say, progress, save)
+    comparison = Comparison(plan, logs, _print_line, progress, save)
     allow_many_connections()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         is_complete = runner.run(_until_signalled(comparison))
@@ -139,7 +140,10 @@ def _run(plan: Plan, options: argparse.Namespace, logs: Path) -> int:
 
 
 async def _until_signalled(comparison: Comparison) -> bool:
-    """Whether it came to its end. A first signal ends the server that runs as it asks to be, a second one at once."""
+    """Runs the comparison; returns whether it was completed.
+
+    A first signal ends the running server by SIGTERM, a second one kills it.
+    """
     loop, running = asyncio.get_running_loop(), asyncio.create_task(comparison.run())
     for number in _SIGNALS:
         loop.add_signal_handler(number, running.cancel)
@@ -154,7 +158,7 @@ async def _until_signalled(comparison: Comparison) -> bool:
 
 
 def _check_writable(flag: str, path: Path) -> None:
-    """UsageError, before hours are spent. An earlier file stays as it is."""
+    """Raises UsageError, before hours are spent, if the file cannot be written. An earlier file stays as it is."""
     if path.is_dir():
         raise UsageError(f"{flag}: {path} is a directory")
     beside = _beside(path)
@@ -166,7 +170,7 @@ def _check_writable(flag: str, path: Path) -> None:
 
 
 def _make_directory(path: Path) -> None:
-    """UsageError for one that cannot be."""
+    """Makes a directory with its parents; raises UsageError if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -178,19 +182,19 @@ def _beside(path: Path) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all: a comparison takes hours, and may end in any minute of them."""
+    """Writes the file atomically: a comparison takes hours, and may be killed in any minute of them."""
     beside = _beside(path)
     beside.write_text(f"{text}\n", encoding="utf-8")
     os.replace(beside, path)
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def _fail(sentence: str) -> int:
-    _say(f"peers: {sentence}")
+    _print_line(f"peers: {sentence}")
     return 2
 
 

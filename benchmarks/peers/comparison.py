@@ -1,4 +1,4 @@
-"""The rounds: each server started, measured on all its scenarios and ended, one after the other."""
+"""Runs the rounds: each server is started, measured on all its scenarios and ended, one after the other."""
 
 import asyncio
 import re
@@ -25,43 +25,43 @@ from loadtest.stats import Summary
 
 _IDLE_CHECK_S = 1.0
 _VERSION_TIMEOUT_S = 120.0
-_DEATH_S = 0.5  # from the failure of a request to the end of the process that it may be a sign of
-_NOTHING = RunResult({}, 0.0, 0.0, 0)  # of a round without a result, so that rounds stay paired
+_CRASH_WAIT_S = 0.5  # after a failed request, for the end of the process that may have caused it
+_NO_RESULT = RunResult({}, 0.0, 0.0, 0)  # stands for a round without a result, so that rounds stay paired
 
 
 @dataclass(frozen=True)
 class Run:
-    """One scenario on one server in one round. With a `problem` it is in no comparison."""
+    """One scenario on one server in one round. A run with a `problem` is left out of the comparison."""
 
     round_number: int
     scenario: str
     problem: str = ""
-    last_words: str = ""  # of the server's log, where the server is the problem
+    last_words: str = ""  # the end of the server's log, where there is a problem
     warnings: tuple[str, ...] = ()
-    foreign_cpu_share: float | None = None  # unknown where the server ended: its own went with it
+    foreign_cpu_share: float | None = None  # unknown where the server ended: its own CPU time was lost with it
     result: RunResult | None = None
     loadtest: dict[str, Any] | None = None  # the load test's own document
 
     @property
-    def in_words(self) -> str:
-        """For the line of progress."""
+    def description(self) -> str:
+        """The run's problem, or its throughput, for a line of progress."""
         if self.problem or self.result is None:
             return self.problem
         rates = ", ".join(
-            f"{_told(summary.token_rate(summary.completion_tokens))} output tok/s of {name}"
+            f"{_format_rate(summary.token_rate(summary.completion_tokens))} output tok/s of {name}"
             f" ({summary.num_ok}/{summary.num_requests} ok)"
             for name, summary in sorted(self.result.groups.items())
         )
         return f"{rates}; others took {self.foreign_cpu_share or 0:.1%} of the CPU"
 
 
-def _told(rate: float | None) -> str:
+def _format_rate(rate: float | None) -> str:
     return "unknown" if rate is None else f"{rate:.4g}"
 
 
 @dataclass
 class ServerResult:
-    """One server over all rounds so far."""
+    """All runs of one server so far."""
 
     plan: ServerPlan
     version: str = ""
@@ -69,8 +69,8 @@ class ServerResult:
     runs: list[Run] = field(default_factory=list)
 
     def rounds(self, scenario: str, num_rounds: int) -> list[RunResult]:
-        """One per round, with the groups of which there is something to compare."""
-        found = [_NOTHING] * num_rounds
+        """Returns one result per round, with only the groups that have a successful request."""
+        found = [_NO_RESULT] * num_rounds
         for run in self.runs:
             if run.scenario == scenario and not run.problem and run.result is not None:
                 groups = {name: summary for name, summary in run.result.groups.items() if summary.num_ok}
@@ -85,25 +85,28 @@ class Comparison:
         self,
         plan: Plan,
         logs: Path,
-        say: Callable[[str], object],
+        report: Callable[[str], object],
         progress: Callable[[], AbstractContextManager[Progress]],
         on_turn: Callable[[], object],
     ) -> None:
-        """`progress` makes the bar of one run; `on_turn` is called when a server's turn has ended."""
+        """`report` prints a line, `progress` makes the progress bar of one run.
+
+        `on_turn` is called after each server's turn.
+        """
         self.plan = plan
         self.results = [ServerResult(server) for server in plan.servers]
         self.idle_foreign_cpu_share: float | None = None
         self._logs = logs
-        self._say = say
+        self._report = report
         self._progress = progress
         self._on_turn = on_turn
 
     async def run(self) -> None:
-        """All rounds. When it is cancelled, the server that runs is ended first."""
+        """Runs all rounds. When it is cancelled, it ends the running server first."""
         for result in self.results:
             result.version = "" if result.plan.skipped else await _version(result.plan)
         self.idle_foreign_cpu_share = await foreign_share(_IDLE_CHECK_S)
-        self._say(f"before anything is started, others take {self.idle_foreign_cpu_share:.1%} of the CPU")
+        self._report(f"before anything is started, others take {self.idle_foreign_cpu_share:.1%} of the CPU")
         by_name = {result.plan.name: result for result in self.results}
         for round_number, turn in enumerate(self.plan.turns()):
             for server in turn:
@@ -111,14 +114,17 @@ class Comparison:
                 self._on_turn()
 
     async def _turn(self, result: ServerResult, round_number: int) -> None:
-        """Adds one run per scenario, also where the server cannot be started or ends."""
+        """Adds one run per scenario of a server, also where it cannot be started or crashes."""
         left = list(result.plan.scenarios)
         while left:
             await self._one_start(result, round_number, left)
 
     async def _one_start(self, result: ServerResult, round_number: int, left: list[str]) -> None:
-        """Takes from `left`, which is not empty, the scenarios of one start of the server: up to one with a problem,
-        since requests that were given up may still run there; or all, where it cannot be started or has ended."""
+        """Starts the server once, and removes the scenarios that are done with from `left`, which is not empty.
+
+        Those are the scenarios up to the first one with a problem, since abandoned requests may still run on that
+        server; or all of them, where it cannot be started or has crashed.
+        """
         plan, problem, last_words = result.plan, "", ""
         log = self._logs / f"{re.sub(r'[^A-Za-z0-9.-]', '_', plan.name)}-{round_number + 1}-{left[0]}.log"
         try:
@@ -133,8 +139,8 @@ class Comparison:
                             break
                     problem = f"the server had ended: {server.why_ended}" if server.why_ended else ""
                 finally:
-                    last_words = server.last_words()
-                    self._say(f"{self._title(plan, round_number)}: ending")
+                    last_words = server.log_tail()
+                    self._report(f"{self._title(plan, round_number)}: ending")
         except StartFailed as error:
             problem = str(error)
         while problem and left:
@@ -142,14 +148,14 @@ class Comparison:
 
     def _add(self, result: ServerResult, run: Run) -> None:
         result.runs.append(run)
-        self._say(f"{self._title(result.plan, run.round_number)}, {run.scenario}: {run.in_words}")
+        self._report(f"{self._title(result.plan, run.round_number)}, {run.scenario}: {run.description}")
 
     async def _ready_after_s(self, server: ServerProcess, plan: ServerPlan, round_number: int) -> float:
-        self._say(f"{self._title(plan, round_number)}: starting")
+        self._report(f"{self._title(plan, round_number)}: starting")
         began_s = time.monotonic()
         await server.wait_until_ready()
         ready_s = time.monotonic() - began_s
-        self._say(f"{self._title(plan, round_number)}: ready after {ready_s:.1f} s")
+        self._report(f"{self._title(plan, round_number)}: ready after {ready_s:.1f} s")
         return ready_s
 
     async def _measure(self, server: ServerProcess, plan: ServerPlan, scenario: str, round_number: int) -> Run:
@@ -163,28 +169,28 @@ class Comparison:
         if not problem and not any(summary.num_ok for summary in groups.values()):
             problem = "no request succeeded"
         if problem or any(summary.num_ok < summary.num_requests for summary in groups.values()):
-            await server.ended(_DEATH_S)
+            await server.ended(_CRASH_WAIT_S)
         if server.why_ended:
             problem, share = f"the server ended: {server.why_ended}", None
         warnings = [sentence.partition(": ")[2] for sentence in warnings_of(benchmark)]
         warnings += uneven(groups, config.wire.ignore_eos)
-        told = document(benchmark, warnings, problem or None)
-        last_words = server.last_words() if problem else ""
-        return Run(round_number, scenario, problem, last_words, tuple(warnings), share, result, told)
+        loadtest_document = document(benchmark, warnings, problem or None)
+        last_words = server.log_tail() if problem else ""
+        return Run(round_number, scenario, problem, last_words, tuple(warnings), share, result, loadtest_document)
 
     def _title(self, plan: ServerPlan, round_number: int) -> str:
         return f"[{round_number + 1}/{self.plan.rounds}] {plan.name}"
 
 
 def _end_if_cancelled() -> None:
-    """A signal that arrives while the limit ends the load is lost in that end; the task still counts it."""
+    """Raises CancelledError if the task was cancelled while the time limit stopped the load, which swallows it."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
 
 
 async def _load(config: Config, limit_s: float, progress: Progress) -> tuple[Benchmark, str]:
-    """What was measured, and why it is not all; that is empty where it is."""
+    """Runs the load; returns what was measured, and why it is incomplete (empty if it is not)."""
     benchmark = Benchmark(config, progress)
     limit = asyncio.get_running_loop().call_later(limit_s, benchmark.stop)
     try:
@@ -197,7 +203,7 @@ async def _load(config: Config, limit_s: float, progress: Progress) -> tuple[Ben
 
 
 async def _version(plan: ServerPlan) -> str:
-    """What the command prints, in one line; empty where there is none or it fails: the start will say more."""
+    """Returns the output of the server's version command in one line; empty without such a command, or if it fails."""
     if not plan.version:
         return ""
     try:

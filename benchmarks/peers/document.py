@@ -1,4 +1,4 @@
-"""Everything that was measured as one JSON document. Its names are a public format: add, do not rename."""
+"""The JSON document of everything that was measured. Its names are a public format: add names, do not rename any."""
 
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +11,7 @@ VERSION = 1
 
 
 def document(comparison: Comparison, is_complete: bool) -> dict[str, Any]:
-    """Flags of the load test stay out, since one may be a key; each run tells what they meant."""
+    """Returns the document. It has no flags of the load test, one of which may be a key, but each run's settings."""
     plan = comparison.plan
     return {
         "peers_version": VERSION,
@@ -44,7 +44,7 @@ def _run(run: Run) -> dict[str, Any]:
 
 def _section(section: Section) -> dict[str, Any]:
     servers = {
-        name: {metric: _value(value) for metric, value in told.items()} for name, told in section.servers.items()
+        name: {metric: _value(value) for metric, value in values.items()} for name, values in section.servers.items()
     }
     return {"scenario": section.scenario, "group": section.group, "servers": servers}
 

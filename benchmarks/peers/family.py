@@ -1,4 +1,4 @@
-"""Processes and their CPU time, as /proc tells them."""
+"""Families of processes (a server with all that it started) and their CPU time, read from /proc."""
 
 import os
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process. The time of its start tells it from a later one with the same number."""
+    """A process. Its start time distinguishes it from a later process with the same pid."""
 
     pid: int
     started: int  # clock ticks after boot
@@ -26,7 +26,7 @@ class _Status:
 
 
 def _status(pid: int) -> _Status | None:
-    """None of a process that is gone."""
+    """Reads a process's status; None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -37,21 +37,24 @@ def _status(pid: int) -> _Status | None:
 
 
 def family_of(pid: int) -> set[Member]:
-    """The process, all that descend from it, and all of its session. Not those that left both."""
-    everyone = [found for path in Path("/proc").glob("[0-9]*") if (found := _status(int(path.name))) is not None]
-    family = {status.member.pid for status in everyone if status.member.pid == pid or status.session == pid}
-    while grown := {status.member.pid for status in everyone if status.parent in family} - family:
+    """Returns the process, its descendants, and all processes of its session; none that has left both."""
+    processes = [found for path in Path("/proc").glob("[0-9]*") if (found := _status(int(path.name))) is not None]
+    family = {status.member.pid for status in processes if status.member.pid == pid or status.session == pid}
+    while grown := {status.member.pid for status in processes if status.parent in family} - family:
         family |= grown
-    return {status.member for status in everyone if status.member.pid in family}
+    return {status.member for status in processes if status.member.pid in family}
 
 
 def is_running(member: Member) -> bool:
-    """Not of a process that has ended and waits for its parent to notice."""
+    """Whether the process runs: a zombie, whose parent has not waited for it yet, does not."""
     status = _status(member.pid)
     return status is not None and status.member == member and status.state != "Z"
 
 
 def cpu_s_of(family: Iterable[Member]) -> float:
-    """What they and their children have used so far. Never falls while the first of the family lives."""
+    """Returns the CPU time of these processes and of children that they have waited for.
+
+    It never falls while the family's first process lives.
+    """
     found = (_status(member.pid) for member in family)
     return sum(status.cpu_s for status in found if status is not None)

@@ -1,4 +1,4 @@
-"""The machine: what it is, and how much of it others took while something was measured."""
+"""Describes the machine, and measures how much of its CPU time foreign processes take during a run."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ _IDLE = (3, 4)  # idle and iowait, in the line of /proc/stat
 
 
 def description() -> dict[str, Any]:
-    """For the document."""
+    """Returns the machine's CPU, memory, kernel and Python, for the document."""
     memory = Path("/proc/meminfo").read_text().split()[1]
     models = {
         line.partition(":")[2].strip()
@@ -32,13 +32,13 @@ def description() -> dict[str, Any]:
 
 
 def _busy_s() -> float:
-    """CPU time of the whole machine since boot that was not idle; what a hypervisor gave to others counts, too."""
+    """Returns the machine's CPU time since boot that was not idle, with the time that a hypervisor stole."""
     times = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
     return (sum(times) - sum(times[i] for i in _IDLE)) / TICKS_PER_S
 
 
 class ForeignCpu:
-    """The CPU time that neither this process nor a server's family used, from its making on."""
+    """The CPU time, since this object was made, that neither this process nor a server's processes used."""
 
     def __init__(self, family: Callable[[], set[Member]] = set) -> None:
         self._family = family
@@ -46,7 +46,7 @@ class ForeignCpu:
         self._began_busy_s, self._began_own_s = _busy_s(), self._own_s()
 
     def share(self) -> float:
-        """Of all cores, 0 to 1, so far."""
+        """The foreign share of the CPU time of all cores so far, 0 to 1."""
         cpu_s = (time.monotonic() - self._began_s) * NUM_CPUS
         foreign_s = (_busy_s() - self._began_busy_s) - (self._own_s() - self._began_own_s)
         return min(1.0, max(0.0, foreign_s / cpu_s)) if cpu_s else 0.0
@@ -56,7 +56,7 @@ class ForeignCpu:
 
 
 async def foreign_share(seconds: float) -> float:
-    """Of a machine on which nothing of ours runs."""
+    """Measures the foreign share while no server runs."""
     foreign = ForeignCpu()
     await asyncio.sleep(seconds)
     return foreign.share()

@@ -1,6 +1,6 @@
-"""A front of `/v1/completions` for OpenVINO GenAI, just enough for the load test: token ids in, greedy tokens out.
+"""A `/v1/completions` server for OpenVINO GenAI, just enough for the load test: token ids in, greedy tokens out.
 
-It runs in OpenVINO's own environment, so it imports nothing of twostep. `benchmarks/peers.toml` says how to install it.
+It runs in OpenVINO's own environment, so it imports nothing of twostep; `benchmarks/peers.toml` has the installation.
 """
 
 import argparse
@@ -19,16 +19,16 @@ MAX_BODY_BYTES = 64 << 20
 
 @dataclass
 class Answer:
-    """A request under way: lists of token ids as they come, then None. Nobody reads them when `has_left` is set."""
+    """A live request. Its queue gets lists of token ids as they are generated, then None."""
 
     prompt: list[int]
     max_tokens: int
     tokens: "asyncio.Queue[list[int] | None]"
-    has_left: bool = False
+    is_disconnected: bool = False  # the client has gone: the request is cancelled
 
 
 class Pipeline:
-    """The engine in a thread of its own, which alone touches it."""
+    """The engine. It runs in a thread of its own, and nothing else touches it."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._genai, self._openvino, self._numpy = map(import_module, ("openvino_genai", "openvino", "numpy"))
@@ -46,15 +46,15 @@ class Pipeline:
         self._count = 0
 
     def add(self, answer: Answer) -> None:
-        """From any thread."""
+        """Queues a request; callable from any thread."""
         self._incoming.put(answer)
 
     def run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Steps for ever."""
+        """Runs the engine step by step, forever."""
         while True:
             self._admit()
             for handle, answer in self._live.values():
-                if answer.has_left:
+                if answer.is_disconnected:
                     handle.cancel()  # its blocks are free after the step
             self._pipeline.step()
             for key, (handle, answer) in list(self._live.items()):
@@ -67,7 +67,7 @@ class Pipeline:
             time.sleep(0.0002)  # step() holds the GIL: let the event loop send the tokens now
 
     def _admit(self) -> None:
-        """All that came; waits for one where there is nothing else to do."""
+        """Admits all queued requests; waits for one if none is running."""
         while not self._live or not self._incoming.empty():
             answer = self._incoming.get()
             config = self._genai.GenerationConfig()
@@ -78,7 +78,7 @@ class Pipeline:
 
 
 def make_app(options: argparse.Namespace) -> Any:
-    """An aiohttp application; the pipeline is loaded before it listens."""
+    """Returns an aiohttp application, after the pipeline was loaded."""
     web, pipeline = import_module("aiohttp.web"), Pipeline(options)
     tokenizer = import_module("tokenizers").Tokenizer.from_file(str(options.model / "tokenizer.json"))
 
@@ -89,7 +89,7 @@ def make_app(options: argparse.Namespace) -> Any:
         try:
             return await stream(request, answer)
         except (asyncio.CancelledError, ConnectionError):
-            answer.has_left = True
+            answer.is_disconnected = True
             raise asyncio.CancelledError from None  # a broken connection would be a traceback in the log
 
     async def stream(request: Any, answer: Answer) -> Any:

@@ -1,4 +1,4 @@
-"""The file that names the servers, read and checked once: what to start, with which load, how often."""
+"""The plan of a comparison: a TOML file of servers, read and checked once, with the command line's options."""
 
 import os
 import shlex
@@ -14,14 +14,14 @@ from loadtest.arguments import given, parse_config
 from loadtest.config import SCENARIOS, Config
 from loadtest.errors import UsageError
 
-_NO_URL = "http://127.0.0.1:1"  # of a config that is only checked
-# Flags that a load cannot have: the first are decided here, for the others nothing would happen.
+_NO_URL = "http://127.0.0.1:1"  # for a config that is only checked
+# Flags that a load cannot have: the plan decides the first ones, the others would have no effect.
 _OWN = ("scenario", "seed", "rounds", "wait", "json", "quiet", "strict")
 
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """A server as the file has it. `skipped` says why it cannot be started, and is empty when it can."""
+    """A server's entry in the file. `skipped` says why it cannot be started, and is empty when it can."""
 
     name: str
     command: str
@@ -39,13 +39,13 @@ class ServerPlan:
         return _words(self.version, 0)
 
     def variables(self, port: int) -> dict[str, str]:
-        """The environment that the server gets."""
+        """Returns the environment variables of the server process."""
         return {**os.environ, **{name: _filled(value, port) for name, value in self.environment.items()}}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is to be done."""
+    """A comparison to be run: servers, scenarios and their load."""
 
     servers: tuple[ServerPlan, ...]
     scenarios: tuple[str, ...]
@@ -56,9 +56,9 @@ class Plan:
     load: tuple[str, ...]
 
     def config(self, server: ServerPlan, scenario: str, round_number: int, url: str = _NO_URL) -> Config:
-        """One run, as the load test takes it: the prompts of a round are the same for all servers.
+        """Returns the load test's config of one run. The prompts of a round are the same for all servers.
 
-        UsageError for a load that this program would have to ignore, or that names another server.
+        Raises UsageError for a load that this program would have to ignore, or that names another server.
         """
         seed = f"{self.seed}{round_number:03}{list(SCENARIOS).index(scenario)}"
         load = [*self.load, *(_filled(flag, 0) for flag in server.load)]
@@ -71,14 +71,17 @@ class Plan:
         return config
 
     def turns(self) -> list[list[ServerPlan]]:
-        """Who comes after whom: every second round backwards, so that a machine that slowly changes favours nobody."""
-        able = [server for server in self.servers if not server.skipped]
-        return [able[:: -1 if round_number % 2 else 1] for round_number in range(self.rounds)]
+        """Returns the order of servers in each round.
+
+        Every second round runs backwards, so that a machine that slowly changes favours no server.
+        """
+        startable = [server for server in self.servers if not server.skipped]
+        return [startable[:: -1 if round_number % 2 else 1] for round_number in range(self.rounds)]
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What the command line says; None leaves it to the file."""
+class PlanOptions:
+    """Options of the command line, which override the file; None or empty leaves the choice to the file."""
 
     only: Sequence[str] = ()
     scenarios: Sequence[str] = ()
@@ -89,33 +92,33 @@ class Wishes:
     load: Sequence[str] = ()
 
 
-def read_plan(path: Path, wishes: Wishes, new_seed: int) -> Plan:
-    """UsageError, with the place, for a file or wishes that make no sense. Nothing is started."""
+def read_plan(path: Path, options: PlanOptions, new_seed: int) -> Plan:
+    """Reads and checks a plan; starts nothing. Raises UsageError, with the place, if file or options make no sense."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path}: {error}") from None
     _known(table, {"server", "scenarios", "subject", "rounds", "limit_s", "load"}, str(path))
-    asked = tuple(wishes.scenarios) or _strings(table, "scenarios", str(path)) or tuple(SCENARIOS)
+    asked = tuple(options.scenarios) or _strings(table, "scenarios", str(path)) or tuple(SCENARIOS)
     scenarios = tuple(dict.fromkeys(asked))  # named twice, a prefix cache would know its prompts the second time
     entries = table.get("server", [])
     if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
         raise UsageError(f"{path}: servers are written as [[server]]")
     servers = tuple(_server(entry, scenarios, f"{path}: server {number}") for number, entry in enumerate(entries, 1))
     names = [server.name for server in servers]
-    _check_names(names, wishes, table.get("subject"), str(path))
-    servers = tuple(server for server in servers if server.name in (wishes.only or names))
+    _check_names(names, options, table.get("subject"), str(path))
+    servers = tuple(server for server in servers if server.name in (options.only or names))
     if not servers:
         raise UsageError(f"{path}: there is no [[server]]")
-    subject = wishes.subject or table.get("subject") or servers[0].name
+    subject = options.subject or table.get("subject") or servers[0].name
     plan = Plan(
         servers=servers,
         scenarios=scenarios,
         subject=subject if any(server.name == subject for server in servers) else servers[0].name,
-        rounds=wishes.rounds or _whole_number(table, "rounds", 2, str(path)),
-        limit_s=wishes.limit_s or _number(table, "limit_s", 600, str(path)),
-        seed=new_seed if wishes.seed is None else wishes.seed,
-        load=(*_strings(table, "load", str(path)), *wishes.load),
+        rounds=options.rounds or _whole_number(table, "rounds", 2, str(path)),
+        limit_s=options.limit_s or _number(table, "limit_s", 600, str(path)),
+        seed=new_seed if options.seed is None else options.seed,
+        load=(*_strings(table, "load", str(path)), *options.load),
     )
     for server in plan.servers:
         for scenario in server.scenarios:
@@ -123,14 +126,14 @@ def read_plan(path: Path, wishes: Wishes, new_seed: int) -> Plan:
     return plan
 
 
-def _check_names(names: Sequence[str], wishes: Wishes, subject: str | None, where: str) -> None:
-    for name in (*wishes.only, *filter(None, (wishes.subject, subject))):
+def _check_names(names: Sequence[str], options: PlanOptions, subject: str | None, where: str) -> None:
+    for name in (*options.only, *filter(None, (options.subject, subject))):
         if name not in names:
             raise UsageError(f"{where}: no server is called {name}; there are: {', '.join(names) or 'none'}")
     if len(set(names)) < len(names):
         raise UsageError(f"{where}: two servers have the same name")
-    if wishes.only and wishes.subject is not None and wishes.subject not in wishes.only:
-        raise UsageError(f"--subject {wishes.subject} is not among the servers of --only")
+    if options.only and options.subject is not None and options.subject not in options.only:
+        raise UsageError(f"--subject {options.subject} is not among the servers of --only")
 
 
 def _server(entry: Mapping[str, Any], scenarios: Sequence[str], where: str) -> ServerPlan:
@@ -157,7 +160,10 @@ def _server(entry: Mapping[str, Any], scenarios: Sequence[str], where: str) -> S
 
 
 def _skipped_if_unset(server: ServerPlan, where: str) -> ServerPlan:
-    """A variable that is not set says that this server is not installed here: no mistake, and told in its row."""
+    """Returns the server, skipped if one of its variables is not set: then it is not installed here, which is no error.
+
+    Raises UsageError for words or variables that cannot be parsed.
+    """
     try:
         _words(server.version, 0)
         if not _words(server.command, 0):
@@ -174,7 +180,7 @@ def _skipped_if_unset(server: ServerPlan, where: str) -> ServerPlan:
 
 
 def _words(command: str, port: int) -> list[str]:
-    """A command's words. Variables are filled in afterwards, so a value with spaces stays one word."""
+    """Splits a command into words. Variables are filled in afterwards, so a value with spaces stays one word."""
     return [_filled(word, port) for word in shlex.split(command, comments=True)]
 
 

@@ -1,4 +1,4 @@
-"""A document as a picture: a row per metric, in it a group of servers per scenario. Needs matplotlib: optional."""
+"""Plots a document: a row per metric, in it a group of servers per scenario. Needs matplotlib, which is optional."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,7 +12,7 @@ FORMATS = (".svg", ".png", ".pdf")
 
 
 def check_plot(path: Path) -> None:
-    """UsageError, before hours are spent, when the picture could not be drawn or written."""
+    """Raises UsageError, before hours are spent, if the plot could not be drawn or written."""
     if path.suffix not in FORMATS:
         raise UsageError(f"{path}: a picture's name ends in {', '.join(FORMATS)}")
     if not path.parent.is_dir():
@@ -21,12 +21,12 @@ def check_plot(path: Path) -> None:
         raise UsageError("drawing needs matplotlib: pip install -e '.[plot]', or leave out --plot")
 
 
-def draw(told: dict[str, Any], path: Path) -> None:
-    """Bars and points are medians of the rounds, lines reach from the least to the most. Call `check_plot` before."""
+def draw(document: dict[str, Any], path: Path) -> None:
+    """Draws a document: bars and points are medians of the rounds, lines their ranges. Call `check_plot` before."""
     import_module("matplotlib").use("agg")
     pyplot = import_module("matplotlib.pyplot")
-    sections = told["comparison"]
-    names = [server["name"] for server in told["servers"] if any(server["name"] in s["servers"] for s in sections)]
+    sections = document["comparison"]
+    names = [server["name"] for server in document["servers"] if any(server["name"] in s["servers"] for s in sections)]
     figure, rows = pyplot.subplots(
         len(SHOWN), 1, squeeze=False, figsize=(2 + 2.2 * max(2, len(sections)), 2.4 * len(SHOWN)), layout="constrained"
     )

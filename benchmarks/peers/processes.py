@@ -1,4 +1,4 @@
-"""Servers as processes: started on a port of their own, awaited, and ended with everything that they started."""
+"""Server processes: each is started on a free port, awaited, and ended with all processes that it started."""
 
 import asyncio
 import os
@@ -15,17 +15,17 @@ from loadtest.errors import LoadTestError, Unreachable
 from loadtest.target import parse_target
 
 GRACE_S = 20.0  # from SIGTERM to SIGKILL
-ORPHANS_GRACE_S = 1.0  # of those that outlive the first process, to clean up after it
+ORPHANS_GRACE_S = 1.0  # for processes that outlive the first one, to clean up after it
 _POLL_S = 0.1
 _LOG_TAIL = 2000  # bytes
 
 
 class StartFailed(LoadTestError):
-    """The server ended, or was not ready in time."""
+    """Raised when a server ended before it was ready, or was not ready in time."""
 
 
 class ServerProcess:
-    """A server that was started; `url` answers once `wait_until_ready` has returned."""
+    """A started server; its `url` answers once `wait_until_ready` has returned."""
 
     def __init__(self, plan: ServerPlan, process: asyncio.subprocess.Process, url: str, log: Path) -> None:
         self.url = url
@@ -36,8 +36,11 @@ class ServerProcess:
 
     @property
     def family(self) -> set[Member]:
-        """Its processes: a session of its own need not hold them all, since a server may start others with theirs.
-        Once the first has ended and the last of its session, its number may be a stranger's, whose are not counted."""
+        """All processes of the server seen so far, also those that it started in sessions of their own.
+
+        Once the first process and its session have ended, its pid may belong to a foreign process, which is not
+        counted.
+        """
         found = family_of(self._process.pid)
         if not (self.why_ended and any(member.pid == self._process.pid for member in found)):
             self._seen |= found
@@ -45,26 +48,27 @@ class ServerProcess:
 
     @property
     def why_ended(self) -> str:
-        """Empty while it runs."""
+        """How the server's first process ended; empty while it runs."""
         code = self._process.returncode
         if code is None:
             return ""
         return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
+        """Returns the end of the server's log; empty if it cannot be read."""
         with suppress(OSError), self._log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
             return file.read().decode(errors="replace").strip()
         return ""
 
     async def ended(self, timeout_s: float | None = None) -> None:
-        """Returns when its first process has ended, or after a while."""
+        """Waits until the server's first process has ended, at most `timeout_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._process.wait()
 
     async def wait_until_ready(self) -> None:
-        """Raises StartFailed."""
+        """Waits until the server answers; raises StartFailed if it ends before, or takes too long."""
         ready = asyncio.create_task(find(parse_target("A", self.url), {}, self._plan.start_timeout_s))
         ended = asyncio.create_task(self.ended())
         try:
@@ -79,7 +83,10 @@ class ServerProcess:
             ended.cancel()
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL to all who are left after a while, or at once when this is cancelled in its wait."""
+        """Ends the server: SIGTERM, then SIGKILL to all processes left after a grace period.
+
+        If this is cancelled while it waits, SIGKILL follows at once.
+        """
         family = self.family
         self._signal_group(signal.SIGTERM)
         try:
@@ -94,7 +101,7 @@ class ServerProcess:
             await self.ended()
 
     def _signal_group(self, number: signal.Signals) -> None:
-        """Nobody once its first process has ended, see `family`."""
+        """Signals the server's process group, unless its first process has ended: its pid may be reused then."""
         if not self.why_ended:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -131,10 +138,13 @@ async def _start(plan: ServerPlan, log: Path) -> ServerProcess:
 
 @asynccontextmanager
 async def running(plan: ServerPlan, log: Path) -> AsyncIterator[ServerProcess]:
-    """Started inside, ended on the way out whatever happens. It need not be ready. Raises StartFailed."""
+    """Starts a server for the time of this context; on exit it is ended in any case.
+
+    The server need not be ready yet. Raises StartFailed.
+    """
     starting = asyncio.create_task(_start(plan, log))
     try:
-        yield await asyncio.shield(starting)  # cancelled or not, what becomes of it is ended
+        yield await asyncio.shield(starting)  # if this is cancelled, the server that starts is ended below
     finally:
         await asyncio.wait((starting,))
         if starting.exception() is None:

@@ -1,4 +1,4 @@
-"""What a person reads: a table per scenario. Every number here is in the JSON document too."""
+"""The report on the terminal: a table per scenario. Every number in it is in the JSON document, too."""
 
 from rich.console import Console
 from rich.table import Table
@@ -11,13 +11,13 @@ SHOWN = ("output tok/s", "TTFT p50 ms", "ITL p50 ms", "ITL p99 ms")
 
 
 def print_report(console: Console, comparison: Comparison) -> None:
-    """Prints what was measured so far."""
+    """Prints the results so far: versions, a table per section, log tails and warnings."""
     for result in comparison.results:
         console.print(Text(f"{result.plan.name:20} {result.version or result.plan.skipped or 'version unknown'}"))
     found = sections(comparison)
     for section in found:
         console.print(_table(comparison, section))
-    for scenario in comparison.plan.scenarios:  # where nobody has anything, no section does
+    for scenario in comparison.plan.scenarios:  # a scenario without any result has no section
         if not any(section.scenario == scenario for section in found):
             console.print(_table(comparison, Section(scenario, "nothing measured", {})))
     for result in comparison.results:
@@ -40,14 +40,14 @@ def _table(comparison: Comparison, section: Section) -> Table:
     table.add_column("others' CPU, most", justify="right")
     for result in comparison.results:
         values = section.servers.get(result.plan.name, {})
-        told = (_cell(values.get(name), result.plan.name == plan.subject) for name in SHOWN)
-        who, requests = _name(result, section.scenario), _requests(result, section.scenario, section.group)
-        table.add_row(Text(who), *told, requests, _foreign(result, section.scenario))
+        cells = (_cell(values.get(name), result.plan.name == plan.subject) for name in SHOWN)
+        name, requests = _name(result, section.scenario), _requests(result, section.scenario, section.group)
+        table.add_row(Text(name), *cells, requests, _foreign(result, section.scenario))
     return table
 
 
 def _name(result: ServerResult, scenario: str) -> str:
-    """With what went wrong."""
+    """Returns the server's name with its problems in the scenario."""
     plan = result.plan
     if plan.skipped:
         return f"{plan.name}\n{plan.skipped}"
@@ -69,7 +69,7 @@ def _cell(value: Value | None, is_subject: bool) -> str:
 
 
 def _requests(result: ServerResult, scenario: str, group: str) -> str:
-    """Of the runs that the other numbers are of."""
+    """Returns successful and sent requests of the runs that the table's numbers come from, as "ok/sent"."""
     runs = [run.result for run in result.runs if run.scenario == scenario and not run.problem and run.result]
     found = [run.groups[group] for run in runs if group in run.groups]
     return f"{sum(one.num_ok for one in found)}/{sum(one.num_requests for one in found)}" if found else "-"
@@ -77,5 +77,5 @@ def _requests(result: ServerResult, scenario: str, group: str) -> str:
 
 def _foreign(result: ServerResult, scenario: str) -> str:
     shares = [run.foreign_cpu_share for run in result.runs if run.scenario == scenario]
-    told = [share for share in shares if share is not None]
-    return f"{max(told):.1%}" if told else "-"
+    known = [share for share in shares if share is not None]
+    return f"{max(known):.1%}" if known else "-"

@@ -1,4 +1,4 @@
-"""From runs to what is compared: values, their ratios to the subject's in the same round, and what to distrust."""
+"""Summarizes runs: values per metric, their ratios to the subject's in the same round, and warnings."""
 
 import statistics
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from benchmarks.peers.comparison import Comparison, ServerResult
 from loadtest.compare import METRICS, Metric, Ratio, ratio
 
-MAX_FOREIGN_SHARE = 0.05  # of all cores; more is warned of
+MAX_FOREIGN_SHARE = 0.05  # of the CPU time of all cores; more is warned of
 
 
 @dataclass(frozen=True)
 class Value:
-    """One metric of one server: of each round that has it, and against the subject."""
+    """One metric of one server: its value in each round that has one, and the ratio to the subject's."""
 
     per_round: tuple[float, ...]
     ratio: Ratio | None
@@ -24,7 +24,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Section:
-    """A scenario's group of requests: server -> metric -> value, without servers that have none."""
+    """A scenario's group of requests, with values by server and metric; servers without any are left out."""
 
     scenario: str
     group: str
@@ -32,7 +32,7 @@ class Section:
 
 
 def sections(comparison: Comparison) -> list[Section]:
-    """In the order of the plan's scenarios; groups by name."""
+    """Returns the sections in the order of the plan's scenarios, groups by name."""
     return [
         Section(scenario, group, _servers(comparison, scenario, group))
         for scenario in comparison.plan.scenarios
@@ -66,12 +66,12 @@ def _value(
 ) -> Value | None:
     base, rounds = (one.rounds(scenario, num_rounds) for one in (subject, result))
     values = [metric(run.groups[group]) for run in rounds if group in run.groups]
-    told = tuple(value for value in values if value is not None)
-    return Value(told, ratio(metric, group, base, rounds)) if told else None
+    known = tuple(value for value in values if value is not None)
+    return Value(known, ratio(metric, group, base, rounds)) if known else None
 
 
 def warnings(comparison: Comparison) -> Iterator[str]:
-    """One sentence each: what a reader must know before trusting the numbers."""
+    """Yields sentences on what a reader must know before trusting the numbers."""
     idle = comparison.idle_foreign_cpu_share
     if idle is not None and idle > MAX_FOREIGN_SHARE:
         yield f"before anything was started, others took {idle:.1%} of the CPU"

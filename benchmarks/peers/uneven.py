@@ -1,4 +1,4 @@
-"""What makes a run unequal to another server's, though alone it would be no fault: the load test is silent about it."""
+"""Warnings of what makes runs of two servers incomparable, but is no fault of one alone, so the load test has none."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,7 +7,10 @@ from loadtest.stats import Summary
 
 
 def uneven(groups: Mapping[str, Summary], is_length_fixed: bool) -> Iterator[str]:
-    """One sentence each. Where the length is fixed, the load test itself warns of another one."""
+    """Yields sentences on refused requests and answers of another length.
+
+    Where the length is fixed, the load test itself warns of other lengths.
+    """
     for name, summary in sorted(groups.items()):
         if num_refused := summary.outcomes[Outcome.REJECTED]:
             yield f"{num_refused} of {summary.num_requests} requests of {name} were refused"

@@ -1,4 +1,4 @@
-"""A comparison as a whole, for tests: a file of servers, the program's own entry, and what both noted."""
+"""Runs whole comparisons for tests: writes a file of servers, calls the program's main, and reads its results."""
 
 import json
 import re
@@ -18,7 +18,7 @@ ALL = ("a", "b")
 
 
 class Bench:
-    """A file of servers in a directory of its own, what the program made of it, and what the servers noted."""
+    """A file of servers in a directory of its own, with the program's document and the notes of the servers."""
 
     def __init__(self, home: Path, capsys: pytest.CaptureFixture[str], **habits: str) -> None:
         self.home, self._capsys = home, capsys
@@ -38,13 +38,13 @@ class Bench:
         self.file.write_text(self.file.read_text() + text)
 
     def run(self, *arguments: str, load: tuple[str, ...] = QUICK) -> int:
-        code = main([str(self.file), "--json", str(self.home / "told.json"), *arguments, *load])
+        code = main([str(self.file), "--json", str(self.home / "document.json"), *arguments, *load])
         self.out, self.err = self._capsys.readouterr()
         return code
 
     @property
     def document(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.home / "told.json").read_text())
+        found: dict[str, Any] = json.loads((self.home / "document.json").read_text())
         return found
 
     def runs(self, name: str) -> dict[tuple[int, str], dict[str, Any]]:
@@ -59,8 +59,8 @@ class Bench:
         return [int(pid) for pid in re.findall(r"started (\d+)", self.notes(name))]
 
 
-def gone(pid: int) -> bool:
-    """A zombie has ended, too: its parent may be a container's first process, which never looks."""
+def has_ended(pid: int) -> bool:
+    """Whether the process has ended. A zombie has: its parent may be a container's init, which never waits for it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -68,6 +68,8 @@ def gone(pid: int) -> bool:
 
 
 def when(condition: Callable[[], object], act: Callable[[], object]) -> None:
+    """Calls `act` in a thread as soon as `condition` holds."""
+
     def watch() -> None:
         while not condition():
             time.sleep(0.01)

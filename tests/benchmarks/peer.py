@@ -1,6 +1,6 @@
-"""A server as a process, for tests: tests/loadtest/fake_server.py on a given port, with bad habits of processes.
+"""A server process for tests: tests/loadtest/fake_server.py on a given port, which can misbehave in several ways.
 
-`python -m tests.benchmarks.peer PORT NOTES [HABIT ...]`; what it does is noted in the file NOTES, a line each.
+`python -m tests.benchmarks.peer PORT NOTES [HABIT ...]` appends what it does to the file NOTES, a line each.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from pathlib import Path
 
 from tests.loadtest.fake_server import FakeServer
 
-_NUM_BEFORE_DEATH = 8
+_NUM_BEFORE_CRASH = 8
 _NUM_REFUSED = 3
 
 
 class Peer(FakeServer):
-    """Notes each request, and may die of one."""
+    """A fake server that notes each request, and crashes at one if its habits say so."""
 
     def __init__(self, notes: Path, habits: set[str]) -> None:
         super().__init__(
@@ -35,7 +35,7 @@ class Peer(FakeServer):
 
     async def _complete(self, writer, body):  # type: ignore[no-untyped-def]
         self.note(f"prompt {body['prompt']}")
-        if "dies" in self.habits and len(self.bodies) > _NUM_BEFORE_DEATH:
+        if "dies" in self.habits and len(self.bodies) > _NUM_BEFORE_CRASH:
             os.kill(os.getpid(), signal.SIGKILL)
         return await super()._complete(writer, body)
 
@@ -47,9 +47,9 @@ async def serve(port: int, peer: Peer) -> None:
         await server.serve_forever()
 
 
-def tidy_up(peer: Peer) -> None:
+def shut_down_slowly(peer: Peer) -> None:
     time.sleep(0.5)
-    peer.note("tidied up")
+    peer.note("cleaned up")
     os._exit(0)
 
 
@@ -59,7 +59,7 @@ def main() -> None:
     if "stubborn" in habits:
         signal.signal(signal.SIGTERM, lambda *_: peer.note("asked to end"))
     if "tidy" in habits:
-        signal.signal(signal.SIGTERM, lambda *_: tidy_up(peer))
+        signal.signal(signal.SIGTERM, lambda *_: shut_down_slowly(peer))
     if "parent" in habits:
         child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
         peer.note(f"started {child.pid}")

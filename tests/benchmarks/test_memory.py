@@ -1,4 +1,4 @@
-"""What a run of `benchmarks.memory` says of growth, and of a load that ends."""
+"""`benchmarks.memory` measures growth after the server has settled, and fails if its load ends too soon."""
 
 import subprocess
 from typing import Any
@@ -14,7 +14,7 @@ def test_growth_is_that_of_both_processes_after_the_server_has_settled() -> None
     assert growth_mib_per_hour(filling + settled) == pytest.approx(90)
 
 
-def test_a_load_that_ended_too_soon_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_ended_too_soon_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     start: Any = subprocess.Popen
     monkeypatch.setattr("benchmarks.memory.subprocess.Popen", lambda command, **options: start(["true"], **options))
     server: Any = type("Server", (), {"url": "http://127.0.0.1:1"})

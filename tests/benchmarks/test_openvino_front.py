@@ -1,4 +1,4 @@
-"""The engine's thread of the front, on a pipeline that does nothing."""
+"""The engine thread of the OpenVINO front, with a fake pipeline: requests of disconnected clients are cancelled."""
 
 import argparse
 import asyncio
@@ -31,7 +31,7 @@ class Handle:
 
 
 class Engine:
-    """Does at each step what the test says, and raises StopIteration after the last."""
+    """A fake pipeline that runs one of the test's functions at each step, and raises StopIteration after the last."""
 
     def __init__(self, *steps: Any) -> None:
         self.handles: list[Handle] = []
@@ -57,9 +57,9 @@ def pipeline_of(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     return Pipeline(OPTIONS)
 
 
-def test_the_request_of_a_client_that_has_left_is_cancelled_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_request_of_a_disconnected_client_is_cancelled_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     leaving, staying = (Answer([1, 2], 3, asyncio.Queue()) for _ in range(2))
-    engine = Engine(lambda: setattr(leaving, "has_left", True), lambda: None, lambda: None)
+    engine = Engine(lambda: setattr(leaving, "is_disconnected", True), lambda: None, lambda: None)
     pipeline = pipeline_of(engine, monkeypatch)
     pipeline.add(leaving)
     pipeline.add(staying)

@@ -1,4 +1,4 @@
-"""A comparison as a whole: real processes, real HTTP, the program's own entry."""
+"""Whole comparisons: real processes, real HTTP, through the program's main."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.benchmark import Benchmark
-from tests.benchmarks.comparisons import ALL, QUICK, Bench, Capture, gone, when
+from tests.benchmarks.comparisons import ALL, QUICK, Bench, Capture, has_ended, when
 
 
 def test_each_round_starts_each_server_anew_and_measures_all_scenarios(tmp_path: Path, capsys: Capture) -> None:
@@ -17,7 +17,7 @@ def test_each_round_starts_each_server_anew_and_measures_all_scenarios(tmp_path:
     for name in ALL:
         assert list(bench.runs(name)) == [(1, "S1"), (1, "S2"), (2, "S1"), (2, "S2")]
         assert len(set(bench.pids(name))) == 2
-        assert all(map(gone, bench.pids(name)))
+        assert all(map(has_ended, bench.pids(name)))
         assert {run["loadtest"]["urls"][0]["groups"]["all"]["requests"]["ok"] for run in bench.runs(name).values()} == {
             4
         }
@@ -63,7 +63,7 @@ def test_a_server_that_is_never_ready_is_given_up_and_ended(tmp_path: Path, caps
     )
     assert bench.run("--rounds", "1", "--scenario", "S1") == 1
     assert "is not ready after 1 s: cannot connect" in bench.runs("deaf")[1, "S1"]["problem"]
-    assert all(map(gone, bench.pids("deaf"))) and bench.pids("deaf")
+    assert all(map(has_ended, bench.pids("deaf"))) and bench.pids("deaf")
 
 
 def test_a_server_that_crashes_loses_what_is_left_of_its_turn_only(tmp_path: Path, capsys: Capture) -> None:
@@ -96,7 +96,7 @@ def test_after_a_scenario_that_was_given_up_the_server_is_started_anew(tmp_path:
     bench.run("--rounds", "1", "--limit", "1", "--logs", str(tmp_path / "logs"), load=(*QUICK[:-1], "0"))
     assert {run["problem"] for run in bench.runs("b").values()} == {"not finished in 1 s"}
     assert [len(set(bench.pids(name))) for name in ALL] == [1, 2]
-    assert all(map(gone, bench.pids("b")))
+    assert all(map(has_ended, bench.pids("b")))
     assert {path.name for path in (tmp_path / "logs").iterdir()} == {"a-1-S1.log", "b-1-S1.log", "b-1-S2.log"}
 
 
@@ -114,7 +114,7 @@ def test_a_signal_that_comes_with_the_limit_ends_the_comparison(
     assert len(bench.pids("a")) == 1
 
 
-def test_refused_requests_and_short_answers_are_told(tmp_path: Path, capsys: Capture) -> None:
+def test_refused_requests_and_short_answers_are_warned_of(tmp_path: Path, capsys: Capture) -> None:
     bench = Bench(tmp_path, capsys, a="", b="refuses stops_early")
     assert bench.run("--rounds", "1", "--scenario", "S1", load=(*QUICK, "--no-ignore-eos")) == 0
     assert "b, S1, round 1: 2 of 4 requests of all were refused" in bench.document["warnings"]
@@ -153,7 +153,7 @@ def test_the_document_is_written_after_each_turn(tmp_path: Path, capsys: Capture
 def test_keys_are_not_in_the_document(tmp_path: Path, capsys: Capture) -> None:
     bench = Bench(tmp_path, capsys, a="")
     bench.run("--rounds", "1", "--scenario", "S1", load=(*QUICK, "--api-key", "s3cret"))
-    assert "s3cret" not in (tmp_path / "told.json").read_text() + bench.out + bench.err
+    assert "s3cret" not in (tmp_path / "document.json").read_text() + bench.out + bench.err
 
 
 def test_a_version_is_what_its_command_prints(tmp_path: Path, capsys: Capture) -> None:
@@ -204,7 +204,7 @@ def test_where_no_logs_can_be_kept_nothing_is_started(tmp_path: Path, capsys: Ca
 @pytest.mark.parametrize(
     ("name", "words"), [("", "is a directory"), ("no/x.json", "No such file or directory"), ("x" * 252, "too long")]
 )
-def test_a_document_that_cannot_be_written_is_told_before_anything_is_started(
+def test_a_document_that_cannot_be_written_is_an_error_before_anything_is_started(
     name: str, words: str, tmp_path: Path, capsys: Capture
 ) -> None:
     bench = Bench(tmp_path, capsys, a="")

@@ -1,3 +1,5 @@
+"""Families of processes, their CPU time, and the share of the CPU that foreign processes take."""
+
 import subprocess
 import sys
 import time
@@ -17,7 +19,7 @@ PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r
 
 @contextmanager
 def process(script: str) -> Iterator[subprocess.Popen[str]]:
-    """One that has printed a line, and ends when it gets one."""
+    """Starts a Python process, waits for its first line of output, and sends it a line to end it."""
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as started:
@@ -57,14 +59,14 @@ def test_a_zombie_is_no_longer_running_nor_is_another_process_with_its_number() 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """What /proc and the clocks say: 2 CPUs, none of them busy."""
-    said = SimpleNamespace(now_s=0.0, busy_s=0.0, client_s=0.0, server_s=0.0)
-    times = SimpleNamespace(monotonic=lambda: said.now_s, process_time=lambda: said.client_s)
+    """Fakes the clocks and CPU times that `machine` reads: 2 CPUs, none of them busy."""
+    clock = SimpleNamespace(now_s=0.0, busy_s=0.0, client_s=0.0, server_s=0.0)
+    times = SimpleNamespace(monotonic=lambda: clock.now_s, process_time=lambda: clock.client_s)
     monkeypatch.setattr(machine, "time", times)
     monkeypatch.setattr(machine, "NUM_CPUS", 2)
-    monkeypatch.setattr(machine, "_busy_s", lambda: said.busy_s)
-    monkeypatch.setattr(machine, "cpu_s_of", lambda _: said.server_s)
-    return said
+    monkeypatch.setattr(machine, "_busy_s", lambda: clock.busy_s)
+    monkeypatch.setattr(machine, "cpu_s_of", lambda _: clock.server_s)
+    return clock
 
 
 def test_foreign_is_what_neither_the_client_nor_the_server_used(clock: SimpleNamespace) -> None:
@@ -83,7 +85,7 @@ def test_a_share_is_between_nothing_and_all(clock: SimpleNamespace) -> None:
     assert foreign.share() == 1.0
 
 
-def test_time_that_is_stolen_is_busy_and_time_that_waits_for_disks_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stolen_time_is_busy_and_iowait_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     line = "cpu  100 10 20 9000 800 3 2 65 7 0\ncpu0 1 1\n"
     monkeypatch.setattr(machine, "Path", lambda _: SimpleNamespace(read_text=lambda: line))
     monkeypatch.setattr(machine, "TICKS_PER_S", 100)
@@ -91,5 +93,5 @@ def test_time_that_is_stolen_is_busy_and_time_that_waits_for_disks_is_not(monkey
 
 
 def test_the_machine_is_described() -> None:
-    told = description()
-    assert told["num_cpus"] >= 1 and told["memory_gib"] > 0 and told["cpu"]
+    described = description()
+    assert described["num_cpus"] >= 1 and described["memory_gib"] > 0 and described["cpu"]

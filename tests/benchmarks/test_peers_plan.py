@@ -1,19 +1,21 @@
+"""Plans are read from a file and options, and refused with the place of what makes no sense in them."""
+
 import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.plan import Plan, Wishes, read_plan
+from benchmarks.peers.plan import Plan, PlanOptions, read_plan
 from loadtest.errors import UsageError
 
 READY_FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "peers.toml"
 ONE = '[[server]]\nname = "a"\ncommand = "serve"\n'
 
 
-def plan_of(tmp_path: Path, text: str, **wishes: object) -> Plan:
+def plan_of(tmp_path: Path, text: str, **options: object) -> Plan:
     path = tmp_path / "servers.toml"
     path.write_text(text)
-    return read_plan(path, Wishes(**wishes), 7)  # type: ignore[arg-type]
+    return read_plan(path, PlanOptions(**options), 7)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -53,10 +55,10 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_place(text: str, words: 
         plan_of(tmp_path, text)
 
 
-@pytest.mark.parametrize("wishes", [{"only": ["b"]}, {"subject": "b"}])
-def test_a_server_that_the_file_does_not_name_cannot_be_asked_for(wishes: dict[str, object], tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{"only": ["b"]}, {"subject": "b"}])
+def test_a_server_that_the_file_does_not_name_cannot_be_asked_for(options: dict[str, object], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no server is called b; there are: a"):
-        plan_of(tmp_path, ONE, **wishes)
+        plan_of(tmp_path, ONE, **options)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_the_subject_that_is_asked_for_is_among_the_servers_that_are_asked_for(t
 
 def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nowhere\.toml"):
-        read_plan(tmp_path / "nowhere.toml", Wishes(), 7)
+        read_plan(tmp_path / "nowhere.toml", PlanOptions(), 7)
 
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
@@ -150,14 +152,14 @@ def test_the_ready_file_needs_only_a_model_for_twostep(monkeypatch: pytest.Monke
     for name in variables_in(text):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MODEL", "/a model")
-    plan = read_plan(READY_FILE, Wishes(), 7)
+    plan = read_plan(READY_FILE, PlanOptions(), 7)
     assert {server.name for server in plan.servers if not server.skipped} == {"twostep", "twostep int8", "twostep int4"}
 
 
 def test_the_ready_file_can_be_started_when_all_its_variables_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in variables_in(READY_FILE.read_text(encoding="utf-8")):
         monkeypatch.setenv(name, "/somewhere")
-    assert [server.skipped for server in read_plan(READY_FILE, Wishes(), 7).servers] == [""] * 10
+    assert [server.skipped for server in read_plan(READY_FILE, PlanOptions(), 7).servers] == [""] * 10
 
 
 def test_the_ready_file_explains_its_variables() -> None:

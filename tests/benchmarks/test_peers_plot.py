@@ -1,3 +1,5 @@
+"""Plots of documents, and their refusal before anything is measured."""
+
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,7 +57,7 @@ def test_where_no_picture_can_be_written_nothing_is_measured_or_drawn(
 def test_a_document_is_drawn_without_measuring_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(plot, "find_spec", lambda _: SimpleNamespace())
-    monkeypatch.setattr("benchmarks.peers.cli.draw", lambda told, path: drawn.append((told, path)))
+    monkeypatch.setattr("benchmarks.peers.cli.draw", lambda document, path: drawn.append((document, path)))
     (tmp_path / "peers.json").write_text(json.dumps(DOCUMENT))
     assert main([str(tmp_path / "peers.json"), "--plot", str(tmp_path / "x.svg")]) == 0
     assert drawn == [(DOCUMENT, tmp_path / "x.svg")]
@@ -68,8 +70,8 @@ def test_a_document_that_is_not_there_is_not_called_a_wrong_one(
 ) -> None:
     monkeypatch.setattr(plot, "find_spec", lambda _: SimpleNamespace())
     assert main([str(tmp_path / "no.json"), "--plot", str(tmp_path / "x.svg")]) == 2
-    told = capsys.readouterr().err
-    assert "No such file" in told and "not a document" not in told
+    error = capsys.readouterr().err
+    assert "No such file" in error and "not a document" not in error
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_what_has_no_effect_on_a_picture_is_refused(
 ) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(plot, "find_spec", lambda _: SimpleNamespace())
-    monkeypatch.setattr("benchmarks.peers.cli.draw", lambda *told: drawn.append(told))
+    monkeypatch.setattr("benchmarks.peers.cli.draw", lambda *arguments: drawn.append(arguments))
     (tmp_path / "peers.json").write_text(json.dumps(DOCUMENT))
     code = main([str(tmp_path / "peers.json"), "--plot", str(tmp_path / "x.svg"), *asked.split()])
     assert (code, drawn) == (2, [])

@@ -1,3 +1,5 @@
+"""Values, ratios and warnings of a comparison, and the tables that show them."""
+
 import io
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +19,7 @@ from loadtest.stats import Summary, Targets
 
 
 def compared(**ttfts_s: tuple[float | None, ...]) -> Comparison:
-    """One TTFT per server and round; None is a round in which the server had a problem."""
+    """Returns a comparison from a TTFT per server and round; None is a round in which the server had a problem."""
     servers = tuple(ServerPlan(name, "serve", scenarios=("S1",)) for name in ttfts_s)
     plan = Plan(servers, ("S1",), "ours", max(map(len, ttfts_s.values())), 600, 1, ())
     comparison = Comparison(plan, Path(), print, lambda: nullcontext(NoProgress()), lambda: None)
@@ -74,7 +76,7 @@ def test_more_than_a_little_foreign_cpu_is_warned_of(share: float | None, num: i
 
 
 @pytest.mark.parametrize(("is_length_fixed", "num"), [(True, 0), (False, 1)])
-def test_other_lengths_are_told_where_the_load_test_does_not(is_length_fixed: bool, num: int) -> None:
+def test_other_lengths_are_warned_of_where_the_load_test_does_not(is_length_fixed: bool, num: int) -> None:
     assert len(list(uneven({"all": answered(num_tokens=1)}, is_length_fixed))) == num
     assert list(uneven({"all": answered(num_tokens=2)}, is_length_fixed)) == []
 
@@ -85,7 +87,7 @@ def answered(num_tokens: int) -> Summary:
     return summary
 
 
-def test_tables_tell_medians_ratios_ranges_and_problems() -> None:
+def test_tables_show_medians_ratios_ranges_and_problems() -> None:
     console = Console(file=io.StringIO(), width=140)
     print_report(console, compared(ours=(1.0, 1.0), theirs=(2.0, 3.0), third=(None, None)))
     text = console.file.getvalue()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Each benchmark runs, on as little as it can be asked for; what it measures is nobody's concern here."""
+"""Each benchmark runs, on the least work that its flags allow; what it measures is not tested."""
 
 from importlib import import_module
 from pathlib import Path
@@ -40,7 +40,9 @@ def test_each_program_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(linear, "WEIGHT_BYTES", 1 << 16)
     program: Any = import_module(f"benchmarks.{name}")
     code = program.main(LEAST[name])
-    assert code == 0 or name == "quantization"  # which tells by its code what errs more, of so little text by chance
+    assert (
+        code == 0 or name == "quantization"
+    )  # its code reports larger errors, which on so little text may occur by chance
     assert capsys.readouterr().out
 
 
@@ -66,7 +68,7 @@ def test_control_c_ends_a_program_without_a_traceback() -> None:
 
 
 @pytest.mark.slow
-def test_a_padded_model_says_what_the_small_one_says(tmp_path: Path) -> None:
+def test_a_padded_model_has_the_logits_of_the_small_one(tmp_path: Path) -> None:
     save_padded_model(EMBEDDED, tmp_path, num_layers=6)
     small, large = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (EMBEDDED, tmp_path))
     token_ids = torch.arange(300, 364)[None]
