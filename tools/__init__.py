@@ -1,1 +1,1 @@
-"""What makes the files that twostep ships; nothing here is installed."""
+"""Tools that make files which twostep ships; the tools themselves are not installed."""

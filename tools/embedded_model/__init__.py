@@ -1,1 +1,1 @@
-"""The embedded model's training: its corpus from Python's documentation, its tokenizer, its weights."""
+"""Trains the embedded model: its corpus from Python's documentation, its tokenizer, its weights."""

@@ -1,4 +1,4 @@
-"""Turns Python's own documentation into training documents: nothing here knows about tokens or tensors.
+"""Turns Python's own documentation into training documents, which are plain text: no tokens, no tensors.
 
 Every source is published under the PSF licence: the docstrings of the running Python's standard library (read with
 ``ast``, or from the objects themselves where they are written in C), ``pydoc_data.topics``, and optionally the
@@ -59,7 +59,7 @@ SYSTEM_PROMPTS = ("You are a helpful assistant.", "You answer questions about Py
 
 @dataclass(frozen=True)
 class Entry:
-    """One documented object: ``name`` as a user would write it, ``signature`` with it, and its documentation."""
+    """One documented object: its ``name`` as a user would write it, its ``signature``, and its documentation."""
 
     name: str
     signature: str
@@ -78,7 +78,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Corpus:
-    """``small_talk`` is part of ``train``."""
+    """The training and validation documents; ``small_talk`` is part of ``train``."""
 
     train: list[str]
     small_talk: list[str]
@@ -86,7 +86,7 @@ class Corpus:
 
 
 def build_corpus(docs: Path | None, seed: int) -> Corpus:
-    """All documents, without duplicates. Everything said about one name lies on one side of the 1 % split."""
+    """Builds the corpus, without duplicates. All documents about one name are on the same side of the 1 % split."""
     entries = list(_source_entries()) + list(_object_entries())
     pages: list[tuple[str, str]] = [(f"topic {name}", text) for name, text in pydoc_topics.items()]
     for path in _documentation_pages(docs):
@@ -162,7 +162,7 @@ def _signature(node: ast.AST, name: str) -> str:
 
 
 def _object_entries() -> Iterator[Entry]:
-    """Entries of what is written in C, where ``ast`` sees nothing."""
+    """Yields entries of modules that are written in C, where ``ast`` finds nothing."""
     for module_name in C_MODULES:
         try:
             module = importlib.import_module(module_name)
@@ -205,17 +205,17 @@ def _documentation_pages(docs: Path | None) -> list[Path]:
 
 
 def _entry_documents(entry: Entry) -> list[str]:
-    """The entry with its signature, and its bare summary: so that a short text is known to end."""
+    """Returns the entry with its signature, and its bare summary, from which a model learns that short texts end."""
     return [f"{entry.signature}\n\n{entry.text.strip()}", entry.summary]
 
 
 def chat(turns: Iterable[tuple[str, str]]) -> str:
-    """ChatML, exactly as the tokenizer's chat template writes it."""
+    """Returns the turns as ChatML, exactly as the tokenizer's chat template renders them."""
     return "".join(f"{IM_START}{role}\n{content.strip()}{IM_END}\n" for role, content in turns)
 
 
 def _conversations(entries: list[Entry], rng: random.Random) -> list[str]:
-    """One to three questions each; every entry is asked about in two different wordings."""
+    """Returns conversations of one to three questions; every entry is asked about in two different wordings."""
     documents = []
     for _ in range(2):
         queue = rng.sample(entries, len(entries))
@@ -230,7 +230,7 @@ def _conversations(entries: list[Entry], rng: random.Random) -> list[str]:
 
 
 def _self_conversations(rng: random.Random) -> list[str]:
-    """Small talk, each question alone and after system prompts: a toy should at least say that it is one."""
+    """Returns small talk, each question alone and after system prompts: a toy should at least say that it is one."""
     documents = []
     for kind, questions in SELF_QUESTIONS.items():
         for question in questions.split("|"):

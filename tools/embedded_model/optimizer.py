@@ -1,4 +1,4 @@
-"""The optimizers, on float32 copies of bf16 weights, and the threads they and the gradients are computed on."""
+"""Optimizers on float32 copies of bf16 weights, and the threads that compute them and the gradients."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-NUM_PARTS = 2  # pieces of Muon's work, whatever the number of threads: a run may go on with another one
+NUM_PARTS = 2  # pieces of Muon's work, for any number of threads: a run may be resumed with another one
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class Workers:
-    """Threads that compute on one core each and meet once per step. Operators that share their work between cores meet
-    hundreds of times per step, and on a machine with other work to do every meeting waits for the slower core."""
+    """Threads that compute on one core each and synchronize once per step.
+
+    Operators that spread their work over cores synchronize hundreds of times per step, and on a machine with other work
+    each of these waits for the slowest core.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -1,4 +1,4 @@
-"""Reads pages of reStructuredText well enough to train on: their plain text, their sections, and what they describe."""
+"""Parses pages of reStructuredText well enough to train on: their plain text, sections, and the objects described."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEADING = re.compile(r"(?m)^(?=\S[^\n]*\n(?:={4,}|-{4,}|~{4,}|\^{4,}|\*{4,}|\"{4
 OBJECTS = "function|method|class|exception|data|attribute|decorator"
 DIRECTIVE = re.compile(rf"(?m)^( *)\.\. (?:c:|py:)?(?:{OBJECTS}|classmethod)::")
 OPTIONS = "noindex|synopsis|module|platform|linenos|name|class|async|abstractmethod"
-MARKUP = (  # what a reader of the rendered page would not see, and what is seen instead
+MARKUP = (  # patterns of markup that a rendered page does not show, with what it shows instead
     (r"(?m)^\.\. (?:index|_|only|sectionauthor|moduleauthor|highlight|audit-event)[^\n]*\n(?:[ \t]+.*\n)*", ""),
     (r"(?m)^ *\.\. (?:audit-event|availability|impl-detail|index)::.*\n(?:\s+single:.*\n)*", ""),
     (r"(?m)^( *)\.\. versionadded:: *(\S+)", r"\1New in version \2."),
@@ -31,14 +31,14 @@ MARKUP = (  # what a reader of the rendered page would not see, and what is seen
 
 
 def plain_text(page: str) -> str:
-    """The page without its markup; headings, lists and examples stay."""
+    """Returns the page without its markup; headings, lists and examples stay."""
     for pattern, replacement in MARKUP:
         page = re.sub(pattern, replacement, page)
     return page.strip()
 
 
 def sections(text: str) -> Iterator[str]:
-    """Splits a page at its headings and glues neighbours up to SECTION_CHARS, so that both ends are natural ones."""
+    """Splits a page at its headings, and joins neighbours up to SECTION_CHARS, so that both ends are natural ones."""
     held = ""
     for part in HEADING.split(text):
         if held and len(held) + len(part) > SECTION_CHARS:
@@ -50,8 +50,10 @@ def sections(text: str) -> Iterator[str]:
 
 
 def described_objects(page: str) -> Iterator[tuple[str, str, str]]:
-    """Qualified name, signature and text of each object: the directive's own line is the signature, what is indented
-    below it the text, up to the next directive."""
+    """Yields the qualified name, the signature and the text of each object that the page describes.
+
+    The directive's own line is the signature, the indented lines below it are the text, up to the next directive.
+    """
     current = re.search(r"(?m)^\.\. (?:current)?module:: (\S+)", page)
     module = current[1] if current else ""
     for match in DIRECTIVE.finditer(page):

@@ -1,4 +1,4 @@
-"""From documents to batches of token ids: the tokenizer, and the packing of documents into rows."""
+"""Turns documents into batches of token ids: trains the tokenizer, and packs documents into rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(documents: list[str]) -> Tokenizer:
-    """Byte-level BPE over all 256 bytes: every text round-trips, nothing is unknown, and nothing is added."""
+    """Trains a byte-level BPE over all 256 bytes: every text round-trips, nothing is unknown, and nothing is added."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -41,7 +41,7 @@ def train_tokenizer(documents: list[str]) -> Tokenizer:
 
 
 def wrap_tokenizer(bpe: Tokenizer) -> PreTrainedTokenizerFast:
-    """The tokenizer as transformers saves and loads it, with the chat template."""
+    """Returns the tokenizer as transformers saves and loads it, with the chat template."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token=END_OF_TEXT,
@@ -55,14 +55,17 @@ def wrap_tokenizer(bpe: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> list[list[int]]:
-    """Token ids of each document, closed by the end-of-text token."""
+    """Returns the token ids of each document, ended by the end-of-text token."""
     end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
     return [[*ids, end] for ids in tokenizer(documents)["input_ids"]]
 
 
 def rows(documents: list[list[int]], length: int) -> Iterator[list[int]]:
-    """Packs documents into rows of ``length + 1`` tokens. A row starts where a document starts, as a prompt does: a
-    document cut by a row's end is told again in the next row, unless it is longer than a row; then it is continued."""
+    """Packs documents into rows of ``length + 1`` tokens.
+
+    A row starts where a document starts, as a prompt does: a document cut by a row's end is repeated in the next row,
+    unless it is longer than a row; then it is continued.
+    """
     row: list[int] = []
     for document in documents:
         rest = document
@@ -80,7 +83,7 @@ def rows(documents: list[list[int]], length: int) -> Iterator[list[int]]:
 
 
 def batches(documents: list[list[int]], length: int, num_tokens: int, rng: random.Random) -> Iterator[Tensor]:
-    """Endless int64 batches [num_tokens / length, length + 1], reshuffled every epoch."""
+    """Yields endless int64 batches [num_tokens / length, length + 1], reshuffled every epoch."""
     held: list[list[int]] = []
     while True:
         for row in rows(rng.sample(documents, len(documents)), length):

@@ -3,7 +3,7 @@
     python -m tools.embedded_model.train --minutes 60 --out DIR --docs python-docs-sources/
 
 The learning rate follows the clock, not a step count: it warms up, holds, and is annealed to zero when --minutes are
-over, so every budget ends in a finished model. Interrupted? The same command with the same --work goes on.
+over, so every budget ends in a finished model. After an interrupt, the same command with the same --work resumes it.
 Weights are bf16 (what the CPU's matrix units multiply), with float32 master copies that the optimizers update.
 """
 
@@ -34,14 +34,15 @@ from tools.embedded_model.tokens import MAX_CONTEXT, batches, encode, train_toke
 TOKENS_PER_STEP = 4096
 VALIDATION_TOKENS = 32_768
 CHECKPOINT_SECONDS = 300.0
-FINISH = 0.93  # of the time budget: then come short documents alone, which teach to stop
-WARM_UP, ANNEAL, FINISH_RATE = 0.02, 0.55, 0.3  # fractions of the time before, rising and falling; and of the peak rate
+FINISH = 0.93  # fraction of the time budget: after it come short documents only, which teach to stop
+WARM_UP, ANNEAL = 0.02, 0.55  # fractions of the time before FINISH in which the learning rate rises and falls
+FINISH_RATE = 0.3  # fraction of the peak learning rate with which the finish starts
 SHORT_TOKENS, SMALL_TALK_WEIGHT = 96, 40
 
 
 @dataclass
 class Progress:
-    """What a resumed run must know; ``elapsed_s`` is training time over all runs."""
+    """The state of training that a resumed run continues from; ``elapsed_s`` is training time over all runs."""
 
     elapsed_s: float = 0.0
     step: int = 0
@@ -51,7 +52,10 @@ class Progress:
 
 
 def learning_rate_factor(done: float) -> float:
-    """Warm-up, constant, linear to zero, and a lower second fall for the finish; ``done`` is of the time budget."""
+    """Returns the learning rate's factor at a fraction ``done`` of the time budget.
+
+    It warms up, stays constant, and falls linearly to zero; for the finish it falls from a lower start once more.
+    """
     if done >= FINISH:
         return max(0.0, FINISH_RATE * (1.0 - done) / (1.0 - FINISH))
     main = done / FINISH
@@ -59,7 +63,10 @@ def learning_rate_factor(done: float) -> float:
 
 
 def context_length(done: float) -> int:
-    """Short rows first (cheap attention), then long ones, so that position 2047 has been seen; short for the finish."""
+    """Returns the length of rows: short first (cheap attention), then long, so that all positions are trained.
+
+    The finish is short again.
+    """
     main = done / FINISH
     return 256 if main < 0.72 or done >= FINISH else 1024 if main < 0.9 else MAX_CONTEXT
 
@@ -68,7 +75,7 @@ def context_length(done: float) -> int:
 
 
 def new_model(vocab_size: int, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A bf16 model whose residual projections start small, so that depth does not blow up the first steps."""
+    """Returns a bf16 model whose residual projections start small, so that depth does not blow up the first steps."""
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=384,
@@ -96,7 +103,7 @@ def new_model(vocab_size: int, tokenizer: PreTrainedTokenizerFast) -> LlamaForCa
 
 
 def loss_of(model: LlamaForCausalLM, batch: Tensor) -> Tensor:
-    """Mean cross-entropy in float32; batch is [rows, length + 1], the last column only a target."""
+    """Returns the mean cross-entropy in float32; batch is [rows, length + 1], the last column only a target."""
     hidden = model.model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
     logits = model.lm_head(hidden).flatten(0, 1)  # [rows * length, vocab]
     return F.cross_entropy(logits.float(), batch[:, 1:].flatten())
@@ -172,7 +179,7 @@ class Run:
         losses, gradients = zip(*self._workers.map(self._gradients, parts), strict=True)
         shares = [len(part) / len(batch) for part in parts]
         value = sum(loss * share for loss, share in zip(losses, shares, strict=True))
-        total = [sum(g * share for g, share in zip(of, shares, strict=True)) for of in zip(*gradients, strict=True)]
+        total = [sum(g * share for g, share in zip(each, shares, strict=True)) for each in zip(*gradients, strict=True)]
         self._weights.step(total, factor)
         progress = self.progress
         progress.train_loss = value if progress.step == 0 else 0.98 * progress.train_loss + 0.02 * value
@@ -180,12 +187,12 @@ class Run:
         progress.tokens += TOKENS_PER_STEP
 
     def _gradients(self, rows: Tensor) -> tuple[float, list[Tensor]]:
-        """Loss and float32 gradients, in the order of the model's parameters."""
+        """Returns the loss and float32 gradients, in the order of the model's parameters."""
         loss = self._loss(self._model, rows)
         return loss.item(), [g.float() for g in torch.autograd.grad(loss, list(self._model.parameters()))]
 
     def save(self, bar: tqdm[Any]) -> None:
-        """Checkpoint to continue from, and an export that loads; each file is replaced in one move."""
+        """Saves a checkpoint to resume from, and an export that loads; each file is replaced atomically."""
         self.progress.validation_loss = validation_loss(self._model, self._validation)
         speed = self.progress.tokens / self.progress.elapsed_s
         bar.write(json.dumps({**asdict(self.progress), "tokens_per_s": round(speed)}))
@@ -209,7 +216,7 @@ class Run:
 
 
 def _tokenizer(file: Path, corpus: Corpus) -> PreTrainedTokenizerFast:
-    """A resumed run must not train another tokenizer: the embedding's rows belong to this one's merges."""
+    """Returns the run's tokenizer, trained only once: the embedding's rows belong to its merges when a run resumes."""
     if not file.exists():
         train_tokenizer(corpus.train).save(str(file))
     return wrap_tokenizer(Tokenizer.from_file(str(file)))
