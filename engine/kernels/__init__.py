@@ -1,7 +1,7 @@
 """Finds or compiles the C++ kernels and loads them into torch (`torch.ops.twostep`); importing this imports no torch.
 
-Looked up in this order, for the best ISA level of this CPU: `$TWOSTEP_KERNEL_PATH` (read-only, made beforehand), the
-cache (`$TWOSTEP_CACHE_DIR`), compile now. Where nothing can be compiled, a library for a lower level will do.
+A library for the best ISA level of this CPU is looked up in `$TWOSTEP_KERNEL_PATH` (read-only, made beforehand), then
+in the cache (`$TWOSTEP_CACHE_DIR`); else it is compiled. Where that fails, a library for a lower level will do.
 """
 
 import functools
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """The library that is loaded: its ops are under `torch.ops.twostep`."""
+    """The loaded library, whose operators are under `torch.ops.twostep`."""
 
     isa: str  # name of the level it was compiled for
     path: Path
@@ -32,15 +32,15 @@ class KernelInfo:
 def load_kernels() -> KernelInfo | None:
     """Loads the best library, compiling it when needed (once, for minutes); the first call decides for the process.
 
-    None when there are no kernels: `TWOSTEP_KERNELS=off`, or (with one warning) no library and no way to compile one.
-    Callers then use plain torch. `TWOSTEP_ISA` names a lower level than the CPU's best. Raises ConfigError if there is
-    none of that name, and for a `TWOSTEP_KERNELS` that is neither on nor off.
+    Returns None when there are no kernels: `TWOSTEP_KERNELS=off`, or (with one warning) no library and no way to
+    compile one. Callers then use plain torch. `TWOSTEP_ISA` names a lower level than the CPU's best. Raises ConfigError
+    if there is none of that name, and for a `TWOSTEP_KERNELS` that is neither on nor off.
     """
-    if not _are_wanted():
+    if not _are_enabled():
         logger.info("CPU kernels are off (TWOSTEP_KERNELS); plain torch instead, which is much slower")
         return None
     try:
-        level, path = _find_or_build(_wanted_levels())
+        level, path = _find_or_build(_candidate_levels())
         _load(path)
     except KernelBuildError as error:
         logger.warning("no CPU kernels, plain torch instead, which is much slower: %s", error)
@@ -49,15 +49,15 @@ def load_kernels() -> KernelInfo | None:
     return KernelInfo(isa=level.name, path=path)
 
 
-def _are_wanted() -> bool:
-    told = os.environ.get("TWOSTEP_KERNELS", "").lower()
-    if told not in ("", "on", "1", "off", "0"):
-        raise ConfigError(f"TWOSTEP_KERNELS must be on or off, got {told!r}.")
-    return told not in ("off", "0")
+def _are_enabled() -> bool:
+    setting = os.environ.get("TWOSTEP_KERNELS", "").lower()
+    if setting not in ("", "on", "1", "off", "0"):
+        raise ConfigError(f"TWOSTEP_KERNELS must be on or off, got {setting!r}.")
+    return setting not in ("off", "0")
 
 
-def _wanted_levels() -> tuple[IsaLevel, ...]:
-    """The levels to try, best first: those of this CPU, from the one that `TWOSTEP_ISA` names downwards."""
+def _candidate_levels() -> tuple[IsaLevel, ...]:
+    """Returns the levels to try, best first: this CPU's, from the one that `TWOSTEP_ISA` names downwards."""
     levels = supported_levels()
     name = os.environ.get("TWOSTEP_ISA")
     if not name:

@@ -1,4 +1,4 @@
-"""`python -m engine.kernels`: compiles the CPU kernels before they are needed (images, first start)."""
+"""`python -m engine.kernels`: compiles the CPU kernels ahead of time, for images or before a first start."""
 
 import argparse
 import logging
@@ -41,7 +41,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compiles what the arguments name and prints each library's path; 1 when a compile fails."""
+    """Compiles the levels that the arguments name, and prints each library's path; returns 1 when a compile fails."""
     options = _parse(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     levels = [level_named(name) for name in options.isa] if options.isa else [best_level()]

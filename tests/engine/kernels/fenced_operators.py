@@ -1,7 +1,8 @@
-"""Calls the kernels' operators with inputs that begin or end at a page nobody may touch, and compares results.
+"""Calls the kernels' operators with inputs that begin or end at an inaccessible guard page, and compares results.
 
-All but whole layers, which are made of these. A process of its own (`python -m tests.engine.kernels.fenced_operators`),
-since it ends where an operator reads too far. Tells each case before it begins.
+It covers all operators but whole layers, which consist of these. It runs as a process of its own
+(`python -m tests.engine.kernels.fenced_operators`), which crashes where an operator reads out of bounds, and prints
+each case before it begins.
 """
 
 import ctypes
@@ -35,7 +36,7 @@ def main() -> None:
 
 
 def check(op: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
-    """Results, and inputs that the operator changes, must not depend on where inputs lie."""
+    """Asserts that results, and inputs that the operator changes, do not depend on where inputs lie in memory."""
     expected = _run(op, inputs, torch.clone)
     for place in (_behind_a_fence, _before_a_fence):
         for one, other in zip(expected, _run(op, inputs, place), strict=True):
@@ -56,7 +57,7 @@ def _before_a_fence(tensor: Tensor) -> Tensor:
 
 
 def _fenced(tensor: Tensor, *, at_end: bool) -> Tensor:
-    """A copy in pages of its own, with one before and one behind them that is out of bounds."""
+    """Returns a copy in pages of its own, with an inaccessible page before and one after them."""
     if tensor.numel() == 0:
         return tensor
     size = tensor.numel() * tensor.element_size()

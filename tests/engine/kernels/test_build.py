@@ -1,4 +1,4 @@
-"""Kernels are found or compiled for this CPU, and where that cannot be, it is said once and torch does the work."""
+"""Kernels are found or compiled for this CPU; where that fails, there is one warning and torch does the work."""
 
 import logging
 import os
@@ -34,7 +34,7 @@ needs_compiler = pytest.mark.skipif(not build.find_compiler(), reason="no C++ co
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A source directory of its own, that compiles in a second."""
+    """Replaces the kernels' source directory by one that compiles in a second."""
     directory = tmp_path / "sources"
     directory.mkdir()
     (directory / "tiny.cpp").write_text(TINY)
@@ -44,7 +44,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`load_kernels` as in a new process with an empty cache, which is returned; loading does nothing."""
+    """Resets `load_kernels` as in a new process with an empty cache, which is returned; loading does nothing."""
     for name in ("TWOSTEP_KERNELS", "TWOSTEP_ISA", "TWOSTEP_KERNEL_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TWOSTEP_CACHE_DIR", str(tmp_path / "cache"))
@@ -185,7 +185,7 @@ def test_a_compile_error_names_its_cause_and_leaves_nothing(sources: Path, tmp_p
 
 
 @needs_compiler
-def test_a_directory_that_cannot_be_written_is_said(sources: Path, tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_an_error_that_says_what_to_set(sources: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(KernelBuildError, match="set TWOSTEP_CACHE_DIR"):
         build_library(GENERIC, tmp_path / "file" / "out")

@@ -1,4 +1,4 @@
-"""The activations that take the place of torch's: close to them, and the same for an element whatever surrounds it."""
+"""The activations that replace torch's are close to them, and do not depend on an element's neighbours."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ def replaced() -> None:
 
 
 def exact(name: str, x: Tensor) -> Tensor:
-    """In float64, from the definitions."""
+    """Computes the activation by its definition, in float64."""
     x = x.double()
     if name == "gelu":
         return x * 0.5 * (1 + torch.erf(x / 2**0.5))

@@ -1,4 +1,4 @@
-"""The operators of fused layers: bit for bit what transformers' layers compute, but for the order of a norm's sum."""
+"""The operators of fused layers compute, bit for bit, what transformers' layers do, but for the order of norm sums."""
 
 import itertools
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 1) -> Tensor:
 
 
 def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As LlamaRMSNorm, the squares summed in sixteen lanes, which are folded at the end."""
+    """Computes LlamaRMSNorm, with squares summed in sixteen lanes, which are folded at the end."""
     wide = functional.pad(x.float(), (0, -x.shape[-1] % 16))
     lanes = sum((part * part for part in wide.split(16, dim=-1)), start=torch.zeros(*x.shape[:-1], 16))
     for half in (8, 4, 2, 1):
@@ -55,7 +55,7 @@ def test_a_sum_and_its_norm_are_those_of_two_steps(dtype: torch.dtype, size: int
 
 
 def rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """heads [T, H, D], by transformers."""
+    """Rotates heads [T, H, D] by transformers' code."""
     return apply_rotary_pos_emb(heads[None], heads[None], cos, sin, unsqueeze_dim=2)[0][0]
 
 

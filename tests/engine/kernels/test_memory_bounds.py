@@ -1,4 +1,4 @@
-"""The kernels' operators touch nothing before or behind their inputs."""
+"""The kernels' operators access nothing before or after their inputs."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.mark.usefixtures("ops")
-def test_nothing_around_inputs_is_touched() -> None:
+def test_nothing_around_inputs_is_accessed() -> None:
     command = [sys.executable, "-X", "faulthandler", "-m", "tests.engine.kernels.fenced_operators"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     cases = done.stdout.splitlines()
