@@ -1,4 +1,4 @@
-"""How the answer to one request is read: with calls of which functions, with thinking or without."""
+"""How the answer to one chat request is parsed: which functions it may call, and whether the model thinks."""
 
 import hashlib
 from collections.abc import Sequence
@@ -21,18 +21,18 @@ _ID_LENGTH = 24
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is expected of the model's text."""
+    """What the model's output may contain besides content, and how it is parsed."""
 
     tokenizer: Tokenizer
     names: frozenset[str]
-    """Functions that may be called."""
+    """Names of the functions that may be called."""
     is_one_call: bool
-    """At most one call is told."""
+    """Whether calls after the first are left out."""
     calls: CallFormat | None
-    """None where nothing may be called."""
+    """The format of calls; None where nothing may be called."""
     thinks: bool
     begins_inside: bool
-    """The prompt has begun the thinking."""
+    """Whether the prompt has opened the thinking."""
 
     def parser(self, response_id: str, choice: int) -> MessageParser:
         if self.calls is None and not self.thinks:
@@ -47,17 +47,18 @@ class Answer:
 
     @property
     def shown_token_ids(self) -> tuple[int, ...]:
-        """Marks that are special tokens, which would not be in the text."""
+        """Marks that are special tokens, which would otherwise not be in the text."""
         marks = (*(self.calls.marks if self.calls else ()), *((THINK_OPEN, THINK_CLOSE) if self.thinks else ()))
         return self.special_ids(*marks)
 
     def special_ids(self, *marks: str) -> tuple[int, ...]:
-        """Of those marks that are special tokens."""
+        """Returns the ids of those `marks` that are special tokens."""
         ids = (_single_id(self.tokenizer, mark) for mark in marks)
         return tuple(token_id for token_id in ids if token_id is not None and token_id in self.tokenizer.special_ids)
 
     def thinking_budget(self, max_tokens: int | None) -> ThinkingBudget | None:
-        """Raises BadRequestError where there is no thinking, or none that could be ended."""
+        """Returns the budget for so many tokens of thinking. Raises BadRequestError if the model does not think, or has
+        no tokens to end it with."""
         if max_tokens is None:
             return None
         if not self.thinks:
@@ -70,7 +71,7 @@ class Answer:
         return ThinkingBudget(max_tokens=max_tokens, end_id=end_id, start_id=None if self.begins_inside else start_id)
 
     def _call_id(self, response_id: str, choice: int, index: int) -> str:
-        """A function of the request's id: a stream that is repeated or resumed names its calls as before."""
+        """Returns a call's id, derived from the response's: a repeated or resumed stream names its calls as before."""
         digest = hashlib.sha256(f"{response_id}/{choice}/{index}".encode()).hexdigest()
         if self.calls is not None and self.calls.id_length is not None:
             return digest[: self.calls.id_length]
@@ -80,7 +81,7 @@ class Answer:
 def expected_answer(
     request: ChatRequest, dialect: Dialect, prompt_token_ids: Sequence[int], tokenizer: Tokenizer
 ) -> Answer:
-    """Raises BadRequestError if calls are possible and could not be read."""
+    """Returns what the answer may contain. Raises BadRequestError if it may contain calls that cannot be parsed."""
     functions = request.callable_functions
     if functions and dialect.calls is None:
         raise BadRequestError(
@@ -99,12 +100,12 @@ def expected_answer(
 
 
 def thinking_marks(tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """The tokens that begin and end thinking, where there are such: it can only be bounded by them."""
+    """Returns the tokens that begin and end thinking; None if there are none, so that thinking cannot be bounded."""
     start_id, end_id = (_single_id(tokenizer, mark) for mark in (THINK_OPEN, THINK_CLOSE))
     return None if start_id is None or end_id is None else (start_id, end_id)
 
 
 def _single_id(tokenizer: Tokenizer, mark: str) -> int | None:
-    """The token that is this mark, if there is one."""
+    """Returns the token that is this mark; None if there is none."""
     ids = tokenizer.encode(mark, add_special_tokens=False)
     return ids[0] if len(ids) == 1 else None

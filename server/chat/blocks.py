@@ -6,7 +6,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from server.tools.message_parts import Part, ToolCall
 
 Event = dict[str, Any]
-"""Of a stream; named by its `type`."""
+"""An event of a stream, named by its `type`."""
 
 
 class Block(Protocol):
@@ -15,17 +15,17 @@ class Block(Protocol):
     def add(self, part: Part) -> list[Event]: ...
 
     def end(self, is_complete: bool) -> list[Event]:
-        """Not complete is what max_tokens cut."""
+        """Returns the block's last events. `is_complete` is false for a block that was cut off."""
 
     def whole(self) -> dict[str, Any]:
-        """The block so far."""
+        """Returns the block so far."""
 
 
 BlockT = TypeVar("BlockT", bound=Block)
 
 
 class Blocks(Generic[BlockT]):
-    """Given the parts in their order. A streamed and a whole answer are the same blocks, told in two ways."""
+    """Groups the parts of an answer, in their order. A streamed and a whole answer have the same blocks."""
 
     def __init__(self, make: Callable[[int, Part], BlockT]) -> None:
         """`make` makes the block of this index that begins with this part; the part is added to it next."""
@@ -44,7 +44,7 @@ class Blocks(Generic[BlockT]):
         return events + self._blocks[-1].add(part)
 
     def end(self, is_complete: bool = True) -> list[Event]:
-        """Nothing is added after the end of all."""
+        """Ends the last block, if there is one. Callers add nothing after that."""
         return self._blocks[-1].end(is_complete) if self._blocks else []
 
     def whole(self) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from server.tools.message_parts import Content, Part
 
 
 class ChatChoice:
-    """Given the outputs of one generation in their order: each to `chunks`, or all at once to `whole`."""
+    """Formats the outputs of one generation in their order: each with `chunks`, or all at once with `whole`."""
 
     def __init__(self, index: int, request: ChatRequest, reader: OutputReader, tokenizer: Tokenizer) -> None:
         self._index = index
@@ -30,8 +30,8 @@ class ChatChoice:
         )
 
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
-        """The delta of a step's tokens and, behind the last, an empty delta with the reason; when the last token adds
-        nothing, as EOS does, that one alone."""
+        """Returns the chunk of a step's tokens and, behind the last, one of an empty delta with the finish reason; only
+        the latter when the last token adds nothing, as EOS does."""
         role = {"role": "assistant"} if self._is_first else {}
         parts = self._parts(output)
         if output.finish_reason is None:
@@ -43,7 +43,7 @@ class ChatChoice:
         return [self._chunk({**role, **delta_of(parts)}, output), empty | ending]
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """The choice with its message."""
+        """Returns the choice with its whole message."""
         message = message_of([part for output in outputs for part in self._parts(output)])
         joined = join_outputs(outputs)
         assert joined.finish_reason is not None

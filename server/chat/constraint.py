@@ -1,4 +1,4 @@
-"""What an answer must follow, after the thinking: calls that are required or strict, and what is demanded of text."""
+"""The grammar of an answer behind its thinking: for required or strict calls, and for constraints on the content."""
 
 from dataclasses import replace
 
@@ -17,7 +17,8 @@ _LINE_BREAKS = Regex("\n{0,2}")  # that models write behind the thinking
 
 
 async def chat_grammar(request: ChatRequest, answer: Answer, checker: GrammarChecker, caller: str) -> str | None:
-    """Raises BadRequestError for what cannot be followed, and names the function whose schema it is."""
+    """Returns the grammar of the output; None if it is free. Raises BadRequestError for a constraint that cannot be
+    followed, which names the function if it is a function's schema."""
     constraint = after_thinking(_answer_constraint(request, answer), answer)
     try:
         return await grammar_of(constraint, checker, caller)
@@ -30,7 +31,7 @@ async def chat_grammar(request: ChatRequest, answer: Answer, checker: GrammarChe
 
 
 def after_thinking(constraint: OutputConstraint | None, answer: Answer) -> OutputConstraint | None:
-    """The constraint is on what follows the thinking. Raises BadRequestError where it cannot be."""
+    """Returns the constraint with free thinking before it. Raises BadRequestError where that cannot be expressed."""
     if constraint is None or not answer.thinks:
         return constraint
     if isinstance(constraint.source, Lark):
@@ -41,7 +42,7 @@ def after_thinking(constraint: OutputConstraint | None, answer: Answer) -> Outpu
 
 
 def _answer_constraint(request: ChatRequest, answer: Answer) -> OutputConstraint | None:
-    """On the answer itself. Where a call is forced there is no content, and so no constraint on it."""
+    """Returns the constraint on the answer itself. Where a call is required there is no content to constrain."""
     if answer.calls is None:
         return request.constraint
     functions, is_one = list(request.callable_functions.values()), request.may_call_once
@@ -61,7 +62,7 @@ def _answer_constraint(request: ChatRequest, answer: Answer) -> OutputConstraint
 
 
 def _content_or_calls(constraint: OutputConstraint, calls: Part, have_mark: bool) -> OutputConstraint:
-    """The first character must tell them apart: JSON never begins like a mark."""
+    """Returns a constraint to content or calls. Their first character must differ: JSON never begins like a mark."""
     if not isinstance(constraint.source, JsonSchema) or not have_mark:
         raise _impossible(
             constraint, 'tools that may be called, unless it is a schema and calls have a mark ("hermes")'
@@ -70,7 +71,7 @@ def _content_or_calls(constraint: OutputConstraint, calls: Part, have_mark: bool
 
 
 def _has_mark_in_text(answer: Answer, calls: CallFormat) -> bool:
-    """Grammars are about text, and special tokens are none."""
+    """Whether calls begin with a mark that is text: grammars are about text, which special tokens are not."""
     return calls.opening is not None and not answer.special_ids(calls.opening)
 
 

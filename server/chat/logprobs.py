@@ -15,7 +15,7 @@ class ChatLogprobsFormatter:
         self._names_as_ids = names_as_ids
 
     def format(self, scores: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """An iterator: entries are made when they are told."""
+        """Returns the logprobs as an iterator: entries are made when they are encoded."""
         return {"content": (self._entry(score) for score in scores)}
 
     def _entry(self, score: TokenLogprobs) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Parts added up: to one delta of a stream, or to the whole message."""
+"""Message parts joined: to one delta of a stream, or to the whole message."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from server.tools.message_parts import Content, Part, Reasoning, ToolCall
 
 
 def delta_of(parts: Sequence[Part]) -> dict[str, Any]:
-    """Tokens whose text is empty, or held back, still are a delta: of empty content."""
+    """Returns the delta of one step's parts. Tokens whose text is empty, or held back, are a delta of empty content."""
     match parts:
         case [Content(text)]:  # the usual one, once per step
             return {"content": text}
@@ -19,7 +19,7 @@ def delta_of(parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def message_of(parts: Sequence[Part]) -> dict[str, Any]:
-    """Content is null only beside tool calls."""
+    """Returns the whole message. Its content is null only beside tool calls."""
     texts, calls = _texts(parts), [_whole_call(call) for call in _calls(parts)]
     message = {"role": "assistant", "content": None if calls else "", "refusal": None, **texts}
     return {**message, "tool_calls": calls} if calls else message
@@ -34,7 +34,7 @@ def _texts(parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def _calls(parts: Sequence[Part]) -> list[ToolCall]:
-    """One per index: clients take two entries of one index for two calls."""
+    """Returns one call per index, its pieces joined: clients take two entries of one index for two calls."""
     calls: dict[int, ToolCall] = {}
     for piece in parts:
         if isinstance(piece, ToolCall):

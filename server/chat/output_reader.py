@@ -1,4 +1,4 @@
-"""One choice's outputs -> parts, and what is counted on the way."""
+"""One choice's outputs -> message parts, and the count of reasoning tokens."""
 
 from engine.core.outputs import RequestOutput
 from server.chat.answer import Answer
@@ -6,26 +6,26 @@ from server.tools.message_parts import Part, ToolCall
 
 
 class OutputReader:
-    """Given all outputs of one generation, in their order."""
+    """Parses all outputs of one generation, in their order."""
 
     def __init__(self, answer: Answer, response_id: str, choice: int) -> None:
         self._parser = answer.parser(response_id, choice)
         self._thinking = answer.thinking_counter()
         self.has_called = False
-        """So far."""
+        """Whether there was a call so far."""
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """So far."""
+        """Reasoning tokens so far."""
         return self._thinking.num_tokens
 
     @property
     def is_cut(self) -> bool:
-        """After the last output: the answer ends inside the arguments of a call."""
+        """Whether the answer ends inside the arguments of a call. To be asked after the last output."""
         return self._parser.is_cut
 
     def read(self, output: RequestOutput) -> list[Part]:
-        """What is certain now; with the last output, all the rest."""
+        """Returns the parts that are certain now; with the last output, all the rest."""
         parts = self._parser.feed(output.text)
         self._thinking.add(output.token_ids)
         if output.is_finished:

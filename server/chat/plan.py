@@ -1,4 +1,4 @@
-"""What a chat request asks of the engine."""
+"""The plan of a chat request: its rendered prompt, sampling parameters and grammar."""
 
 import msgspec
 
@@ -17,10 +17,11 @@ _NAMES = ResponseNames("chatcmpl", "chat.completion", "chat.completion.chunk")
 
 
 async def plan_chat(request: ChatRequest, backend: Backend, arrival: Arrival) -> tuple[ChatPlan, Answer]:
-    """Raises RequestError or BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
+    """Returns the plan of a request, and how its answer is parsed. Raises RequestError or BadRequestError for what the
+    engine cannot be asked; the rest it refuses itself."""
     prompt = await chat_prompt(request, backend)
     wanted = request.token_limit
-    max_tokens = _room(backend.engine.info.max_model_len, len(prompt.token_ids)) if wanted is None else wanted
+    max_tokens = _tokens_left(backend.engine.info.max_model_len, len(prompt.token_ids)) if wanted is None else wanted
     answer = expected_answer(request, backend.chat.dialect_for(request), prompt.token_ids, backend.tokenizer)
     grammar = await chat_grammar(request, answer, backend.grammars, arrival.caller)
     params = msgspec.structs.replace(
@@ -32,12 +33,12 @@ async def plan_chat(request: ChatRequest, backend: Backend, arrival: Arrival) ->
 
 
 async def chat_prompt(request: ChatRequest, backend: Backend) -> EncodedPrompt:
-    """Cut if the request allows that."""
+    """Returns the rendered prompt, truncated if the request allows that."""
     num_wanted = 1 if request.token_limit is None else request.token_limit
     limit = prompt_limit(request.truncate_prompt_tokens, backend.engine.info.max_model_len - num_wanted)
     return truncate(await backend.chat.encode(request), limit)
 
 
-def _room(max_model_len: int, num_prompt_tokens: int) -> int:
-    """What fits behind the prompt: at least one token, so that a prompt too long is refused as that."""
+def _tokens_left(max_model_len: int, num_prompt_tokens: int) -> int:
+    """Returns how many tokens fit behind the prompt: at least one, so that a prompt too long is refused as that."""
     return max(1, max_model_len - num_prompt_tokens)

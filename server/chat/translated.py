@@ -9,7 +9,8 @@ from server.protocol.request import RequestFields
 
 
 def chat_request(request: RequestFields, fields: Mapping[str, Any]) -> ChatRequest:
-    """These fields, and those of sampling. Raises ValidationError, under chat's names."""
+    """Returns a chat request of `fields` and the sampling parameters of `request`. Raises ValidationError, with the
+    names of the chat API."""
     shared = request.model_fields_set & SamplingFields.model_fields.keys()
     translated = ChatRequest.model_validate({name: getattr(request, name) for name in shared} | dict(fields))
     assert not translated.model_extra, translated.model_extra
@@ -17,5 +18,5 @@ def chat_request(request: RequestFields, fields: Mapping[str, Any]) -> ChatReque
 
 
 def given(**fields: Any) -> dict[str, Any]:
-    """Without the fields that ask for nothing."""
+    """Returns the fields without those that ask for nothing."""
     return {name: value for name, value in fields.items() if value not in (None, [], {})}

@@ -1,4 +1,4 @@
-"""Counts of a chat request: those of any request, and the reasoning among the tokens."""
+"""Usage of a chat request: that of any request, and the reasoning tokens."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -23,7 +23,7 @@ async def whole_response(
     counter: ChatUsageCounter,
     tokenizer: Tokenizer,
 ) -> Response:
-    """`outputs` are those of each choice."""
+    """Returns the response; `outputs` are those of each choice."""
     body: dict[str, Any] = dict(plan.head)
     body["choices"] = [await _json_of(choice.whole(own)) for choice, own in zip(choices, outputs, strict=True)]
     timings = counter.timings()  # after the choices, which count reasoning for the usage
@@ -39,7 +39,7 @@ async def _json_of(choice: dict[str, Any]) -> msgspec.Raw:
 
 
 def prompt_fields(plan: ChatPlan, first: RequestOutput, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What is told of the prompt, once per response. `first` is the first output of any choice."""
+    """Returns the fields about the prompt, once per response. `first` is the first output of any choice."""
     fields: dict[str, Any] = {}
     if plan.request.return_token_ids:
         fields["prompt_token_ids"] = plan.prompts[0].token_ids

@@ -33,7 +33,7 @@ class ChoiceFormatter:
         return [self.format(output)]
 
     def format(self, output: RequestOutput) -> dict[str, Any]:
-        """Scores are iterators: they are made when they are told."""
+        """Returns the choice's entry for this output. Logprobs are iterators: they are made when they are encoded."""
         request = self._request
         choice: dict[str, Any] = {"index": self._index, "text": output.text, "logprobs": None, "finish_reason": None}
         if self._logprobs is not None:
@@ -65,7 +65,7 @@ class ChoiceFormatter:
         return generated if echoed is None else join_logprobs(echoed, generated)
 
     def _prompt_scores(self, output: RequestOutput) -> Sequence[TokenLogprobs | None]:
-        """One per prompt token. A sequence whose deadline passed before its prompt was computed has none."""
+        """Returns one entry per prompt token: None for all if the deadline passed before the prompt was computed."""
         return output.prompt_logprobs or [None] * len(self._prompt.token_ids)
 
     def _echo(self) -> str:

@@ -11,7 +11,7 @@ from server.generation.logprobs import finite
 
 
 class LogprobsFormatter:
-    """OpenAI's lists for one choice, piece by piece. Keeps count of the text, for `text_offset`."""
+    """Makes OpenAI's lists for one choice, piece by piece. Keeps count of the text, for `text_offset`."""
 
     def __init__(self, tokenizer: Tokenizer, num_top: int, names_as_ids: bool, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -22,7 +22,8 @@ class LogprobsFormatter:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def prompt(self, token_ids: Sequence[int], scores: Sequence[TokenLogprobs | None], text: str) -> dict[str, Any]:
-        """The echoed prompt. `text` is what is echoed: tokens' texts may have one leading space more than it."""
+        """Returns the lists of the echoed prompt. `text` is what is echoed: the tokens' texts may have one leading
+        space more."""
         offsets = [self._advance(token_id) for token_id in token_ids]
         surplus = self._offset - len(text)
         self._offset = len(text)
@@ -43,7 +44,8 @@ class LogprobsFormatter:
         }
 
     def _top(self, score: TokenLogprobs) -> dict[str, float]:
-        """The most likely tokens, and the token itself. Of tokens of the same name the most likely one is told."""
+        """Returns the logprobs of the most likely tokens and of the token itself. Of tokens of the same name the most
+        likely one counts."""
         top: dict[str, float] = {}
         for token_id, logprob in (*score.top[: self._num_top], (score.token_id, score.logprob)):
             top.setdefault(self._name(token_id), finite(logprob))
@@ -53,7 +55,8 @@ class LogprobsFormatter:
         return f"token_id:{token_id}" if self._names_as_ids else token_name(self._tokenizer, token_id)
 
     def _advance(self, token_id: int) -> int:
-        """Where in the text the token begins; a part of a character begins where the character does."""
+        """Returns where in the text the token begins, and goes on behind it. A part of a character begins where the
+        character does."""
         offset = self._offset
         if token_id not in self._skipped_ids:
             self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
@@ -61,5 +64,5 @@ class LogprobsFormatter:
 
 
 def join_logprobs(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """As iterators."""
+    """Returns the lists of both, concatenated, as iterators."""
     return {name: chain(first[name], second[name]) for name in first}

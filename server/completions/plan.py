@@ -1,4 +1,4 @@
-"""What a completion request asks of the engine."""
+"""The plan of a completion request: its prompts, sampling parameters and grammar."""
 
 from server.core.prompts import encode_prompts, prompt_limit
 from server.generation.entry import Arrival
@@ -14,7 +14,8 @@ _NAMES = ResponseNames("cmpl", "text_completion", "text_completion")
 
 
 async def plan_completion(request: CompletionRequest, backend: Backend, arrival: Arrival) -> CompletionPlan:
-    """Raises RequestError or BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
+    """Returns the plan of a request. Raises RequestError or BadRequestError for what the engine cannot be asked; the
+    rest it refuses itself."""
     limit = prompt_limit(request.truncate_prompt_tokens, backend.engine.info.max_model_len - request.max_tokens)
     prompts = await encode_prompts(request.prompt, backend.tokenizer, request.add_special_tokens, limit)
     grammar = await grammar_of(request.constraint, backend.grammars, arrival.caller)

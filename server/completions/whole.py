@@ -1,4 +1,4 @@
-"""The completion that is not streamed: ranked where there are more candidates than wanted, answered."""
+"""The completion that is not streamed: its candidates are ranked if there are more than `n`, and formatted."""
 
 import itertools
 import math
@@ -40,7 +40,7 @@ def _choices(plan: CompletionPlan, candidates: list[RequestOutput], tokenizer: T
 
 
 def best(candidates: list[RequestOutput], count: int) -> list[RequestOutput]:
-    """Those with the highest mean log-probability per token, best first; in their own order if all are wanted."""
+    """Returns the `count` candidates with the highest mean logprob per token, best first; all of them as they are."""
     if len(candidates) == count:
         return candidates
     return sorted(candidates, key=_mean_logprob, reverse=True)[:count]
