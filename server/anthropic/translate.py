@@ -1,4 +1,4 @@
-"""A request for a message -> the chat request that asks the same."""
+"""A request of Anthropic's API -> the chat request that asks for the same."""
 
 import json
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ RENAMING = ErrorRenaming(
 
 
 def to_chat(request: AnthropicConversation) -> ChatRequest:
-    """Raises ValidationError, under chat's names."""
+    """Returns the chat request. Raises ValidationError, with the names of the chat API."""
     choice, thinking = request.tool_choice, request.thinking
     schema = request.output_config.format
     fields = given(
@@ -52,7 +52,7 @@ def to_chat(request: AnthropicConversation) -> ChatRequest:
         tool_choice=_choice(choice),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         thinking_token_budget=None if thinking is None else thinking.budget_tokens,
-        chat_template_kwargs=_switch(request) | request.chat_template_kwargs,
+        chat_template_kwargs=_thinking_switch(request) | request.chat_template_kwargs,
         response_format=schema and {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema.schema_}},
     )
     if isinstance(request, MessagesRequest):
@@ -60,8 +60,8 @@ def to_chat(request: AnthropicConversation) -> ChatRequest:
     return chat_request(request, fields)
 
 
-def _switch(request: AnthropicConversation) -> dict[str, bool]:
-    """The name that templates of models with a choice go by; others do not read it."""
+def _thinking_switch(request: AnthropicConversation) -> dict[str, bool]:
+    """Returns the template variable that turns thinking on or off; templates of models without a choice ignore it."""
     match request.thinking:
         case None:
             return {}
@@ -89,7 +89,7 @@ def _turn(turn: Turn) -> list[dict[str, Any]]:
 
 
 def _user(blocks: Sequence[UserBlock]) -> list[dict[str, Any]]:
-    """Results of calls are messages of their own, and text between them is one of the user's."""
+    """Returns a user turn's messages: the results of calls are messages of their own, and so is text between them."""
     messages: list[dict[str, Any]] = []
     for block in blocks:
         if isinstance(block, ToolResultBlock):

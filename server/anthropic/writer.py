@@ -1,4 +1,4 @@
-"""Writes a message: as a stream of events, or, when all is over, whole."""
+"""Writes the answer of Anthropic's API: as a stream of events, or whole at its end."""
 
 import json
 from collections.abc import Mapping
@@ -73,9 +73,10 @@ class _ToolUseBlock:
         return {"type": "tool_use", "id": self._call.id, "name": self._call.name, "input": self._input()}
 
     def _input(self) -> dict[str, Any]:
-        """Empty until it is complete, where max_tokens cut it, and where the model wrote what JSON cannot tell."""
+        """Returns the arguments as an object: an empty one until they are complete, and where they were cut off or are
+        nothing that JSON can hold."""
         try:
-            parsed = from_json(self._arguments)  # unlike json.loads, neither endless nesting nor lone surrogates
+            parsed = from_json(self._arguments)  # unlike json.loads, refuses endless nesting and lone surrogates
             json.dumps(parsed, allow_nan=False)
         except ValueError:
             return {}
@@ -97,12 +98,12 @@ def _make_block(index: int, part: Part) -> _TextBlock | _ToolUseBlock:
 
 
 class MessageWriter:
-    """Given the outputs of one generation in their order."""
+    """Writes the message of one generation, given its outputs in their order."""
 
     def __init__(
         self, head: Mapping[str, Any], reader: OutputReader, counter: ChatUsageCounter, request_id: str
     ) -> None:
-        """`head` is what a message tells of itself from its beginning on."""
+        """`head` has the fields that are known from the message's beginning on."""
         self._head = head
         self._reader = reader
         self._counter = counter
@@ -127,7 +128,7 @@ class MessageWriter:
         return [anthropic_error(kind.status, message, self._request_id)]
 
     def whole(self) -> dict[str, Any]:
-        """After the last output."""
+        """Returns the whole message. To be called after the last output."""
         return {
             **self._head,
             "content": self._blocks.whole(),

@@ -1,4 +1,4 @@
-"""What a response tells of itself from its beginning on: most of it is the request, echoed as OpenAI does."""
+"""The fields of a response that are known from its beginning on: most of them echo the request, as OpenAI's do."""
 
 from typing import Any
 

@@ -8,21 +8,22 @@ from server.chat.blocks import Event
 from server.tools.message_parts import Content, Part, Reasoning, ToolCall
 
 
-class Scores:
-    """Log-probabilities of tokens on their way to the text they are part of."""
+class PendingLogprobs:
+    """Logprobs of tokens whose text is not part of an item yet."""
 
     def __init__(self) -> None:
-        self._waiting: list[dict[str, Any]] = []
+        self._entries: list[dict[str, Any]] = []
 
     def add(self, entries: Iterable[dict[str, Any]]) -> None:
-        self._waiting += entries
+        self._entries += entries
 
     def take(self) -> list[dict[str, Any]]:
-        taken, self._waiting = self._waiting, []
+        taken, self._entries = self._entries, []
         return taken
 
     def take_beginning_with(self, text: str) -> list[dict[str, Any]]:
-        """Without those before the text's own tokens: marks, as that behind the thinking, add no text."""
+        """Take the logprobs from the text's first token on. Those before it are of marks, as that behind the thinking,
+        which add no text: they are dropped."""
         taken, data = self.take(), text.encode()
         written, offset = b"".join(bytes(each["bytes"]) for each in taken), 0
         for start, each in enumerate(taken):
@@ -33,8 +34,8 @@ class Scores:
 
 
 @dataclass(slots=True)
-class _Place:
-    """Which item it is, and how far it is written."""
+class _ItemState:
+    """The index, id and status of an item, and the events that have them."""
 
     index: int
     item_id: str
@@ -55,52 +56,52 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What tells messages from thinking."""
+    """The fields in which messages and thinking differ."""
 
     part_type: str
     item: Mapping[str, Any]
     part: Mapping[str, Any] = field(default_factory=dict)
-    is_scored: bool = False
+    has_logprobs: bool = False
 
 
-_MESSAGE = _Kind("output_text", {"type": "message", "role": "assistant"}, {"annotations": []}, is_scored=True)
+_MESSAGE = _Kind("output_text", {"type": "message", "role": "assistant"}, {"annotations": []}, has_logprobs=True)
 _REASONING = _Kind("reasoning_text", {"type": "reasoning", "summary": []})
 
 
 class TextItem:
     """A message, or the thinking before it: an item with one part of text."""
 
-    def __init__(self, kind: _Kind, place: _Place, scores: Scores) -> None:
+    def __init__(self, kind: _Kind, state: _ItemState, pending: PendingLogprobs) -> None:
         self._kind = kind
-        self._place = place
-        self._scores = scores
+        self._state = state
+        self._pending = pending
         self._text = ""
-        self._told: list[dict[str, Any]] = []
+        self._logprobs: list[dict[str, Any]] = []
 
     def start(self) -> list[Event]:
-        added = self._place.added(self.whole() | {"content": []})
-        return [added, self._place.event("content_part.added", content_index=0, part=self._part())]
+        added = self._state.added(self.whole() | {"content": []})
+        return [added, self._state.event("content_part.added", content_index=0, part=self._part())]
 
     def add(self, part: Part) -> list[Event]:
         assert isinstance(part, Content | Reasoning)
-        scores = self._scores.take() if self._text else self._scores.take_beginning_with(part.text)
+        logprobs = self._pending.take() if self._text else self._pending.take_beginning_with(part.text)
         self._text += part.text
-        self._told += scores
-        return [self._event("delta", delta=part.text, **self._scored(scores))]
+        self._logprobs += logprobs
+        return [self._event("delta", delta=part.text, **self._logprobs_field(logprobs))]
 
     def end(self, is_complete: bool) -> list[Event]:
-        self._place.end(is_complete)
+        self._state.end(is_complete)
         return [
-            self._event("done", text=self._text, **self._all_scores()),
-            self._place.event("content_part.done", content_index=0, part=self._part()),
-            self._place.done(self.whole()),
+            self._event("done", text=self._text, **self._all_logprobs()),
+            self._state.event("content_part.done", content_index=0, part=self._part()),
+            self._state.done(self.whole()),
         ]
 
     def whole(self) -> dict[str, Any]:
         return {
-            "id": self._place.item_id,
+            "id": self._state.item_id,
             **self._kind.item,
-            "status": self._place.status,
+            "status": self._state.status,
             "content": [self._part()],
         }
 
@@ -109,52 +110,52 @@ class TextItem:
             "type": self._kind.part_type,
             "text": self._text,
             **self._kind.part,
-            **self._all_scores(),
+            **self._all_logprobs(),
         }
 
     def _event(self, name: str, **fields: Any) -> Event:
-        return self._place.event(f"{self._kind.part_type}.{name}", content_index=0, **fields)
+        return self._state.event(f"{self._kind.part_type}.{name}", content_index=0, **fields)
 
-    def _all_scores(self) -> dict[str, Any]:
-        """An iterator is told a slice at a time."""
-        return self._scored(iter(self._told[:]))
+    def _all_logprobs(self) -> dict[str, Any]:
+        """Returns the field of all logprobs. It is an iterator, which is encoded a slice at a time."""
+        return self._logprobs_field(iter(self._logprobs[:]))
 
-    def _scored(self, scores: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        return {"logprobs": scores} if self._kind.is_scored else {}
+    def _logprobs_field(self, logprobs: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        return {"logprobs": logprobs} if self._kind.has_logprobs else {}
 
 
 class CallItem:
     """A call of a function."""
 
-    def __init__(self, call: ToolCall, place: _Place, scores: Scores) -> None:
+    def __init__(self, call: ToolCall, state: _ItemState, pending: PendingLogprobs) -> None:
         self._call = call
-        self._place = place
-        self._scores = scores
+        self._state = state
+        self._pending = pending
         self._arguments = ""
 
     def start(self) -> list[Event]:
-        return [self._place.added(self.whole())]
+        return [self._state.added(self.whole())]
 
     def add(self, part: Part) -> list[Event]:
         assert isinstance(part, ToolCall)
-        self._scores.take()
+        self._pending.take()
         if not part.arguments:
             return []
         self._arguments += part.arguments
-        return [self._place.event("function_call_arguments.delta", delta=part.arguments)]
+        return [self._state.event("function_call_arguments.delta", delta=part.arguments)]
 
     def end(self, is_complete: bool) -> list[Event]:
-        self._place.end(is_complete)
-        done = self._place.event(
+        self._state.end(is_complete)
+        done = self._state.event(
             "function_call_arguments.done", name=self._call.name, arguments=self._arguments
         )  # fmt: skip
-        return [done, self._place.done(self.whole())]
+        return [done, self._state.done(self.whole())]
 
     def whole(self) -> dict[str, Any]:
         return {
-            "id": self._place.item_id,
+            "id": self._state.item_id,
             "type": "function_call",
-            "status": self._place.status,
+            "status": self._state.status,
             "call_id": self._call.id,
             "name": self._call.name,
             "arguments": self._arguments,
@@ -164,16 +165,16 @@ class CallItem:
 Item = TextItem | CallItem
 
 
-def item_maker(stem: str, scores: Scores) -> Callable[[int, Part], Item]:
-    """Items of one response; `stem` makes their ids its own."""
+def item_maker(stem: str, pending: PendingLogprobs) -> Callable[[int, Part], Item]:
+    """Returns a function that makes the items of one response; `stem` makes their ids its own."""
 
     def make(index: int, part: Part) -> Item:
         match part:
             case Content():
-                return TextItem(_MESSAGE, _Place(index, f"msg_{stem}_{index}"), scores)
+                return TextItem(_MESSAGE, _ItemState(index, f"msg_{stem}_{index}"), pending)
             case Reasoning():
-                return TextItem(_REASONING, _Place(index, f"rs_{stem}_{index}"), scores)
+                return TextItem(_REASONING, _ItemState(index, f"rs_{stem}_{index}"), pending)
             case ToolCall():
-                return CallItem(part, _Place(index, f"fc_{stem}_{index}"), scores)
+                return CallItem(part, _ItemState(index, f"fc_{stem}_{index}"), pending)
 
     return make

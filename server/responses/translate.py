@@ -1,4 +1,4 @@
-"""A request for a response -> the chat request that asks the same."""
+"""A request of the responses API -> the chat request that asks for the same."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -36,7 +36,7 @@ RENAMING = ErrorRenaming(
 
 
 def to_chat(request: ResponsesRequest) -> ChatRequest:
-    """Raises ValidationError, under chat's names."""
+    """Returns the chat request. Raises ValidationError, with the names of the chat API."""
     messages = [{"role": "system", "content": request.instructions}] if request.instructions is not None else []
     fields = given(
         messages=[*messages, *_messages(request)],
@@ -62,7 +62,7 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
 
 
 def _turns(items: Iterable[InputItem]) -> list[dict[str, Any]]:
-    """What the model wrote in a row, thinking, text and calls, is one message of the assistant's."""
+    """Returns the messages. Thinking, text and calls that the model wrote in a row are one message."""
     messages: list[dict[str, Any]] = []
     for item in items:
         last = messages[-1] if messages and messages[-1]["role"] == "assistant" else {}
@@ -103,7 +103,7 @@ def _tool(tool: FunctionTool) -> dict[str, Any]:
 
 
 def _choice(choice: FunctionChoice) -> Any:
-    """Auto is the default, and may be asked for without tools."""
+    """Returns the chat API's tool_choice. Auto is the default, and may be asked for without tools."""
     match choice:
         case "auto":
             return None

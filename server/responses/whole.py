@@ -1,4 +1,4 @@
-"""The response that is not streamed."""
+"""The response of /v1/responses that is not streamed."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Writes a response: as a stream of events, or, when all is over, whole."""
+"""Writes a response: as a stream of events, or whole at its end."""
 
 import itertools
 import time
@@ -13,12 +13,12 @@ from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.output_reader import OutputReader
 from server.chat.usage import ChatUsageCounter
 from server.core.errors import ErrorKind
-from server.responses.items import Item, Scores, item_maker
+from server.responses.items import Item, PendingLogprobs, item_maker
 from server.tools.message_parts import Content
 
 
 class ResponseWriter:
-    """Given the outputs of one generation in their order."""
+    """Writes the response of one generation, given its outputs in their order."""
 
     def __init__(
         self,
@@ -27,13 +27,13 @@ class ResponseWriter:
         counter: ChatUsageCounter,
         logprobs: ChatLogprobsFormatter | None,
     ) -> None:
-        """`head` is what a response tells of itself from its beginning on."""
+        """`head` has the fields that are known from the response's beginning on."""
         self._head = head
         self._reader = reader
         self._counter = counter
         self._logprobs = logprobs
-        self._scores = Scores()
-        self._items: Blocks[Item] = Blocks(item_maker(str(head["id"]).removeprefix("resp_"), self._scores))
+        self._pending = PendingLogprobs()
+        self._items: Blocks[Item] = Blocks(item_maker(str(head["id"]).removeprefix("resp_"), self._pending))
         self._last: RequestOutput | None = None
         self._numbers = itertools.count()
 
@@ -46,11 +46,11 @@ class ResponseWriter:
     def add(self, output: RequestOutput) -> list[Event]:
         self._last = output
         if self._logprobs is not None:
-            self._scores.add(self._logprobs.format(_of_text(output))["content"])
+            self._pending.add(self._logprobs.format(_text_logprobs(output))["content"])
         return self._numbered([event for part in self._reader.read(output) for event in self._items.add(part)])
 
     def end(self) -> list[Event]:
-        """An answer without anything is an empty message."""
+        """Returns the last events. An answer without anything is an empty message."""
         events = [] if self._items.whole() else self._items.add(Content(""))
         events += self._items.end(self._is_complete and not self._reader.is_cut)
         body = self.whole()
@@ -61,7 +61,7 @@ class ResponseWriter:
         return self._numbered([{"type": "response.failed", "response": self._body("failed") | {"error": error}}])
 
     def whole(self) -> dict[str, Any]:
-        """After `end`."""
+        """Returns the whole response. To be called after `end`."""
         assert self._last is not None
         ended = {"completed_at": int(time.time())} if self._is_complete else {"incomplete_details": _CUT}
         return {
@@ -97,7 +97,7 @@ class ResponseWriter:
 _CUT = {"reason": "max_output_tokens"}
 
 
-def _of_text(output: RequestOutput) -> Sequence[TokenLogprobs]:
-    """Without that of a token that only ended the answer: text that was held back may come with it."""
+def _text_logprobs(output: RequestOutput) -> Sequence[TokenLogprobs]:
+    """Returns the logprobs without that of a stop token, which has no text, even if text held back comes with it."""
     is_stop_token = output.finish_reason is FinishReason.STOP and not isinstance(output.stop_reason, str)
     return output.logprobs[:-1] if is_stop_token else output.logprobs
