@@ -1,1 +1,1 @@
-"""One file per group of routes; all bodies in and out are JSON."""
+"""The HTTP routes, one file per group; all bodies in and out are JSON."""

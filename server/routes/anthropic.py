@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic's clients ask."""
+"""POST /v1/messages and /v1/messages/count_tokens, Anthropic's API."""
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -63,7 +63,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
 
 @counting.post("/v1/messages/count_tokens", responses=anthropic_error_responses(400, 401, 404, 413, 429, 500, 529))
 async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount:
-    """The tokens of the prompt that the same fields would make for a message."""
+    """Count the tokens of the prompt that the same fields would make for a message."""
     validate_request(body, ANTHROPIC_REFUSALS, request)
     backend = context_of(request).backend
     with RENAMING():
@@ -72,7 +72,8 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount
 
 
 def _chat_of(body: AnthropicConversation, backend: Backend) -> ChatRequest:
-    """Where thinking is disabled, a model that thinks all the same must end it at once, if it has tokens for that."""
+    """Returns the chat request. Where thinking is disabled, a model that thinks all the same must end it at once, if it
+    has tokens for that."""
     chat = to_chat(body)
     is_disabled = body.thinking is not None and body.thinking.type == "disabled"
     if is_disabled and backend.chat.dialect_for(chat).thinks and thinking_marks(backend.tokenizer):

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, and its prompt without an answer."""
+"""POST /v1/chat/completions, and /v1/chat/completions/render for its prompt alone."""
 
 from functools import partial
 
@@ -34,7 +34,7 @@ rendering = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
     },
 )
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
-    """Answer a conversation. Streamed responses start with the first token; every response tells its phases."""
+    """Answer a conversation. Streamed responses start with the first token; every response reports its phases."""
     arrival = validate_request(body, CHAT_REFUSALS, request)
     backend = context_of(request).backend
     plan, answer = await arrival.within_deadline(plan_chat(body, backend, arrival))
@@ -49,7 +49,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
 
 @rendering.post("/v1/chat/completions/render", responses=error_responses(400, 401, 404, 413, 415, 429, 503))
 async def render_chat_completion(body: ChatRequest, request: Request) -> RenderResponse:
-    """The prompt that this request makes, as text and token ids. Nothing is generated."""
+    """Render the prompt that this request makes, as text and token ids. Nothing is generated."""
     arrival = validate_request(body, CHAT_REFUSALS, request)
     backend = context_of(request).backend
     plan, _ = await arrival.within_deadline(plan_chat(body, backend, arrival))

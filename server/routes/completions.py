@@ -30,7 +30,7 @@ router = APIRouter(route_class=GenerationRoute, tags=["OpenAI"])
     },
 )
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
-    """Continue each prompt. Streamed responses start with the first token; every response tells its phases."""
+    """Continue each prompt. Streamed responses start with the first token; every response reports its phases."""
     arrival = validate_request(body, COMPLETION_REFUSALS, request)
     backend = context_of(request).backend
     plan = await arrival.within_deadline(plan_completion(body, backend, arrival))

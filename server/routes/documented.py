@@ -1,4 +1,4 @@
-"""The error shape, for /openapi.json."""
+"""The documentation of errors in /openapi.json."""
 
 from collections.abc import Iterable
 from http import HTTPStatus
@@ -21,7 +21,8 @@ class ErrorResponse(BaseModel):
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """These, and "default": without it FastAPI would document a 422 of its own, which is never sent."""
+    """Returns the documentation of these statuses and of "default": without it FastAPI would document a 422 of its own,
+    which is never sent."""
     return _described(ErrorResponse, statuses)
 
 

@@ -32,8 +32,8 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     arrival = validate_request(body, EMBEDDING_REFUSALS, request)
     backend = context_of(request).backend
     generations = await arrival.within_deadline(plan_embeddings(body, backend, arrival))
-    room, share = backend.admission_size, arrival.share
-    outputs = await embed(backend.engine, generations, room.max_live(share), room.max_tokens(share))
+    size, share = backend.admission_size, arrival.share
+    outputs = await embed(backend.engine, generations, size.max_live(share), size.max_tokens(share))
     record_of(request.scope).report = lambda: report(outputs)
     answer = await body_of(body, arrival.model, outputs)
     headers = complete_headers(answer["timings"])

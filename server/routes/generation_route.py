@@ -10,6 +10,6 @@ from server.runtime.context import context_of
 
 class GenerationRoute(JsonRoute):
     def check(self, request: Request) -> None:
-        """Raises as `check_admission` does. What depends on the prompt is looked at again when it is known."""
+        """Raises as `check_admission` does. Limits that depend on the prompt are checked again when it is known."""
         context, key = context_of(request), record_of(request.scope).key
         context.backend.engine.check_admission(Tenant(key.name, context.keys.share_of(key)))

@@ -1,4 +1,4 @@
-"""Whether the server lives, whether it takes work, and how much it has."""
+"""Liveness, readiness and load of the server, for probes and load balancers."""
 
 from typing import Literal
 
@@ -21,13 +21,13 @@ class Status(BaseModel):
 
 class Load(BaseModel):
     server_load: int
-    """Sequences between their arrival and their end."""
+    """Sequences that have arrived and not ended."""
     requests_running: int
     requests_waiting: int
     waiting_tokens: int
     """Prompt tokens of requests without a first token."""
     predicted_wait_ms: float
-    """Until one more request would be scheduled."""
+    """Predicted time until one more request would be scheduled."""
     kv_cache_usage_ratio: float
 
 
@@ -42,7 +42,7 @@ async def health(request: Request) -> Status:
 
 @router.get("/ready", responses=error_responses(503))
 async def ready(request: Request) -> Status:
-    """Readiness: 503 while no engine is up to do new work, and when the server stops. How full it is `/load` tells."""
+    """Readiness: 503 while no engine is up to do new work, and when the server stops. For its load see `/load`."""
     context = context_of(request)
     if context.lifecycle.state is not State.READY:
         raise NotReadyError("The server is shutting down.")
@@ -54,14 +54,14 @@ async def ready(request: Request) -> Status:
 
 @router.get("/load", responses=error_responses(401, 503))
 async def load(request: Request) -> Load:
-    """For load balancers."""
+    """Load of the server and its engine, for load balancers."""
     engine = context_of(request).backend.engine
-    stats, room = engine.last_stats, engine.queue_stats
+    stats, queue = engine.last_stats, engine.queue_stats
     return Load(
         server_load=engine.num_live,
         requests_running=stats.num_running if stats else 0,
         requests_waiting=stats.num_waiting if stats else 0,
-        waiting_tokens=room.num_waiting_tokens,
-        predicted_wait_ms=round(room.predicted_wait_s * 1e3, 3),
+        waiting_tokens=queue.num_waiting_tokens,
+        predicted_wait_ms=round(queue.predicted_wait_s * 1e3, 3),
         kv_cache_usage_ratio=stats.pool.held / engine.info.num_blocks if stats else 0.0,
     )

@@ -1,4 +1,4 @@
-"""What is running: version, settings, what the engine measured; and the metrics."""
+"""What is running: version, settings, what the engine measured, statistics and metrics, and a live page of them."""
 
 from pathlib import Path
 from typing import Any
@@ -29,19 +29,19 @@ class ServerInfo(BaseModel):
     version: str
     system_fingerprint: str
     settings: dict[str, Any]
-    """Without the API keys."""
+    """The settings in force, without the API keys."""
     engine: dict[str, Any]
 
 
 @router.get("/version")
 async def version() -> Version:
-    """Answers also while the model loads."""
+    """The server's version. Answers also while the model loads."""
     return Version(version=VERSION)
 
 
 @router.get("/server_info", responses=error_responses(401, 503))
 async def server_info(request: Request) -> ServerInfo:
-    """The settings in force, and what the engine found out while loading."""
+    """The settings in force, and what the engine measured while loading."""
     context = context_of(request)
     backend = context.backend
     return ServerInfo(
@@ -54,14 +54,14 @@ async def server_info(request: Request) -> ServerInfo:
 
 @router.get("/stats", responses=error_responses(401, 503))
 async def stats(request: Request) -> Stats:
-    """What the newest requests and steps took, whoever sent them."""
+    """Latencies of recent requests and durations of recent steps, of all API keys together."""
     return context_of(request).metrics.recent()
 
 
 @router.get("/", response_class=HTMLResponse, include_in_schema=False)
 async def live_page() -> HTMLResponse:
-    """A page that shows, second by second, what `/load`, `/stats` and `/v1/requests` say. It needs no API key, and asks
-    for the one that these need."""
+    """A page that shows, second by second, what `/load`, `/stats` and `/v1/requests` report. It needs no API key, and
+    asks for the one that these need."""
     return HTMLResponse(_LIVE_PAGE, headers={"Content-Security-Policy": _POLICY})
 
 

@@ -1,4 +1,5 @@
-"""Reading JSON bodies strictly: the media type must say so, and what cannot be parsed is told in one sentence."""
+"""Routes with JSON bodies, read strictly: the media type must be JSON's, and what cannot be parsed is refused with the
+reason. Large bodies wait for their turn."""
 
 import asyncio
 import gc
@@ -21,36 +22,37 @@ from server.protocol.wire import MAX_FIELDS
 from server.runtime.context import context_of
 
 MAX_CONTAINERS = 100_000
-"""Lists and objects of a large body; brackets within strings count, so more are allowed where they are sparse as in
-text: one in 16 bytes. Made of nothing but empty lists, a body would take ten times as long as one of numbers."""
+"""Maximum number of lists and objects in a large body; brackets within strings count, so more are allowed where they
+are sparse as in text: one in 16 bytes. Made of nothing but empty lists, a body would take ten times as long as one of
+numbers."""
 MAX_NAMES = 2**18
-"""In its objects; colons within strings count, with the same allowance."""
+"""Maximum number of names in the objects of a large body; colons within strings count, with the same allowance."""
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class JsonRequest(Request):
-    """Reads the body when it is asked for, in its turn if it is large."""
+    """A request whose body is read when it is asked for, in its turn if it is large."""
 
-    def __init__(self, request: Request, large_bodies: LargeBodies, place: AsyncExitStack) -> None:
-        """`place` is what the body's place among the large ones is given back to."""
+    def __init__(self, request: Request, large_bodies: LargeBodies, exit_stack: AsyncExitStack) -> None:
+        """`exit_stack` releases the body's slot among the large ones."""
         super().__init__(request.scope, request.receive)
         self._large_bodies = large_bodies
-        self._place = place
+        self._exit_stack = exit_stack
 
     async def body(self) -> bytes:
         if is_large(self.headers) and not hasattr(self, "_body"):
             messages, num_bytes = await _beginning(self._receive)
             self._receive = _again(messages, self._receive)
             if num_bytes >= LARGE_BYTES:
-                await self._place.enter_async_context(self._large_bodies.slot(caller_of(self.scope)))
+                await self._exit_stack.enter_async_context(self._large_bodies.slot(caller_of(self.scope)))
         return await super().body()
 
     async def json(self) -> Any:
         body = await self.body()
         if len(body) >= LARGE_BYTES:
             await self._large_bodies.wait_to_parse(len(body))
-            _rest_collector()
+            _pause_collector()
         try:
             value = _parse(body)
         except (ValueError, msgspec.MsgspecError) as error:
@@ -58,7 +60,7 @@ class JsonRequest(Request):
         except RecursionError:
             raise BadRequestError("The body's JSON is nested too deeply.") from None
         finally:
-            await self._place.aclose()
+            await self._exit_stack.aclose()
         if isinstance(value, dict) and len(value) > MAX_FIELDS:
             raise BadRequestError(f"The body has {len(value)} fields; at most {MAX_FIELDS} are read.")
         if isinstance(value, dict) and isinstance(value.get("request_id"), str):
@@ -67,7 +69,8 @@ class JsonRequest(Request):
 
 
 async def _beginning(receive: Receive) -> tuple[list[Message], int]:
-    """What comes until a body is large or at its end, and its bytes: who sends little takes nobody's place."""
+    """Returns the messages until the body is large or at its end, and the number of their bytes: a client that sends
+    little takes no slot of a large body."""
     messages, num_bytes, has_more = list[Message](), 0, True
     while has_more and num_bytes < LARGE_BYTES:
         messages.append(await receive())
@@ -77,7 +80,7 @@ async def _beginning(receive: Receive) -> tuple[list[Message], int]:
 
 
 def _again(messages: list[Message], receive: Receive) -> Receive:
-    """Receives these once more, then what follows."""
+    """Returns a `receive` of these messages once more, then of those that follow."""
     kept = messages[::-1]
 
     async def receive_again() -> Message:
@@ -87,8 +90,9 @@ def _again(messages: list[Message], receive: Receive) -> Receive:
 
 
 def _parse(body: bytes) -> Any:
-    """The event loop stands still for this, so large bodies get the faster parser: a fifth of the time for lists of
-    numbers. It takes neither NaN nor lone surrogates; json does, and leaves it to validation to name the field.
+    """Returns the parsed body. The event loop stands still for this, so large bodies get the faster parser: a fifth of
+    the time for lists of numbers. It takes neither NaN nor lone surrogates; json does, and leaves it to validation to
+    name the field.
     """
     if len(body) < LARGE_BYTES:
         return json.loads(body.decode())
@@ -99,9 +103,9 @@ def _parse(body: bytes) -> Any:
     return msgspec.json.decode(body)
 
 
-def _rest_collector() -> None:
-    """Until the loop's next turn, which is behind validation and translation, too: millions of small values would make
-    the collector look at all of them again and again."""
+def _pause_collector() -> None:
+    """Pauses the garbage collector until the loop's next turn, which comes behind validation and translation, too:
+    millions of small values would make it look at all of them again and again."""
     gc.disable()
     asyncio.get_running_loop().call_soon(gc.enable)
 
@@ -113,7 +117,7 @@ class JsonRoute(APIRoute):
     """
 
     def check(self, request: Request) -> None:
-        """Raise what can be told before the body is read."""
+        """Raises errors that are known before the body is read."""
 
     def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
@@ -126,8 +130,8 @@ class JsonRoute(APIRoute):
             encoding = request.headers.get("content-encoding", "identity").strip().lower()
             if encoding not in ("", "identity"):
                 raise MediaTypeError(f"Content-Encoding {encoding[:20]!r} is not supported; send the body as it is.")
-            async with AsyncExitStack() as place:
-                json_request = JsonRequest(request, context_of(request).large_bodies, place)
+            async with AsyncExitStack() as exit_stack:
+                json_request = JsonRequest(request, context_of(request).large_bodies, exit_stack)
                 await json_request.body()  # FastAPI would make a 400 of whatever is raised here
                 return await unless_client_leaves(json_request.receive, handle(json_request))
 

@@ -19,7 +19,7 @@ async def list_models(request: Request) -> ModelList:
 
 @router.get("/v1/models/{name:path}", responses=error_responses(401, 404, 503))
 async def show_model(name: str, request: Request) -> ModelCard:
-    """One name; it may contain slashes."""
+    """One name of the model that is loaded; it may contain slashes."""
     context = context_of(request)
     return _card(context, context.check_model(name))
 

@@ -1,4 +1,4 @@
-"""/v1/requests: the requests that are running or waiting. A key sees and ends its own only."""
+"""/v1/requests: the requests that are running or waiting. An API key sees and aborts its own only."""
 
 import time
 
@@ -18,31 +18,31 @@ from server.runtime.context import context_of
 
 MAX_SEQUENCES = 1000
 SLICE = 100
-"""Requests that are told before others have their turn."""
+"""Requests that are encoded before other tasks have their turn."""
 
 router = APIRouter(tags=["Operations"])
 
 
 @router.get("/v1/requests", response_model=LiveRequestList, responses=error_responses(401, 503))
 async def list_requests(request: Request) -> Response:
-    """All that run or wait and were sent with this API key, the oldest first: at most 1000 sequences."""
-    views = await _inspect(request, None, MAX_SEQUENCES + 1)
-    told = live_requests(views[:MAX_SEQUENCES], time.monotonic())
-    return _json({"object": "list", "data": await json_list(told, SLICE), "has_more": len(views) > MAX_SEQUENCES})
+    """List the requests that run or wait and were sent with this API key, the oldest first: at most 1000 sequences."""
+    snapshots = await _inspect(request, None, MAX_SEQUENCES + 1)
+    listed = live_requests(snapshots[:MAX_SEQUENCES], time.monotonic())
+    return _json({"object": "list", "data": await json_list(listed, SLICE), "has_more": len(snapshots) > MAX_SEQUENCES})
 
 
 @router.get("/v1/requests/{id:path}", response_model=LiveRequest, responses=error_responses(401, 404, 503))
 async def show_request(id: str, request: Request) -> Response:
-    """What runs or waits under this `X-Request-Id`."""
-    views = await _inspect(request, id, MAX_SEQUENCES)
-    if not views:
+    """Show the sequences that run or wait under this `X-Request-Id`."""
+    snapshots = await _inspect(request, id, MAX_SEQUENCES)
+    if not snapshots:
         raise _not_found(id)
-    return _json(next(live_requests(views, time.monotonic())))
+    return _json(next(live_requests(snapshots, time.monotonic())))
 
 
 @router.delete("/v1/requests/{id:path}", responses=error_responses(401, 404, 503))
 async def abort_request(id: str, request: Request) -> RequestDeletion:
-    """End all that is live under this `X-Request-Id`. A response that has begun ends with the tokens it has:
+    """Abort all that is live under this `X-Request-Id`. A response that has begun ends with the tokens it has:
     `finish_reason` is `length`, `stop_reason` is `abort`. One that has not is a 499."""
     if not context_of(request).backend.engine.abort(record_of(request.scope).key.name, id):
         raise _not_found(id)

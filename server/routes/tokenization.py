@@ -22,7 +22,7 @@ from server.routes.json_route import JsonRoute
 from server.runtime.context import context_of
 
 SLICE = 1000
-"""Tokens that are told before others have their turn."""
+"""Tokens that are encoded before other tasks have their turn."""
 
 router = APIRouter(route_class=JsonRoute, tags=["Tokenizer"])
 
