@@ -1,4 +1,4 @@
-"""/v1/messages: what clients are told, whole and streamed."""
+"""/v1/messages: the answers, whole and streamed."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def test_an_answer_is_a_message(server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "parameters", "reason", "stop"),
+    ("output", "parameters", "reason", "stop"),
     [
         ("Hello", {"max_tokens": 2}, "max_tokens", None),
         ("Hello", {"stop_sequences": ["l"]}, "stop_sequence", "l"),
@@ -44,10 +44,10 @@ def test_an_answer_is_a_message(server: LiveServer) -> None:
         (CALL, {"tools": TOOLS, "max_tokens": 40}, "max_tokens", None),
     ],
 )
-def test_the_reason_of_the_end_is_told(
-    agent: LiveServer, says: str, parameters: dict[str, Any], reason: str, stop: str | None
+def test_the_stop_reason_is_reported(
+    agent: LiveServer, output: str, parameters: dict[str, Any], reason: str, stop: str | None
 ) -> None:
-    agent.engine.rule = saying_tokens(agent, says)
+    agent.engine.rule = saying_tokens(agent, output)
     whole = agent.message(**parameters).json()
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, stop)
     *_, delta, end = typed_events_of(agent.message(stream=True, **parameters))
@@ -61,7 +61,7 @@ def test_an_empty_answer_has_no_blocks(server: LiveServer) -> None:
     assert kinds == ["message_start", "message_delta", "message_stop"]
 
 
-def test_cached_tokens_are_told_apart(server: LiveServer) -> None:
+def test_cached_tokens_are_counted_separately(server: LiveServer) -> None:
     server.engine.num_cached_tokens = 16
     whole = server.message(max_tokens=1).json()["usage"]
     assert whole["cache_read_input_tokens"] == 16
@@ -93,7 +93,7 @@ def test_a_call_that_is_cut_has_no_input(agent: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("value", ["NaN", "1e999", "-Infinity", r'"\ud800"', r'{"\ud800": 1}'])
-def test_a_call_that_json_cannot_tell_has_no_input(agent: LiveServer, value: str) -> None:
+def test_a_call_that_json_cannot_hold_has_no_input(agent: LiveServer, value: str) -> None:
     agent.engine.rule = saying_tokens(agent, CALL.replace('"Zürich"', value))
     [call] = agent.message(tools=TOOLS, max_tokens=99).json()["content"]
     assert (call["name"], call["input"]) == ("get_weather", {})
@@ -117,8 +117,10 @@ def test_a_stream_adds_up_to_what_a_whole_message_is(agent: LiveServer, limit: i
     assert [start["type"] for start in starts] == [block["type"] for block in whole["content"]]
     for index, block in enumerate(whole["content"]):
         deltas = [each["delta"] for each in events if each["index"] == index and "delta" in each]
-        told = "".join(each.get("text", each.get("thinking", each.get("partial_json"))) for each in deltas)
-        assert told == block.get("text", block.get("thinking", told)) and events[-1]["type"] == "content_block_stop"
+        written = "".join(each.get("text", each.get("thinking", each.get("partial_json"))) for each in deltas)
+        assert (
+            written == block.get("text", block.get("thinking", written)) and events[-1]["type"] == "content_block_stop"
+        )
     assert delta["usage"] == whole["usage"] and delta["timings"] == whole["timings"]
     assert begin["message"]["id"] == whole["id"] and begin["message"]["seed"] == whole["seed"] == 1
 
@@ -139,7 +141,7 @@ def test_an_error_in_a_stream_is_an_event(server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says", "parameters"),
+    ("name", "output", "parameters"),
     [
         ("plain", 'a\u2028é\x85"\n', {}),
         ("empty", "", {}),
@@ -148,10 +150,10 @@ def test_an_error_in_a_stream_is_an_event(server: LiveServer) -> None:
     ],
 )
 def test_the_bytes_of_a_stream_are_as_they_were(
-    agent: LiveServer, name: str, says: str, parameters: dict[str, Any]
+    agent: LiveServer, name: str, output: str, parameters: dict[str, Any]
 ) -> None:
     """A difference is a change for every client: rewrite the golden file only when that is meant."""
-    agent.engine.rule = saying_tokens(agent, says)
+    agent.engine.rule = saying_tokens(agent, output)
     assert golden(agent, **parameters) == (GOLDEN / f"message_{name}.sse").read_bytes()
 
 
@@ -170,7 +172,7 @@ def test_answers_are_as_documented(agent: LiveServer) -> None:
     assert MessageAnswer.model_validate(body).model_dump(exclude_unset=True) == body
 
 
-def test_who_leaves_a_stream_aborts(server: LiveServer) -> None:
+def test_a_client_that_leaves_a_stream_aborts_it(server: LiveServer) -> None:
     server.engine.hold_at = 3
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9, "stream": True}
     with server.client.stream("POST", "/v1/messages", json=body) as response:

@@ -1,4 +1,4 @@
-"""Anthropic's client as a consumer."""
+"""Anthropic's official client as a consumer of /v1/messages."""
 
 from collections.abc import Generator
 from typing import Any
@@ -42,20 +42,20 @@ def test_its_stream_helper_builds_the_message(client: Anthropic) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "expected"),
     [
         *((value, {}) for value in ("Oslo", "True", "'Oslo'", '"two\nlines"', r'"\q"', "NaN")),
         ('"Oslo",', {"city": "Oslo"}),  # what came before the mistake
     ],
 )
 def test_its_stream_helper_survives_arguments_that_are_no_json(
-    client: Anthropic, agent: LiveServer, value: str, told: dict[str, str]
+    client: Anthropic, agent: LiveServer, value: str, expected: dict[str, str]
 ) -> None:
     call = f'<tool_call>{{"name": "get_weather", "arguments": {{"city": {value}}}}}</tool_call>'
     agent.engine.rule = saying_tokens(agent, call)
     with client.messages.stream(**ask()) as stream:
         final = stream.get_final_message()
-    assert [block.type == "tool_use" and block.input for block in final.content] == [told]
+    assert [block.type == "tool_use" and block.input for block in final.content] == [expected]
     assert final.stop_reason == "tool_use"
 
 

@@ -1,4 +1,4 @@
-"""/v1/messages: what cannot be done is refused by name, and every error has Anthropic's shape and status."""
+"""/v1/messages: what is not supported is refused by name, and every error has Anthropic's shape and status."""
 
 from collections.abc import Callable
 from typing import Any
@@ -84,14 +84,14 @@ def test_errors_have_anthropics_shape_and_status(
     assert (response.status_code, anthropic_error_of(response)["type"]) == (status, kind)
 
 
-def test_overload_is_told_as_anthropic_does(server: LiveServer) -> None:
+def test_overload_has_anthropics_error(server: LiveServer) -> None:
     server.engine.is_full = True
     response = server.message()
     assert (response.status_code, anthropic_error_of(response)["type"]) == (429, "rate_limit_error")
     assert response.headers["Retry-After"] == "3"
 
 
-def test_loading_is_told_as_overloaded() -> None:
+def test_loading_is_an_overloaded_error() -> None:
     with live_server(FakeBackend(is_loading=True)) as server:
         response = server.message()
         assert (response.status_code, anthropic_error_of(response)["type"]) == (529, "overloaded_error")

@@ -1,4 +1,4 @@
-"""/v1/messages: what is asked of the model, and on which terms."""
+"""/v1/messages: the prompt and the parameters that the engine gets."""
 
 from typing import Any
 
@@ -107,15 +107,15 @@ def test_a_model_that_does_not_think_need_not_be_stopped(server: LiveServer) -> 
     assert server.engine.requests[-1].params.thinking is None
 
 
-def test_nor_can_one_without_tokens_for_its_marks() -> None:
-    """What remains is to tell its template."""
+def test_a_model_without_tokens_for_its_marks_is_not_stopped() -> None:
+    """Only its template can turn the thinking off."""
     with live_server(FakeBackend(chat_templates={"default": THINKING + "{{ enable_thinking }}"})) as server:
         assert server.message(thinking={"type": "disabled"}).status_code == 200
         assert server.engine.requests[-1].params.thinking is None and prompt_of(server).endswith("[assistant]False")
 
 
 @pytest.mark.parametrize(("kind", "enabled"), [("enabled", True), ("disabled", False), ("adaptive", None)])
-def test_templates_are_told_whether_to_think(kind: str, enabled: bool | None) -> None:
+def test_templates_get_whether_to_think(kind: str, enabled: bool | None) -> None:
     template = "{{ enable_thinking if enable_thinking is defined else None }}<think>{{ messages }}"
     marks = {"<think>": 0xFA, "</think>": 0xFB}
     with live_server(FakeBackend(chat_templates={"default": template}, special_tokens=marks)) as server:
@@ -131,11 +131,11 @@ def test_a_text_format_is_followed(server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "is_told"), [({"type": "auto"}, True), ({"type": "none"}, False), (None, True)]
+    ("choice", "is_in_prompt"), [({"type": "auto"}, True), ({"type": "none"}, False), (None, True)]
 )  # fmt: skip
-def test_tools_are_told_to_the_model(agent: LiveServer, choice: dict[str, Any] | None, is_told: bool) -> None:
+def test_tools_are_in_the_prompt(agent: LiveServer, choice: dict[str, Any] | None, is_in_prompt: bool) -> None:
     agent.message(tools=TOOLS, tool_choice=choice)
-    assert ('"name": "get_weather"' in prompt_of(agent)) == is_told
+    assert ('"name": "get_weather"' in prompt_of(agent)) == is_in_prompt
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_time"}])

@@ -1,4 +1,4 @@
-"""What a chat completion says, whole and streamed."""
+"""Chat completions, whole and streamed: shape, limits, continuing, logprobs, usage and errors."""
 
 from typing import Any
 
@@ -41,12 +41,12 @@ def test_the_engine_is_given_the_rendered_prompt_and_nothing_added(server: LiveS
     assert server.engine.requests[0].prompt_token_ids == [BOS, *PROMPT.encode()]
 
 
-def test_a_stream_says_what_the_whole_answer_says(server: LiveServer) -> None:
+def test_a_stream_adds_up_to_the_whole_answer(server: LiveServer) -> None:
     whole = server.chat("Hi", seed=5, n=3, max_tokens=9).json()
     chunks = chunks_of(server.chat("Hi", seed=5, n=3, max_tokens=9, stream=True))
-    said = [choice["message"]["content"] for choice in whole["choices"]]
-    assert [content_of(chunks, index) for index in range(3)] == said
-    assert len(set(said)) == 3
+    contents = [choice["message"]["content"] for choice in whole["choices"]]
+    assert [content_of(chunks, index) for index in range(3)] == contents
+    assert len(set(contents)) == 3
 
 
 class TestShape:
@@ -91,7 +91,7 @@ class TestShape:
 
 
 class TestMaxTokens:
-    def test_the_context_is_filled_unless_told_otherwise(self, server: LiveServer) -> None:
+    def test_the_context_is_filled_unless_asked_otherwise(self, server: LiveServer) -> None:
         server.chat("Hi")
         assert server.engine.requests[0].params.max_tokens == 512 - NUM_PROMPT_TOKENS
 
@@ -187,7 +187,7 @@ class TestLogprobs:
 
     @pytest.mark.parametrize("max_tokens", [1, 2])
     @pytest.mark.parametrize("stream", [False, True])
-    def test_the_prompts_are_told_once(self, server: LiveServer, stream: bool, max_tokens: int) -> None:
+    def test_the_prompts_logprobs_are_sent_once(self, server: LiveServer, stream: bool, max_tokens: int) -> None:
         parameters: dict[str, Any] = {"prompt_logprobs": 1, "return_token_ids": True, "n": 2}
         response = server.chat("Hi", max_tokens=max_tokens, stream=stream, **parameters)
         bodies = chunks_of(response) if stream else [response.json()]
@@ -203,7 +203,7 @@ def test_errors_in_a_stream_are_events(server: LiveServer) -> None:
     assert len(chunks) == 3 and chunks[-1]["error"]["code"] == "internal_error"
 
 
-def test_usage_is_told_last_and_only_if_asked(server: LiveServer) -> None:
+def test_usage_is_sent_last_and_only_if_asked(server: LiveServer) -> None:
     server.engine.num_cached_tokens = 2
     *chunks, last = chunks_of(server.chat("Hi", max_tokens=3, stream=True, stream_options={"include_usage": True}))
     assert last["choices"] == [] and last["usage"] == server.chat("Hi", max_tokens=3).json()["usage"]

@@ -1,4 +1,4 @@
-"""Messages of a chat: how the model is told of them, and what is refused by its place."""
+"""Messages of a chat: how they are rendered into the prompt, and what is refused by its place."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ class TestMessages:
     def test_a_developer_is_the_system_to_models_that_do_not_know_the_role(self, server: LiveServer) -> None:
         assert self.prompt_of(server, [{"role": "developer", "content": "x"}]) == "[system]x[assistant]"
 
-    def test_calls_are_told_with_their_arguments_read(self, server: LiveServer) -> None:
+    def test_templates_get_calls_with_parsed_arguments(self, server: LiveServer) -> None:
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": [1, "é"]}'}}
         messages = [
             {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -37,7 +37,7 @@ class TestMessages:
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": ""}}
         assert self.prompt_of(server, [{"role": "assistant", "tool_calls": [call]}]) == "[assistant]<f>[assistant]"
 
-    def test_a_refusal_is_what_the_assistant_said(self, server: LiveServer) -> None:
+    def test_a_refusal_is_the_assistants_text(self, server: LiveServer) -> None:
         assert self.prompt_of(server, [{"role": "assistant", "refusal": "No."}]) == "[assistant]No.[assistant]"
         parts = [{"type": "refusal", "refusal": "No!"}]
         assert self.prompt_of(server, [{"role": "assistant", "content": parts}]) == "[assistant]No![assistant]"
@@ -71,7 +71,7 @@ class TestMessages:
         assert error_of(server.chat([message]))["param"] == param
 
     @pytest.mark.parametrize("arguments", ["{", "[1]", "3", "[" * 50_000])
-    def test_arguments_that_are_no_object_are_none_to_who_reads_objects(
+    def test_arguments_that_are_no_object_are_empty_for_templates_that_want_objects(
         self, server: LiveServer, arguments: str
     ) -> None:
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}

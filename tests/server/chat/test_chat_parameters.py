@@ -24,7 +24,7 @@ def text(body: dict[str, Any]) -> str:
     return content
 
 
-# Those whose effect is seen elsewhere than in completions; the engine says "a<eos>b", then letters.
+# Parameters whose effect is seen elsewhere than in completions; the engine generates "a<eos>b", then letters.
 OF_CHAT = {
     "messages": Works([FINAL], lambda request, _: b"So " in bytes(request.prompt_token_ids[1:])),
     "max_completion_tokens": Works(1, lambda _, body: body["usage"]["completion_tokens"] == 1),
@@ -57,9 +57,9 @@ OF_CHAT = {
     "request_id": Works("mine", lambda _, body: body["id"] == "chatcmpl-mine"),
 }
 WORKING_IN_CHAT = {name: works for name, works in WORKING.items() if name not in ONLY_IN_COMPLETIONS} | OF_CHAT
-# Tested where templates are.
+# Parameters that the tests of templates cover.
 OF_TEMPLATES = {"chat_template", "documents"}
-# Tested where calls and thinking are.
+# Parameters that the tests of calls and thinking cover.
 OF_TOOLS = {"tools", "tool_choice", "parallel_tool_calls", "thinking_token_budget"}
 
 
@@ -90,7 +90,7 @@ def test_parameters_work(server: LiveServer, name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(WORKING_IN_CHAT.keys() - {"model"}))
 def test_parameters_matter(server: LiveServer, name: str) -> None:
-    """Without the parameter its check fails: it is the parameter that makes the difference."""
+    """Without the parameter its check fails: the parameter makes the difference."""
     works = WORKING_IN_CHAT[name]
     body = ask(server, **(works.beside or {}))
     with suppress(KeyError, TypeError):

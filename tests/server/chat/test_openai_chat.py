@@ -1,4 +1,4 @@
-"""The official client in conversations: synchronous and not, streamed and not."""
+"""OpenAI's official client in chats: synchronous and not, streamed and not."""
 
 import asyncio
 from collections.abc import Generator

@@ -1,4 +1,4 @@
-"""Thinking in chat: it is told apart and counted, and has a budget only where that can be kept."""
+"""Thinking in chat: it is separated from content and counted, and has a budget only where that can be kept."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def test_the_bytes_of_thinking_are_as_they_were(thinker: LiveServer, name: str, 
     assert exact_bytes(thinker, **parameters) == (GOLDEN / name).read_bytes()
 
 
-def test_thinking_is_told_apart_and_counted(thinker: LiveServer) -> None:
+def test_thinking_is_separated_and_counted(thinker: LiveServer) -> None:
     thinker.engine.rule = saying_tokens(thinker, "<think>hm</think>\n\nYes")
     body = thinker.chat().json()
     assert first(body)["message"]["reasoning_content"] == "hm" and first(body)["message"]["content"] == "Yes"
@@ -36,7 +36,7 @@ def test_thinking_that_the_prompt_began_needs_no_mark(thinker: LiveServer) -> No
 
 
 def test_tokens_of_thinking_count_although_their_text_is_held_back(thinker: LiveServer) -> None:
-    """Here each token's text comes with the next one's, for it may begin the stop string."""
+    """Here each token's text comes with the next one's, because it may begin the stop string."""
     thinker.engine.rule = saying_tokens(thinker, "<think>aaa</think>Yes")
     body = thinker.chat(stop=["aX", "YX", "</think>X"]).json()
     assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 5}
@@ -47,7 +47,7 @@ def test_thinking_of_all_choices_is_counted(thinker: LiveServer) -> None:
     assert thinker.chat(n=2).json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 8}
 
 
-def test_a_model_that_does_not_think_says_what_it_says(server: LiveServer) -> None:
+def test_a_model_that_does_not_think_has_only_content(server: LiveServer) -> None:
     server.engine.rule = saying("<think>hm</think>Yes")
     body = server.chat().json()
     assert first(body)["message"]["content"] == "<think>hm</think>Yes"

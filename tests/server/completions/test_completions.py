@@ -1,4 +1,4 @@
-"""What a completion says, whole and streamed."""
+"""Completions, whole and streamed: text, choices, seeds, echo, logprobs, ranking, usage and timings."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from tests.server.fake_engine import saying
 from tests.server.live_server import LiveServer
 
 
-def test_sixteen_tokens_unless_told_otherwise(server: LiveServer) -> None:
+def test_sixteen_tokens_unless_asked_otherwise(server: LiveServer) -> None:
     body = server.complete("Hi").json()
     assert body["usage"]["completion_tokens"] == len(body["choices"][0]["text"]) == 16
     assert body["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_stream_says_what_the_whole_completion_says(server: LiveServer) -> None:
+def test_a_stream_adds_up_to_the_whole_completion(server: LiveServer) -> None:
     whole = server.complete("Hi", seed=5, n=3, max_tokens=9).json()
     chunks = chunks_of(server.complete("Hi", seed=5, n=3, max_tokens=9, stream=True))
     assert [text_of(chunks, index) for index in range(3)] == [choice["text"] for choice in whole["choices"]]
@@ -102,7 +102,7 @@ def test_special_tokens_are_added_to_text_only_if_wanted(server: LiveServer) -> 
 
 
 class TestSeeds:
-    def test_a_seed_is_drawn_and_told(self, server: LiveServer) -> None:
+    def test_a_seed_is_drawn_and_returned(self, server: LiveServer) -> None:
         first, second = server.complete("Hi").json(), server.complete("Hi").json()
         assert first["seed"] != second["seed"]
         again = server.complete("Hi", seed=first["seed"]).json()
@@ -118,7 +118,7 @@ class TestSeeds:
         assert answer["seed"] == -(2**63)
         assert answer["choices"] == server.complete("Hi", seed=-(2**63)).json()["choices"]
 
-    def test_a_stream_tells_its_seed(self, server: LiveServer) -> None:
+    def test_a_stream_has_its_seed(self, server: LiveServer) -> None:
         chunks = chunks_of(server.complete("Hi", stream=True))
         assert len({chunk["seed"] for chunk in chunks}) == 1
 
@@ -141,7 +141,7 @@ class TestEcho:
         assert choice["logprobs"]["tokens"] == ["<s>", "H", "i"]
 
     def test_one_token_makes_one_entry_more_than_the_prompt(self, server: LiveServer) -> None:
-        """How evaluation harnesses score: they drop the last entry, and take the rest."""
+        """Evaluation harnesses score so: they drop the last entry, and take the rest."""
         logprobs = server.complete("Hi", echo=True, max_tokens=1, logprobs=2).json()["choices"][0]["logprobs"]
         assert {name: len(values) for name, values in logprobs.items()} == dict.fromkeys(logprobs, 4)
         assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
@@ -170,7 +170,7 @@ class TestLogprobs:
         assert logprobs["top_logprobs"] == [{"a": -0.5, "b": -1.0}, {"a": -0.5, "b": -1.0, "z": -13.0}]
         assert logprobs["token_logprobs"] == [-0.5, -13.0]
 
-    def test_parts_of_characters_are_told_as_bytes(self, server: LiveServer) -> None:
+    def test_parts_of_characters_are_written_as_bytes(self, server: LiveServer) -> None:
         server.engine.rule = saying("é")
         logprobs = server.complete("Hi", max_tokens=2, logprobs=0).json()["choices"][0]["logprobs"]
         assert logprobs["tokens"] == ["bytes:\\xc3", "bytes:\\xa9"]
@@ -215,26 +215,26 @@ class TestBestOf:
 
 
 class TestUsage:
-    def test_cached_tokens_are_told(self, server: LiveServer) -> None:
+    def test_cached_tokens_are_reported(self, server: LiveServer) -> None:
         server.engine.num_cached_tokens = 2
         response = server.complete("Hi", n=2)
         assert response.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
         assert response.headers["x-cached-tokens"] == "2"
 
-    def test_a_stream_tells_it_last_and_only_if_asked(self, server: LiveServer) -> None:
+    def test_a_stream_reports_it_last_and_only_if_asked(self, server: LiveServer) -> None:
         *chunks, last = chunks_of(server.complete("Hi", stream=True, stream_options={"include_usage": True}))
         assert last["choices"] == [] and last["usage"]["completion_tokens"] == 16
         assert set(last["metrics"]) == {"queue_time_ms", "time_to_first_token_ms", "mean_itl_ms"}
         assert all(chunk["usage"] is None for chunk in chunks)
         assert all("usage" not in chunk for chunk in chunks_of(server.complete("Hi", stream=True)))
 
-    def test_a_stream_may_tell_it_always(self, server: LiveServer) -> None:
+    def test_a_stream_may_report_it_in_every_chunk(self, server: LiveServer) -> None:
         options = {"continuous_usage_stats": True}
         chunks = chunks_of(server.complete("Hi", stream=True, stream_options=options, max_tokens=3))
         assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 3]
 
 
-def test_the_whole_answer_tells_all_phases_and_they_add_up(server: LiveServer) -> None:
+def test_the_whole_answer_reports_all_phases_and_they_add_up(server: LiveServer) -> None:
     response = server.complete("Hi", max_tokens=5, n=2)
     timings, headers = response.json()["timings"], response.headers
     assert timings["queue_ms"] + timings["prefill_ms"] == timings["ttft_ms"] == 3.0
@@ -245,7 +245,7 @@ def test_the_whole_answer_tells_all_phases_and_they_add_up(server: LiveServer) -
     assert headers["server-timing"].startswith("queue;dur=1.0, prefill;dur=2.0, ttft;dur=3.0")
 
 
-def test_a_streams_headers_tell_what_is_known_at_the_first_token(server: LiveServer) -> None:
+def test_a_streams_headers_report_what_is_known_at_the_first_token(server: LiveServer) -> None:
     headers = server.complete("Hi", stream=True).headers
     assert (headers["x-queue-ms"], headers["x-prefill-ms"], headers["x-ttft-ms"]) == ("1.0", "2.0", "3.0")
     assert (headers["x-prompt-tokens"], headers["x-cached-tokens"]) == ("3", "0")

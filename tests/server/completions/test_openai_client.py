@@ -1,4 +1,4 @@
-"""The official client as a consumer."""
+"""OpenAI's official client as a consumer of completions, models and errors."""
 
 from collections.abc import Generator
 

@@ -1,4 +1,4 @@
-"""What one endpoint defines, another refuses by name, unless it asks for nothing."""
+"""A field that only other endpoints define is refused by name, unless its value asks for nothing."""
 
 from typing import Any
 
@@ -133,13 +133,11 @@ def test_looking_for_mistakes_is_bounded(server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize(("path", "name", "value"), ASKING_FOR_NOTHING)
-def test_one_that_asks_for_nothing_is_let_through(server: LiveServer, path: str, name: str, value: Any) -> None:
+def test_a_neutral_value_is_accepted(server: LiveServer, path: str, name: str, value: Any) -> None:
     assert server.client.post(path, json={**BODIES[path], name: value}).status_code == 200
 
 
-def test_fields_that_nobody_defines_are_logged_with_the_requests_id(
-    server: LiveServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_undefined_fields_are_logged_with_the_requests_id(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="twostep.server"):
         server.complete("Hi", vendors_own=1, request_id="mine")
     assert "request mine: ignored fields that nobody defines: 'vendors_own'" in caplog.messages

@@ -41,7 +41,7 @@ def test_parameters_work(server: LiveServer, name: str) -> None:
 
 @pytest.mark.parametrize("name", WORKING)
 def test_parameters_matter(server: LiveServer, name: str) -> None:
-    """Without the parameter its check fails: it is the parameter that makes the difference."""
+    """Without the parameter its check fails: the parameter makes the difference."""
     works = WORKING[name]
     if name == "model":
         return
@@ -79,9 +79,7 @@ def test_what_asks_for_nothing_is_no_reason_to_refuse(server: LiveServer, field:
     assert server.complete("Hi", **field).status_code == 200
 
 
-def test_a_field_that_nobody_defines_is_ignored_with_one_log_line(
-    server: LiveServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_undefined_field_is_ignored_with_one_log_line(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="twostep.server"):
         unknown: dict[str, Any] = {"frobnicate": 1, "new\nline": 2}
         assert server.complete("Hi", **unknown).status_code == 200

@@ -22,7 +22,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def raw_stream(server: LiveServer, kind: str = "completion", **parameters: Any) -> bytes:
-    """The body as it came, times and the backend's fingerprint replaced."""
+    """Returns the body's bytes, times and the backend's fingerprint replaced."""
     ask = server.chat if kind == "chat" else server.complete
     body = ask("Hi", stream=True, seed=1, headers={"X-Request-Id": "golden"}, **parameters).content
     return re.sub(rb'"created":\d+', b'"created":0', re.sub(rb"fp_[0-9a-f]{10}", b"fp_0", body))
@@ -80,7 +80,7 @@ def test_no_value_that_json_lacks_reaches_the_wire() -> None:
 
 
 async def collect(events: list[bytes], pause_s: float, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What an EventStream sends with a ping every 20 ms, where idle means 10 ms."""
+    """Returns what an EventStream sends with a ping every 20 ms, where idle means 10 ms."""
     monkeypatch.setattr("server.generation.sse.PING_S", 0.02)
     monkeypatch.setattr("server.generation.sse.IDLE_S", 0.01)
     sent: list[bytes] = []
@@ -99,7 +99,7 @@ async def collect(events: list[bytes], pause_s: float, monkeypatch: pytest.Monke
 
 
 async def respond(stream: AsyncGenerator[bytes, None], send: Send, stall_timeout_s: float) -> None:
-    """An EventStream from its begin to its end; nothing of it is left."""
+    """Runs an EventStream from its beginning to its end, and asserts that no timer is left."""
     scope: dict[str, Any] = {"type": "http", "method": "POST"}
     attach_record(scope, RequestRecord("id", 0.0))
     response = EventStream(stream, stream, {}, stall_timeout_s)
@@ -122,7 +122,7 @@ def test_a_busy_stream_has_no_keep_alive(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("pause_s", [0.5, 8.0, 13.5, 14.0])
 def test_no_stream_is_silent_for_longer_than_is_promised(pause_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is it told more often than it must be."""
+    """Nor are keep-alives sent more often than they must be."""
     sent_s: list[float] = []
 
     async def source() -> AsyncGenerator[bytes, None]:

@@ -1,4 +1,4 @@
-"""response_format and structured_outputs: what reaches the engine, and what is refused with which words."""
+"""response_format and structured_outputs: which grammar reaches the engine, and what is refused with which words."""
 
 import json
 from functools import reduce
@@ -23,7 +23,7 @@ def named(schema: Any, **fields: Any) -> dict[str, Any]:
 
 
 def grammar(server: LiveServer, **parameters: Any) -> str:
-    """What the engine is told."""
+    """Returns the grammar that the engine is given."""
     response = server.complete("Hi", **parameters)
     assert response.status_code == 200, response.text
     (request,) = server.engine.requests
@@ -142,7 +142,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def chat(backend: FakeBackend, **parameters: Any) -> tuple[httpx.Response, str]:
-    """The answer to a chat, and the grammar that the engine was told."""
+    """Returns the answer to a chat, and the grammar that the engine was given."""
     with live_server(backend) as server:
         response = server.post("/v1/chat/completions", json.dumps({"messages": MESSAGES, **parameters}))
         return response, "".join(request.params.grammar or "" for request in server.engine.requests)
@@ -157,11 +157,11 @@ def chat(backend: FakeBackend, **parameters: Any) -> tuple[httpx.Response, str]:
 )
 def test_thoughts_are_free_and_the_answer_is_not(deep: bool, texts: list[str]) -> None:
     backend = FakeBackend(chat_templates={"default": THINKING})
-    response, told = chat(backend, response_format=named(SCHEMA), chat_template_kwargs={"deep": deep})
+    response, lark = chat(backend, response_format=named(SCHEMA), chat_template_kwargs={"deep": deep})
     assert response.status_code == 200
     wrong = ["hm", "</think>", 'hm</think>{"b":1}', "<think>hm", '<think>hm</think>\n\n\n{"a":1}']
-    assert accepted(told, *texts, *wrong) == texts
-    assert deep != accepts(told, '{"a":1}')
+    assert accepted(lark, *texts, *wrong) == texts
+    assert deep != accepts(lark, '{"a":1}')
 
 
 @pytest.mark.parametrize(
@@ -184,15 +184,15 @@ def test_thoughts_are_free_and_the_answer_is_not(deep: bool, texts: list[str]) -
         "a regex and calls",
     ],
 )
-def test_what_cannot_be_combined_is_said(backend: FakeBackend, parameters: dict[str, Any]) -> None:
-    demand = {"response_format": {"type": "json_object"}} if "structured_outputs" not in parameters else {}
-    response, _ = chat(backend, **demand, **parameters)
+def test_what_cannot_be_combined_is_refused(backend: FakeBackend, parameters: dict[str, Any]) -> None:
+    constraint = {"response_format": {"type": "json_object"}} if "structured_outputs" not in parameters else {}
+    response, _ = chat(backend, **constraint, **parameters)
     error = error_of(response)
-    assert (response.status_code, error["param"]) == (400, next(iter(demand or parameters)))
+    assert (response.status_code, error["param"]) == (400, next(iter(constraint or parameters)))
     assert "cannot be combined" in error["message"]
 
 
 def test_tools_that_may_not_be_called_are_no_hindrance() -> None:
     backend = FakeBackend(chat_templates={"default": CALLING})
-    response, told = chat(backend, tools=[TOOL], tool_choice="none", response_format=named(SCHEMA))
-    assert response.status_code == 200 and accepts(told, '{"a":1}')
+    response, lark = chat(backend, tools=[TOOL], tool_choice="none", response_format=named(SCHEMA))
+    assert response.status_code == 200 and accepts(lark, '{"a":1}')

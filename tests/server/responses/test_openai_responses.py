@@ -1,4 +1,4 @@
-"""The official client and /v1/responses."""
+"""OpenAI's official client as a consumer of /v1/responses."""
 
 from collections.abc import Generator
 from typing import Any
@@ -39,8 +39,8 @@ def test_its_stream_helper_builds_the_response(client: OpenAI) -> None:
 
 def test_its_output_can_be_sent_back(client: OpenAI) -> None:
     output = client.responses.create(**ask()).output
-    told = [{"role": "user", "content": "Hi"}, *(item.model_dump() for item in output)]
-    assert client.responses.create(**ask(input=told)).output_text.startswith("Let me see.")
+    items = [{"role": "user", "content": "Hi"}, *(item.model_dump() for item in output)]
+    assert client.responses.create(**ask(input=items)).output_text.startswith("Let me see.")
 
 
 def test_it_understands_errors(client: OpenAI) -> None:

@@ -1,4 +1,4 @@
-"""/v1/responses: what clients are told, whole and streamed."""
+"""/v1/responses: the answers, whole and streamed."""
 
 import re
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def kinds(events: Iterable[dict[str, Any]]) -> list[str]:
-    """The events' types, each run of deltas as one."""
+    """Returns the events' types, each run of deltas as one."""
     types = [event["type"].removeprefix("response.") for event in events]
     return [kind for kind, before in zip(types, ["", *types], strict=False) if not kind == before != ""]
 
@@ -47,7 +47,7 @@ def test_an_answer_that_is_cut_is_incomplete(server: LiveServer) -> None:
     assert body["output"][0]["status"] == "incomplete" and body["completed_at"] is None
 
 
-def test_what_stopped_it_is_told(server: LiveServer) -> None:
+def test_the_stop_string_is_reported(server: LiveServer) -> None:
     server.engine.rule = saying("Hello")
     body = server.respond(stop=["l"]).json()
     assert (texts(body), body["status"], body["stop_reason"]) == (["He"], "completed", "l")
@@ -123,8 +123,10 @@ def test_the_scores_are_those_of_the_texts_tokens(agent: LiveServer) -> None:
     assert b"".join(bytes(each["bytes"]) for each in part["logprobs"]).decode() == "Yes é."
     assert all(len(each["top_logprobs"]) == 2 for each in part["logprobs"])
     events = typed_events_of(agent.respond(stream=True, **asked))
-    told = [score for event in events if event["type"] == "response.output_text.delta" for score in event["logprobs"]]
-    assert told == part["logprobs"]
+    streamed = [
+        score for event in events if event["type"] == "response.output_text.delta" for score in event["logprobs"]
+    ]
+    assert streamed == part["logprobs"]
 
 
 def test_the_scores_of_calls_are_not_those_of_texts(agent: LiveServer) -> None:
@@ -149,7 +151,7 @@ def test_an_error_in_a_stream_fails_the_response(server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says", "parameters"),
+    ("name", "output", "parameters"),
     [
         ("plain", 'a\u2028é\x85"\n', {}),
         ("empty", "", {}),
@@ -159,10 +161,10 @@ def test_an_error_in_a_stream_fails_the_response(server: LiveServer) -> None:
     ],
 )
 def test_the_bytes_of_a_stream_are_as_they_were(
-    agent: LiveServer, name: str, says: str, parameters: dict[str, Any]
+    agent: LiveServer, name: str, output: str, parameters: dict[str, Any]
 ) -> None:
     """A difference is a change for every client: rewrite the golden file only when that is meant."""
-    agent.engine.rule = saying_tokens(agent, says)
+    agent.engine.rule = saying_tokens(agent, output)
     assert golden(agent, **parameters) == (GOLDEN / f"response_{name}.sse").read_bytes()
 
 
@@ -182,7 +184,7 @@ def test_answers_are_as_documented(agent: LiveServer) -> None:
     assert ResponseBody.model_validate(body).model_dump(exclude_unset=True) == body
 
 
-def test_who_leaves_a_stream_aborts(server: LiveServer) -> None:
+def test_a_client_that_leaves_a_stream_aborts_it(server: LiveServer) -> None:
     server.engine.hold_at = 3
     with server.client.stream("POST", "/v1/responses", json={"input": "Hi", "stream": True}) as response:
         assert next(response.iter_bytes()).startswith(b"event: response.created\n")

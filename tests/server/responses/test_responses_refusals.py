@@ -1,4 +1,4 @@
-"""/v1/responses: what cannot be done is refused by name, what asks for nothing is accepted, nothing is stored."""
+"""/v1/responses: what is not supported is refused by name, what asks for nothing is accepted, nothing is stored."""
 
 import math
 from typing import Any
@@ -104,7 +104,7 @@ def test_values_that_ask_for_nothing_are_accepted(server: LiveServer) -> None:
     assert (body["store"], body["service_tier"]) == (False, "default")
 
 
-def test_too_much_is_told_under_the_parameters_own_name(server: LiveServer) -> None:
+def test_too_many_tokens_are_refused_under_the_parameters_own_name(server: LiveServer) -> None:
     error = error_of(server.respond(max_output_tokens=5000))
     assert error["code"] == "context_length_exceeded" and "5000 in max_output_tokens" in error["message"]
 
@@ -120,7 +120,7 @@ def test_encrypted_thinking_is_refused_with_the_reason(server: LiveServer) -> No
     assert message == f"include.0: 'reasoning.encrypted_content' is not supported: {why}."
 
 
-def test_text_under_the_name_of_another_api_is_told_its_own(server: LiveServer) -> None:
+def test_text_parts_of_another_api_are_refused_with_this_apis_types(server: LiveServer) -> None:
     def refusal(respond: Any, kind: str) -> str:
         message: str = error_of(respond([{"role": "user", "content": [{"type": kind, "text": "Hi"}]}]))["message"]
         return message.partition("not supported: ")[2]

@@ -1,4 +1,4 @@
-"""/v1/responses: what is asked of the model, and on which terms."""
+"""/v1/responses: the prompt and the parameters that the engine gets."""
 
 import json
 
@@ -63,8 +63,8 @@ def test_its_own_output_can_be_sent_back(agent: LiveServer) -> None:
 
 @pytest.mark.parametrize(("arguments", "limit"), [('{"city": oops}', None), ('{"city": "Bern"}', 45)])
 def test_a_call_that_is_broken_or_cut_can_be_sent_back(agent: LiveServer, arguments: str, limit: int | None) -> None:
-    says = f'<tool_call>{{"name": "get_weather", "arguments": {arguments}}}</tool_call>'
-    agent.engine.rule = saying_tokens(agent, says)
+    output_text = f'<tool_call>{{"name": "get_weather", "arguments": {arguments}}}</tool_call>'
+    agent.engine.rule = saying_tokens(agent, output_text)
     [call] = agent.respond(tools=TOOLS, max_output_tokens=limit).json()["output"]
     assert call["type"] == "function_call" and arguments.startswith(call["arguments"])
     assert agent.respond([{"role": "user", "content": "Hi"}, call], tools=TOOLS).status_code == 200
@@ -96,7 +96,7 @@ def test_a_text_format_is_followed(server: LiveServer) -> None:
     assert body["text"]["format"]["schema"] == {"type": "object"}
 
 
-def test_tools_are_told_to_the_model(agent: LiveServer) -> None:
+def test_tools_are_in_the_prompt(agent: LiveServer) -> None:
     agent.respond(tools=TOOLS, tool_choice={"type": "allowed_tools", "mode": "auto", "tools": TOOLS[1:]})
     assert '"name": "get_weather"' in prompt_of(agent)
     agent.respond(tools=TOOLS, tool_choice="none")
@@ -114,7 +114,7 @@ def test_calls_can_be_required(server: LiveServer) -> None:
     assert server.engine.requests[-1].params.grammar is not None
 
 
-def test_what_the_template_knows_can_be_said(agent: LiveServer) -> None:
+def test_template_variables_can_be_passed(agent: LiveServer) -> None:
     agent.respond(chat_template_kwargs={"deep": True})
     assert prompt_of(agent).endswith("[assistant]<think>")
 

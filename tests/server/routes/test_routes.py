@@ -1,4 +1,4 @@
-"""The routes beside completions, and what /openapi.json says of all of them."""
+"""The routes beside generation, and the description of all routes in /openapi.json."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def test_where_get_is_answered_head_is(server: LiveServer, path: str) -> None:
     assert server.client.head("/v1/completions").status_code == 405
 
 
-def test_server_info_tells_settings_and_engine(server: LiveServer) -> None:
+def test_server_info_reports_settings_and_engine(server: LiveServer) -> None:
     info = server.client.get("/server_info").json()
     assert info["settings"]["max_num_seqs"] == 64 and info["engine"]["num_blocks"] == 64
     assert info["system_fingerprint"] == server.complete("Hi").json()["system_fingerprint"]
@@ -127,7 +127,7 @@ class TestOpenApi:
         }
 
     def test_what_may_be_absent_may_be_null(self, schema: dict[str, Any]) -> None:
-        """In all bodies that clients send, down to their parts."""
+        """This holds in all bodies that clients send, down to their parts."""
         for name in ("CompletionRequest", "ResponsesRequest", "ToolResultBlock", "StreamOptions", "DetokenizeRequest"):
             described = schema["components"]["schemas"][name]
             for field, each in described["properties"].items():
@@ -143,6 +143,6 @@ class TestOpenApi:
 
 
 def assert_described(body: dict[str, Any], model: type[BaseModel] = CompletionResponse) -> None:
-    """The response model reads the body, and knows all of its fields."""
+    """Asserts that the response model validates the body and knows all of its fields."""
     parsed = model.model_validate(body)
     assert parsed.model_dump(exclude_unset=True) == body

@@ -1,4 +1,4 @@
-"""What the server says fits the types of the vendors' clients, strictly: they are made of the vendors' schemas.
+"""Responses fit the types of the vendors' clients, strictly: these are made of the vendors' schemas.
 
 The clients themselves are lenient: they would take a wrong type, and hand it on. What they can ask for is
 known by name.
@@ -41,7 +41,7 @@ CHUNKS: dict[str, Any] = {
 }
 CHAT_TOOLS = [{"type": "function", "function": {"name": "get_weather"}}]
 
-# Of billing, of who asks and where, of how long prompts are cached: no effect on the answer.
+# Parameters of billing, of the user and the region, of how long prompts are cached: no effect on the answer.
 IGNORED = {
     *("prompt_cache_retention", "access_programs", "cache_control", "diagnostics", "inference_geo"),
     *("user_profile_id", "workspace_id", "betas", "billing_policy", "fallback_credit_token"),
@@ -67,7 +67,7 @@ def misfits(kind: Any, data: bytes | str) -> list[str]:
 
 
 def chunks_in(path: Path) -> list[str]:
-    """Without errors: clients tell those apart before they look at types."""
+    """Returns the chunks in a golden file without errors, which clients recognize before they look at types."""
     lines = path.read_text(encoding="ascii").splitlines()
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
     return [each for each in data if not each.startswith(('{"error":', '{"type":"error",'))]
@@ -114,6 +114,6 @@ def test_answers_fit(agent: LiveServer, kind: Any, ask: Callable[[LiveServer], A
 def test_no_parameter_of_the_vendors_is_ignored_in_silence(
     body: type[RequestFields], refused: Collection[str], theirs: Any
 ) -> None:
-    """A newer client may have more: implement them, refuse them, or say that they mean nothing to the answer."""
+    """A newer client may have more: implement them, refuse them, or list them as without effect on the answer."""
     names = theirs.__required_keys__ | theirs.__optional_keys__
     assert names - body.model_fields.keys() - set(refused) - refusals.WITHOUT_EFFECT - IGNORED == set()
