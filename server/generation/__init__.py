@@ -1,1 +1,1 @@
-"""What all generating endpoints do alike: the door, the plan, sampling, counting, streaming."""
+"""What all generating endpoints share: request validation, plans, sampling parameters, fan-out, usage and streaming."""

@@ -41,7 +41,7 @@ class TypedStream:
     async def events(
         self, first: IndexedOutput, outputs: AsyncGenerator[IndexedOutput, None]
     ) -> AsyncGenerator[bytes, None]:
-        """All events from the first token on. An error from here on is an event, for the status is sent."""
+        """Yields all events from the first token on. An error from here on is an event, for the status is sent."""
         try:
             self._counter.add(*first)
             yield _encode(self._writer.begin()) + _encode(self._writer.add(first[1]))

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: its parameters and its answer."""
+"""POST /v1/embeddings: request parameters and response models."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""GET /v1/models."""
+"""Response models of GET /v1/models."""
 
 from typing import Literal
 

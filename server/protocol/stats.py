@@ -4,7 +4,7 @@ from pydantic import BaseModel
 
 
 class Percentiles(BaseModel):
-    """Milliseconds, by nearest rank."""
+    """Percentiles in milliseconds, by nearest rank."""
 
     p50: float
     p90: float

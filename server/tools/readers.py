@@ -81,7 +81,7 @@ def after_thinking(reader: Reader, starts_inside: bool) -> Reader:
 
 
 def _attempt(text: IncrementalText, reader: Reader) -> Reading[bool]:
-    """Runs `reader`; whether it found what it reads. If not, what it has read is content."""
+    """Runs `reader`, and returns whether it found what it reads. If not, what it has read is content."""
     try:
         yield from reader(text)
     except NotACall:
