@@ -17,7 +17,7 @@ from engine.grammar.lark import Regex, to_lark
 from engine.runner.loaded_model import LoadedModel
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import add, run_to_end
-from tests.engine.scheduling.speculation.prophets import Prophet
+from tests.engine.scheduling.speculation.prophets import OracleDrafter
 from tests.engine.tiny_models import VOCAB_SIZE, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -80,7 +80,7 @@ def after_a_prefix_hit(model: LoadedModel, params: dict[str, Any]) -> Any:
 
 
 def first_updates(engine: Engine) -> list[RequestUpdate]:
-    """Its grammar may still be compiling."""
+    """Returns the updates of the first step that has any: a grammar may still be compiling."""
     while not (updates := list(engine.step().updates)):
         pass
     return updates
@@ -97,10 +97,10 @@ def after_preemption(model: LoadedModel, params: dict[str, Any]) -> Any:
 
 
 def speculating(model: LoadedModel, params: dict[str, Any], mine: list[int]) -> Any:
-    """With guesses of which every third is wrong, beside a request that guesses by itself. Steps take no time, so every
-    guess pays."""
-    prophet = Prophet(lambda _, said: mine[len(said) % len(mine)], cycle([False, True, False]).__next__)
-    new_drafter = iter([prophet, PromptLookup()]).__next__
+    """Runs the request with drafts of which every third token is wrong, beside a request with prompt lookup. Steps take
+    no time, so every draft pays."""
+    oracle = OracleDrafter(lambda _, output: mine[len(output) % len(mine)], cycle([False, True, False]).__next__)
+    new_drafter = iter([oracle, PromptLookup()]).__next__
     engine = tiny_engine(model, num_speculative_tokens=4, new_drafter=new_drafter, clock=lambda: 0.0)
     add_mine(engine, params)
     updates = first_updates(engine)

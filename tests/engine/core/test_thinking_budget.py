@@ -19,7 +19,7 @@ from engine.grammar.lark import Literal, Sequence, TextUntil, to_lark
 from engine.runner.loaded_model import LoadedModel
 from tests.engine.fakes import add, fake_info, run_to_end, tokens_of
 from tests.engine.runner.sampled import adjusted, draw, scheduled
-from tests.engine.scheduling.speculation.prophets import Prophet
+from tests.engine.scheduling.speculation.prophets import OracleDrafter
 from tests.engine.tiny_models import VOCAB_SIZE, tiny_engine
 
 START, END, OTHER = 1, 2, 3
@@ -123,12 +123,13 @@ def test_a_budget_that_ends_in_a_character_lets_it_end(
     texts = [b"\xf0", b"\x9f", b"</t>", b"yes", *[b""] * (VOCAB_SIZE - 4)]
     grammars = GrammarQueue(GrammarCompiler(make_tokenizer(texts, [eos]), clock=lambda: 0.0))
     expected = [0, 1, 1, 1, END, 3, eos]
-    prophet = Prophet(lambda _, output: expected[len(output) % len(expected)], cycle([False, False, True]).__next__)
+    errs = cycle([False, False, True]).__next__
+    oracle = OracleDrafter(lambda _, output: expected[len(output) % len(expected)], errs)
     engine = tiny_engine(
         tiny_model("llama"),
         grammars=grammars,
         eos_token_ids=(eos,),
-        new_drafter=lambda: prophet,
+        new_drafter=lambda: oracle,
         clock=lambda: 0.0,
         num_speculative_tokens=num_draft_tokens,
     )

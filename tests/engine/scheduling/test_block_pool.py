@@ -1,3 +1,5 @@
+"""Every block is free, held or cached, and handed out in that order of preference: free ones first."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -7,7 +9,7 @@ from engine.scheduling.prefix_cache import NullPrefixCache
 
 
 class SetCache(NullPrefixCache):
-    """Remembers the blocks it was told to, nothing else."""
+    """A prefix cache that holds the blocks in `blocks`."""
 
     def __init__(self) -> None:
         self.blocks: set[int] = set()

@@ -1,4 +1,4 @@
-"""Tenants share by tokens and weight; nobody starves; a tenant's own requests keep their order."""
+"""Tenants share by tokens and weight; no request starves; a tenant's own requests keep their order."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class Backlog:
         return [self.tokens[tenant] / self._weights[tenant] for tenant in self._demands]
 
     def largest(self) -> float:
-        """What one request costs at most, in its tenant's count."""
+        """Returns the largest cost of one request in its tenant's count."""
         return max(sum(cost) / self._weights[tenant] for tenant, demand in self._demands.items() for cost in demand)
 
 
@@ -90,7 +90,7 @@ def test_the_double_weight_gets_the_double_share() -> None:
     arrivals=st.lists(st.tuples(st.sampled_from("abc"), st.integers(-1, 1), st.integers(1, 8)), max_size=25),
     max_num_seqs=st.integers(1, 3),
 )
-def test_everyone_is_served_and_in_the_order_of_the_own_tenant(
+def test_every_request_is_served_in_the_order_of_its_tenant(
     arrivals: list[tuple[str, int, int]], max_num_seqs: int
 ) -> None:
     engine = fake_engine(max_num_seqs=max_num_seqs, max_num_batched_tokens=4)
@@ -105,7 +105,7 @@ def test_everyone_is_served_and_in_the_order_of_the_own_tenant(
 
 @settings(max_examples=50, deadline=None)
 @given(tenants=st.lists(st.sampled_from("abc"), min_size=1, max_size=12), max_num_seqs=st.integers(1, 4))
-def test_no_place_stays_free_while_anyone_waits(tenants: list[str], max_num_seqs: int) -> None:
+def test_no_slot_stays_free_while_a_request_waits(tenants: list[str], max_num_seqs: int) -> None:
     engine = fake_engine(num_blocks=1000, max_num_seqs=max_num_seqs, max_num_batched_tokens=1000)
     for number, tenant in enumerate(tenants):
         add(engine, str(number), tenant=tenant)

@@ -1,4 +1,4 @@
-"""The engine on a clock that its steps turn, by a law that it does not know: what its streams wait for."""
+"""Gaps between tokens of an engine whose steps advance its clock, by a law that it does not know."""
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -16,7 +16,7 @@ Law = Callable[[Batch], float]
 
 
 class TimedRunner:
-    """Every token is 1. The clock that it turns is its own."""
+    """A runner whose every token is 1, with a clock that its steps advance."""
 
     def __init__(self, law: Law) -> None:
         self.now_s = 0.0
@@ -30,19 +30,19 @@ class TimedRunner:
 
 
 def on_a_cpu(batch: Batch) -> float:
-    """34 ms to read the weights, 0.4 ms a token, 0.1 us a pair of tokens in attention."""
+    """A step takes 34 ms to read the weights, 0.4 ms a token, and 0.1 us a pair of tokens in attention."""
     pairs = sum((request.start + request.end + 1) * len(request.token_ids) / 2 for request in batch.requests)
     rate = 7e-4 if batch.phase is Phase.DECODE else 4e-4
     return 0.034 + rate * batch.num_tokens + 1e-7 * pairs
 
 
 def on_a_gpu(batch: Batch) -> float:
-    """A hundred times as fast, but for the start of each layer's work."""
+    """A step takes a hundredth of its time on a CPU, and 4 ms to start each layer's work."""
     return 0.004 + on_a_cpu(batch) / 100
 
 
 def with_slow_attention(batch: Batch) -> float:
-    """5 us more for each token that a decoding request attends to."""
+    """A decode step takes 5 us more for each token that a request attends to."""
     return on_a_cpu(batch) + (batch.phase is Phase.DECODE) * 5e-6 * sum(request.end for request in batch.requests)
 
 
@@ -53,7 +53,7 @@ def timed_engine(law: Law, target_ms: float) -> Engine:
 
 
 def loaded(engine: Engine) -> Iterator[StepStats]:
-    """Steps of an engine that has eight streams and always a long prompt that it has not read."""
+    """Yields the steps of an engine that has eight streams and always a long prompt to compute."""
     for index in range(8):
         add(engine, f"stream {index}", [2] * 30, max_tokens=30_000)
     for number in range(3000):
@@ -63,7 +63,7 @@ def loaded(engine: Engine) -> Iterator[StepStats]:
 
 
 def gaps(steps: list[StepStats]) -> list[float]:
-    """Each decode step with the prefill step before it, if there is one."""
+    """Returns the time of each decode step with the prefill step before it, if there is one."""
     pairs = pairwise(steps)
     return [
         step.model_s + (before.model_s if before.phase is Phase.PREFILL else 0)

@@ -1,3 +1,5 @@
+"""A prefill step computes as much prompt as fits beside a decode step into the target gap, and always something."""
+
 from collections.abc import Sequence
 
 from hypothesis import given, settings
@@ -34,7 +36,8 @@ def prompt(num_tokens: int, num_computed: int = 0, params: SamplingParams | None
 
 
 def duration(batch: Batch) -> float:
-    """30 ms, 5 a request, 0.5 a token and 1 if it is scored, 0.0002 a pair. Decode: 10 ms, 4 a request."""
+    """A prefill step takes 30 ms, 5 a request, 0.5 a token and 1 if it is scored, and 0.0002 a pair of tokens; a decode
+    step takes 10 ms and 4 a request."""
     if batch.phase is Phase.DECODE:
         return 0.01 + 0.004 * len(batch.requests)
     tokens = [
@@ -141,7 +144,7 @@ def test_what_a_step_scores_is_bounded_however_much_time_there_is() -> None:
     assert taken(pace(0.2, max_scored_tokens=0).while_none_decodes(), prompts[:1]) == [1]
 
 
-def test_who_goes_on_waits_until_more_may_be_scored() -> None:
+def test_a_prompt_computed_in_part_waits_until_more_may_be_scored() -> None:
     budget = pace(0.2, max_scored_tokens=100).while_none_decodes()
     scored, plain = prompt(200, 1, SCORED), prompt(200, 1)
     assert budget.can_continue(scored) and budget.take(scored) == 100
@@ -210,5 +213,5 @@ def test_a_prompt_that_takes_two_chunks_is_halved() -> None:
     assert pace(0.2).within_a_gap([prompt(100)] * 8).take(prompt(301)) == 151
 
 
-def test_no_chunk_is_a_crumb_however_dear() -> None:
+def test_no_chunk_is_tiny_whatever_it_costs() -> None:
     assert allowance(0.001, num_computed=90_000) == MIN_CHUNK

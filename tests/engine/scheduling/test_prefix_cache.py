@@ -1,3 +1,5 @@
+"""A prefix is found block by block, for equal tokens after equal tokens with an equal salt only."""
+
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.scheduling.prefix_cache import NullPrefixCache, PrefixCache

@@ -1,3 +1,5 @@
+"""Which requests the scheduler runs, with how many tokens and in which order, over a runner that checks every read."""
+
 import asyncio
 from itertools import pairwise
 
@@ -119,7 +121,7 @@ def test_requests_that_run_for_the_first_time_are_named_once() -> None:
     assert named == [["a", "b"]]
 
 
-def test_who_is_scheduled_is_told_before_the_step_runs() -> None:
+def test_newly_scheduled_requests_are_reported_before_the_step_runs() -> None:
     engine = fake_engine()
     add(engine, "a")
     num_run: list[int] = []

@@ -1,4 +1,4 @@
-"""The scheduler's laws, whatever happens in whatever order."""
+"""The scheduler's invariants, whatever happens in whatever order."""
 
 from itertools import cycle
 
@@ -9,19 +9,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine.core.messages import RequestUpdate
 from engine.core.request import FinishReason
 from tests.engine.fakes import add, expected_tokens, run_to_end
-from tests.engine.scheduling.speculation.prophets import prophets
-from tests.engine.scheduling.speculation.timed import Silent, Timed, drafting_engine
+from tests.engine.scheduling.speculation.prophets import oracle_drafters
+from tests.engine.scheduling.speculation.timed import SilentDrafter, TimedRunner, drafting_engine
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Random arrivals, aborts, steps and guesses. The runner checks every read; the invariants check the blocks."""
+    """Random arrivals, aborts, steps and drafts. The runner checks every read; the invariants check the blocks."""
 
     def __init__(self) -> None:
         super().__init__()
         errs = cycle([False, True, False, False, False]).__next__
-        drafters = cycle([prophets(errs), Silent])
+        drafters = cycle([oracle_drafters(errs), SilentDrafter])
         self.engine = drafting_engine(
-            Timed(2, errs),
+            TimedRunner(2, errs),
             num_blocks=9,
             new_drafter=lambda: next(drafters)(),
             max_num_seqs=4,
@@ -86,7 +86,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _account(self, updates: list[RequestUpdate]) -> None:
         for update in updates:
             name = update.request_id
-            assert name not in self.ended, "news after the end"
+            assert name not in self.ended, "an update after the end"
             self.outputs[name] += update.token_ids
             if update.finish_reason is not None:
                 self.ended[name] = update.finish_reason

@@ -1,3 +1,5 @@
+"""The cost model finds a hidden linear law, follows its changes, and bounds durations."""
+
 import random
 from collections.abc import Iterator
 from math import inf
@@ -17,7 +19,7 @@ def cost(law: Work, work: Work) -> float:
 
 
 def works(rng: random.Random) -> Iterator[Work]:
-    """Prefill steps of all sizes, here and there in their prompts; some are scored."""
+    """Yields the work of prefill steps of all sizes and positions in their prompts; some are scored."""
     while True:
         count, start = rng.randint(1, 500), rng.randint(0, 4000)
         pairs = count * start + count * (count + 1) // 2
@@ -31,7 +33,7 @@ def fitted(law: Work, num_seen: int, noise: float = 0.0, seed: int = 1) -> CostM
     return model
 
 
-def told(model: CostModel, work: Work, *durations: float) -> CostModel:
+def observed(model: CostModel, work: Work, *durations: float) -> CostModel:
     for seconds in durations:
         model.observe(work, seconds)
     return model
@@ -81,20 +83,20 @@ def test_only_little_is_trusted_before_anything_was_seen() -> None:
 @pytest.mark.parametrize("index", [1, 3, 4])
 def test_twice_what_was_seen_is_trusted_of_each_amount_and_no_more(index: int) -> None:
     work = (1, 400, 1, 80_000, 400)
-    model = told(CostModel(TRUSTED), work, 0.2)
+    model = observed(CostModel(TRUSTED), work, 0.2)
     double = tuple(amount * (2 if at == index else 1) for at, amount in enumerate(work))
     more = tuple(amount + (at == index) for at, amount in enumerate(double))
     assert model.bound(double) < inf == model.bound(more)
 
 
 def test_what_was_seen_long_ago_is_no_longer_trusted() -> None:
-    model = told(CostModel(TRUSTED), (1, 1000, 1, 500_500, 0), 0.5)
-    assert told(model, ALIKE, *[0.08] * 10).bound((1, 1000, 1, 500_500, 0)) < inf
-    assert told(model, ALIKE, *[0.08] * 200).bound((1, 257, 1, 8256, 0)) == inf > model.bound((1, 256, 1, 8256, 0))
+    model = observed(CostModel(TRUSTED), (1, 1000, 1, 500_500, 0), 0.5)
+    assert observed(model, ALIKE, *[0.08] * 10).bound((1, 1000, 1, 500_500, 0)) < inf
+    assert observed(model, ALIKE, *[0.08] * 200).bound((1, 257, 1, 8256, 0)) == inf > model.bound((1, 256, 1, 8256, 0))
 
 
 def test_little_stays_trusted_however_little_was_seen() -> None:
-    assert told(CostModel(TRUSTED), (1, 1, 1, 1, 0), *[0.05] * 300).bound(TRUSTED) < inf
+    assert observed(CostModel(TRUSTED), (1, 1, 1, 1, 0), *[0.05] * 300).bound(TRUSTED) < inf
 
 
 @settings(max_examples=60, deadline=None)
@@ -111,7 +113,7 @@ def test_the_bound_never_falls_as_work_grows(law: Work, seed: int, num_seen: int
 
 
 def test_work_that_is_all_alike_is_predicted_and_its_neighbours_sanely() -> None:
-    model = told(CostModel(TRUSTED), ALIKE, *[0.08] * 300)
+    model = observed(CostModel(TRUSTED), ALIKE, *[0.08] * 300)
     assert model.predict(ALIKE) == pytest.approx(0.08)
     assert 0.04 <= (model.predict((1, 64, 1, 2080, 0)) or 0) <= 0.08
     assert 0.08 <= model.bound((1, 256, 1, 16_500, 0)) <= 0.32
@@ -119,28 +121,28 @@ def test_work_that_is_all_alike_is_predicted_and_its_neighbours_sanely() -> None
 
 def test_what_was_known_survives_work_that_is_all_alike() -> None:
     law = (0.03, 5e-4, 0.004, 2e-7, 1e-3)
-    model = told(fitted(law, 300), ALIKE, *[cost(law, ALIKE)] * 3000)
+    model = observed(fitted(law, 300), ALIKE, *[cost(law, ALIKE)] * 3000)
     for work in ((1, 32, 1, 528, 0), (1, 500, 2, 125_000, 0), (1, 100, 1, 5000, 100)):  # here predict, not bound
         assert model.predict(work) == pytest.approx(cost(law, work), rel=0.05)
 
 
 def test_an_outlier_changes_the_bound_little_and_not_for_long() -> None:
-    model = told(CostModel(TRUSTED), ALIKE, *[0.08] * 100)
+    model = observed(CostModel(TRUSTED), ALIKE, *[0.08] * 100)
     before = model.bound(ALIKE)
-    told(model, ALIKE, 0.24)
+    observed(model, ALIKE, 0.24)
     assert before < model.bound(ALIKE) < 1.1 * before
-    assert told(model, ALIKE, *[0.08] * 20).bound(ALIKE) < 1.05 * before
+    assert observed(model, ALIKE, *[0.08] * 20).bound(ALIKE) < 1.05 * before
 
 
 def test_a_first_step_that_takes_ten_times_as_long_is_soon_forgotten() -> None:
-    model = told(CostModel(TRUSTED), ALIKE, 0.8, *[0.08] * 5)
+    model = observed(CostModel(TRUSTED), ALIKE, 0.8, *[0.08] * 5)
     assert model.predict(ALIKE) == pytest.approx(0.08, rel=0.1)
 
 
 @pytest.mark.parametrize("factor", [1 / 3, 3])
 def test_a_machine_that_changes_its_speed_is_followed(factor: float) -> None:
-    model = told(CostModel(TRUSTED), ALIKE, *[0.08] * 500)
-    assert told(model, ALIKE, *[0.08 * factor] * 100).predict(ALIKE) == pytest.approx(0.08 * factor, rel=0.2)
+    model = observed(CostModel(TRUSTED), ALIKE, *[0.08] * 500)
+    assert observed(model, ALIKE, *[0.08 * factor] * 100).predict(ALIKE) == pytest.approx(0.08 * factor, rel=0.2)
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.2])
@@ -156,15 +158,15 @@ def test_durations_are_rarely_above_the_bound(noise: float) -> None:
 
 
 def test_on_a_quiet_machine_the_bound_is_hardly_more_than_the_prediction() -> None:
-    model = told(CostModel(TRUSTED), ALIKE, *[0.08] * 300)
+    model = observed(CostModel(TRUSTED), ALIKE, *[0.08] * 300)
     assert 0.08 <= model.bound(ALIKE) <= 0.08 * 1.05
 
 
 def test_no_time_at_all_is_no_error() -> None:
-    model = told(CostModel(TRUSTED), ALIKE, 0.0, 0.0, 0.0)
+    model = observed(CostModel(TRUSTED), ALIKE, 0.0, 0.0, 0.0)
     assert model.predict(ALIKE) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_machine_that_does_as_it_likes_makes_the_bound_no_more_than_twice_the_prediction() -> None:
-    model = told(CostModel(TRUSTED), ALIKE, *[0.08, 0.8] * 300)
+    model = observed(CostModel(TRUSTED), ALIKE, *[0.08, 0.8] * 300)
     assert model.bound(ALIKE) == pytest.approx(2 * (model.predict(ALIKE) or 0))

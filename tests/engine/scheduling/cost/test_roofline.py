@@ -1,4 +1,4 @@
-"""What a step takes at least, beside sums over its tokens and the positions that they see."""
+"""The least time of a step equals sums over its tokens and the positions that they attend to."""
 
 from dataclasses import replace
 
@@ -37,19 +37,19 @@ def test_weights_are_read_once_and_multiplied_for_each_token() -> None:
     assert floor_of(size, ONE_FLOP_PER_SECOND, *parts) == (6 * 7 + 2 * 3, Bound.COMPUTE)
 
 
-def test_each_pass_of_the_draft_weights_reads_them_for_who_still_wants_a_guess() -> None:
+def test_each_pass_of_the_draft_model_reads_it_for_requests_that_want_more() -> None:
     size = ModelSize(layer_bytes=100, layer_flops=7, head_bytes=10, head_flops=3, attention=())
     attention = AttentionSize(None, bytes_per_token=1000, flops_per_pair=100)
     drafting = ModelSize(layer_bytes=40, layer_flops=2, head_bytes=5, head_flops=1, attention=(attention,))
     parts = [replace(part(9, 1 + num, num_drafts=num), num_wanted=num) for num in (2, 0, 1)]
-    others = part(3, 2, num_drafts=1)  # of its text
+    others = part(3, 2, num_drafts=1)  # a draft of its text
     batch = Batch(Phase.DECODE, (*parts, others))
     plans = [Roofline(size, each, drafting) for each in (ONE_BYTE_PER_SECOND, ONE_FLOP_PER_SECOND)]
     memory, compute = (plan.floor_of(batch).seconds for plan in plans)
     assert memory == 110 + 2 * 45 + 1000 * (10 + 10 + 11)
     assert compute == 8 * 10 + 3 * 3 + 100 * (10 + 10 + 11)
     assert plans[0].floor_of(Batch(Phase.DECODE, (others,))).seconds == 110
-    cut = replace(part(9, 2, num_drafts=1), num_wanted=3)  # by a grammar, when all had been made
+    cut = replace(part(9, 2, num_drafts=1), num_wanted=3)  # shortened by a grammar after all passes were made
     assert plans[0].floor_of(Batch(Phase.DECODE, (cut,))).seconds == 110 + 3 * 45 + 1000 * 33
 
 

@@ -1,3 +1,5 @@
+"""Steps and draft passes are predicted from their tokens, requests and contexts, each phase by itself."""
+
 import pytest
 
 from engine.core.batch import Batch, Phase, ScheduledRequest
@@ -59,7 +61,8 @@ def test_after_a_single_prefill_step_more_tokens_are_known_to_take_longer(first:
 
 
 def drafted(num_rows: int, context: int, *counts: int) -> Batch:
-    """Requests of so many tokens that guess one each, and then some that guess `counts`."""
+    """Returns a step of `num_rows` requests with one draft token each, and then one with each of `counts`; `context` is
+    the number of tokens that each has."""
     rows = [
         ScheduledRequest("", (1,) * (1 + num), context - 1, (), SamplingParams(), (), (1,), True, (), num, num)
         for num in [*[1] * num_rows, *counts]
@@ -67,7 +70,7 @@ def drafted(num_rows: int, context: int, *counts: int) -> Batch:
     return Batch(Phase.DECODE, tuple(rows))
 
 
-def test_passes_of_the_draft_weights_take_time_as_steps_do() -> None:
+def test_passes_of_the_draft_model_take_time_as_steps_do() -> None:
     costs = StepCosts()
     assert costs.drafting_price(decoding(1, 10)) == 0.0
     for rows, context in CASES * 40:
@@ -77,13 +80,13 @@ def test_passes_of_the_draft_weights_take_time_as_steps_do() -> None:
     assert costs.decode_price(decoding(1, 10)) == (0.0, 0.0)
 
 
-def test_passes_that_made_no_guess_tell_nothing() -> None:
+def test_passes_without_a_draft_token_are_not_observed() -> None:
     costs = StepCosts()
     costs.observe_drafting(decode(2, 10), 0.01)
     assert (costs.num_drafting_steps, costs.drafting_price(decoding(1, 10))) == (0, 0.0)
 
 
-def test_the_contexts_of_passes_grow_with_the_guesses() -> None:
+def test_the_contexts_of_passes_grow_with_the_drafts() -> None:
     costs = StepCosts()
     for context, num_drafts in [(5, 1), (9, 2), (30, 1)] * 40:
         positions = range(context, context + num_drafts)
@@ -91,7 +94,7 @@ def test_the_contexts_of_passes_grow_with_the_guesses() -> None:
     assert costs.drafting_price(decoding(1, 7)) == pytest.approx(0.007, rel=0.01)
 
 
-def test_each_pass_has_the_requests_that_still_want_a_guess() -> None:
+def test_each_pass_has_the_requests_that_still_want_a_draft_token() -> None:
     costs = StepCosts()
     for rows, context in CASES * 40:
         costs.observe_drafting(drafted(rows, context), duration(rows, context))

@@ -1,4 +1,4 @@
-"""Drafters that know what will be said, and err as they are told."""
+"""Drafters that know which tokens will be sampled, and err on purpose."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,26 +9,26 @@ from engine.core.sampling_params import SamplingParams
 from tests.engine.fakes import VOCAB_SIZE, next_token
 
 
-class Prophet:
-    """`tells` the token that comes after a prompt and an output; `errs` says which guesses are wrong."""
+class OracleDrafter:
+    """Drafts what `follows` returns for a prompt and an output; `errs` decides which draft tokens are wrong."""
 
-    def __init__(self, tells: Callable[[Sequence[int], Sequence[int]], int], errs: Callable[[], bool]) -> None:
-        self._tells, self._errs = tells, errs
+    def __init__(self, follows: Callable[[Sequence[int], Sequence[int]], int], errs: Callable[[], bool]) -> None:
+        self._follows, self._errs = follows, errs
 
     def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
-        said = list(output)
+        drafted = list(output)
         for _ in range(max_tokens):
-            token_id = self._tells(prompt, said)
-            said.append((token_id + 1) % VOCAB_SIZE if self._errs() else token_id)
-        return Draft(said[len(output) :], 0.9)
+            token_id = self._follows(prompt, drafted)
+            drafted.append((token_id + 1) % VOCAB_SIZE if self._errs() else token_id)
+        return Draft(drafted[len(output) :], 0.9)
 
 
-def prophets(errs: Callable[[], bool] = lambda: False) -> Callable[[], Prophet]:
-    """For requests to a FakeRunner."""
-    return lambda: Prophet(lambda prompt, said: next_token([*prompt, *said]), errs)
+def oracle_drafters(errs: Callable[[], bool] = lambda: False) -> Callable[[], OracleDrafter]:
+    """Returns what makes drafters for requests to a FakeRunner."""
+    return lambda: OracleDrafter(lambda prompt, output: next_token([*prompt, *output]), errs)
 
 
 def scheduled(drafts: list[int], num_wanted: int = 0, **params: Any) -> ScheduledRequest:
-    """In a decode step with these guesses."""
+    """Returns a request in a decode step with these draft tokens."""
     tokens, numbers = [7, *drafts], {"num_drafts": len(drafts), "num_wanted": num_wanted}
     return ScheduledRequest("a", tokens, 4, (0, 1), SamplingParams(**params), [1, 2, 3, 4], [7], True, **numbers)

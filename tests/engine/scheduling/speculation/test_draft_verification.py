@@ -1,4 +1,4 @@
-"""A request with guesses as rows of one token each, and which guesses were right."""
+"""A request with draft tokens as rows of one token each, and how many of them are accepted."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from engine.scheduling.speculation.draft_verification import (
 from tests.engine.scheduling.speculation.prophets import scheduled
 
 
-def test_each_guess_is_a_row_that_takes_those_before_for_said() -> None:
+def test_each_draft_token_is_a_row_after_those_before_it() -> None:
     rows = list(rows_of(scheduled([8, 9])))
     assert [(row.start, row.end, list(row.token_ids), list(row.output_token_ids)) for row in rows] == [
         (4, 5, [7], [7]),
@@ -27,13 +27,13 @@ def test_each_guess_is_a_row_that_takes_those_before_for_said() -> None:
 @pytest.mark.parametrize(
     ("chosen", "count"), [([8, 9, 1], 2), ([8, 1, 9], 1), ([1, 9, 9], 0), ([None, 9, 9], 0), ([8, None, 1], 1)]
 )
-def test_guesses_are_right_up_to_the_first_that_is_not(chosen: list[int | None], count: int) -> None:
+def test_drafts_are_accepted_up_to_the_first_that_differs(chosen: list[int | None], count: int) -> None:
     assert num_accepted_drafts(scheduled([8, 9]), chosen) == count
     assert num_accepted_drafts(scheduled([]), chosen) == 0
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_the_first_guesses_may_be_kept_alone(count: int) -> None:
+def test_a_draft_may_be_shortened(count: int) -> None:
     cut = shortened(scheduled([8, 9]), count)
     assert (list(cut.token_ids), cut.num_drafts, list(cut.draft), cut.end) == (
         [7, 8, 9][: 1 + count],
@@ -44,7 +44,7 @@ def test_the_first_guesses_may_be_kept_alone(count: int) -> None:
 
 
 @pytest.mark.parametrize("drafts", [[], [8], [8, 9]])
-def test_the_next_guess_follows_the_last_row(drafts: list[int]) -> None:
+def test_the_next_draft_token_follows_the_last_row(drafts: list[int]) -> None:
     request = scheduled(drafts, num_wanted=3)
     row, expected = last_row(request), [*rows_of(request)][-1]
     assert (row.start, [*row.token_ids], [*row.output_token_ids]) == (

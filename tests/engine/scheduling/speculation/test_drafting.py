@@ -1,4 +1,4 @@
-"""Engines whose draft weights guess: steps, blocks, times and counts."""
+"""Engines with a draft model: their steps, blocks, times and counts."""
 
 from dataclasses import replace
 from itertools import count, pairwise
@@ -11,16 +11,16 @@ from engine.core.batch import Batch, Phase, StepOutput
 from engine.scheduling.speculation.draft_verification import with_draft_token
 from tests.engine.fakes import add, batches, expected_tokens, run_to_end, tokens_of
 from tests.engine.scheduling.speculation import timed
-from tests.engine.scheduling.speculation.timed import PASS_S, STEP_S, Timed, drafting_engine
+from tests.engine.scheduling.speculation.timed import PASS_S, STEP_S, TimedRunner, drafting_engine
 
 
 @given(pattern=st.lists(st.booleans(), min_size=1, max_size=7), block_size=st.integers(1, 5), seed=st.integers(0, 99))
-def test_requests_get_their_tokens_whatever_the_draft_weights_guess(
+def test_requests_get_their_tokens_whatever_the_draft_model_proposes(
     pattern: list[bool], block_size: int, seed: int
 ) -> None:
-    """The runner checks every read: what the draft weights wrote is never read as the model's."""
+    """The runner checks every read: KV that the draft model wrote is never read as the model's."""
     turns = count()
-    runner = Timed(block_size, errs=lambda: pattern[next(turns) % len(pattern)])
+    runner = TimedRunner(block_size, errs=lambda: pattern[next(turns) % len(pattern)])
     engine = drafting_engine(runner, num_blocks=-(-40 // block_size), max_prefill_tokens_per_gap=4)
     prompts = {str(index): [1 + (seed + index) % 3] * (1 + index) for index in range(4)}
     for name, prompt in prompts.items():
@@ -31,8 +31,8 @@ def test_requests_get_their_tokens_whatever_the_draft_weights_guess(
     assert engine._pool.stats.held == 0
 
 
-def test_right_guesses_save_steps_and_all_are_counted_and_timed() -> None:
-    engine = drafting_engine(Timed(4))
+def test_accepted_drafts_save_steps_and_all_are_counted_and_timed() -> None:
+    engine = drafting_engine(TimedRunner(4))
     add(engine, "a", max_tokens=60)
     steps = []
     while engine.has_work:
@@ -47,8 +47,8 @@ def test_right_guesses_save_steps_and_all_are_counted_and_timed() -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 4])
-def test_blocks_are_taken_for_what_will_be_guessed(block_size: int) -> None:
-    engine = drafting_engine(Timed(block_size))
+def test_blocks_are_allocated_for_wanted_draft_tokens(block_size: int) -> None:
+    engine = drafting_engine(TimedRunner(block_size))
     add(engine, "a", max_tokens=40)
     run_to_end(engine)
     counts = [batch.num_drafts for batch in batches(engine)]
@@ -56,8 +56,8 @@ def test_blocks_are_taken_for_what_will_be_guessed(block_size: int) -> None:
     assert engine._pool.stats.held == 0
 
 
-def test_what_passes_take_is_measured() -> None:
-    class Slow(Timed):
+def test_the_time_of_passes_is_measured() -> None:
+    class Slow(TimedRunner):
         def draft(self, batch: Batch) -> Batch:
             self.now_s += STEP_S
             return super().draft(batch)
@@ -68,8 +68,8 @@ def test_what_passes_take_is_measured() -> None:
     assert sum(batch.num_drafts for batch in batches(engine)) == 4  # to learn that they do not pay
 
 
-def test_the_step_after_a_prompt_wants_no_guesses() -> None:
-    engine = drafting_engine(Timed(4), max_prefill_tokens_per_gap=4)
+def test_the_step_after_a_prefill_wants_no_drafts() -> None:
+    engine = drafting_engine(TimedRunner(4), max_prefill_tokens_per_gap=4)
     add(engine, "a", max_tokens=60)
     while sum(batch.num_drafts for batch in batches(engine)) < 9:
         engine.step()
@@ -80,10 +80,10 @@ def test_the_step_after_a_prompt_wants_no_guesses() -> None:
     assert all(step.num_drafts == 0 for step in after)
 
 
-def test_draft_weights_that_find_no_token_do_no_harm() -> None:
-    """Nor to those beside, of which one guesses nothing."""
+def test_a_draft_model_that_finds_no_token_does_no_harm() -> None:
+    """Neither to its request nor to one beside it that does not speculate."""
 
-    class Silenced(Timed):
+    class Silenced(TimedRunner):
         def draft(self, batch: Batch) -> Batch:
             self.now_s += PASS_S
             return replace(batch, requests=tuple(with_draft_token(request, None) for request in batch.requests))
@@ -96,8 +96,8 @@ def test_draft_weights_that_find_no_token_do_no_harm() -> None:
     assert tokens_of(updates["b"]) == expected_tokens([7], 9)[2:]
 
 
-def test_draft_weights_that_raise_end_the_requests_of_their_step_only() -> None:
-    class Broken(Timed):
+def test_a_draft_model_that_raises_ends_the_requests_of_its_step_only() -> None:
+    class Broken(TimedRunner):
         def draft(self, batch: Batch) -> Batch:
             raise RuntimeError("broken")
 
@@ -109,8 +109,9 @@ def test_draft_weights_that_raise_end_the_requests_of_their_step_only() -> None:
     assert tokens_of(run_to_end(engine)["b"]) == expected_tokens([1, 2, 3], 2)
 
 
-class Lengthening(Timed):
-    """Steps and passes take as long as the contexts are, so that one of nobody seems to take no time."""
+class Lengthening(TimedRunner):
+    """A runner whose steps and passes take longer with longer contexts, so that one without requests seems to take no
+    time."""
 
     def _run(self, batch: Batch) -> StepOutput:
         self.now_s += 1e-6 * sum(request.end for request in batch.requests) ** 2
@@ -122,7 +123,7 @@ class Lengthening(Timed):
         return drafted
 
 
-def test_a_step_of_nobody_plans_no_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_without_requests_plans_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("STEP_S", "TOKEN_S", "PASS_S"):
         monkeypatch.setattr(timed, name, 0.0)
     engine = drafting_engine(Lengthening(4), num_speculative_tokens=4, target_itl_ms=1000)

@@ -1,4 +1,4 @@
-"""Which of two guesses is tried: of what must come, or of what came before."""
+"""Which of two drafts is proposed: that of forced tokens, or another drafter's."""
 
 from collections.abc import Sequence
 
@@ -9,19 +9,19 @@ from engine.scheduling.speculation.grammar_drafter import GrammarDrafter
 
 
 class Other:
-    """Guesses the same all the time, and remembers how often."""
+    """A drafter that always proposes the same, and counts its calls."""
 
     def __init__(self, *token_ids: int, chance: float = 0.8) -> None:
-        self.guess = Draft(token_ids, chance)
+        self.proposed = Draft(token_ids, chance)
         self.num_asked = 0
 
     def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
         self.num_asked += 1
-        return Draft(self.guess.token_ids[:max_tokens], self.guess.chance)
+        return Draft(self.proposed.token_ids[:max_tokens], self.proposed.chance)
 
 
 def forced(output: Sequence[int], max_tokens: int) -> Sequence[int]:
-    """After each ten, three tokens are certain."""
+    """Returns three forced tokens after every ten tokens."""
     return [11, 12, 13][len(output) % 10 :][:max_tokens]
 
 
@@ -35,20 +35,21 @@ def forced(output: Sequence[int], max_tokens: int) -> Sequence[int]:
         (Other(1, 2, chance=1.0), [1, 2]),
     ],
 )
-def test_the_guess_that_promises_more_tokens_is_tried(other: Other, expected: list[int]) -> None:
+def test_the_draft_with_more_expected_tokens_is_proposed(other: Other, expected: list[int]) -> None:
     drafter = GrammarDrafter(forced, other)
     assert list(drafter.draft([], [], 8).token_ids) == expected
-    assert list(drafter.draft([], [0] * 5, 8).token_ids) == list(other.guess.token_ids)
+    assert list(drafter.draft([], [0] * 5, 8).token_ids) == list(other.proposed.token_ids)
     assert other.num_asked == 2  # it learns from every token
 
 
-def test_no_more_than_may_come() -> None:
+def test_no_more_than_max_tokens_are_proposed() -> None:
     assert list(GrammarDrafter(forced, Other()).draft([], [], 2).token_ids) == [11, 12]
 
 
 @pytest.mark.parametrize(("num_wrong", "num_looked_for"), [(0, 10), (2, 4), (5, 2), (20, 1)])
 def test_no_more_is_looked_for_than_is_likely(num_wrong: int, num_looked_for: int) -> None:
-    """Of 0.8, 0.58, 0.35 and 0.03, the last power above 0.1. One at least: without, nothing is learnt."""
+    """As many tokens are asked for as powers of 0.8, 0.58, 0.35 and 0.03 are above 0.1, but at least one: without any,
+    nothing would be learnt."""
     looked_for = []
 
     def forced(output: Sequence[int], max_tokens: int) -> Sequence[int]:

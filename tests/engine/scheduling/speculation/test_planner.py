@@ -1,3 +1,5 @@
+"""Drafts save steps and never change tokens; a step tries those that are worth their time."""
+
 import random
 from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
@@ -29,15 +31,17 @@ from tests.engine.fakes import (
     tokens_of,
 )
 from tests.engine.grammar.matchers import DIGITS, compiler
-from tests.engine.scheduling.speculation.prophets import prophets, scheduled
+from tests.engine.scheduling.speculation.prophets import oracle_drafters, scheduled
 
 
 def speculating(errs: Callable[[], bool] = lambda: False, **settings: Any) -> Engine:
-    """Its requests guess as prophets do. Its steps take no time, so every guess pays."""
-    return fake_engine(clock=lambda: 0.0, new_drafter=prophets(errs), **{"num_speculative_tokens": 3, **settings})
+    """Returns an engine whose drafters are oracles. Its steps take no time, so every draft pays."""
+    return fake_engine(
+        clock=lambda: 0.0, new_drafter=oracle_drafters(errs), **{"num_speculative_tokens": 3, **settings}
+    )
 
 
-def test_right_guesses_save_steps() -> None:
+def test_accepted_drafts_save_steps() -> None:
     engine = speculating()
     add(engine, "a", [3, 1, 4], max_tokens=14)
     updates = run_to_end(engine)["a"]
@@ -46,14 +50,14 @@ def test_right_guesses_save_steps() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", range(2, 9))
-def test_nothing_is_guessed_that_could_not_be_said(max_tokens: int) -> None:
+def test_no_draft_exceeds_max_tokens(max_tokens: int) -> None:
     engine = speculating(errs=iter([True, False, False, False, False] * 100).__next__)
     add(engine, "a", [3, 1, 4], max_tokens=max_tokens)
     assert tokens_of(run_to_end(engine)["a"]) == expected_tokens([3, 1, 4], max_tokens)
     assert max(request.end for step in batches(engine) for request in step.requests) <= 3 + max_tokens - 1
 
 
-def test_wrong_guesses_change_nothing() -> None:
+def test_rejected_drafts_change_nothing() -> None:
     engine = speculating(errs=lambda: True)
     add(engine, "a", [3, 1, 4], max_tokens=14)
     updates = run_to_end(engine)["a"]
@@ -62,8 +66,8 @@ def test_wrong_guesses_change_nothing() -> None:
 
 
 @given(seed=st.integers(0, 10_000), block_size=st.integers(1, 5), num_blocks=st.integers(24, 60))
-def test_requests_get_their_tokens_whatever_is_guessed(seed: int, block_size: int, num_blocks: int) -> None:
-    """Blocks of wrong guesses are written again, shared by prefix, and preempted: the runner checks every read."""
+def test_requests_get_their_tokens_whatever_is_drafted(seed: int, block_size: int, num_blocks: int) -> None:
+    """Blocks of rejected drafts are written again, shared by prefix, and preempted: the runner checks every read."""
     rng = random.Random(seed)
     engine = speculating(
         errs=lambda: rng.random() < 0.3,
@@ -81,7 +85,7 @@ def test_requests_get_their_tokens_whatever_is_guessed(seed: int, block_size: in
     assert engine._pool.stats.held == 0
 
 
-def test_what_was_guessed_right_can_be_shared_as_a_prefix() -> None:
+def test_accepted_drafts_can_be_shared_as_a_prefix() -> None:
     engine = speculating(block_size=2)
     add(engine, "a", [3, 1, 4], max_tokens=14)
     text = [3, 1, 4, *tokens_of(run_to_end(engine)["a"])]
@@ -92,7 +96,7 @@ def test_what_was_guessed_right_can_be_shared_as_a_prefix() -> None:
 
 
 @pytest.mark.parametrize("position", range(2, 9))
-def test_a_stop_among_right_guesses_ends_the_request(position: int) -> None:
+def test_a_stop_token_among_accepted_drafts_finishes_the_request(position: int) -> None:
     tokens = expected_tokens([9], 12)
     stop = tokens[position]
     engine = speculating()
@@ -104,7 +108,7 @@ def test_a_stop_among_right_guesses_ends_the_request(position: int) -> None:
 
 
 @pytest.mark.parametrize("min_tokens", [0, 8])
-def test_eos_among_right_guesses_ends_the_request_once_it_may(min_tokens: int) -> None:
+def test_eos_among_accepted_drafts_finishes_the_request_once_it_may(min_tokens: int) -> None:
     prompt = next([number] for number in range(1, 50) if EOS in expected_tokens([number], 7)[2:])
     tokens = expected_tokens(prompt, 12)
     engine = speculating()
@@ -114,8 +118,8 @@ def test_eos_among_right_guesses_ends_the_request_once_it_may(min_tokens: int) -
     assert engine._pool.stats.held == 0
 
 
-def test_the_step_after_a_prompt_guesses_nothing() -> None:
-    """The gap between two tokens has to hold both."""
+def test_the_step_after_a_prefill_drafts_nothing() -> None:
+    """The gap between two tokens has to hold the prefill step and the decode step."""
     engine = speculating(max_prefill_tokens_per_gap=4)
     add(engine, "a", max_tokens=60)
     engine.step()
@@ -128,7 +132,7 @@ def test_the_step_after_a_prompt_guesses_nothing() -> None:
     assert all(request.num_drafts == 0 for step in decodes for request in step.requests)
 
 
-def test_guesses_take_no_block_that_others_need() -> None:
+def test_drafts_take_no_block_that_other_requests_need() -> None:
     engine = speculating(num_blocks=7, block_size=2, enable_prefix_caching=False)
     for name in "ab":
         add(engine, name, [ord(name) % 50], max_tokens=6)
@@ -138,7 +142,7 @@ def test_guesses_take_no_block_that_others_need() -> None:
     assert any(request.num_drafts < 3 for step in batches(engine)[3:] for request in step.requests)
 
 
-def test_blocks_of_wrong_guesses_are_given_back() -> None:
+def test_blocks_of_rejected_drafts_are_freed() -> None:
     engine = speculating(errs=lambda: True, block_size=1)
     add(engine, "a", [3, 1, 4], max_tokens=9)
     while engine.has_work:
@@ -147,7 +151,7 @@ def test_blocks_of_wrong_guesses_are_given_back() -> None:
             assert len(request.block_table) <= request.num_tokens
 
 
-def test_guesses_are_counted() -> None:
+def test_drafts_are_counted() -> None:
     engine = speculating(errs=iter([False, True, False] * 100).__next__)
     add(engine, "a", max_tokens=30)
     while engine.has_work:
@@ -162,7 +166,7 @@ def test_guesses_are_counted() -> None:
     [({}, PromptLookup), ({"constraint": compiler()(DIGITS)}, GrammarDrafter), ({"output_token_ids": [1]}, NoDrafts)],
     ids=["others", "with a grammar", "begun by another engine"],
 )
-def test_who_guesses(fields: dict[str, Any], expected: type) -> None:
+def test_each_request_gets_the_drafter_for_it(fields: dict[str, Any], expected: type) -> None:
     for max_tokens in (0, 3):
         request = Request("a", [1], SamplingParams(), 0.0, **fields)
         fake_engine(num_speculative_tokens=max_tokens)._admit(request)
@@ -170,8 +174,8 @@ def test_who_guesses(fields: dict[str, Any], expected: type) -> None:
         assert request.may_speculate == (not isinstance(request.drafter, NoDrafts))
 
 
-class Sure:
-    """Guesses some tokens with a certain chance."""
+class FixedDrafter:
+    """A drafter of two tokens with a given chance."""
 
     def __init__(self, chance: float) -> None:
         self._chance = chance
@@ -180,92 +184,92 @@ class Sure:
         return Draft([1, 2][:max_tokens], self._chance)
 
 
-def those_with(*chances: float) -> list[Request]:
+def requests_with(*chances: float) -> list[Request]:
     params = SamplingParams(max_tokens=20)
-    return [Request("a", [1], params, 0.0, output_token_ids=[1], drafter=Sure(chance)) for chance in chances]
+    return [Request("a", [1], params, 0.0, output_token_ids=[1], drafter=FixedDrafter(chance)) for chance in chances]
 
 
-def taught(step_s: float, token_s: float) -> StepCosts:
+def costs_of(step_s: float, token_s: float) -> StepCosts:
     costs = StepCosts()
     for count in [1, 5, 2, 8, 3] * 40:
         costs.observe(Batch(Phase.DECODE, (scheduled([0] * (count - 1)),)), step_s + token_s * count)
     return costs
 
 
-def counts_of(speculation: SpeculationPlanner, *chances: float) -> list[int]:
-    return [len(guesses.token_ids) for guesses in speculation.plan(those_with(*chances))]
+def lengths_of(planner: SpeculationPlanner, *chances: float) -> list[int]:
+    return [len(draft.token_ids) for draft in planner.plan(requests_with(*chances))]
 
 
 def test_what_a_token_costs_is_learnt() -> None:
-    assert StepCosts().decode_price(those_with(0.5)) == (0.0, 0.0)
-    step_s, token_s = taught(0.010, 0.001).decode_price(those_with(0.5, 0.5))
+    assert StepCosts().decode_price(requests_with(0.5)) == (0.0, 0.0)
+    step_s, token_s = costs_of(0.010, 0.001).decode_price(requests_with(0.5, 0.5))
     assert (step_s, token_s) == (pytest.approx(0.012, rel=0.02), pytest.approx(0.001, rel=0.1))
 
 
-def test_a_guess_is_tried_if_it_brings_tokens_twice_as_fast_as_the_step() -> None:
-    speculation = SpeculationPlanner(taught(0.010, 0.001), 8, target_gap_s=1.0)
+def test_a_draft_token_is_tried_if_it_brings_tokens_twice_as_fast_as_the_step() -> None:
+    planner = SpeculationPlanner(costs_of(0.010, 0.001), 8, target_gap_s=1.0)
     # 1 ms of 11 for one request: its chance must be over 0.18. Of 12 for two: 0.33.
-    assert counts_of(speculation, 0.15) == [0]
-    assert counts_of(speculation, 0.25) == [1]
-    assert counts_of(speculation, 0.5) == [2]
-    assert counts_of(speculation, 0.5, 0.65) == [1, 2]
-    assert counts_of(speculation, *[1.0] * 12) == [0] * 12  # 1.09
+    assert lengths_of(planner, 0.15) == [0]
+    assert lengths_of(planner, 0.25) == [1]
+    assert lengths_of(planner, 0.5) == [2]
+    assert lengths_of(planner, 0.5, 0.65) == [1, 2]
+    assert lengths_of(planner, *[1.0] * 12) == [0] * 12  # 1.09
 
 
-def test_guesses_make_a_step_half_as_long_again_at_most_and_the_likeliest_come_first() -> None:
-    speculation = SpeculationPlanner(taught(0.010, 0.0015), 8, target_gap_s=1.0)
-    assert counts_of(speculation, 0.9, 0.95, 1.0) == [0, 2, 2]  # 7.2 ms are room for 4
-    assert counts_of(SpeculationPlanner(taught(0.010, 0.0015), 8, target_gap_s=0.017), 0.9, 0.95, 1.0) == [0, 0, 1]
-    assert counts_of(SpeculationPlanner(taught(0.010, 0.0015), 8, target_gap_s=0.010), 0.9, 0.95, 1.0) == [0, 0, 0]
+def test_drafts_make_a_step_half_as_long_again_at_most_and_the_likeliest_come_first() -> None:
+    planner = SpeculationPlanner(costs_of(0.010, 0.0015), 8, target_gap_s=1.0)
+    assert lengths_of(planner, 0.9, 0.95, 1.0) == [0, 2, 2]  # 7.2 ms are time for 4
+    assert lengths_of(SpeculationPlanner(costs_of(0.010, 0.0015), 8, target_gap_s=0.017), 0.9, 0.95, 1.0) == [0, 0, 1]
+    assert lengths_of(SpeculationPlanner(costs_of(0.010, 0.0015), 8, target_gap_s=0.010), 0.9, 0.95, 1.0) == [0, 0, 0]
 
 
 def test_a_mistaken_price_is_found_out() -> None:
-    """Of steps that have the same one request always, the first with guesses took four times as long as it should."""
+    """By accident, the first step with a draft takes four times as long as it should; all steps have one request."""
     costs, tried = StepCosts(), []
-    speculation = SpeculationPlanner(costs, 8, target_gap_s=1.0)
+    planner = SpeculationPlanner(costs, 8, target_gap_s=1.0)
     for step in range(1000):
-        tried.append(counts_of(speculation, 0.8)[0] if step >= 5 else 0)
+        tried.append(lengths_of(planner, 0.8)[0] if step >= 5 else 0)
         seconds = (0.020 + 0.0003 * (1 + tried[-1])) * (4 if step == 5 else 1)
         costs.observe(Batch(Phase.DECODE, (scheduled([0] * tried[-1]),)), seconds)
-        speculation.on_step(tried[-1])
+        planner.on_step(tried[-1])
     assert tried[5] > 0 and tried[6:100] == [0] * 94
     assert min(tried[-100:]) > 0
 
 
 def test_what_pays_is_always_tried() -> None:
-    speculation = SpeculationPlanner(taught(0.010, 0.001), 8, target_gap_s=1.0)
-    assert {tuple(counts_of(speculation, 0.9, 0.5)) for _ in range(300)} == {(2, 1)}
+    planner = SpeculationPlanner(costs_of(0.010, 0.001), 8, target_gap_s=1.0)
+    assert {tuple(lengths_of(planner, 0.9, 0.5)) for _ in range(300)} == {(2, 1)}
 
 
 def test_what_never_pays_is_hardly_tried() -> None:
-    speculation = SpeculationPlanner(taught(0.001, 0.020), 8, target_gap_s=1.0)
-    assert [sum(counts_of(speculation, 0.9, 0.5)) for _ in range(1000)].count(0) == 990
-    slow = SpeculationPlanner(taught(0.001, 0.020), 8, target_gap_s=0.040)
-    assert [sum(counts_of(slow, 0.9, 0.5)) for _ in range(1000)].count(0) == 1000
+    planner = SpeculationPlanner(costs_of(0.001, 0.020), 8, target_gap_s=1.0)
+    assert [sum(lengths_of(planner, 0.9, 0.5)) for _ in range(1000)].count(0) == 990
+    slow = SpeculationPlanner(costs_of(0.001, 0.020), 8, target_gap_s=0.040)
+    assert [sum(lengths_of(slow, 0.9, 0.5)) for _ in range(1000)].count(0) == 1000
 
 
 def test_while_nothing_is_known_no_more_than_twice_as_many_are_tried_as_were_before() -> None:
-    speculation = SpeculationPlanner(StepCosts(), 8, target_gap_s=1.0)
+    planner = SpeculationPlanner(StepCosts(), 8, target_gap_s=1.0)
     sums = []
     for _ in range(5):
-        sums.append(sum(counts_of(speculation, *[0.9] * 50)))
-        speculation.on_step(sums[-1])
+        sums.append(sum(lengths_of(planner, *[0.9] * 50)))
+        planner.on_step(sums[-1])
     assert sums == [8, 16, 32, 64, 64]
 
 
 def test_the_steps_of_others_stay_short() -> None:
-    """One stream whose guesses are all wrong, and seven whose are right, on a clock that tokens turn."""
+    """One stream has wrong drafts only, and seven have right ones, on a clock that tokens advance."""
     now_s = 0.0
 
-    class Timed(FakeRunner):
+    class TimedRunner(FakeRunner):
         def decode(self, batch: Batch) -> StepOutput:
             nonlocal now_s
             now_s += 0.034 + 0.004 * batch.num_tokens
             return super().decode(batch)
 
     config = EngineConfig(model="fake", block_size=4, num_speculative_tokens=8)
-    new_drafter = chain([prophets(lambda: True)()], (prophets()() for _ in range(7))).__next__
-    engine = Engine(config, fake_info(400, 4), Timed(4), clock=lambda: now_s, new_drafter=new_drafter)
+    new_drafter = chain([oracle_drafters(lambda: True)()], (oracle_drafters()() for _ in range(7))).__next__
+    engine = Engine(config, fake_info(400, 4), TimedRunner(4), clock=lambda: now_s, new_drafter=new_drafter)
     for name in "abcdefgh":
         add(engine, name, [ord(name) % 50], max_tokens=60)
     steps = []

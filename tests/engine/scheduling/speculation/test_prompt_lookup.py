@@ -1,3 +1,5 @@
+"""Prompt lookup drafts what followed the newest tokens before, and learns how often that is accepted."""
+
 import random
 from collections.abc import Sequence
 
@@ -16,19 +18,19 @@ def drafted(prompt: Sequence[int], output: Sequence[int] = (), max_tokens: int =
 
 
 def expected(text: Sequence[int], max_tokens: int) -> list[int]:
-    """The same by trying every place."""
+    """Returns the draft that a search of every position finds."""
     for length in (4, 3, 2):
         for start in range(len(text) - length - 1, -1, -1):
             if text[start : start + length] == text[len(text) - length :]:
-                guess = list(text)
+                longer = list(text)
                 for i in range(max_tokens):
-                    guess.append(guess[start + length + i])
-                return guess[len(text) :]
+                    longer.append(longer[start + length + i])
+                return longer[len(text) :]
     return []
 
 
 @pytest.mark.parametrize(
-    ("text", "guess"),
+    ("text", "draft"),
     [
         ([1, 2, 3, 4, 5, 6, 1, 2], [3, 4, 5, 6]),
         ([1, 2, 3, 9, 1, 2, 7, 8, 1, 2], [7, 8, 1, 2]),  # where they stood last
@@ -40,10 +42,10 @@ def expected(text: Sequence[int], max_tokens: int) -> list[int]:
         ([], []),
     ],
 )
-def test_what_followed_the_newest_tokens_before_is_guessed(text: list[int], guess: list[int]) -> None:
-    assert drafted(text) == guess
+def test_what_followed_the_newest_tokens_before_is_drafted(text: list[int], draft: list[int]) -> None:
+    assert drafted(text) == draft
     for cut in range(len(text)):
-        assert drafted(text[:cut], text[cut:]) == guess
+        assert drafted(text[:cut], text[cut:]) == draft
 
 
 @given(text=st.lists(TOKENS, max_size=40), max_tokens=st.integers(0, 6))
@@ -65,7 +67,7 @@ def test_it_does_not_look_back_for_ever() -> None:
     assert drafted([1, 2, 3, 4, *filler, 1, 2]) == []
 
 
-def test_who_was_right_is_trusted_more_and_who_was_wrong_less() -> None:
+def test_the_chance_rises_with_right_drafts_and_falls_with_wrong_ones() -> None:
     lookup, text = PromptLookup(), [1, 2, 3] * 3
     assert lookup.draft(text, [], 8).chance == 0.5
     for number in range(40):
@@ -79,15 +81,15 @@ def test_who_was_right_is_trusted_more_and_who_was_wrong_less() -> None:
     assert draft.chance < 0.6
 
 
-def test_of_a_guess_nothing_counts_after_its_first_error() -> None:
+def test_nothing_of_a_draft_counts_after_its_first_error() -> None:
     chances = []
-    for said in ([9, 4], [9, 5], [9]):  # where 3, 4 was the guess
+    for output in ([9, 4], [9, 5], [9]):  # where 3, 4 was the draft
         lookup, text = PromptLookup(), [1, 2, 3, 4, 1, 2]
         lookup.draft(text, [], 2)
-        lookup.draft(text, said, 2)
+        lookup.draft(text, output, 2)
         chances.append(lookup._chances)
     assert chances[0] == chances[1] == chances[2] != PromptLookup()._chances
 
 
-def test_nothing_is_guessed_when_off() -> None:
+def test_nothing_is_drafted_when_off() -> None:
     assert list(NoDrafts().draft([1, 1, 1, 1], [], 8).token_ids) == []

@@ -1,4 +1,4 @@
-"""An engine with draft weights whose steps and passes turn its clock."""
+"""An engine with a draft model, whose steps and draft passes advance its clock."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from engine.engine import Engine
 from tests.engine.fakes import FakeRunner, fake_info
 
 STEP_S, TOKEN_S, PASS_S = 0.010, 0.0002, 0.004
-"""Seconds of a step, of each guess in it, and of a pass of the draft weights."""
+"""Seconds of a step, of each draft token in it, and of a pass of the draft model."""
 
 
-class Timed(FakeRunner):
-    """Turns the clock as steps and passes do."""
+class TimedRunner(FakeRunner):
+    """A fake runner whose steps and passes advance its clock."""
 
     now_s = 0.0
 
@@ -32,15 +32,18 @@ class Timed(FakeRunner):
 
 
 def drafting_engine(
-    runner: Timed, num_blocks: int = 64, new_drafter: Callable[[], Drafter] = lambda: Silent(), **settings: Any
+    runner: TimedRunner,
+    num_blocks: int = 64,
+    new_drafter: Callable[[], Drafter] = lambda: SilentDrafter(),
+    **settings: Any,
 ) -> Engine:
     config = EngineConfig(model="fake", block_size=runner.block_size, **{"num_speculative_tokens": 3, **settings})
     info = fake_info(num_blocks, runner.block_size, has_draft_weights=True)
     return Engine(config, info, runner, clock=lambda: runner.now_s, new_drafter=new_drafter)
 
 
-class Silent:
-    """May guess, but finds nothing in the text."""
+class SilentDrafter:
+    """A drafter that finds nothing in the text."""
 
     def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
         return Draft((), 0.0)
