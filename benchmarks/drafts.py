@@ -1,8 +1,8 @@
-"""How much sooner answers end where rounded weights guess, too (--draft-quantization int4).
+"""How much faster answers are with self-speculative decoding (--draft-quantization int4).
 
-The same model runs with and without them in turn, on the same prompts, and must say the same. Without --model it is the
-embedded model padded to 0.36 B parameters (benchmarks/padded_model.py): the time of a large model, and the agreement of
-one that was trained.
+The same model runs with and without its draft model in turn, on the same prompts, and must generate the same tokens.
+Without --model it is the embedded model padded to 0.36 B parameters (benchmarks/padded_model.py): it takes the time of
+a large model, and accepts as many draft tokens as one that was trained.
 """
 
 import argparse
@@ -37,16 +37,18 @@ TEMPERATURES = (0.0, 0.7)
 
 
 class Run(NamedTuple):
+    """One run of all prompts on one engine."""
+
     answers: dict[str, list[int]]
     tokens_per_s: float
-    """From the last step that read a prompt on."""
+    """Tokens per second, all requests together, after the last prefill step."""
     num_steps: int
     num_drafts: int
     num_accepted_drafts: int
 
 
-class Silent:
-    """May guess, but finds nothing in the text."""
+class NoPromptLookup:
+    """A drafter that proposes nothing, but leaves the request free to be drafted for by the draft model."""
 
     def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
         return NO_DRAFT
@@ -61,21 +63,21 @@ def load(model: str, drafts: str, max_model_len: int, new_drafter: Callable[[], 
 
 
 def prompts_of(token_ids: Sequence[int], count: int) -> list[list[int]]:
-    """Pieces from random places, the same for each count."""
+    """Returns `count` pieces of the text from random positions, the same ones in every call."""
     starts = random.Random(count).choices(range(max(1, len(token_ids) - PROMPT_TOKENS)), k=count)
     return [[*token_ids[start : start + PROMPT_TOKENS]] for start in starts]
 
 
-def run(model: Engine, prompts: Sequence[list[int]], temperature: float, max_tokens: int) -> Run:
-    """All prompts at once, to the end."""
+def run(engine: Engine, prompts: Sequence[list[int]], temperature: float, max_tokens: int) -> Run:
+    """Runs all prompts at once, to the end."""
     answers: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
     for index, (name, prompt) in enumerate(zip(answers, prompts, strict=True)):
         params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=index, ignore_eos=True)
-        model.add_request(AddRequest(request_id=name, prompt_token_ids=prompt, params=params, arrival_s=0.0))
+        engine.add_request(AddRequest(request_id=name, prompt_token_ids=prompt, params=params, arrival_s=0.0))
     steps = []
     started_s = 0.0
-    while model.has_work:
-        step = model.step()
+    while engine.has_work:
+        step = engine.step()
         for update in step.updates:
             answers[update.request_id] += update.token_ids
         if step.stats.phase == "decode":
@@ -86,39 +88,43 @@ def run(model: Engine, prompts: Sequence[list[int]], temperature: float, max_tok
     return Run(answers, speed, len(steps), steps[-1].num_drafts, steps[-1].num_accepted_drafts)
 
 
-def compare(models: Sequence[Engine], prompts: Sequence[list[int]], options: argparse.Namespace) -> Table:
-    """A row for each temperature. The first round does not count: what steps and guesses are like is learnt in it."""
-    table = Table("temperature", "tok/s without", "with", "ratio", "(range)", "tokens per step", "guesses right")
+def compare(engines: Sequence[Engine], prompts: Sequence[list[int]], options: argparse.Namespace) -> Table:
+    """Returns a table with a row for each temperature.
+
+    The first round does not count: engines learn step times and acceptance rates in it.
+    """
+    table = Table("temperature", "tok/s without", "with", "ratio", "(range)", "tokens per step", "drafts accepted")
     for temperature in TEMPERATURES:
         rounds = []
         for _ in range(1 + options.rounds):
-            rounds.append([run(model, prompts, temperature, options.max_tokens) for model in models])
-            assert rounds[-1][0].answers == rounds[-1][1].answers, "guesses changed an answer"
-        ratios = sorted(with_them.tokens_per_s / without.tokens_per_s for without, with_them in rounds[1:])
+            rounds.append([run(engine, prompts, temperature, options.max_tokens) for engine in engines])
+            assert rounds[-1][0].answers == rounds[-1][1].answers, "draft tokens changed an answer"
+        ratios = sorted(drafting.tokens_per_s / plain.tokens_per_s for plain, drafting in rounds[1:])
         speeds = [statistics.median(each[index].tokens_per_s for each in rounds[1:]) for index in (0, 1)]
         first, last = rounds[0][1], rounds[-1][1]
         num_steps = sum(each[1].num_steps for each in rounds[1:])
         num_tokens = options.rounds * options.max_tokens
-        right = (last.num_accepted_drafts - first.num_accepted_drafts) / max(1, last.num_drafts - first.num_drafts)
+        num_accepted = last.num_accepted_drafts - first.num_accepted_drafts
+        acceptance_rate = num_accepted / max(1, last.num_drafts - first.num_drafts)
         table.add_row(
             f"{temperature:g}",
             *(f"{speed:.0f}" for speed in speeds),
             f"{statistics.median(ratios):.2f}",
             f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
             f"{num_tokens / num_steps:.1f}",
-            f"{right:.0%}",
+            f"{acceptance_rate:.0%}",
         )
     return table
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints a table for each number of streams."""
+    """Prints a table for each number of concurrent streams."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.drafts", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", type=Path, help="checkpoint directory (default: the embedded model, padded)")
     parser.add_argument("--text", type=Path, help="file that prompts are taken from (default: a module of Python's)")
     parser.add_argument("--streams", type=positive, nargs="+", default=[1, 2, 4, 8], help="at once (default: 1 2 4 8)")
     parser.add_argument("--max-tokens", type=positive, default=256, help="of each answer (default: 256)")
-    parser.add_argument("--weights-only", action="store_true", help="guess nothing from the text, in either")
+    parser.add_argument("--weights-only", action="store_true", help="use the draft model alone, no prompt lookup")
     parser.add_argument("--rounds", type=positive, default=5, help="measured, after one that is not (default: 5)")
     options = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 100)
@@ -126,14 +132,14 @@ def main(arguments: list[str] | None = None) -> int:
         if options.model is None:
             save_padded_model(EMBEDDED, Path(directory))
         source = str(options.model or directory)
-        new_drafter = Silent if options.weights_only else PromptLookup
+        new_drafter = NoPromptLookup if options.weights_only else PromptLookup
         length = PROMPT_TOKENS + options.max_tokens
-        models = [load(source, drafts, length, new_drafter) for drafts in ("none", "int4")]
+        engines = [load(source, drafts, length, new_drafter) for drafts in ("none", "int4")]
         text = (options.text or Path(inspect.getfile(argparse))).read_text(encoding="utf-8")
         token_ids = Tokenizer.from_pretrained(source).encode(text)
         for count in options.streams:
             console.print(f"{count} at once")
-            console.print(compare(models, prompts_of(token_ids, count), options))
+            console.print(compare(engines, prompts_of(token_ids, count), options))
     return 0
 
 

@@ -1,8 +1,8 @@
 """What grammars cost, in the masks of a step over large vocabularies and in a model's decode steps; and what they save.
 
 The vocabularies are random words, and each next token is a random one of those allowed: harder on the lexer's caches
-than a model that knows what it writes. What is saved is counted: steps of JSON, in the tokens of the model's tokenizer,
-if each guesses what the grammar leaves no choice about.
+than the output of a model. What jump-forward decoding saves is counted: the decode steps of a JSON text, in tokens of
+the model's tokenizer, if each step also drafts the text that the grammar leaves no choice about.
 """
 
 import argparse
@@ -65,14 +65,14 @@ ANSWERS = {"an object": (ORDER, {}), "a tool call": (CALL, {"name": {"const": CA
 
 
 def random_words(vocab_size: int) -> list[bytes]:
-    """All bytes, EOS, and then words as a tokenizer has them: half of them behind a space."""
+    """Returns a vocabulary: all bytes, EOS, and then words as a tokenizer has them, half of them after a space."""
     rng = random.Random(0)
     words = ["".join(rng.choices("etaoinshrdlucmfwyp", k=rng.randint(2, 9))) for _ in range(vocab_size - 257)]
     return [*(bytes([byte]) for byte in range(256)), b"", *((rng.choice(("", " ")) + word).encode() for word in words)]
 
 
 def mask_seconds(compiler: GrammarCompiler, grammar: str, vocab_size: int, rows: int, steps: int) -> Iterator[float]:
-    """Per step: all rows' masks, and applying them to the logits."""
+    """Yields each step's time: it computes all rows' masks, and applies them to the logits."""
     rng = np.random.default_rng(0)
     matchers = [compiler(grammar) for _ in range(rows)]
     outputs: list[list[int]] = [[] for _ in matchers]
@@ -86,11 +86,7 @@ def mask_seconds(compiler: GrammarCompiler, grammar: str, vocab_size: int, rows:
             token_id = _random_bit(mask, rng)
             outputs[index].append(token_id)
             if token_id == 256:
-                matchers[index], outputs[index] = _again(compiler, grammar)
-
-
-def _again(compiler: GrammarCompiler, grammar: str) -> tuple[Matcher, list[int]]:
-    return compiler(grammar), []
+                matchers[index], outputs[index] = compiler(grammar), []
 
 
 def _row(mask: bytes) -> ScheduledRequest:
@@ -119,7 +115,7 @@ def mask_table(rows: int, steps: int) -> Table:
 
 
 def schema_of(value: Any) -> dict[str, Any]:
-    """Of all values that have its type, or its properties."""
+    """Returns the JSON schema of all values that have the value's type, or its properties."""
     if not isinstance(value, dict):
         return {"type": {str: "string", int: "integer", bool: "boolean"}[type(value)]}
     properties = {name: schema_of(each) for name, each in value.items()}
@@ -127,20 +123,19 @@ def schema_of(value: Any) -> dict[str, Any]:
 
 
 def num_steps(matcher: Matcher, token_ids: Sequence[int], max_tokens: int) -> int:
-    """That say these tokens, if each guesses at most so many."""
-    said = steps = 0
-    while said < len(token_ids):
-        forced = matcher.forced_tokens(token_ids[:said], max_tokens)
-        said += 1 + sum(
-            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(forced, token_ids[said:], strict=False))
-        )
+    """Counts the steps that generate these tokens, if each drafts at most `max_tokens` forced tokens."""
+    generated = steps = 0
+    while generated < len(token_ids):
+        forced = matcher.forced_tokens(token_ids[:generated], max_tokens)
+        pairs = zip(forced, token_ids[generated:], strict=False)
+        generated += 1 + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         steps += 1
     return steps
 
 
-def guess_table(tokenizer: Tokenizer, info: EngineInfo) -> Table:
+def jump_forward_table(tokenizer: Tokenizer, info: EngineInfo) -> Table:
     compiler = compiler_for(tokenizer, info)
-    table = Table("answer", "tokens", "steps that guess")
+    table = Table("answer", "tokens", "steps with jump-forward")
     for name, (value, properties) in ANSWERS.items():
         schema = schema_of(value)
         schema["properties"] |= properties
@@ -151,23 +146,23 @@ def guess_table(tokenizer: Tokenizer, info: EngineInfo) -> Table:
     return table
 
 
-def decode_seconds(model: Engine, grammar: str | None, rows: int, max_tokens: int) -> float:
-    """The median decode step of that many sequences."""
+def decode_seconds(engine: Engine, grammar: str | None, rows: int, max_tokens: int) -> float:
+    """Returns the median time of a decode step of `rows` requests."""
     for index in range(rows):
-        bias = {token_id: -100.0 for token_id in model.info.eos_token_ids}
+        bias = {token_id: -100.0 for token_id in engine.info.eos_token_ids}
         params = SamplingParams(max_tokens=max_tokens, seed=index, grammar=grammar, logit_bias=bias)
         name = f"{grammar is None}-{index}"
-        model.add_request(AddRequest(request_id=name, prompt_token_ids=[index], params=params, arrival_s=0.0))
+        engine.add_request(AddRequest(request_id=name, prompt_token_ids=[index], params=params, arrival_s=0.0))
     steps = []
-    while model.has_work:
-        stats = model.step().stats
+    while engine.has_work:
+        stats = engine.step().stats
         if stats.phase == "decode" and stats.num_requests == rows:
             steps.append(stats.duration_s)
     return statistics.median(steps)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints a table and the share of a model's decode steps that goes into masks."""
+    """Prints both tables, and the share of a model's decode steps that goes into masks."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.grammar", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", default=str(EMBEDDED), help="checkpoint directory (default: the embedded model)")
     parser.add_argument("--rows", type=positive, default=32, help="sequences in a step (default: 32)")
@@ -180,7 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
         free = decode_seconds(model, None, options.rows, options.steps)
         bound = decode_seconds(model, GRAMMARS["a schema"], options.rows, options.steps)
     model.close()
-    console.print(guess_table(Tokenizer.from_pretrained(options.model), model.info))
+    console.print(jump_forward_table(Tokenizer.from_pretrained(options.model), model.info))
     print(f"decode step of {options.rows}: {free * 1e3:.2f} ms free, {bound * 1e3:.2f} ms with a grammar", end=" ")
     print(f"({(bound - free) / bound:.1%} of it for the grammar; {model.info.vocab_size:,} tokens)")
     return 0
