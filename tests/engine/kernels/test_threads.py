@@ -1,4 +1,4 @@
-"""The kernels' threads: whoever is there does the work, and a loop waits for nobody who is not."""
+"""The kernels' thread pool: threads that are free do the work, and a loop does not wait for others."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("two_threads")
 
 @pytest.fixture
 def product() -> tuple[KernelWeight, Tensor, Tensor]:
-    """A packed weight, rows, and what comes out on one thread."""
+    """Returns a packed weight, rows, and their product on one thread."""
     load_kernels() or pytest.skip("no kernels on this machine")
     packed, x = KernelWeight(torch.randn(700, 900)), torch.randn(20, 900)
     torch.set_num_threads(1)
@@ -79,8 +79,8 @@ def test_after_a_pause_they_are_moved_to_other_cpus_and_then_may_run_on_any(
 
 
 @pytest.mark.slow
-def test_openmps_wish_to_bind_threads_leaves_them_all_cpus() -> None:
-    """Its library, which comes with torch, binds the thread that loads it; the kernels' threads start with its CPUs."""
+def test_where_openmp_binds_threads_the_kernels_have_all_cpus() -> None:
+    """Torch's OpenMP binds the thread that loads it, and the kernels' threads inherit that thread's CPUs."""
     script = """
         import os
         cpus = os.sched_getaffinity(0)
@@ -96,5 +96,5 @@ def test_openmps_wish_to_bind_threads_leaves_them_all_cpus() -> None:
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether it comes to hold within seconds."""
+    """Whether the condition becomes true within seconds."""
     return any(condition() or time.sleep(0.01) for _ in range(1000))
