@@ -13,7 +13,7 @@ __all__ = ["AttentionBackend", "AttentionMetadata", "select_backend"]
 
 
 class AttentionBackend(Protocol):
-    """What a backend module offers; `engine.attention.reference` documents shapes and meaning."""
+    """The interface of a backend module; `engine.attention.reference` documents shapes and meaning."""
 
     __name__: str
 

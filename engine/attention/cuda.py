@@ -138,7 +138,7 @@ def _attend_blocks(
 
 @functools.lru_cache(maxsize=1)
 def _positions(metadata: AttentionMetadata, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the entries of all contexts lie, in order: block ids and offsets [sum of contexts], starts [num_seqs + 1].
+    """Returns where all contexts' cache entries are: block ids and offsets [sum of contexts], starts [num_seqs + 1].
 
     The last result is cached, because all layers of a step need the same one.
     """

@@ -101,7 +101,7 @@ def _visible_tiles(first: int, last: int, sliding_window: int | None) -> slice:
 
 
 def _visible(positions: Tensor, tiles: slice, sliding_window: int | None) -> Tensor:
-    """Which keys of the tiles each row may see, [rows, number of keys] bool."""
+    """Returns which keys of the tiles each row may see: [rows, number of keys] bool."""
     key_positions = torch.arange(tiles.start, tiles.stop, device=positions.device)
     visible = key_positions <= positions[:, None]
     if sliding_window is not None:

@@ -1,1 +1,1 @@
-"""From a checkpoint to a model that runs: loading, choosing how its layers run, and what it and the machine can do."""
+"""Makes a checkpoint a model that runs: loads it, chooses how its layers run, and measures it and the machine."""

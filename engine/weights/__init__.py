@@ -1,1 +1,1 @@
-"""How weights are packed, quantized and multiplied: a row's product depends on that row alone, to the last bit."""
+"""Packs, quantizes and multiplies weights, batch-invariantly: a row's product depends on that row alone."""

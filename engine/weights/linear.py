@@ -50,7 +50,7 @@ Packed = PackedLinear | PackedExperts | PackedLlama4Experts
 
 @dataclass(frozen=True, slots=True)
 class LinearReport:
-    """What `prepare_linears` did to a model."""
+    """A report of what `prepare_linears` did to a model."""
 
     num_linears: int
     num_experts: int  # layers of experts, each with all its experts

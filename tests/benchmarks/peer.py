@@ -18,7 +18,7 @@ _NUM_REFUSED = 3
 
 
 class Peer(FakeServer):
-    """A fake server that notes each request, and crashes at one if its habits say so."""
+    """A fake server that notes each request, and crashes at one if that is among its habits."""
 
     def __init__(self, notes: Path, habits: set[str]) -> None:
         super().__init__(
