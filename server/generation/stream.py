@@ -61,7 +61,7 @@ class GenerationStream:
     async def events(
         self, first: IndexedOutput, outputs: AsyncGenerator[IndexedOutput, None]
     ) -> AsyncGenerator[bytes, None]:
-        """Yields all events from the first token to `[DONE]`. An error from here on is an event, for the status is sent."""
+        """Yields all events from the first token to `[DONE]`. An error from here on is an event: the status is sent."""
         try:
             yield await self._events_of(first, self._first_event_fields(first[1]))
             async for indexed_output in outputs:
