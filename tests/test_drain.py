@@ -1,4 +1,4 @@
-"""A server that is told to stop, as service managers and terminals do it: real processes, real signals."""
+"""Stopping a server as service managers and terminals do it: real processes, real signals."""
 
 import os
 import signal

@@ -85,7 +85,7 @@ class Client(asyncio.Protocol):
 
 
 class Crowd:
-    """As many clients as have requests under way. What was refused is asked again by a later one."""
+    """A pool of clients, one for each request under way."""
 
     def __init__(self, port: int, messages: Iterator[bytes]) -> None:
         self._port = port

@@ -1,4 +1,4 @@
-"""What the server loads before it is ready."""
+"""Loading of the backend: the weights' fingerprint, and one commit of the hub for all files."""
 
 import asyncio
 import os
