@@ -85,7 +85,7 @@ class Client(asyncio.Protocol):
 
 
 class Crowd:
-    """A pool of clients, one for each request under way."""
+    """A pool of clients, one for each request under way. A refused request is sent again before any new one."""
 
     def __init__(self, port: int, messages: Iterator[bytes]) -> None:
         self._port = port
