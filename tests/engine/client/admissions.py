@@ -1,4 +1,4 @@
-"""A waiting room with a clock of its own."""
+"""Admission control with a clock of its own."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ class Clock:
         return self.now_s
 
 
-class Room(AdmissionControl):
-    """With a clock of its own, and all places in the order they were taken."""
+class ClockedAdmission(AdmissionControl):
+    """Admission control with a clock of its own, and all places in the order they were taken."""
 
     def __init__(self, num_slots: int = 4, batch_tokens: int = 100, **limits: Any) -> None:
         self.clock = Clock()
@@ -27,18 +27,18 @@ class Room(AdmissionControl):
         self.places += [self.enter(num_tokens) for _ in range(num_requests)]
 
     def end(self, after_s: float = 0.0) -> None:
-        """The oldest ends."""
+        """The oldest request ends."""
         self.clock.now_s += after_s
         self.places.pop(0).leave()
 
     def begin(self, num_requests: int, seconds_each: float) -> None:
-        """The oldest ones have their prompts computed, one after the other."""
+        """The prompts of the oldest requests are computed, one after the other."""
         for place in self.places[:num_requests]:
             self.clock.now_s += seconds_each
             place.begin()
 
     def serve(self, times: int, seconds_each: float) -> None:
-        """One ends, and another comes in its place."""
+        """The oldest request ends and another comes in its place, `times` over."""
         for _ in range(times):
             self.end(seconds_each)
             self.fill(1)

@@ -54,7 +54,7 @@ def test_text_that_was_held_back_is_delivered() -> None:
     asyncio.run(check())
 
 
-def test_everything_is_free_although_nobody_reads() -> None:
+def test_everything_is_free_although_the_stream_is_not_read() -> None:
     async def check() -> None:
         async with running() as engine, aclosing(engine.generate(grouped(fake.SLOW))) as stalled:
             await anext(stalled)
@@ -65,7 +65,7 @@ def test_everything_is_free_although_nobody_reads() -> None:
     asyncio.run(check())
 
 
-def test_nobody_elses_requests_end() -> None:
+def test_no_other_requests_end() -> None:
     async def check() -> None:
         others = [grouped(fake.SLOW, max_tokens=9, tenant=tenant) for tenant in ("", "bob")]
         others.append(grouped(fake.SLOW, max_tokens=9, tenant="alice", group_id="h"))

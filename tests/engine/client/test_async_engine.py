@@ -1,4 +1,4 @@
-"""What comes out of an AsyncEngine: streams, stop strings, refusals, and what an observer is told."""
+"""What comes out of an AsyncEngine: streams, stop strings, refusals, and what is reported to an observer."""
 
 import asyncio
 import time
@@ -191,10 +191,10 @@ def test_a_stop_token_ends_the_stream_without_its_text() -> None:
     asyncio.run(check())
 
 
-# The door
+# Admission
 
 
-def test_a_full_room_refuses_at_once_until_someone_leaves() -> None:
+def test_a_full_queue_refuses_at_once_until_a_request_ends() -> None:
     async def check() -> None:
         async with running(max_num_seqs=1, limits=AdmissionLimits(max_waiting=1)) as engine:
             tasks = [asyncio.create_task(collect(engine, request(fake.WAIT, name=f"r{i}"))) for i in range(2)]
@@ -244,7 +244,7 @@ def test_before_the_start_nothing_is_served() -> None:
     asyncio.run(check())
 
 
-def test_one_tenants_flood_leaves_room_for_another() -> None:
+def test_one_tenants_flood_leaves_places_for_another() -> None:
     async def check() -> None:
         async with running(max_num_seqs=1, limits=AdmissionLimits(max_waiting=4)) as engine:
             flood = [replace(request(fake.WAIT, name=f"r{i}"), tenant="a", share=0.5) for i in range(4)]
@@ -286,7 +286,7 @@ def test_every_request_is_observed_to_end_once() -> None:
     asyncio.run(check())
 
 
-def test_the_last_output_ends_the_request_even_if_nobody_reads_on() -> None:
+def test_the_last_output_ends_the_request_even_if_the_stream_is_not_read_on() -> None:
     async def check() -> None:
         async with running() as engine, aclosing(engine.generate(request(max_tokens=1))) as stream:
             await anext(stream)

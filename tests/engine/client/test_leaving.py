@@ -1,4 +1,4 @@
-"""A caller that leaves an AsyncEngine frees what its request held, and nobody else is told."""
+"""A caller that leaves an AsyncEngine frees what its request held, with one abort for the engine."""
 
 import asyncio
 from contextlib import aclosing

@@ -1,4 +1,4 @@
-"""What becomes of the engine's news about one request: outputs, timings, and all that a new engine must be told."""
+"""What becomes of the engine's updates of one request: outputs, timings, and the message for a new engine process."""
 
 import asyncio
 from typing import Any
@@ -21,7 +21,7 @@ from engine.core.sampling_params import SamplingParams
 
 
 class Letters:
-    """Token 0 is `a`, token 1 is `b`, ..."""
+    """A token table in which token 0 is `a`, token 1 is `b`, ..."""
 
     special_ids: frozenset[int] = frozenset()
 
@@ -32,26 +32,26 @@ class Letters:
 FIRST = FirstTokenInfo(first_scheduled_s=11.0, num_cached_tokens=2, num_prefill_chunks=3)
 
 
-def live_request(room: AdmissionControl | None = None, **params: Any) -> LiveRequest:
+def live_request(admission: AdmissionControl | None = None, **params: Any) -> LiveRequest:
     request = GenerationRequest(
         request_id="r", prompt_token_ids=[5, 6, 7], params=SamplingParams(**params), arrival_s=10.0, cache_salt="salt"
     )
-    return LiveRequest(request, "r/0", Letters(), (room or AdmissionControl(AdmissionLimits(), 1, 1)).enter(3))
+    return LiveRequest(request, "r/0", Letters(), (admission or AdmissionControl(AdmissionLimits(), 1, 1)).enter(3))
 
 
-def outputs_of(live: LiveRequest, *news: TimedUpdate) -> list[RequestOutput]:
-    for one in news:
-        live.put(one)
+def outputs_of(live: LiveRequest, *updates: TimedUpdate) -> list[RequestOutput]:
+    for update in updates:
+        live.put(update)
 
     async def read() -> list[RequestOutput]:
-        return [await live.next_output() for _ in news]
+        return [await live.next_output() for _ in updates]
 
     return asyncio.run(read())
 
 
-def to_the_end(live: LiveRequest, *news: TimedUpdate) -> list[RequestOutput]:
-    for one in news:
-        live.put(one)
+def to_the_end(live: LiveRequest, *updates: TimedUpdate) -> list[RequestOutput]:
+    for update in updates:
+        live.put(update)
 
     async def read() -> list[RequestOutput]:
         outputs = [await live.next_output()]
@@ -105,23 +105,23 @@ def test_every_token_before_the_stop_keeps_its_score() -> None:
     stop=st.sampled_from([(), ("b",), ("bc",), ("abd", "d")]),
     reason=st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
 )
-def test_outputs_with_scores_do_not_tell_the_steps(
+def test_outputs_with_scores_do_not_depend_on_the_steps(
     tokens: list[int], sizes: list[int], stop: tuple[str, ...], reason: FinishReason
 ) -> None:
-    def told(sizes: list[int]) -> list[RequestOutput]:
-        news, begin = [], 0
+    def outputs(sizes: list[int]) -> list[RequestOutput]:
+        updates, begin = [], 0
         for size in sizes:
             ids, begin = tokens[begin : begin + size], begin + size
             is_last = begin >= len(tokens)
-            update = RequestUpdate("r/0", ids, [*map(logprob, ids)], None if news else FIRST)
-            news.append(
+            update = RequestUpdate("r/0", ids, [*map(logprob, ids)], None if updates else FIRST)
+            updates.append(
                 TimedUpdate(replace(update, finish_reason=reason, stop_token_id=3) if is_last else update, 12.0)
             )
             if is_last:
                 break
-        return to_the_end(live_request(stop=stop, logprobs=0), *news)
+        return to_the_end(live_request(stop=stop, logprobs=0), *updates)
 
-    assert told(sizes) == told([1] * len(tokens))
+    assert outputs(sizes) == outputs([1] * len(tokens))
 
 
 def test_eos_is_no_stop_reason_and_has_no_text() -> None:
@@ -130,7 +130,7 @@ def test_eos_is_no_stop_reason_and_has_no_text() -> None:
     assert (output.text, output.token_ids, output.stop_reason) == ("a", (0, 1), None)
 
 
-def test_timings_tell_chunks_and_preemptions() -> None:
+def test_timings_count_chunks_and_preemptions() -> None:
     end = RequestUpdate("r/0", [1], finish_reason=FinishReason.LENGTH, num_preemptions=4)
     outputs = outputs_of(
         live_request(), TimedUpdate(RequestUpdate("r/0", [0], first=FIRST), 12.5), TimedUpdate(end, 14.5)
@@ -161,7 +161,7 @@ def test_there_is_one_gap_fewer_than_tokens(steps: list[tuple[int, float]]) -> N
     assert timings.queue_s + timings.prefill_s + timings.decode_s == timings.e2e_s
 
 
-def test_a_new_engine_is_told_what_was_asked_and_what_was_received() -> None:
+def test_a_new_engine_is_sent_what_was_asked_and_what_was_received() -> None:
     live = live_request(max_tokens=9)
     assert live.hand_over().output_token_ids == []
     outputs_of(live, TimedUpdate(RequestUpdate("r/0", [0, 1], first=FIRST), 12.0))
@@ -208,9 +208,9 @@ def test_what_came_before_a_failure_is_delivered_first() -> None:
     assert asyncio.run(read()) == "a"
 
 
-def test_its_prompt_waits_until_there_is_news() -> None:
-    room = AdmissionControl(AdmissionLimits(), 1, 1)
-    live = live_request(room)
-    assert room.stats.num_waiting_tokens == 3
+def test_its_prompt_waits_until_the_first_update() -> None:
+    admission = AdmissionControl(AdmissionLimits(), 1, 1)
+    live = live_request(admission)
+    assert admission.stats.num_waiting_tokens == 3
     live.put(TimedUpdate(RequestUpdate("r/0", [0], first=FIRST), 12.0))
-    assert (room.stats.num_waiting_tokens, room.stats.num_in_flight) == (0, 1)
+    assert (admission.stats.num_waiting_tokens, admission.stats.num_in_flight) == (0, 1)

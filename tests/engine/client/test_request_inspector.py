@@ -1,4 +1,4 @@
-"""Who asks how requests stand is told what is so, costs little, and never waits long."""
+"""Snapshots of live requests are right, cost the engine little, and never take long."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from tests.engine.fakes import add, batches, fake_engine, run_to_end
 # What the scheduler knows
 
 
-def test_a_prompt_that_is_computed_in_chunks_is_told_as_far_as_it_is() -> None:
+def test_the_state_of_a_prompt_in_chunks_shows_how_far_it_is() -> None:
     engine = fake_engine(block_size=4, max_num_batched_tokens=6)
     add(engine, "a", range(1, 15), max_tokens=2)
     states = []
@@ -38,7 +38,7 @@ def test_the_place_in_the_queue_is_that_among_the_tenants_own() -> None:
     assert engine.inspect(["c", "unknown"]) == [RequestState("c", num_before=0)]
 
 
-def test_cached_tokens_are_told_and_shared_blocks_count_for_each() -> None:
+def test_cached_tokens_are_reported_and_shared_blocks_count_for_each() -> None:
     engine = fake_engine(block_size=4)
     for name in "ab":
         add(engine, name, range(1, 10), max_tokens=4)
@@ -47,7 +47,7 @@ def test_cached_tokens_are_told_and_shared_blocks_count_for_each() -> None:
     assert engine.inspect("ab") == [RequestState("a", True, None, 10, 0, 3), RequestState("b", True, None, 9, 8, 3)]
 
 
-def test_who_was_preempted_waits_and_holds_nothing() -> None:
+def test_a_preempted_request_waits_and_holds_nothing() -> None:
     engine = fake_engine(num_blocks=6, block_size=2, enable_prefix_caching=False)
     for name in "ab":
         add(engine, name, [7, 7, ord(name) % 50], max_tokens=8)
@@ -56,7 +56,7 @@ def test_who_was_preempted_waits_and_holds_nothing() -> None:
     assert engine.inspect(["b"]) == [RequestState("b", was_scheduled=True, num_before=0)]
 
 
-def test_asking_changes_nothing() -> None:
+def test_inspecting_changes_nothing() -> None:
     plain, asked = fake_engine(num_blocks=12, block_size=2), fake_engine(num_blocks=12, block_size=2)
     for engine in (plain, asked):
         for name in "abcd":
@@ -68,7 +68,7 @@ def test_asking_changes_nothing() -> None:
     assert batches(asked) == batches(plain)
 
 
-# What the server tells
+# What the server reports
 
 
 async def only_view(engine: AsyncEngine, group_id: str | None = "g") -> RequestSnapshot:
@@ -76,7 +76,7 @@ async def only_view(engine: AsyncEngine, group_id: str | None = "g") -> RequestS
     return view
 
 
-def test_what_the_engine_and_the_server_know_is_told() -> None:
+def test_what_the_engine_and_the_server_know_is_reported() -> None:
     async def check() -> None:
         async with running() as engine, aclosing(engine.generate(grouped(fake.SLOW, max_tokens=1000))) as stream:
             outputs = [await anext(stream) for _ in range(3)]
@@ -89,7 +89,7 @@ def test_what_the_engine_and_the_server_know_is_told() -> None:
     asyncio.run(check())
 
 
-def test_before_the_first_token_nothing_is_said_of_the_end() -> None:
+def test_before_the_first_token_no_end_is_predicted() -> None:
     async def check() -> None:
         async with running() as engine:
             waiting = asyncio.create_task(collect(engine, grouped(fake.WAIT)))
@@ -103,7 +103,7 @@ def test_before_the_first_token_nothing_is_said_of_the_end() -> None:
     asyncio.run(check())
 
 
-def test_a_tenant_is_told_of_its_own_requests_the_oldest_first() -> None:
+def test_a_tenant_sees_its_own_requests_the_oldest_first() -> None:
     async def check() -> None:
         async with running() as engine:
             names = [("", "b"), ("", "a"), ("other", "a"), ("", "a")]
@@ -111,14 +111,14 @@ def test_a_tenant_is_told_of_its_own_requests_the_oldest_first() -> None:
                 task = asyncio.create_task(collect(engine, grouped(fake.WAIT, tenant=tenant, group_id=group_id)))
                 await eventually(lambda number=number: engine.num_live == number + 1)
                 task.add_done_callback(lambda done: done.exception())
-            questions = [("", None, 9), ("", "a", 9), ("", None, 2), ("x", None, 9)]
-            told = [await engine.inspect(*question) for question in questions]
-            assert ["".join(view.group_id for view in views) for views in told] == ["baa", "aa", "ba", ""]
+            queries = [("", None, 9), ("", "a", 9), ("", None, 2), ("x", None, 9)]
+            answers = [await engine.inspect(*query) for query in queries]
+            assert ["".join(view.group_id for view in views) for views in answers] == ["baa", "aa", "ba", ""]
 
     asyncio.run(check())
 
 
-def test_those_who_ask_meanwhile_share_one_question() -> None:
+def test_callers_that_come_meanwhile_share_one_query() -> None:
     async def check() -> None:
         async with running() as engine:
             tasks = [asyncio.create_task(collect(engine, grouped(fake.WAIT, group_id=name))) for name in "012"]
@@ -152,7 +152,7 @@ def test_an_engine_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Mo
     asyncio.run(check())
 
 
-def test_who_asked_an_engine_that_dies_is_told_of_none_and_the_next_one_is_asked() -> None:
+def test_queries_to_an_engine_that_dies_are_answered_and_the_next_one_is_queried() -> None:
     async def check() -> None:
         async with running() as engine, aclosing(engine.generate(grouped(fake.SLOW))) as stream:
             await anext(stream)

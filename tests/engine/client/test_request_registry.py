@@ -1,4 +1,4 @@
-"""Whom the engine process is told of, and when, over deaths and trials."""
+"""Which requests the registry sends to the engine process, and when, over deaths and trials."""
 
 from engine.client.admission import AdmissionControl, AdmissionLimits
 from engine.client.interface import GenerationRequest
@@ -14,142 +14,142 @@ from tests.engine.async_engines import Words
 FIRST = FirstTokenInfo(0.0, 0, 1)
 
 
-class Table:
-    """A roster, and what it told the engine since someone asked last."""
+class SpiedRegistry:
+    """A registry, and what it sent to the engine since `sent` was called last."""
 
     def __init__(self, *names: str) -> None:
         self._sent: list[AddRequest] = []
-        self.roster = RequestRegistry(self._sent.append)
+        self.registry = RequestRegistry(self._sent.append)
         self.live = {name: self._request(name) for name in names}
-        self.roster.engine_is_up()
+        self.registry.engine_is_up()
         for live in self.live.values():
-            self.roster.add(live)
+            self.registry.add(live)
 
     def _request(self, name: str) -> LiveRequest:
         asked = GenerationRequest(request_id=name, prompt_token_ids=[1], params=SamplingParams(), arrival_s=0.0)
         return LiveRequest(asked, name, Words(), AdmissionControl(AdmissionLimits(), 9, 9).enter(1))
 
-    def told(self) -> dict[str, list[int]]:
-        """Name to the tokens that it goes on after."""
-        told = {message.request_id: list(message.output_token_ids) for message in self._sent}
+    def sent(self) -> dict[str, list[int]]:
+        """Returns by name the tokens after which each request continues."""
+        sent = {message.request_id: list(message.output_token_ids) for message in self._sent}
         self._sent.clear()
-        return told
+        return sent
 
     def token(self, name: str, finish_reason: FinishReason | None = None) -> None:
-        self.roster.put(name, TimedUpdate(RequestUpdate(name, [7], first=FIRST, finish_reason=finish_reason), 1.0))
-        self.roster.advance_trials()
+        self.registry.put(name, TimedUpdate(RequestUpdate(name, [7], first=FIRST, finish_reason=finish_reason), 1.0))
+        self.registry.advance_trials()
 
     def dies(self, *computed: str) -> str | None:
-        self.roster.engine_is_down()
-        self.told()
-        return self.roster.engine_is_up(Death(computed))
+        self.registry.engine_is_down()
+        self.sent()
+        return self.registry.engine_is_up(Death(computed))
 
 
-def test_everyone_is_told_once_and_after_a_death_again_with_the_tokens_so_far() -> None:
-    table = Table("a", "b")
-    assert table.told() == {"a": [], "b": []}
+def test_each_request_is_sent_once_and_after_a_death_again_with_the_tokens_so_far() -> None:
+    spy = SpiedRegistry("a", "b")
+    assert spy.sent() == {"a": [], "b": []}
     for name in "aab":
-        table.token(name)
-    assert table.dies() is None
-    assert table.told() == {"a": [7, 7], "b": [7]}
+        spy.token(name)
+    assert spy.dies() is None
+    assert spy.sent() == {"a": [7, 7], "b": [7]}
 
 
-def test_who_has_ended_is_not_told_again() -> None:
-    table = Table("a", "b", "c")
-    table.token("a", FinishReason.LENGTH)
-    assert table.roster.remove(table.live["b"]) and not table.roster.remove(table.live["b"])
-    table.dies()
-    assert list(table.told()) == ["c"] and len(table.roster) == 2
+def test_a_request_that_has_ended_is_not_sent_again() -> None:
+    spy = SpiedRegistry("a", "b", "c")
+    spy.token("a", FinishReason.LENGTH)
+    assert spy.registry.remove(spy.live["b"]) and not spy.registry.remove(spy.live["b"])
+    spy.dies()
+    assert list(spy.sent()) == ["c"] and len(spy.registry) == 2
 
 
-def test_who_comes_while_the_engine_is_down_waits_for_it() -> None:
-    table = Table("a")
-    table.roster.engine_is_down()
-    table.told()
-    other = Table("b").live["b"]
+def test_a_request_that_comes_while_the_engine_is_down_waits_for_it() -> None:
+    spy = SpiedRegistry("a")
+    spy.registry.engine_is_down()
+    spy.sent()
+    other = SpiedRegistry("b").live["b"]
     other.is_known_to_engine = False
-    table.roster.add(other)
-    assert table.told() == {}
-    table.roster.engine_is_up()
-    assert list(table.told()) == ["a", "b"]
+    spy.registry.add(other)
+    assert spy.sent() == {}
+    spy.registry.engine_is_up()
+    assert list(spy.sent()) == ["a", "b"]
 
 
-def test_who_got_two_tokens_is_no_suspect() -> None:
-    table = Table("a", "b")
+def test_a_request_with_two_tokens_is_no_suspect() -> None:
+    spy = SpiedRegistry("a", "b")
     for name in "aabb":
-        table.token(name)
-    table.dies("a", "b")
-    assert list(table.told()) == ["a", "b"] and table.roster.num_suspects == 0
+        spy.token(name)
+    spy.dies("a", "b")
+    assert list(spy.sent()) == ["a", "b"] and spy.registry.num_suspects == 0
 
 
-def test_suspects_are_told_one_at_a_time_and_the_others_after_them() -> None:
-    table = Table("a", "b", "c")
-    table.dies("b", "c")
-    assert list(table.told()) == ["b"]
-    table.token("b")
-    assert table.told() == {}
-    table.token("b")
-    assert list(table.told()) == ["c"]
-    table.token("c", FinishReason.STOP)
-    assert list(table.told()) == ["a"]
+def test_suspects_are_sent_one_at_a_time_and_the_others_after_them() -> None:
+    spy = SpiedRegistry("a", "b", "c")
+    spy.dies("b", "c")
+    assert list(spy.sent()) == ["b"]
+    spy.token("b")
+    assert spy.sent() == {}
+    spy.token("b")
+    assert list(spy.sent()) == ["c"]
+    spy.token("c", FinishReason.STOP)
+    assert list(spy.sent()) == ["a"]
 
 
-def test_a_suspect_that_leaves_makes_room_for_the_next() -> None:
-    table = Table("a", "b")
-    table.dies("a", "b")
-    table.told()
-    table.roster.remove(table.live["a"])
-    assert list(table.told()) == ["b"]
+def test_a_suspect_that_leaves_lets_the_next_one_run() -> None:
+    spy = SpiedRegistry("a", "b")
+    spy.dies("a", "b")
+    spy.sent()
+    spy.registry.remove(spy.live["a"])
+    assert list(spy.sent()) == ["b"]
 
 
 def test_a_suspect_that_left_before_its_trial_has_none() -> None:
-    table = Table("a", "b")
-    table.roster.engine_is_down()
-    table.roster.remove(table.live["a"])
-    table.told()
-    table.roster.engine_is_up(Death(["a"]))
-    assert list(table.told()) == ["b"]
+    spy = SpiedRegistry("a", "b")
+    spy.registry.engine_is_down()
+    spy.registry.remove(spy.live["a"])
+    spy.sent()
+    spy.registry.engine_is_up(Death(["a"]))
+    assert list(spy.sent()) == ["b"]
 
 
 def test_tokens_of_an_earlier_process_end_no_trial() -> None:
-    table = Table("a", "b")
-    table.token("a")
-    table.dies("a")
-    assert list(table.told()) == ["a"]
-    table.token("a")
-    assert table.told() == {}
+    spy = SpiedRegistry("a", "b")
+    spy.token("a")
+    spy.dies("a")
+    assert list(spy.sent()) == ["a"]
+    spy.token("a")
+    assert spy.sent() == {}
 
 
 def test_the_guilty_one_fails_and_the_others_go_on() -> None:
-    table = Table("a", "b")
-    assert table.dies("a") is None
-    assert table.dies("a") == "a"
-    assert table.live["a"].is_complete and list(table.told()) == ["b"]
+    spy = SpiedRegistry("a", "b")
+    assert spy.dies("a") is None
+    assert spy.dies("a") == "a"
+    assert spy.live["a"].is_complete and list(spy.sent()) == ["b"]
 
 
 def test_company_that_has_two_tokens_still_counts_as_company() -> None:
-    table = Table("a", "b")
+    spy = SpiedRegistry("a", "b")
     for name in "bb":
-        table.token(name)
-    assert [table.dies("a", "b"), table.dies("a", "b")] == [None, None]
+        spy.token(name)
+    assert [spy.dies("a", "b"), spy.dies("a", "b")] == [None, None]
 
 
 def test_one_that_cannot_be_sent_fails_alone() -> None:
-    table = Table("a")
+    spy = SpiedRegistry("a")
 
     def refuse(message: AddRequest) -> None:
         raise UnicodeEncodeError("utf-8", "x", 0, 1, "surrogates not allowed")
 
-    roster = RequestRegistry(refuse)
-    roster.engine_is_up()
-    live = table.live["a"]
+    registry = RequestRegistry(refuse)
+    registry.engine_is_up()
+    live = spy.live["a"]
     live.is_known_to_engine = False
-    roster.add(live)
+    registry.add(live)
     assert live.is_complete
 
 
-def test_errors_are_put_to_who_is_here_only() -> None:
-    table = Table("a")
-    table.roster.put("nobody", EngineFailedError("x"))
-    table.roster.put("a", EngineFailedError("x"))
-    assert table.live["a"].is_complete
+def test_errors_reach_live_requests_only() -> None:
+    spy = SpiedRegistry("a")
+    spy.registry.put("nobody", EngineFailedError("x"))
+    spy.registry.put("a", EngineFailedError("x"))
+    assert spy.live["a"].is_complete

@@ -54,7 +54,7 @@ def sibling(wanted: GenerationRequest) -> GenerationRequest:
         ),
     ],
 )
-def test_without_a_token_it_ends_with_an_error_that_says_whose_limit_it_was(
+def test_without_a_token_it_ends_with_an_error_that_names_the_limit(
     wanted: GenerationRequest, limits: AdmissionLimits, why: str, is_own: bool
 ) -> None:
     async def check() -> None:
@@ -79,7 +79,7 @@ def test_the_time_of_the_first_step_is_not_time_in_the_queue() -> None:
 
 
 @pytest.mark.parametrize(("max_queue_s", "deadline_s"), [(0.01, None), (None, 0.01)])
-def test_who_would_wait_in_vain_is_refused(max_queue_s: float | None, deadline_s: float | None) -> None:
+def test_a_request_that_would_wait_in_vain_is_refused(max_queue_s: float | None, deadline_s: float | None) -> None:
     async def check() -> None:
         async with running(max_num_seqs=1) as engine:
             waiting = asyncio.create_task(collect(engine, request(fake.WAIT)))
@@ -92,7 +92,7 @@ def test_who_would_wait_in_vain_is_refused(max_queue_s: float | None, deadline_s
     asyncio.run(check())
 
 
-def test_who_would_wait_for_its_siblings_only_is_let_in() -> None:
+def test_a_request_that_would_wait_for_its_siblings_only_is_admitted() -> None:
     async def check() -> None:
         async with running(max_num_seqs=1) as engine:
             waiting = asyncio.create_task(collect(engine, request(fake.WAIT)))
@@ -132,7 +132,7 @@ def test_text_that_was_held_back_is_delivered_at_the_deadline() -> None:
     asyncio.run(check())
 
 
-def test_the_engine_is_freed_although_nobody_reads() -> None:
+def test_the_engine_is_freed_although_the_stream_is_not_read() -> None:
     async def check() -> None:
         async with running() as engine, aclosing(engine.generate(limited(fake.SLOW, deadline_s=0.4))) as stalled:
             await anext(stalled)
@@ -175,14 +175,14 @@ def test_no_one_waits_in_vain(max_queue_s: float | None, deadline_s: float | Non
     assert wanted.patience_s == (None if patience_s is None else pytest.approx(patience_s, abs=1.0))
 
 
-def test_who_waits_again_has_the_queues_limit_again() -> None:
+def test_a_request_that_waits_again_has_its_queue_timeout_again() -> None:
     async def check() -> None:
         ends: list[str] = []
-        expiry = RequestTimeouts(request(), 0.02, lambda: ends.append("late"), lambda: ends.append("deadline"))
-        expiry.on_scheduled()
+        timeouts = RequestTimeouts(request(), 0.02, lambda: ends.append("late"), lambda: ends.append("deadline"))
+        timeouts.on_scheduled()
         await asyncio.sleep(0.05)
         assert ends == []
-        expiry.on_unscheduled()
+        timeouts.on_unscheduled()
         await eventually(lambda: ends == ["late"])
 
     asyncio.run(check())
@@ -191,9 +191,11 @@ def test_who_waits_again_has_the_queues_limit_again() -> None:
 def test_a_sibling_that_waits_again_has_no_limit_either() -> None:
     async def check() -> None:
         ends: list[str] = []
-        expiry = RequestTimeouts(sibling(request()), 0.02, lambda: ends.append("late"), lambda: ends.append("deadline"))
-        expiry.on_scheduled()
-        expiry.on_unscheduled()
+        timeouts = RequestTimeouts(
+            sibling(request()), 0.02, lambda: ends.append("late"), lambda: ends.append("deadline")
+        )
+        timeouts.on_scheduled()
+        timeouts.on_unscheduled()
         await asyncio.sleep(0.05)
         assert ends == []
 

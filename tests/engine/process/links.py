@@ -1,4 +1,4 @@
-"""Both ends of the connection between server and engine, or one of them and the bytes that the other would write."""
+"""Both ends of the connection between server and engine, or one end and the bytes that the other would write."""
 
 import asyncio
 import socket
@@ -14,13 +14,13 @@ from engine.process.transport import BrokenLinkError, EngineLink, ServerLink
 
 
 def framed(data: bytes, number: int = 0) -> bytes:
-    """As it goes over the wire."""
+    """Returns a message as it goes over the wire."""
     return number.to_bytes(8) + len(data).to_bytes(8) + data
 
 
 @contextmanager
 def engine_link() -> Generator[tuple[EngineLink, socket.socket], None, None]:
-    """With what the server writes into."""
+    """Yields the engine's end, and the socket that the server writes into."""
     server_end, engine_end = socket.socketpair()
     link = EngineLink(engine_end.detach())
     with server_end:
@@ -33,7 +33,7 @@ def linked(
     on_message: Callable[[FromEngine], None],
     on_broken: Callable[[BrokenLinkError], None] = pytest.fail,
 ) -> Generator[tuple[ServerLink, EngineLink], None, None]:
-    """Both ends, on the running loop."""
+    """Yields both ends, on the running loop."""
     server = ServerLink(on_message, on_broken)
     engine = EngineLink(server.engine_end.detach())
     yield server, engine
@@ -42,6 +42,6 @@ def linked(
 
 
 def on_both_loops(check: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """asyncio's own and the one that uvicorn takes where it is installed."""
+    """Runs a check on asyncio's own loop, and on the one that uvicorn takes where it is installed."""
     asyncio.run(asyncio.wait_for(check(), 30))
     uvloop.run(asyncio.wait_for(check(), 30))

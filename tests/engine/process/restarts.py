@@ -1,4 +1,4 @@
-"""Engines that are killed while streams run on them, what is expected of the streams, and who counts the restarts."""
+"""Helpers that kill engines while streams run on them, and that count restarts and expected tokens."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from tests.engine.async_engines import Recorder, children, collect, eventually, 
 
 
 class Watcher(Recorder):
-    """Counts restarts and keeps the newest numbers."""
+    """An observer that counts restarts and keeps the newest statistics."""
 
     def __init__(self) -> None:
         super().__init__()

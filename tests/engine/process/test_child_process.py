@@ -1,4 +1,4 @@
-"""A child process takes what it started with it, however it ends."""
+"""A child process ends together with the processes that it started, however it ends."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ def test_nothing_that_it_started_outlives_it(end: str) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """A process that ended may stay as a zombie where nobody takes over orphans."""
+    """Returns whether the process runs: one that ended may stay as a zombie where nothing reaps orphans."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -31,7 +31,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_it_says_how_it_ended() -> None:
+def test_it_reports_how_it_ended() -> None:
     async def check() -> str:
         child = await ChildProcess.start(["sh", "-c", "exit 3"], on_exit=lambda: None)
         await child.stop(5.0)

@@ -1,4 +1,4 @@
-"""What was being computed can be read after a death."""
+"""The crash marker: which requests were being computed can be read after a death."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def test_a_mark_outlives_its_writer() -> None:
     marker.close()
 
 
-def test_a_torn_mark_says_nothing() -> None:
+def test_a_torn_mark_reads_as_empty() -> None:
     marker = CrashMarker.create()
     os.pwrite(marker.fd, (5).to_bytes(4) + b"\x95", 0)
     assert marker.read() == []

@@ -55,7 +55,7 @@ def test_a_failed_step_ends_its_own_requests_only() -> None:
         ("dies", EngineUnavailableError, "exit code 7.*last words"),
     ],
 )
-def test_a_start_that_fails_says_why(model: str, kind: type[TwostepError], message: str) -> None:
+def test_a_start_that_fails_reports_why(model: str, kind: type[TwostepError], message: str) -> None:
     async def check() -> None:
         with pytest.raises(kind, match=message):
             async with running(model):
@@ -85,9 +85,9 @@ def test_a_silent_engine_is_unavailable_and_no_error_of_ours() -> None:
             task = asyncio.create_task(error_of(collect(engine, request(fake.HANG))))
             await eventually(lambda: engine.num_live == 1)
             engine._watchdog._reset_at_s -= 10_000.0
-            with pytest.raises(EngineUnavailableError, match="silent for 1") as told:
+            with pytest.raises(EngineUnavailableError, match="silent for 1") as raised:
                 engine.check_health()
-            assert not isinstance(told.value, EngineFailedError)
+            assert not isinstance(raised.value, EngineFailedError)
             task.cancel()
 
     asyncio.run(check())
@@ -136,7 +136,7 @@ def test_stop_leaves_nothing() -> None:
 
 
 def test_the_engines_end_of_the_link_is_its_own() -> None:
-    """Else it would not end with the engine."""
+    """The server closes the engine's end: else the connection would not end with the engine."""
 
     async def check() -> None:
         async with running() as engine:

@@ -34,7 +34,7 @@ START = Start(EngineConfig(model="fake"), 20)
 
 
 class ScriptedLink:
-    """Gives one list of messages at each receive; then the server is gone."""
+    """A link that returns one list of messages at each receive; then the server is gone."""
 
     def __init__(self, *script: list[ToEngine]) -> None:
         self.sent: list[FromEngine] = []
@@ -57,7 +57,7 @@ class ScriptedLink:
 
 
 class ClosingEngine(fake.FakeEngine):
-    """Knows whether it was closed."""
+    """A fake engine that knows whether it was closed."""
 
     is_closed = False
 
@@ -110,7 +110,7 @@ def test_the_loop_waits_only_when_idle_and_then_sends_heartbeats() -> None:
     assert isinstance(link.sent[1], Heartbeat) and link.sent[1].time_s > 0
 
 
-def test_a_question_is_answered_before_the_next_step() -> None:
+def test_a_query_is_answered_before_the_next_step() -> None:
     link = ScriptedLink([START], [add("a", max_tokens=9)], [InspectRequests(["a"])], [Shutdown()])
     run(link, fake.load)
     assert [type(message).__name__ for message in link.sent[2:]] == ["StepUpdate", "RequestStates", "StepUpdate"]
@@ -124,7 +124,7 @@ def test_an_abort_is_reported_in_the_next_step_even_if_nothing_is_left_to_do() -
     assert isinstance(last, StepUpdate) and last.stats.pool.held == 0
 
 
-def test_a_refused_request_is_named() -> None:
+def test_a_refused_request_is_reported_by_name() -> None:
     link = ScriptedLink([START], [add("a", fake.REFUSE), add("b")], [Shutdown()])
     assert run(link, fake.load) == 0
     assert RequestRefused("a", "The fake refuses this prompt.", "prompt") in link.sent
@@ -132,7 +132,7 @@ def test_a_refused_request_is_named() -> None:
 
 
 @pytest.mark.parametrize("error", [ConfigError("no"), UnsupportedModelError("no")])
-def test_what_cannot_start_is_said_by_kind(error: Exception) -> None:
+def test_a_failure_to_start_is_reported_by_kind(error: Exception) -> None:
     link = ScriptedLink([START])
     assert run(link, raising(error)) == 2
     assert link.sent == [EngineFailure(type(error).__name__, "no")]

@@ -1,4 +1,4 @@
-"""Who is refused when the engine dies: exactly those that kill it, however they are mixed with others."""
+"""Poison requests: exactly those that kill the engine are refused, however they are mixed with others."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ MAX_NUM_SEQS = 4
 
 @dataclass
 class Culprit:
-    """Kills the engine that computes this token of it, in the phases named."""
+    """A request that kills the engine which computes this token of it, in decode and perhaps in prefill."""
 
     position: int
     kills_prefill: bool
@@ -24,15 +24,15 @@ class World:
 
     culprits: dict[str, Culprit]
     num_tokens: dict[str, int]
-    """Of every request that is left to run."""
+    """Tokens so far of every request that is left to run."""
     batched_prefill: bool
     suspects: PoisonRequests = field(default_factory=PoisonRequests)
     refused: list[str] = field(default_factory=list)
     num_deaths: int = 0
     kills: list[int] = field(default_factory=list)
-    """Lives that end from outside after so many steps."""
+    """For each process that is killed from outside, the number of its steps before."""
     runs_out_of_memory: bool = False
-    """Culprits do not crash the engine: the kernel kills it for what they need."""
+    """Whether culprits do not crash the engine, but have it killed by the kernel for the memory that they need."""
     max_tokens: int = 40
 
     def live(self) -> None:
@@ -52,8 +52,8 @@ class World:
     def next_step(self, started: dict[str, int]) -> list[str]:
         trial = self.suspects.on_trial
         fresh = [name for name in self.num_tokens if name not in started and trial in (None, name)]
-        room = MAX_NUM_SEQS - len(started)
-        prefill = fresh[: max(room, 0) if self.batched_prefill else min(room, 1)]
+        num_free = MAX_NUM_SEQS - len(started)
+        prefill = fresh[: max(num_free, 0) if self.batched_prefill else min(num_free, 1)]
         return prefill or list(started)
 
     def is_fatal(self, name: str, decodes: bool) -> bool:
@@ -102,7 +102,7 @@ def test_exactly_those_that_kill_are_refused_soon(
 @settings(max_examples=300)
 @given(st.lists(st.integers(2, 30), max_size=20), st.booleans())
 def test_victims_of_kills_from_outside_are_not_refused(kills: list[int], batched_prefill: bool) -> None:
-    """As long as each process gets as far as two steps."""
+    """Kills from outside make no request guilty as long as each process gets as far as two steps."""
     world = World({}, dict.fromkeys(names, 0), batched_prefill, kills=kills)
     world.run(max_lives=len(kills) + 1)
     assert world.refused == []
@@ -130,7 +130,7 @@ def deaths_until_guilty(*deaths: Death) -> int | None:
     return None
 
 
-def test_one_who_crashes_the_engine_alone_is_refused_at_the_second_death() -> None:
+def test_a_request_that_crashes_the_engine_alone_is_refused_at_the_second_death() -> None:
     assert deaths_until_guilty(CRASH, CRASH) == 2
 
 
@@ -163,7 +163,7 @@ def test_the_newest_suspects_are_tried_first() -> None:
     assert order == ["b", "c", "a"]
 
 
-def test_a_death_between_steps_is_held_against_nobody() -> None:
+def test_a_death_between_steps_is_held_against_no_request() -> None:
     suspects = PoisonRequests()
     suspects.on_death(Death(), [])
     assert suspects.on_trial is None

@@ -1,4 +1,4 @@
-"""Whatever an engine process dies of, another one follows it: who kills it is refused, and all others go on."""
+"""Whatever an engine process dies of, another one follows it: requests that kill it are refused, all others go on."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Streams go on where the engine process died, in another one that follows it: real child processes, a fake engine."""
+"""Streams continue where the engine process died, in its successor: real child processes with a fake engine."""
 
 import asyncio
 import signal
@@ -67,7 +67,7 @@ def test_a_request_is_one_to_its_observers_whatever_dies() -> None:
     asyncio.run(check())
 
 
-def test_tokens_that_nobody_has_read_yet_are_not_made_twice() -> None:
+def test_tokens_that_are_not_read_yet_are_not_made_twice() -> None:
     async def check() -> None:
         async with running() as engine, aclosing(engine.generate(request(fake.SLOW, max_tokens=30))) as stalled:
             first = await anext(stalled)
@@ -104,7 +104,7 @@ def test_requests_that_arrive_during_the_restart_wait_for_it() -> None:
 
 
 async def killed_with_two(engine: AsyncEngine) -> list["asyncio.Task[Any]"]:
-    """Down, with two requests to go on with."""
+    """Kills the engine while two requests run, waits until it is down, and returns the tasks of these requests."""
     tasks = streams(engine, 2)
     await eventually(lambda: held_by(engine) == 2)
     kill_engine()
@@ -112,7 +112,7 @@ async def killed_with_two(engine: AsyncEngine) -> list["asyncio.Task[Any]"]:
     return tasks
 
 
-def test_without_room_requests_are_told_when_the_engine_should_be_up() -> None:
+def test_refusals_during_the_restart_tell_when_the_engine_should_be_up() -> None:
     async def check() -> None:
         async with running(max_num_seqs=1, limits=AdmissionLimits(max_waiting=1)) as engine:
             tasks = await killed_with_two(engine)
@@ -126,7 +126,7 @@ def test_without_room_requests_are_told_when_the_engine_should_be_up() -> None:
     asyncio.run(check())
 
 
-def test_once_the_engine_is_up_nobody_is_refused_for_how_long_it_was_down() -> None:
+def test_once_the_engine_is_up_its_downtime_refuses_no_request() -> None:
     async def check() -> None:
         async with running(max_num_seqs=1, limits=AdmissionLimits(max_queue_s=1e6)) as engine:
             tasks = await killed_with_two(engine)
@@ -138,7 +138,7 @@ def test_once_the_engine_is_up_nobody_is_refused_for_how_long_it_was_down() -> N
     asyncio.run(check())
 
 
-def test_who_leaves_during_the_restart_is_not_taken_up_again() -> None:
+def test_a_request_that_is_cancelled_during_the_restart_is_not_continued() -> None:
     async def check() -> None:
         async with running() as engine:
             (task,) = streams(engine, 1, max_tokens=3000)

@@ -1,4 +1,4 @@
-"""The connection of server and engine: any amount passes in order, who has nothing to do sleeps, an end is heard."""
+"""The connection of server and engine: any amount passes in order, an idle end sleeps, and an end is noticed."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from tests.engine.process.links import engine_link, framed, linked, on_both_loop
 
 
 def test_thousands_of_messages_both_ways_keep_their_order() -> None:
-    """More than the kernel holds: the rest waits in the server, and the engine waits for the server."""
+    """The kernel holds only some of the messages: the rest waits in the server, and the engine waits for the server."""
 
     async def check() -> None:
         received: list[float] = []
@@ -54,7 +54,7 @@ def test_a_message_may_be_larger_than_what_the_kernel_holds() -> None:
     on_both_loops(check)
 
 
-def test_what_the_engine_said_before_its_end_is_heard_after_it() -> None:
+def test_what_the_engine_sent_before_its_end_is_received_after_it() -> None:
     async def check() -> None:
         seen: list[FromEngine] = []
         with linked(seen.append) as (server, engine):
@@ -69,7 +69,7 @@ def test_what_the_engine_said_before_its_end_is_heard_after_it() -> None:
 
 
 def test_a_server_whose_engine_has_ended_sleeps() -> None:
-    """The end of a socket can be read for ever."""
+    """A server must stop to watch a socket that was closed, since its end can be read for ever."""
 
     async def check() -> None:
         with linked(pytest.fail) as (server, engine):
@@ -77,7 +77,7 @@ def test_a_server_whose_engine_has_ended_sleeps() -> None:
             await until(lambda: not is_watched(server))
             server.receive()
             server.send(Shutdown())
-            assert not is_watched(server) and not is_watched(server, for_room=True)
+            assert not is_watched(server) and not is_watched(server, for_writing=True)
 
     asyncio.run(asyncio.wait_for(check(), 30))
 
@@ -86,10 +86,10 @@ def test_a_server_with_nothing_left_to_send_sleeps() -> None:
     async def check() -> None:
         with linked(pytest.fail) as (server, engine):
             server.send(AbortRequests(["x" * 10**6]))
-            assert is_watched(server, for_room=True)
+            assert is_watched(server, for_writing=True)
             while not engine.receive(0.0):
                 await asyncio.sleep(0)
-            await until(lambda: not is_watched(server, for_room=True))
+            await until(lambda: not is_watched(server, for_writing=True))
 
     asyncio.run(asyncio.wait_for(check(), 30))
 
@@ -99,11 +99,11 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def is_watched(link: ServerLink, for_room: bool = False) -> bool:
-    """Whether asyncio's loop waits for the engine's messages, or for room for the server's."""
+def is_watched(link: ServerLink, for_writing: bool = False) -> bool:
+    """Returns whether asyncio's loop waits for the engine's messages, or until the server's can be written."""
     loop = asyncio.get_running_loop()
     key = loop._selector.get_map().get(link._socket.fileno())  # type: ignore[attr-defined]
-    return key is not None and key.data[for_room] is not None
+    return key is not None and key.data[for_writing] is not None
 
 
 def test_a_closed_link_takes_messages_and_keeps_no_descriptor() -> None:
@@ -128,7 +128,7 @@ def test_the_engine_notices_that_the_server_is_gone() -> None:
             link.receive(60.0)
 
 
-def test_the_engine_hears_what_the_server_said_before_its_end() -> None:
+def test_the_engine_receives_what_the_server_sent_before_its_end() -> None:
     with engine_link() as (link, server_end):
         link.send(Heartbeat(0.0))
         server_end.sendall(framed(msgspec.msgpack.encode(Shutdown())))
@@ -138,14 +138,14 @@ def test_the_engine_hears_what_the_server_said_before_its_end() -> None:
             link.receive(60.0)
 
 
-def test_the_engine_is_told_at_once_of_all_that_has_arrived() -> None:
+def test_the_engine_receives_all_that_has_arrived_at_once() -> None:
     messages = [AbortRequests(["x" * (_READ_BYTES // 2)]) for _ in range(5)]
     with engine_link() as (link, server_end):
         server_end.sendall(b"".join(framed(msgspec.msgpack.encode(each), n) for n, each in enumerate(messages)))
         assert link.receive(0.0) == messages
 
 
-def test_a_last_message_that_fills_a_whole_read_is_heard() -> None:
+def test_a_last_message_that_fills_a_whole_read_is_received() -> None:
     empty = len(framed(msgspec.msgpack.encode(AbortRequests(["x" * 1000]))))
     message = AbortRequests(["x" * (1000 + _READ_BYTES - empty)])
     with engine_link() as (link, server_end):

@@ -155,7 +155,7 @@ def frames_seen_by_the_server(data: bytes, num_seen: int) -> list[FromEngine | B
 
 @settings(max_examples=15, deadline=None)
 @given(st.builds(framed, wrong, st.just(1)) | misnumbered, st.one_of(*from_engine.values()))
-def test_a_broken_message_from_the_engine_is_told_after_those_before_it(frame: bytes, message: FromEngine) -> None:
+def test_a_broken_message_from_the_engine_is_reported_after_those_before_it(frame: bytes, message: FromEngine) -> None:
     before, error = frames_seen_by_the_server(numbered(message) + frame, 2)
     assert before == message and isinstance(error, BrokenLinkError)
 
@@ -178,7 +178,7 @@ def test_after_a_broken_message_nothing_is_passed_on() -> None:
     asyncio.run(check())
 
 
-def test_a_handler_that_closes_the_link_hears_nothing_more() -> None:
+def test_a_handler_that_closes_the_link_receives_nothing_more() -> None:
     async def check() -> None:
         seen: list[FromEngine] = []
 
