@@ -1,4 +1,4 @@
-"""AsyncEngine over a real child process with a fake engine in it, and what tests ask of both."""
+"""AsyncEngine over a real child process with a fake engine in it, and helpers that inspect both."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ COMMAND = (sys.executable, str(fake.__file__))
 
 
 class Words:
-    """Token i is the word `wi` with a space behind it."""
+    """A token table in which token i is the word `wi` with a space behind it."""
 
     special_ids: frozenset[int] = frozenset()
 
@@ -34,7 +34,7 @@ class Words:
 
 
 class Recorder(NullObserver):
-    """Remembers what it observed."""
+    """An observer that remembers what it observed."""
 
     def __init__(self) -> None:
         self.num_prompt_tokens = self.num_first = self.num_tokens = 0
@@ -118,7 +118,7 @@ async def assert_free(engine: AsyncEngine) -> None:
 
 
 def children() -> set[int]:
-    """Of this process, those that are engines: servers of other tests have children for other purposes."""
+    """Returns this process's children that are engines: servers of other tests have children for other purposes."""
     pids: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         # A thread may end meanwhile; another one gets its children.
@@ -128,7 +128,7 @@ def children() -> set[int]:
 
 
 def is_engine(pid: int) -> bool:
-    """Or a child that has ended and was not waited for, of which nothing else is known."""
+    """Returns whether a child is an engine, or has ended and was not waited for: then its command is unknown."""
     command = Path(f"/proc/{pid}/cmdline").read_bytes()
     return command == b"" or COMMAND[1].encode() in command
 

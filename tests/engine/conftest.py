@@ -13,7 +13,7 @@ from tests.engine.tiny_models import ReferenceModel, load_reference, load_tiny, 
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Tiny models are slower with more, and much slower on a busy machine."""
+    """Limits torch to one thread: tiny models are slower with more, and much slower on a busy machine."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -22,7 +22,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    """For products that threads share, of the same random numbers every time."""
+    """Sets torch to two threads, which share matmuls, and to the same random numbers every time."""
     torch.manual_seed(3)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -32,7 +32,7 @@ def two_threads() -> Iterator[None]:
 
 @pytest.fixture
 def ops() -> None:
-    """The kernels' operators, and their activations in place of torch's, as where a model is loaded."""
+    """Loads the kernels' operators, and puts their activations in place of torch's, as when a model is loaded."""
     if load_kernels() is None:
         pytest.skip("no kernels here")
     torch.ops.twostep.replace_activations()
@@ -40,7 +40,7 @@ def ops() -> None:
 
 @pytest.fixture(params=["reference", "kernel"])
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
-    """Each one of paged attention that runs on a CPU."""
+    """Each backend of paged attention that runs on a CPU."""
     return named_backend(request.param)
 
 

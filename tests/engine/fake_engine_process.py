@@ -1,4 +1,4 @@
-"""An engine process without a model: `python fake_engine_process.py ADDRESS MARKER_FD`. Requests tell what it does.
+"""An engine process without a model: `python fake_engine_process.py LINK_FD MARKER_FD`. Requests choose what it does.
 
 Token i of a request is `prompt[0] + i`. The last prompt token is one of the commands below, and `config.model` may be
 one of the ways to fail to start.
@@ -26,9 +26,10 @@ from engine.core.stats import PoolStats, StepStats
 from engine.process import __main__ as process
 
 PLAIN, SLOW, WAIT, RAISE, DIE, HANG, REFUSE, FAIL, BURST, PREFILL, EXIT, CRASH, STUMBLE, CHOKE, LONG = range(15)
-"""Tokens at once; every 20 ms; never; a step raises; the process is killed; hangs; the request is refused; fails in its
-second step; comes three tokens a step; is scheduled and gets no token; the process exits; crashes; is killed by the
-second token that it makes of the request; exits when told of the request; tokens whose first takes half a second."""
+"""Commands, in this order: tokens come at once; every 20 ms; never; a step raises; the process is killed; the process
+hangs; the request is refused; the request fails in its second step; three tokens come per step; the request is
+scheduled and gets no token; the process exits; crashes; is killed at the second token that it makes for the request;
+exits when it receives the request; the first token takes half a second."""
 
 
 def info_of(config: EngineConfig) -> EngineInfo:
@@ -46,14 +47,15 @@ def info_of(config: EngineConfig) -> EngineInfo:
         eos_token_ids=(0,),
         weight_bytes=0,
         kv_cache_bytes=0,
-        load_s=time.monotonic(),  # this and the ceilings are another's in every process
+        load_s=time.monotonic(),  # this and the ceilings differ in every process
         size=ModelSize(layer_bytes=1, layer_flops=1, head_bytes=0, head_flops=0, attention=()),
         ceilings=Ceilings(time.monotonic(), 1.0),
     )
 
 
 class FakeEngine:
-    """`num_requests` of its statistics counts the aborts it was told of, `prefix_queries` the messages with them."""
+    """A fake of `Engine`. In its statistics `num_requests` counts the aborts that it received, and `prefix_queries` the
+    messages with them."""
 
     def __init__(self, config: EngineConfig, marker: Marker | None = None) -> None:
         self._marker = marker or NullMarker()
@@ -62,11 +64,11 @@ class FakeEngine:
         self._num_done: dict[str, int] = {}
         self._scheduled: set[str] = set()
         self._num_aborts = self._num_abort_messages = 0
-        self._has_news = False
+        self._has_updates = False
 
     @property
     def has_work(self) -> bool:
-        return self._has_news or any(
+        return self._has_updates or any(
             request.prompt_token_ids[-1] not in (WAIT, PREFILL) for request in self._requests.values()
         )
 
@@ -77,22 +79,23 @@ class FakeEngine:
             os._exit(9)
         self._requests[message.request_id] = message
         self._num_done[message.request_id] = len(message.output_token_ids)
-        self._has_news = True
+        self._has_updates = True
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self._num_abort_messages += 1
         for request_id in request_ids:
             self._num_aborts += self._requests.pop(request_id, None) is not None
-        self._has_news = True
+        self._has_updates = True
 
     def inspect(self, request_ids: Iterable[str]) -> list[RequestState]:
-        """Computed are the tokens that it made; each has as many blocks as were asked about at once."""
+        """Returns states in which the computed tokens are those that were made, and the blocks of each request are as
+        many as there are `request_ids`."""
         ids = list(request_ids)
         known = [name for name in ids if name in self._requests]
         return [RequestState(name, num_computed_tokens=self._num_done[name], num_blocks=len(ids)) for name in known]
 
     def step(self, on_scheduled: Callable[[list[str]], None]) -> StepUpdate:
-        self._has_news = False
+        self._has_updates = False
         self._marker.mark(list(self._requests))
         self._schedule(on_scheduled)
         commands = {request.prompt_token_ids[-1] for request in self._requests.values()}
@@ -115,7 +118,7 @@ class FakeEngine:
         return StepUpdate(time.monotonic(), updates, self._stats())
 
     def _schedule(self, on_scheduled: Callable[[list[str]], None]) -> None:
-        """New requests, and compute the prompts of those that are long."""
+        """Schedules new requests, and computes the prompts of those that are long."""
         new = [name for name, each in self._requests.items() if each.prompt_token_ids[-1] != WAIT]
         new = [name for name in new if name not in self._scheduled]
         if new:
@@ -187,7 +190,7 @@ def load(config: EngineConfig, marker: Marker) -> FakeEngine:
 
 
 def load_again(how: str, number: int, engine: FakeEngine) -> None:
-    """What goes wrong when this model is loaded once more after `number` times."""
+    """Fails in the way that the model is named for, when it is loaded once more after `number` times."""
     if how == "vanishes" and number > 0:
         raise ModelError("The model is missing.")
     if how == "changes":

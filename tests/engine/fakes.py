@@ -1,4 +1,4 @@
-"""A model that checks its reader: KV is a dict by (block, offset), and every step reads its whole context back.
+"""A fake runner that checks the scheduler: KV is a dict by (block, offset), and every step reads its whole context.
 
 What is stored for a token names the token and everything before it, as real keys and values depend on it.
 """
@@ -24,14 +24,14 @@ VOCAB_SIZE = 50
 
 
 def next_token(context: Sequence[int], seed: int = 0) -> int:
-    """A pure function of the whole context; EOS about once in 50 tokens."""
+    """Returns a token that is a pure function of the whole context; it is EOS about once in 50 times."""
     digest = hashlib.sha256(repr((seed, list(context))).encode()).digest()
     return int.from_bytes(digest[:4]) % VOCAB_SIZE
 
 
 class FakeRunner:
     def __init__(self, block_size: int, errs: Callable[[], bool] = lambda: False) -> None:
-        """`errs` says which guesses of the draft weights are wrong."""
+        """`errs` decides which tokens of the draft model are wrong."""
         self.block_size = block_size
         self.errs = errs
         self.kv: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -45,7 +45,7 @@ class FakeRunner:
         return self._run(batch)
 
     def draft(self, batch: Batch) -> Batch:
-        """Leaves KV that is not the model's, as draft weights do."""
+        """Drafts tokens and leaves KV that is not the model's, as a draft model does."""
         return replace(batch, requests=tuple(self._drafted(request) for request in batch.requests))
 
     def _drafted(self, request: ScheduledRequest) -> ScheduledRequest:
@@ -77,7 +77,7 @@ class FakeRunner:
         return RequestStepOutput(request.request_id, tuple(token_ids), prompt_logprobs=_scores(request))
 
     def _choose(self, request: ScheduledRequest) -> tuple[int, ...]:
-        """What follows the request's tokens, if anything may."""
+        """Returns the token that follows the request's tokens, or none if none may."""
         return (next_token(own_tokens(request), request.params.seed),)
 
     def _slot(self, request: ScheduledRequest, position: int) -> tuple[int, int]:
@@ -92,7 +92,7 @@ def _scores(request: ScheduledRequest) -> tuple[TokenLogprobs, ...]:
 
 
 def own_tokens(request: ScheduledRequest) -> tuple[int, ...]:
-    """Prompt and output up to the end of this step, its drafts included."""
+    """Returns prompt and output up to the end of this step, its drafts included."""
     return (*request.prompt_token_ids, *request.output_token_ids, *request.draft)[: request.end]
 
 
@@ -135,7 +135,7 @@ def fake_engine(
 
 
 def batches(engine: Engine) -> list[Batch]:
-    """All that a fake engine ran."""
+    """Returns all batches that a fake engine ran."""
     runner = engine._runner
     assert isinstance(runner, FakeRunner)
     return runner.batches
@@ -158,7 +158,7 @@ def expected_tokens(prompt: Sequence[int], max_tokens: int, seed: int = 0) -> li
 
 
 def run_to_end(engine: Engine, max_steps: int = 10_000) -> dict[str, list[RequestUpdate]]:
-    """Every request's updates; fails if the engine does not come to rest."""
+    """Returns every request's updates; fails if the engine does not come to rest."""
     updates: dict[str, list[RequestUpdate]] = {}
     for _ in range(max_steps):
         if not engine.has_work:

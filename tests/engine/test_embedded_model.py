@@ -1,4 +1,4 @@
-"""The laws of the model that ships with the repository: it loads offline, is small, writes words, and stops."""
+"""What the model that ships with the engine must do: load offline, be small, write words, and stop."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def documentation_words() -> frozenset[str]:
 
 
 def continuations(model: PreTrainedModel, prompts: list[list[int]], num_tokens: int, **options: Any) -> list[list[int]]:
-    """What follows each prompt, generated as one batch padded on the left, cut behind the first end token."""
+    """Returns each prompt's continuation, generated as one batch padded on the left, cut at the first end token."""
     longest = max(map(len, prompts))
     padding = [longest - len(ids) for ids in prompts]
     ids = torch.tensor([[model.config.pad_token_id] * pad + ids for pad, ids in zip(padding, prompts, strict=True)])

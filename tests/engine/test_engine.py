@@ -1,3 +1,5 @@
+"""The engine's steps: failures end their own requests, aborts are reported, and traces and floors are written."""
+
 import json
 import time
 from pathlib import Path
@@ -49,8 +51,8 @@ def test_a_failed_request_says_why() -> None:
     assert (failed.stats.model_s, failed.stats.floor_s, failed.stats.bound) == (0.0, None, None)
 
 
-class Speechless(FakeRunner):
-    """What comes of logits that are no numbers, or that have nothing left."""
+class NoTokenRunner(FakeRunner):
+    """A runner that samples no token: its logits are no numbers, or allow none."""
 
     is_finite = True
 
@@ -65,7 +67,7 @@ class Speechless(FakeRunner):
 @pytest.mark.parametrize("params", [{}, {"repetition_penalty": 1.05}, {"logit_bias": {1: -100.0}}], ids=str)
 @pytest.mark.parametrize("is_finite", [False, True])
 def test_a_request_is_blamed_only_for_numbers_that_it_changed(params: dict[str, Any], is_finite: bool) -> None:
-    runner = Speechless(4)
+    runner = NoTokenRunner(4)
     runner.is_finite = is_finite
     engine = engine_with(runner)
     add(engine, "a", **params)
@@ -76,9 +78,9 @@ def test_a_request_is_blamed_only_for_numbers_that_it_changed(params: dict[str, 
 
 
 @pytest.mark.parametrize("params", [{"prompt_logprobs": 1}, {"returns_embedding": True}], ids=str)
-def test_what_is_no_number_is_told_also_where_no_token_was_wanted(params: dict[str, Any]) -> None:
+def test_logits_that_are_no_numbers_are_an_error_even_if_no_token_was_wanted(params: dict[str, Any]) -> None:
     for is_finite, reason in ((True, FinishReason.LENGTH), (False, FinishReason.ERROR)):
-        runner = Speechless(4)
+        runner = NoTokenRunner(4)
         runner.is_finite = is_finite
         engine = engine_with(runner)
         add(engine, "a", max_tokens=0, **params)
@@ -87,7 +89,7 @@ def test_what_is_no_number_is_told_also_where_no_token_was_wanted(params: dict[s
 
 
 def test_a_step_scores_no_more_than_there_is_memory_for() -> None:
-    """Each scored token has a row of logits, 64 million in all."""
+    """A step may compute 64 million logits of prompt tokens, with a row for each scored token."""
     info = msgspec.structs.replace(fake_info(64, 4), vocab_size=1 << 24)
     runner = FakeRunner(4)
     engine = Engine(EngineConfig(model="fake", block_size=4), info, runner)

@@ -60,7 +60,7 @@ def generate(model: LoadedModel, block_size: int, chunk: int, caching: bool, is_
             add(engine, f"{round_}-{index}", prompt, max_tokens=MAX_TOKENS, temperature=0.0)
         updates = run_to_end(engine)
     if is_tight and block_size == 4:
-        assert any(news[-1].num_preemptions for news in updates.values()), "the pool was not small enough"
+        assert any(each[-1].num_preemptions for each in updates.values()), "the pool was not small enough"
     return [tokens_of(updates[f"{round_}-{index}"]) for index in range(len(LENGTHS))]
 
 
@@ -81,6 +81,6 @@ def test_further_architectures_equal_hugging_face(
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_tiny_models_say_different_things(architecture: str, expected: Callable[[str], list[list[int]]]) -> None:
-    """Else equality would prove nothing."""
+def test_the_tiny_models_generate_various_tokens(architecture: str, expected: Callable[[str], list[list[int]]]) -> None:
+    """The tokens of the tiny models vary: else their equality would prove nothing."""
     assert len({token for tokens in expected(architecture) for token in tokens}) >= 8

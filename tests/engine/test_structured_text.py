@@ -26,7 +26,7 @@ PIECES = '", ": {" "} [] ]} null true fal se -1 00 0. é ï 😀 ab cd \\n \\" \
 SINGLE_BYTES = [bytes([byte]) for byte in (*range(32, 127), *range(128, 256))]
 TOKENS = [*[*(piece.encode() for piece in PIECES), *SINGLE_BYTES][:EOS], b""]
 ENDS = {TOKENS.index(end): 4.0 for end in (b'"', b"}", b"]", b",", b'"}', b"]}")} | {EOS: 4.0}
-"""Likelier: of random characters alone strings would be long."""
+"""Logit biases that make ends likelier: strings of random characters would be long."""
 
 
 def json_engine(model: LoadedModel) -> Engine:
@@ -35,7 +35,7 @@ def json_engine(model: LoadedModel) -> Engine:
 
 
 def texts_of(engine: Engine, parts: dict[str, Part], max_tokens: int = 250) -> dict[str, str]:
-    """Those that ended by themselves."""
+    """Returns the texts that ended by themselves."""
     for number, (name, part) in enumerate(parts.items()):
         params: dict[str, Any] = {"ignore_eos": False, "logit_bias": ENDS, "seed": number, "temperature": 1.5}
         add(engine, name, [number % VOCAB_SIZE], grammar=to_lark(part), max_tokens=max_tokens, **params)
@@ -61,7 +61,7 @@ def violations(schema: dict[str, Any], text: str) -> list[str]:
 
 
 def num_ended(model: LoadedModel, seeds: range) -> int:
-    """How many texts of random schemas ended by themselves; each of them satisfies its schema."""
+    """Returns how many texts of random schemas ended by themselves; asserts that each of them satisfies its schema."""
     schemas = {str(seed): random_schema(Random(seed)) for seed in seeds}
     parts: dict[str, Part] = {name: JsonSchema(schema) for name, schema in schemas.items()}
     assert {find_fault(TOKENIZER, to_lark(part)) for part in parts.values()} == {None}

@@ -131,7 +131,7 @@ class ReferenceModel:
 
     @torch.inference_mode()
     def last_hidden_state(self, prompt: list[int]) -> torch.Tensor:
-        """What its head reads, [len(prompt), hidden_size]."""
+        """Returns the hidden states that the head reads, [len(prompt), hidden_size]."""
         states = self.model.base_model(torch.tensor([prompt])).last_hidden_state
         return states[0]
 
@@ -193,6 +193,6 @@ def tiny_engine(
 
 @cache
 def _grammar_compiler() -> GrammarCompiler:
-    """Reads token ids as short words over four letters; the last one is EOS, if only for grammars."""
+    """Returns a compiler that reads token ids as short words over four letters; for grammars, the last one is EOS."""
     words = ["".join(letters) for length in (1, 2, 3, 4) for letters in itertools.product("abcd", repeat=length)]
     return GrammarCompiler(make_tokenizer([word.encode() for word in words[:VOCAB_SIZE]], [VOCAB_SIZE - 1]))
