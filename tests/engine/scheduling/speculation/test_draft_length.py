@@ -70,9 +70,7 @@ def test_no_more_than_are_allowed_fit_into_a_gap_or_could_be_taken() -> None:
     assert lengths_of(length_policy(costs_of(), max_tokens=2), requests_with(0.95), 0.0) == [2]
     assert lengths_of(length_policy(costs_of()), requests_with(0.99), 0.0) == [8]
     assert lengths_of(length_policy(costs_of(), target_gap_s=0.0375), requests_with(0.99), 0.0) == [6]  # 35.2 ms
-    assert lengths_of(length_policy(costs_of(), target_gap_s=0.001), requests_with(0.99), 0.0) == [
-        4
-    ]  # 26.8 ms, of three steps
+    assert lengths_of(length_policy(costs_of(), target_gap_s=0.001), requests_with(0.99), 0.0) == [4]  # 26.8 of 30 ms
     assert lengths_of(length_policy(costs_of()), [*requests_with(0.95, max_tokens=4)], 0.0) == [2]
     assert lengths_of(length_policy(costs_of()), [*requests_with(0.95, max_tokens=2)], 0.0) == [0]
 
