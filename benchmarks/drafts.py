@@ -22,6 +22,7 @@ from rich.table import Table
 from benchmarks.command import exit_with
 from benchmarks.grammar import EMBEDDED
 from benchmarks.padded_model import save_padded_model
+from engine.assembly import assemble
 from engine.core.config import EngineConfig
 from engine.core.draft import NO_DRAFT, Draft, Drafter
 from engine.core.messages import AddRequest
@@ -59,7 +60,7 @@ def load(model: str, drafts: str, max_model_len: int, new_drafter: Callable[[], 
         model=model, draft_quantization=drafts, max_model_len=max_model_len, enable_prefix_caching=False
     )
     runner, info = load_model_runner(config)
-    return Engine(config, info, runner, new_drafter=new_drafter)
+    return assemble(config, info, runner, new_drafter=new_drafter)
 
 
 def prompts_of(token_ids: Sequence[int], count: int) -> list[list[int]]:

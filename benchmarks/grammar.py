@@ -23,6 +23,7 @@ from rich.table import Table
 
 import engine
 from benchmarks.command import exit_with
+from engine.assembly import load_engine
 from engine.core.batch import ScheduledRequest
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.messages import AddRequest
@@ -170,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 100)
     console.print(mask_table(options.rows, options.steps))
-    model = Engine.from_config(EngineConfig(model=options.model))
+    model = load_engine(EngineConfig(model=options.model))
     for _ in range(2):  # the first turn warms up
         free = decode_seconds(model, None, options.rows, options.steps)
         bound = decode_seconds(model, GRAMMARS["a schema"], options.rows, options.steps)

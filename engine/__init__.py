@@ -8,5 +8,5 @@ loaded from a `checkpoint`, over `attention`, `weights` and `kernels`. `core` ho
 `MAY_IMPORT` in tests/test_layout.py draws it.
 
 Importing this package imports nothing else. `engine.client.async_engine.AsyncEngine` runs the engine in a process of
-its own and imports no torch; `engine.engine.Engine` runs in this process and imports it.
+its own and imports no torch; `engine.assembly` makes one that runs in this process and imports it.
 """

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,6 +16,19 @@ class PoolStats(msgspec.Struct, frozen=True):
     free: int
     held: int
     cached: int
+
+
+class SchedulerStats(NamedTuple):
+    """Queues and KV blocks after a step, and totals since the engine started; fields as in `StepStats`."""
+
+    num_running: int
+    num_waiting: int
+    pool: PoolStats
+    num_preemptions: int
+    prefix_queries: int
+    prefix_hits: int
+    num_drafts: int
+    num_accepted_drafts: int
 
 
 class StepStats(msgspec.Struct, frozen=True):

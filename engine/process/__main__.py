@@ -180,6 +180,6 @@ if __name__ == "__main__":
     from engine.host.lean_torch import make_torch_lean  # torch enters the process only here
 
     make_torch_lean()
-    from engine.engine import Engine
+    from engine.assembly import load_engine
 
-    sys.exit(main(sys.argv[1:], Engine.from_config))
+    sys.exit(main(sys.argv[1:], load_engine))

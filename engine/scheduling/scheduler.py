@@ -12,10 +12,10 @@ from engine.core.batch import Batch, Phase, RequestStepOutput, ScheduledRequest,
 from engine.core.messages import RequestState, RequestUpdate
 from engine.core.prompt_logprobs import pack_scores
 from engine.core.request import Constraint, FinishReason, Request, RequestStatus
-from engine.scheduling.block_pool import BlockPool
+from engine.core.stats import SchedulerStats
 from engine.scheduling.fair_queue import FairQueue
+from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.prefill_budget import PrefillBudget, PrefillPace
-from engine.scheduling.prefix_cache import BlockCache
 from engine.scheduling.request_reports import state_of, take_first_token_info
 from engine.scheduling.speculation.planner import NO_PLANNED_DRAFT, PlannedDraft, SpeculationPlanner
 from engine.scheduling.stop_conditions import append_tokens, why_no_token
@@ -26,20 +26,16 @@ class Scheduler:
 
     def __init__(
         self,
-        pool: BlockPool,
-        cache: BlockCache,
+        kv: KVAllocator,
         pace: PrefillPace,
         speculation: SpeculationPlanner,
         *,
-        block_size: int,
         max_num_seqs: int,
         eos_token_ids: frozenset[int],
     ) -> None:
-        self._pool = pool
-        self._cache = cache
+        self._kv = kv
         self._pace = pace
         self._speculation = speculation
-        self._block_size = block_size
         self._max_num_seqs = max_num_seqs
         self._eos_token_ids = eos_token_ids
         self._requests: dict[str, Request] = {}
@@ -49,17 +45,20 @@ class Scheduler:
         self._last_phase: Phase | None = None
         self.newly_scheduled: list[str] = []
         """Ids of requests that the newest `schedule` ran for the first time."""
-        self.num_preemptions = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
+        self._num_preemptions = 0
 
     @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            pool=self._kv.stats,
+            num_preemptions=self._num_preemptions,
+            prefix_queries=self._kv.prefix_queries,
+            prefix_hits=self._kv.prefix_hits,
+            num_drafts=self._speculation.num_drafts,
+            num_accepted_drafts=self._speculation.num_accepted,
+        )
 
     @property
     def has_unfinished(self) -> bool:
@@ -110,6 +109,7 @@ class Scheduler:
     def update(self, batch: Batch, output: StepOutput) -> list[RequestUpdate]:
         """Account for a finished step and return each request's update. No request is aborted during a step, but
         nothing here depends on that."""
+        self._speculation.on_step(batch.num_drafts)
         updates = []
         for scheduled, result in zip(batch.requests, output.requests, strict=True):
             request = self._requests.get(scheduled.request_id)
@@ -151,21 +151,14 @@ class Scheduler:
     def _with_blocks(self, request: Request, draft: PlannedDraft) -> PlannedDraft:
         """Returns as much of the draft as blocks can be allocated for without taking those that other running requests
         will need."""
-        num_drafts = len(draft.token_ids) + draft.num_wanted
-        lacking = -(-(request.num_tokens + num_drafts) // self._block_size) - len(request.block_table)
-        if num_drafts and lacking > 0:
-            request.block_table += self._pool.try_allocate(lacking, spare=len(self._running)) or []
-        capacity = len(request.block_table) * self._block_size - request.num_tokens
-        return PlannedDraft(draft.token_ids[:capacity], min(draft.num_wanted, capacity))
+        self._kv.try_allocate(request, len(draft.token_ids) + draft.num_wanted, spare=len(self._running))
+        surplus = self._kv.surplus(request)
+        return PlannedDraft(draft.token_ids[:surplus], min(draft.num_wanted, surplus))
 
     def _allocate_next_block(self, request: Request) -> None:
         """Give the request the block that its next token needs, preempting until there is one: the newest request of
         the tenant that was served most."""
-        while request.num_tokens > len(request.block_table) * self._block_size:
-            block = self._pool.try_allocate(1)
-            if block is not None:
-                request.block_table += block
-                continue
+        while not self._kv.try_allocate(request):
             newest = max(self._running, key=lambda running: (self._waiting.served(running), running.order))
             self._preempt(newest)
             if newest is request:
@@ -191,14 +184,9 @@ class Scheduler:
 
         One available block is spared per running request, so that admission does not force the next preemption.
         """
-        matched = self._match_prefix(request)
-        num_blocks = -(-request.num_tokens // self._block_size)
-        blocks = self._pool.try_allocate(num_blocks - len(matched), matched, spare=len(self._running))
-        if blocks is None:
+        if not self._kv.try_start(request, self._kv.match(request), spare=len(self._running)):
             return False
         self._waiting.remove(request)
-        request.block_table = blocks
-        request.num_computed_tokens = len(matched) * self._block_size
         request.status = RequestStatus.RUNNING
         insort(self._running, request, key=attrgetter("order"))
         if request.first_scheduled_s is None:
@@ -206,23 +194,13 @@ class Scheduler:
             self.newly_scheduled.append(request.request_id)
             request.num_cached_tokens = request.num_computed_tokens
             self._waiting.start(request, request.num_uncomputed_tokens)
-            self.prefix_queries += request.num_tokens if self._cache.can_match(request) else 0
-            self.prefix_hits += request.num_computed_tokens
         return True
-
-    def _match_prefix(self, request: Request) -> list[int]:
-        """Returns the cached blocks of the request's prefix; at least one token is always left to compute."""
-        if not self._cache.can_match(request):
-            return []
-        return self._cache.match(request, (request.num_tokens - 1) // self._block_size)
 
     # Transitions.
 
     def _mark_computed(self, request: Request, scheduled: ScheduledRequest, end: int) -> None:
-        """Records that the positions before `end` have the request's own KV; those of rejected draft tokens come after
-        it."""
-        request.num_computed_tokens = end
-        self._cache.insert(request, scheduled.start // self._block_size, end // self._block_size)
+        """Records that the step computed the request's own tokens before `end`."""
+        self._kv.computed(request, scheduled.start, end)
         if not request.is_announced:
             request.num_prefill_chunks += 1
 
@@ -231,7 +209,7 @@ class Scheduler:
         appended = append_tokens(request, result.token_ids, self._eos_token_ids)
         num_accepted = max(len(appended.token_ids) - 1, 0)
         self._mark_computed(request, scheduled, scheduled.end - scheduled.num_drafts + num_accepted)
-        self._release_surplus(request)
+        self._kv.trim(request)
         self._speculation.learn(request, scheduled, result.token_ids, num_accepted)
         if not result.is_finite or (not result.token_ids and appended.finish_reason is None):
             return self._fail(request, *why_no_token(request, result.is_finite))
@@ -252,30 +230,19 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Move a running request back to its old place in the queue; its tokens are computed again."""
         self._running.remove(request)
-        self._release_blocks(request)
+        self._kv.free(request)
         request.status = RequestStatus.WAITING
-        request.num_computed_tokens = 0
         request.prompt_logprobs.clear()
         request.num_preemptions += 1
-        self.num_preemptions += 1
+        self._num_preemptions += 1
         self._waiting.add(request)
 
     def _finish(self, request: Request) -> None:
         """End a request and free what it holds; every request passes here exactly once."""
         (self._running if request.status is RequestStatus.RUNNING else self._waiting).remove(request)
-        self._release_blocks(request)
+        self._kv.free(request)
         request.status = RequestStatus.FINISHED
         del self._requests[request.request_id]
-
-    def _release_surplus(self, request: Request) -> None:
-        """Free the blocks that only rejected draft tokens needed."""
-        num_needed = -(-request.num_tokens // self._block_size)
-        self._pool.release(request.block_table[num_needed:])
-        del request.block_table[num_needed:]
-
-    def _release_blocks(self, request: Request) -> None:
-        self._pool.release(request.block_table)
-        request.block_table = []
 
 
 def _batch(phase: Phase, requests: list[ScheduledRequest]) -> Batch | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from engine.assembly import assemble
 from engine.core.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.draft import Drafter
@@ -131,7 +132,7 @@ def fake_engine(
     """The real engine and scheduler over a FakeRunner."""
     config = EngineConfig(model="fake", block_size=block_size, **{"num_speculative_tokens": 0, **settings})
     info, runner = fake_info(num_blocks, block_size), FakeRunner(block_size)
-    return Engine(config, info, runner, clock=clock, new_drafter=new_drafter)
+    return assemble(config, info, runner, clock=clock, new_drafter=new_drafter)
 
 
 def batches(engine: Engine) -> list[Batch]:

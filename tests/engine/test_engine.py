@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.assembly import assemble
 from engine.core.batch import Batch, RequestStepOutput, StepOutput
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
@@ -27,7 +28,7 @@ class BreaksOnce(FakeRunner):
 
 
 def engine_with(runner: FakeRunner, **fields: Any) -> Engine:
-    return Engine(EngineConfig(model="fake", block_size=4), fake_info(64, 4), runner, **fields)
+    return assemble(EngineConfig(model="fake", block_size=4), fake_info(64, 4), runner, **fields)
 
 
 def test_a_step_that_raises_ends_its_own_requests_and_no_others() -> None:
@@ -38,7 +39,7 @@ def test_a_step_that_raises_ends_its_own_requests_and_no_others() -> None:
     add(engine, "later")
     updates = run_to_end(engine)
     assert tokens_of(updates["later"]) == expected_tokens([1, 2, 3], 5)
-    assert engine._pool.stats.held == 0
+    assert engine._scheduler.stats.pool.held == 0
 
 
 def test_a_failed_request_says_why() -> None:
@@ -74,7 +75,7 @@ def test_a_request_is_blamed_only_for_numbers_that_it_changed(params: dict[str, 
     (update,) = run_to_end(engine)["a"]
     assert (update.finish_reason, update.blames_request) == (FinishReason.ERROR, is_finite)
     assert ("what it allows and forbids" in (update.error or "")) == is_finite
-    assert engine._pool.stats.held == 0
+    assert engine._scheduler.stats.pool.held == 0
 
 
 @pytest.mark.parametrize("params", [{"prompt_logprobs": 1}, {"returns_embedding": True}], ids=str)
@@ -92,7 +93,7 @@ def test_a_step_scores_no_more_than_there_is_memory_for() -> None:
     """A step may compute 64 million logits of prompt tokens, with a row for each scored token."""
     info = msgspec.structs.replace(fake_info(64, 4), vocab_size=1 << 24)
     runner = FakeRunner(4)
-    engine = Engine(EngineConfig(model="fake", block_size=4), info, runner)
+    engine = assemble(EngineConfig(model="fake", block_size=4), info, runner)
     add(engine, "scored", range(1, 11), max_tokens=1, prompt_logprobs=0)
     add(engine, "another", range(1, 11), max_tokens=1, prompt_logprobs=0)
     add(engine, "plain", range(1, 11), max_tokens=1)
@@ -107,7 +108,7 @@ def test_the_floor_of_a_prompts_last_chunk_holds_its_scores() -> None:
     info, floors = fake_info(64, 4), []
     info = msgspec.structs.replace(info, size=msgspec.structs.replace(info.size, head_flops=1 << 20))
     for prompt_logprobs in (None, 0):
-        engine = Engine(EngineConfig(model="fake", block_size=4), info, FakeRunner(4))
+        engine = assemble(EngineConfig(model="fake", block_size=4), info, FakeRunner(4))
         add(engine, "a", range(1, 11), max_tokens=2, prompt_logprobs=prompt_logprobs)
         floors.append(engine.step().stats.floor_s)
     assert floors[1] - floors[0] == pytest.approx(9 * (1 << 20) / 1e6)  # see fake_info
@@ -126,7 +127,7 @@ def test_an_id_may_be_aborted_twice_at_once() -> None:
     engine = fake_engine()
     add(engine, "a")
     engine.abort_requests(["a", "a"])
-    assert run_to_end(engine) == {} and engine._pool.stats.held == 0
+    assert run_to_end(engine) == {} and engine._scheduler.stats.pool.held == 0
 
 
 def test_an_abort_is_reported_in_the_next_stats() -> None:

@@ -11,6 +11,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from engine.assembly import assemble
 from engine.attention import AttentionBackend, select_backend
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, StepOutput
@@ -86,10 +87,18 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLmConfig", {}),
     "smollm3": ("SmolLM3Config", {}),
 }
+WIDE = "wide"  # fills panels, pieces of K and groups of 256, and ends inside each of them
+_WIDE: dict[str, Any] = {
+    "vocab_size": 3001,
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+}
 
 
 def make_config(name: str) -> PreTrainedConfig:
-    class_name, own = ARCHITECTURES[name]
+    class_name, own = ("LlamaConfig", _WIDE) if name == WIDE else ARCHITECTURES[name]
     settings = {**_COMMON, **own}
     if class_name == "GPT2Config":
         settings = {
@@ -101,14 +110,20 @@ def make_config(name: str) -> PreTrainedConfig:
     return config
 
 
-def make_checkpoint(name: str, directory: Path) -> Path:
-    """Weights so large that attention, experts and windows all matter to the chosen tokens, and no two norms alike."""
+def make_checkpoint(name: str, directory: Path, std: float = 0.3) -> Path:
+    """A checkpoint of random weights, no two norms alike; `std` is that of models 32 wide, wider ones have less.
+
+    By default weights are so large that attention, experts and windows all matter to the chosen tokens, and that
+    rounding errors grow from layer to layer.
+    """
     torch.manual_seed(7)
-    model = transformers.AutoModelForCausalLM.from_config(make_config(name))
+    config = make_config(name)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    std *= (32 / config.hidden_size) ** 0.5
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() > 1 or "sinks" in key or "bias" in key:
-                parameter.normal_(std=0.3)
+                parameter.normal_(std=std)
         for key, parameter in model.named_parameters():
             if parameter.dim() == 1 and "norm" in key and "bias" not in key:
                 parameter.add_(0.1 * torch.randn_like(parameter))
@@ -128,6 +143,13 @@ class ReferenceModel:
         settings = {"max_new_tokens": max_tokens, "do_sample": False, "pad_token_id": 0}
         generated = self.model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
         return generated[0, len(prompt) :].tolist()
+
+    @torch.inference_mode()
+    def smallest_margin(self, prompt: list[int], tokens: list[int]) -> float:
+        """By how much the likeliest token leads at least where `tokens` follow the prompt, by how much logits vary."""
+        logits = self.model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        first, second = logits.topk(2).values.unbind(1)
+        return float((first - second).min() / logits.std())
 
     @torch.inference_mode()
     def last_hidden_state(self, prompt: list[int]) -> torch.Tensor:
@@ -188,7 +210,7 @@ def tiny_engine(
     forwards = [choose_forward(each.module, cache, backend) for each in (model, model.draft) if each]
     runner = RecordingRunner(ModelRunner(model, cache, *forwards))
     grammars = GrammarQueue(_grammar_compiler()) if grammars is None else grammars
-    return Engine(config, info, runner, clock=clock, grammars=grammars, new_drafter=new_drafter)
+    return assemble(config, info, runner, clock=clock, grammars=grammars, new_drafter=new_drafter)
 
 
 @cache

@@ -51,7 +51,7 @@ def test_a_preempted_request_waits_and_holds_nothing() -> None:
     engine = fake_engine(num_blocks=6, block_size=2, enable_prefix_caching=False)
     for name in "ab":
         add(engine, name, [7, 7, ord(name) % 50], max_tokens=8)
-    while engine._scheduler.num_preemptions == 0:
+    while engine._scheduler.stats.num_preemptions == 0:
         engine.step()
     assert engine.inspect(["b"]) == [RequestState("b", was_scheduled=True, num_before=0)]
 

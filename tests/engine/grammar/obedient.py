@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from engine.assembly import assemble
 from engine.core.batch import ScheduledRequest
 from engine.core.config import EngineConfig
 from engine.core.draft import Drafter
@@ -41,7 +42,7 @@ def engine_with(
 ) -> Engine:
     config = EngineConfig(model="fake", block_size=4, **settings)
     info, runner, grammars = fake_info(num_blocks, 4), ObedientRunner(4), GrammarQueue(compile)
-    return Engine(config, info, runner, marker=marker, clock=clock, grammars=grammars, new_drafter=new_drafter)
+    return assemble(config, info, runner, marker=marker, clock=clock, grammars=grammars, new_drafter=new_drafter)
 
 
 def add_with(engine: Engine, request_id: str, grammar: str | None, **fields: Any) -> None:

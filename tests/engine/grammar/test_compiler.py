@@ -12,6 +12,7 @@ import pytest
 from llguidance import LLParserLimits
 
 import engine as engine_package
+from engine.assembly import assemble
 from engine.core.batch import Batch, StepOutput
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import InvalidParameterError, RequestError
@@ -119,7 +120,7 @@ def test_a_request_that_may_have_no_token_ends_with_an_error_of_its_own(engine: 
     (update,) = updates["a"]
     assert update.finish_reason is FinishReason.ERROR and update.blames_request and "leave none" in (update.error or "")
     assert the_end(updates["b"]) is FinishReason.STOP
-    assert engine._pool.stats.held == 0
+    assert engine._scheduler.stats.pool.held == 0
 
 
 @pytest.mark.parametrize("limit", ["time", "states"])
@@ -162,7 +163,7 @@ def test_a_resumed_request_goes_on_where_it_was(count: int) -> None:
 
 
 def test_a_model_that_cannot_follow_says_so() -> None:
-    engine = Engine(EngineConfig(model="fake"), fake_info(64, 16), FakeRunner(16))
+    engine = assemble(EngineConfig(model="fake"), fake_info(64, 16), FakeRunner(16))
     with pytest.raises(RequestError, match="EOS"):
         add_with(engine, "a", DIGITS)
     assert not engine.has_work
@@ -187,7 +188,7 @@ class Breaks(ObedientRunner):
 
 
 def test_the_engines_own_failures_are_not_blamed_on_the_request() -> None:
-    engine = Engine(
+    engine = assemble(
         EngineConfig(model="fake", block_size=4), fake_info(64, 4), Breaks(4), grammars=GrammarQueue(compiler())
     )
     add_with(engine, "a", DIGITS)

@@ -86,8 +86,8 @@ def test_where_openmp_binds_threads_the_kernels_have_all_cpus() -> None:
         cpus = os.sched_getaffinity(0)
 
         from engine.core.config import EngineConfig
-        from engine.engine import Engine
-        Engine.from_config(EngineConfig(model="engine/embedded_model", device="cpu"))
+        from engine.assembly import load_engine
+        load_engine(EngineConfig(model="engine/embedded_model", device="cpu"))
         assert os.sched_getaffinity(0) == cpus
     """
     environment = os.environ | {"OMP_PROC_BIND": "true"}

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from engine.assembly import load_engine
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, ModelError, ModelMemoryError, UnsupportedModelError
 from engine.core.prompt_logprobs import unpack_scores
@@ -224,7 +225,7 @@ def test_contexts_stay_where_rotary_frequencies_do_not_depend_on_the_batch(llama
 
 
 def engine_over(path: Path, **settings: Any) -> Engine:
-    return Engine.from_config(EngineConfig(model=str(path), device="cpu", dtype="float32", **settings))
+    return load_engine(EngineConfig(model=str(path), device="cpu", dtype="float32", **settings))
 
 
 def test_an_engine_from_a_checkpoint_generates(llama: Path) -> None:

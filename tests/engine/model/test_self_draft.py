@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import engine
+from engine.assembly import load_engine
 from engine.attention import select_backend
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, Phase, ScheduledRequest
@@ -204,7 +205,7 @@ def test_drafts_of_the_embedded_model_are_mostly_accepted() -> None:
     """Covers the whole way from the configuration to accepted draft tokens."""
     directory = str(Path(engine.__file__).parent / "embedded_model")
     config = EngineConfig(model=directory, draft_quantization="int4", num_blocks=64, max_model_len=512)
-    model = let_always_draft(Engine.from_config(config), 4)
+    model = let_always_draft(load_engine(config), 4)
     assert model.info.draft_size is not None
     add(model, "a", list(range(40, 70)), max_tokens=60, temperature=0.0)
     assert len(tokens_of(run_to_end(model)["a"])) == 60

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.assembly import assemble
 from engine.core.config import EngineConfig
-from engine.engine import Engine
 from engine.process.crash_marker import CrashMarker
 from tests.engine.fakes import FakeRunner, add, fake_info
 
@@ -67,7 +67,7 @@ def test_each_step_marks_the_requests_it_computes() -> None:
         def mark(self, request_ids: Sequence[str]) -> None:
             marks.append(list(request_ids))
 
-    engine = Engine(EngineConfig(model="fake", block_size=4), fake_info(64, 4), FakeRunner(4), marker=Marker())
+    engine = assemble(EngineConfig(model="fake", block_size=4), fake_info(64, 4), FakeRunner(4), marker=Marker())
     for name in "ab":
         add(engine, name, max_tokens=2)
     while engine.has_work:

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from engine.assembly import assemble
 from engine.core.batch import Batch, Phase, RequestStepOutput, StepOutput
 from engine.core.config import EngineConfig
 from engine.core.stats import StepStats
@@ -49,7 +50,7 @@ def with_slow_attention(batch: Batch) -> float:
 def timed_engine(law: Law, target_ms: float) -> Engine:
     runner = TimedRunner(law)
     config = EngineConfig(model="fake", target_itl_ms=target_ms, max_num_batched_tokens=2048)
-    return Engine(config, fake_info(4096, 16, 40_000), runner, clock=lambda: runner.now_s)
+    return assemble(config, fake_info(4096, 16, 40_000), runner, clock=lambda: runner.now_s)
 
 
 def loaded(engine: Engine) -> Iterator[StepStats]:

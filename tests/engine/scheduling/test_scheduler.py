@@ -117,7 +117,7 @@ def test_requests_that_run_for_the_first_time_are_named_once() -> None:
     named: list[list[str]] = []
     while engine.has_work:
         engine.step(named.append)
-    assert engine._scheduler.num_preemptions > 0
+    assert engine._scheduler.stats.num_preemptions > 0
     assert named == [["a", "b"]]
 
 
@@ -134,7 +134,7 @@ def test_prefix_lookups_and_hits_are_counted_in_tokens() -> None:
     for name in "ab":
         add(engine, name, range(1, 10), max_tokens=1)
         run_to_end(engine)
-    assert (engine._scheduler.prefix_queries, engine._scheduler.prefix_hits) == (18, 8)
+    assert (engine._scheduler.stats.prefix_queries, engine._scheduler.stats.prefix_hits) == (18, 8)
 
 
 def test_what_is_not_looked_up_is_not_counted() -> None:
@@ -143,7 +143,7 @@ def test_what_is_not_looked_up_is_not_counted() -> None:
     add(off, "a", range(1, 10), max_tokens=1)
     for engine in (scored, off):
         run_to_end(engine)
-        assert engine._scheduler.prefix_queries == 0
+        assert engine._scheduler.stats.prefix_queries == 0
 
 
 def test_a_full_prefix_hit_still_computes_one_token() -> None:

@@ -102,7 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def blocks_are_held_by_exactly_the_running_requests(self) -> None:
         requests = self.scheduler._requests.values()
         tables = [request.block_table for request in requests]
-        pool = self.engine._pool
+        pool = self.engine._scheduler._kv._pool
         for block in range(9):
             assert pool.ref_count(block) == sum(table.count(block) for table in tables)
         stats = pool.stats
@@ -120,7 +120,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self._account([update for updates in run_to_end(self.engine).values() for update in updates])
         assert set(self.ended) == set(self.prompts)
-        assert self.engine._pool.stats.held == 0
+        assert self.engine._scheduler.stats.pool.held == 0
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

@@ -28,7 +28,7 @@ def test_requests_get_their_tokens_whatever_the_draft_model_proposes(
     updates = run_to_end(engine)
     for name, prompt in prompts.items():
         assert tokens_of(updates[name]) == expected_tokens(prompt, 12)
-    assert engine._pool.stats.held == 0
+    assert engine._scheduler.stats.pool.held == 0
 
 
 def test_accepted_drafts_save_steps_and_all_are_counted_and_timed() -> None:
@@ -53,7 +53,7 @@ def test_blocks_are_allocated_for_wanted_draft_tokens(block_size: int) -> None:
     run_to_end(engine)
     counts = [batch.num_drafts for batch in batches(engine)]
     assert counts[-6:-1] == [3] * 5
-    assert engine._pool.stats.held == 0
+    assert engine._scheduler.stats.pool.held == 0
 
 
 def test_the_time_of_passes_is_measured() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.assembly import assemble
 from engine.core.batch import Batch, Phase, StepOutput
 from engine.core.config import EngineConfig
 from engine.core.draft import Draft, NoDrafts
@@ -82,7 +83,7 @@ def test_requests_get_their_tokens_whatever_is_drafted(seed: int, block_size: in
     for name, prompt in prompts.items():
         assert tokens_of(updates[name]) == expected_tokens(prompt, 12)
         assert updates[name][-1].finish_reason is FinishReason.LENGTH
-    assert engine._pool.stats.held == 0
+    assert engine._scheduler.stats.pool.held == 0
 
 
 def test_accepted_drafts_can_be_shared_as_a_prefix() -> None:
@@ -104,7 +105,7 @@ def test_a_stop_token_among_accepted_drafts_finishes_the_request(position: int) 
     updates = run_to_end(engine)["a"]
     assert tokens_of(updates) == tokens[: tokens.index(stop) + 1]
     assert (updates[-1].finish_reason, updates[-1].stop_token_id) == (FinishReason.STOP, stop)
-    assert engine._pool.stats.held == 0
+    assert engine._scheduler.stats.pool.held == 0
 
 
 @pytest.mark.parametrize("min_tokens", [0, 8])
@@ -115,7 +116,7 @@ def test_eos_among_accepted_drafts_finishes_the_request_once_it_may(min_tokens: 
     add(engine, "a", prompt, max_tokens=8, ignore_eos=False, min_tokens=min_tokens)
     updates = run_to_end(engine)["a"]
     assert tokens_of(updates) == (tokens[:8] if min_tokens else tokens[: tokens.index(EOS) + 1])
-    assert engine._pool.stats.held == 0
+    assert engine._scheduler.stats.pool.held == 0
 
 
 def test_the_step_after_a_prefill_drafts_nothing() -> None:
@@ -169,7 +170,7 @@ def test_drafts_are_counted() -> None:
 def test_each_request_gets_the_drafter_for_it(fields: dict[str, Any], expected: type) -> None:
     for max_tokens in (0, 3):
         request = Request("a", [1], SamplingParams(), 0.0, **fields)
-        fake_engine(num_speculative_tokens=max_tokens)._admit(request)
+        fake_engine(num_speculative_tokens=max_tokens)._queue(request)
         assert isinstance(request.drafter, expected if max_tokens else NoDrafts)
         assert request.may_speculate == (not isinstance(request.drafter, NoDrafts))
 
@@ -269,13 +270,13 @@ def test_the_steps_of_others_stay_short() -> None:
 
     config = EngineConfig(model="fake", block_size=4, num_speculative_tokens=8)
     new_drafter = chain([oracle_drafters(lambda: True)()], (oracle_drafters()() for _ in range(7))).__next__
-    engine = Engine(config, fake_info(400, 4), TimedRunner(4), clock=lambda: now_s, new_drafter=new_drafter)
+    engine = assemble(config, fake_info(400, 4), TimedRunner(4), clock=lambda: now_s, new_drafter=new_drafter)
     for name in "abcdefgh":
         add(engine, name, [ord(name) % 50], max_tokens=60)
     steps = []
     while engine.has_work:
         steps.append(engine.step().stats.model_s)
     plain_s = 0.034 + 0.004 * 8
-    assert engine._speculation.num_accepted > 0
+    assert engine._scheduler.stats.num_accepted_drafts > 0
     assert max(steps) <= 2 * plain_s  # the first ones, when nothing is known
     assert max(steps[6:]) <= 1.6 * plain_s

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from engine.assembly import assemble
 from engine.core.batch import Batch, StepOutput
 from engine.core.config import EngineConfig
 from engine.core.draft import Draft, Drafter
@@ -39,7 +40,7 @@ def drafting_engine(
 ) -> Engine:
     config = EngineConfig(model="fake", block_size=runner.block_size, **{"num_speculative_tokens": 3, **settings})
     info = fake_info(num_blocks, runner.block_size, has_draft_weights=True)
-    return Engine(config, info, runner, clock=lambda: runner.now_s, new_drafter=new_drafter)
+    return assemble(config, info, runner, clock=lambda: runner.now_s, new_drafter=new_drafter)
 
 
 class SilentDrafter:

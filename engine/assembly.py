@@ -1,0 +1,101 @@
+"""Makes an engine: from settings and a model, or from settings alone, which loads the model."""
+
+import os
+import time
+from collections.abc import Callable
+
+from engine.core.config import EngineConfig, EngineInfo
+from engine.core.draft import Drafter
+from engine.core.marker import Marker
+from engine.core.request import Request
+from engine.engine import Engine, Runner
+from engine.grammar.compiler import Grammars, NoGrammars, load_grammars
+from engine.scheduling.cost.roofline import Roofline
+from engine.scheduling.cost.step_cost import StepCosts
+from engine.scheduling.cost.step_trace import NullTracer, Tracer, open_tracer
+from engine.scheduling.cost.telemetry import Telemetry
+from engine.scheduling.kv_allocator import KVAllocator
+from engine.scheduling.prefill_budget import PrefillPace
+from engine.scheduling.prefix_cache import NullPrefixCache, PrefixCache
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.speculation.draft_length import FastestDraftLength
+from engine.scheduling.speculation.grammar_drafter import GrammarDrafter
+from engine.scheduling.speculation.planner import SpeculationPlanner
+from engine.scheduling.speculation.prompt_lookup import PromptLookup
+
+_MAX_LOGITS = 1 << 26  # of the prompts that a step scores: 256 MB in float32
+
+
+def load_engine(config: EngineConfig, marker: Marker | None = None) -> Engine:
+    """Loads the model and sizes the KV cache. Raises ConfigError or ModelError."""
+    # The kernels use their own threads. Those of torch spin after each job, for 13 ms by default, and would take
+    # the cores from them: they shall spin for about 1 ms.
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    cpus = os.sched_getaffinity(0)
+    from engine.model.setup import load_model_runner  # torch enters the process only here
+
+    # With OMP_PROC_BIND its library has bound this thread to one CPU, where the kernels' threads would follow it.
+    if os.sched_getaffinity(0) != cpus:  # some sandboxes forbid the call
+        os.sched_setaffinity(0, cpus)
+    runner, info = load_model_runner(config)
+    tracer = open_tracer(config.trace)
+    return assemble(config, info, runner, tracer=tracer, marker=marker, grammars=load_grammars(config, info))
+
+
+def assemble(
+    config: EngineConfig,
+    info: EngineInfo,
+    runner: Runner,
+    *,
+    tracer: Tracer | None = None,
+    marker: Marker | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    grammars: Grammars | None = None,
+    new_drafter: Callable[[], Drafter] = PromptLookup,
+) -> Engine:
+    """Makes an engine over a model that is loaded, or over a fake of one. `new_drafter` makes the drafter of one
+    request's text."""
+    costs = StepCosts()
+    return Engine(
+        info,
+        _scheduler(config, info, costs),
+        runner,
+        NoGrammars() if grammars is None else grammars,
+        Telemetry(costs, Roofline(info.size, info.ceilings, info.draft_size), tracer or NullTracer()),
+        new_drafter=_with_grammars(new_drafter) if config.num_speculative_tokens else None,
+        marker=marker,
+        clock=clock,
+    )
+
+
+def _scheduler(config: EngineConfig, info: EngineInfo, costs: StepCosts) -> Scheduler:
+    cache = PrefixCache(config.block_size) if config.enable_prefix_caching else NullPrefixCache()
+    pace = PrefillPace(
+        costs,
+        target_gap_s=config.target_itl_ms / 1000,
+        max_tokens=config.max_num_batched_tokens,
+        max_tokens_per_gap=config.max_prefill_tokens_per_gap,
+        max_scored_tokens=_MAX_LOGITS // info.vocab_size,
+    )
+    return Scheduler(
+        KVAllocator(info.num_blocks, config.block_size, cache),
+        pace,
+        _planner(config, info, costs),
+        max_num_seqs=config.max_num_seqs,
+        eos_token_ids=frozenset(info.eos_token_ids),
+    )
+
+
+def _planner(config: EngineConfig, info: EngineInfo, costs: StepCosts) -> SpeculationPlanner:
+    limits = config.num_speculative_tokens, config.target_itl_ms / 1000
+    return SpeculationPlanner(costs, *limits, None if info.draft_size is None else FastestDraftLength(costs, *limits))
+
+
+def _with_grammars(new_drafter: Callable[[], Drafter]) -> Callable[[Request], Drafter]:
+    """Returns what makes a request's drafter: of its text, and of its grammar if it follows one."""
+
+    def drafter_of(request: Request) -> Drafter:
+        drafter = new_drafter()
+        return GrammarDrafter(request.constraint.forced_tokens, drafter) if request.constraint else drafter
+
+    return drafter_of

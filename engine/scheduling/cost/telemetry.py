@@ -1,0 +1,64 @@
+"""What steps were expected to take, what they took, and what they would take at best: for stats, trace and policy."""
+
+from typing import NamedTuple
+
+from engine.core.batch import Batch
+from engine.core.stats import SchedulerStats, StepStats
+from engine.scheduling.cost.roofline import Roofline
+from engine.scheduling.cost.step_cost import StepCosts
+from engine.scheduling.cost.step_trace import Tracer
+
+
+class StepTimes(NamedTuple):
+    """Seconds of one step by part; all zero for a step that ran nothing or raised."""
+
+    model_s: float = 0.0
+    """From the scheduled batch to its tokens: grammar masks, model and sampler."""
+    drafting_s: float = 0.0
+    """Of the draft model, before that."""
+    predicted_s: float | None = None
+    """Prediction of `model_s`; None before the first step of a phase."""
+
+
+class Telemetry:
+    """Learns from each step what steps cost, and reports it; has no clock of its own."""
+
+    def __init__(self, costs: StepCosts, roofline: Roofline, tracer: Tracer) -> None:
+        """`costs` are those that the scheduling policy plans with."""
+        self._costs = costs
+        self._roofline = roofline
+        self._tracer = tracer
+
+    def predict(self, batch: Batch) -> float | None:
+        """Returns the expected `model_s` of the batch's step; None before the first step of its phase."""
+        return self._costs.predict(batch)
+
+    def observe(self, batch: Batch, model_s: float) -> None:
+        """Learns that the batch, as it ran, took `model_s`."""
+        self._costs.observe(batch, model_s)
+
+    def observe_drafting(self, batch: Batch, drafting_s: float) -> None:
+        """Learns that the draft model took `drafting_s` for the draft tokens of the batch."""
+        self._costs.observe_drafting(batch, drafting_s)
+
+    def record(
+        self, batch: Batch | None, times: StepTimes, scheduler: SchedulerStats, ended_s: float, duration_s: float
+    ) -> StepStats:
+        """Returns the stats of a step that ended, and writes its line of the trace."""
+        floor = self._roofline.floor_of(batch) if batch and times.model_s else None
+        stats = StepStats(
+            phase=batch.phase if batch else None,
+            num_requests=len(batch.requests) if batch else 0,
+            num_tokens=batch.num_tokens if batch else 0,
+            duration_s=duration_s,
+            floor_s=floor.seconds if floor else None,
+            bound=floor.bound if floor else None,
+            **times._asdict(),
+            **scheduler._asdict(),
+        )
+        self._tracer.record(ended_s, batch, stats)
+        return stats
+
+    def close(self) -> None:
+        """Closes the trace."""
+        self._tracer.close()

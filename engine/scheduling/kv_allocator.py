@@ -1,0 +1,101 @@
+"""The KV blocks of requests: every change of a block table happens here; torch-free.
+
+Positions of a running request, from 0 on, as half-open ranges that follow one another:
+
+    [0, c)   computed    KV exists; c = request.num_computed_tokens. A prefix of these may be shared with others.
+    [c, n)   allocated   for the tokens that the request has, n = request.num_tokens, and that a step will compute
+    [n, t)   surplus     for draft tokens of the step at hand; t = block_size * len(request.block_table)
+
+A request without blocks has computed nothing. The scheduler says when blocks are wanted; it never edits a table.
+"""
+
+from dataclasses import dataclass
+
+from engine.core.request import Request
+from engine.core.stats import PoolStats
+from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.prefix_cache import BlockCache
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """Cached blocks that hold the beginning of a request's tokens; valid until any block is allocated or freed."""
+
+    block_ids: tuple[int, ...] = ()
+
+
+class KVAllocator:
+    """Gives blocks to requests, finds their cached prefixes, and takes everything back by one door, `free`."""
+
+    def __init__(self, num_blocks: int, block_size: int, cache: BlockCache) -> None:
+        """Hands out `num_blocks` blocks of `block_size` tokens each."""
+        self._pool = BlockPool(num_blocks, cache)
+        self._cache = cache
+        self._block_size = block_size
+        self.prefix_queries = 0
+        """Tokens that were looked up in the prefix cache, by requests that then got their blocks for the first time."""
+        self.prefix_hits = 0
+        """Of these, the tokens that were found."""
+
+    @property
+    def stats(self) -> PoolStats:
+        return self._pool.stats
+
+    def match(self, request: Request) -> PrefixMatch:
+        """Returns the longest cached prefix of the request's tokens that leaves at least one to compute."""
+        if not self._cache.can_match(request):
+            return PrefixMatch()
+        return PrefixMatch(tuple(self._cache.match(request, (request.num_tokens - 1) // self._block_size)))
+
+    def try_start(self, request: Request, match: PrefixMatch, spare: int) -> bool:
+        """Gives a request that has no blocks those of its prefix and new ones for its other tokens.
+
+        Returns False, and changes nothing, if fewer than `spare` available blocks would be left.
+        """
+        num_new = self._num_blocks(request.num_tokens) - len(match.block_ids)
+        blocks = self._pool.try_allocate(num_new, match.block_ids, spare)
+        if blocks is None:
+            return False
+        request.block_table = blocks
+        request.num_computed_tokens = len(match.block_ids) * self._block_size
+        if request.first_scheduled_s is None:
+            self.prefix_queries += request.num_tokens if self._cache.can_match(request) else 0
+            self.prefix_hits += request.num_computed_tokens
+        return True
+
+    def try_allocate(self, request: Request, num_drafts: int = 0, spare: int = 0) -> bool:
+        """Gives a running request the blocks that its tokens and `num_drafts` draft tokens still lack.
+
+        Returns False, and changes nothing, if fewer than `spare` available blocks would be left.
+        """
+        lacking = self._num_blocks(request.num_tokens + num_drafts) - len(request.block_table)
+        if lacking <= 0:
+            return True
+        blocks = self._pool.try_allocate(lacking, spare=spare)
+        request.block_table += blocks or []
+        return blocks is not None
+
+    def surplus(self, request: Request) -> int:
+        """Returns how many draft tokens the request's blocks have places for, beside all its own tokens."""
+        return len(request.block_table) * self._block_size - request.num_tokens
+
+    def computed(self, request: Request, start: int, end: int) -> None:
+        """Records that a step computed positions [start, end) from the request's own tokens: later requests may find
+        the blocks that became full. KV of rejected draft tokens, at `end` and after it, counts as not computed."""
+        request.num_computed_tokens = end
+        self._cache.insert(request, start // self._block_size, end // self._block_size)
+
+    def trim(self, request: Request) -> None:
+        """Frees the surplus: blocks that only rejected draft tokens needed."""
+        num_needed = self._num_blocks(request.num_tokens)
+        self._pool.release(request.block_table[num_needed:])
+        del request.block_table[num_needed:]
+
+    def free(self, request: Request) -> None:
+        """Takes back all that the request holds, because it ends or is preempted; what is cached can be found again."""
+        self._pool.release(request.block_table)
+        request.block_table = []
+        request.num_computed_tokens = 0
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)

@@ -1,0 +1,138 @@
+"""Block tables change in the allocator alone: it gives enough, its refusals change nothing, and all comes back."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.core.request import Request
+from engine.core.sampling_params import SamplingParams
+from engine.scheduling.kv_allocator import KVAllocator, PrefixMatch
+from engine.scheduling.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 10
+
+
+def request_of(num_tokens: int) -> Request:
+    """Requests of a few texts: one is the beginning of another, or they share nothing."""
+    first = num_tokens % 3
+    return Request("r", [first, *range(1, num_tokens)], SamplingParams(), 0.0)
+
+
+def allocator(cache: BlockCache | None = None) -> KVAllocator:
+    return KVAllocator(NUM_BLOCKS, BLOCK_SIZE, PrefixCache(BLOCK_SIZE) if cache is None else cache)
+
+
+def started(kv: KVAllocator, num_tokens: int) -> Request:
+    request = request_of(num_tokens)
+    assert kv.try_start(request, kv.match(request), spare=0)
+    return request
+
+
+def test_a_match_leaves_a_token_to_compute() -> None:
+    kv = allocator()
+    first = started(kv, 9)
+    kv.computed(first, 0, 9)
+    assert kv.match(request_of(9)) == PrefixMatch(tuple(first.block_table[:2]))
+    other = request_of(12)
+    other.prompt_token_ids = first.prompt_token_ids[:8]
+    assert kv.match(other) == PrefixMatch(tuple(first.block_table[:1]))
+
+
+def test_a_prefix_is_shared_and_counted_once() -> None:
+    kv = allocator()
+    first = started(kv, 9)
+    kv.computed(first, 0, 9)
+    second = started(kv, 9)
+    assert second.num_computed_tokens == 8 and second.block_table[:2] == first.block_table[:2]
+    assert kv.stats.held == 4 and (kv.prefix_queries, kv.prefix_hits) == (18, 8)
+
+
+def test_what_is_freed_is_still_found() -> None:
+    kv = allocator()
+    first = started(kv, 9)
+    kv.computed(first, 0, 9)
+    kv.free(first)
+    assert kv.stats.held == 0 and kv.stats.cached == 2
+    assert started(kv, 9).num_computed_tokens == 8
+
+
+def test_rejected_draft_tokens_are_not_found() -> None:
+    kv = allocator()
+    request = started(kv, 6)
+    assert kv.try_allocate(request, num_drafts=5) and kv.surplus(request) == 6
+    kv.computed(request, 0, 6)  # of eleven positions that the step wrote
+    kv.trim(request)
+    assert len(request.block_table) == 2 and len(kv.match(request_of(12)).block_ids) == 1
+
+
+def test_without_a_cache_nothing_is_found() -> None:
+    kv = allocator(NullPrefixCache())
+    first = started(kv, 9)
+    kv.computed(first, 0, 9)
+    assert kv.match(request_of(9)) == PrefixMatch() and kv.prefix_queries == 0
+
+
+class KVAllocatorMachine(RuleBasedStateMachine):
+    """Requests start, grow, draft, are computed, trimmed and freed in any order."""
+
+    @initialize()
+    def make(self) -> None:
+        self.kv = allocator()
+        self.running: list[Request] = []
+
+    def snapshot(self) -> object:
+        return self.kv.stats, [list(each.block_table) for each in self.running]
+
+    @rule(num_tokens=st.integers(1, 24), spare=st.integers(0, 3))
+    def start(self, num_tokens: int, spare: int) -> None:
+        before, request = self.snapshot(), request_of(num_tokens)
+        if self.kv.try_start(request, self.kv.match(request), spare):
+            assert self.kv.stats.free + self.kv.stats.cached >= spare
+            assert request.num_computed_tokens < request.num_tokens
+            self.running.append(request)
+        else:
+            assert self.snapshot() == before and request.block_table == []
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), num_drafts=st.integers(0, 9), spare=st.integers(0, 2))
+    def decode(self, data: st.DataObject, num_drafts: int, spare: int) -> None:
+        request = data.draw(st.sampled_from(self.running))
+        before = self.snapshot()
+        if not self.kv.try_allocate(request, num_drafts, spare):
+            assert self.snapshot() == before
+            return
+        assert self.kv.surplus(request) >= num_drafts
+        self.kv.computed(request, request.num_computed_tokens, request.num_tokens)
+        self.kv.trim(request)
+        assert len(request.block_table) == -(-request.num_tokens // BLOCK_SIZE)
+        request.output_token_ids.append(7)
+        if self.kv.surplus(request) < 0 and not self.kv.try_allocate(request):
+            self.end(request)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        self.end(data.draw(st.sampled_from(self.running)))
+
+    def end(self, request: Request) -> None:
+        self.kv.free(request)
+        self.running = [each for each in self.running if each is not request]
+        assert (request.block_table, request.num_computed_tokens) == ([], 0)
+
+    @invariant()
+    def blocks_add_up(self) -> None:
+        stats = self.kv.stats
+        assert stats.free + stats.held + stats.cached == NUM_BLOCKS
+        assert stats.held == len({block for each in self.running for block in each.block_table})
+
+    @invariant()
+    def blocks_that_are_still_written_belong_to_one_request(self) -> None:
+        written = [
+            block for each in self.running for block in each.block_table[each.num_computed_tokens // BLOCK_SIZE :]
+        ]
+        assert len(written) == len(set(written))
+
+
+TestKVAllocatorMachine = KVAllocatorMachine.TestCase
+TestKVAllocatorMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
