@@ -114,8 +114,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def the_unfinished_are_exactly_those_not_ended(self) -> None:
         assert set(self.scheduler._requests) == set(self.prompts) - set(self.ended)
-        assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.scheduler._requests)
-        assert self.scheduler.num_running <= 4
+        stats = self.scheduler.stats
+        assert stats.num_running + stats.num_waiting == len(self.scheduler._requests)
+        assert stats.num_running <= 4
 
     def teardown(self) -> None:
         self._account([update for updates in run_to_end(self.engine).values() for update in updates])
