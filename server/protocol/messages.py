@@ -21,10 +21,6 @@ _DEPTH = 2  # parts of Anthropic's tool results have parts
 
 
 class TextPart(WireModel):
-    """A part of text. Other fields reach the chat template, as those of messages do."""
-
-    model_config = ConfigDict(extra="allow")
-
     type: Literal["text"]
     text: Text
 
@@ -127,8 +123,10 @@ class AssistantMessage(_Message):
         for name in ("audio", "function_call"):
             if name in (self.model_extra or {}):
                 raise PydanticCustomError("field", "{name} is not supported", {"name": name})
-        if self.content is None and self.refusal is None and not self.tool_calls:
-            raise PydanticCustomError("content", "An assistant's message needs content, refusal or tool_calls")
+        given = (self.content, self.refusal, self.reasoning_content, self.reasoning)
+        if not self.tool_calls and all(each is None for each in given):
+            message = "An assistant's message needs content, refusal, reasoning_content or tool_calls"
+            raise PydanticCustomError("content", message)
         return self
 
 

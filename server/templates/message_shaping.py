@@ -1,7 +1,7 @@
 """Messages of requests -> messages in the form that a chat template expects, found by reading and probing it."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.core.errors import InvalidParameterError
@@ -10,21 +10,28 @@ from server.protocol.messages import AssistantMessage, Message, MessageToolCall,
 from server.tools.formats import mentions_tools
 
 _PROBE = "pRoBe"
-_PARTS = [{"type": "text", "text": _PROBE}]
 _HELLO = {"role": "user", "content": "Hello"}
-_WITH_SYSTEM = [{"role": "system", "content": _PROBE}, _HELLO]
-_PROBES: dict[str, list[dict[str, Any]]] = {
-    "system": [{"role": "system", "content": _PARTS}, _HELLO],
-    "user": [{"role": "user", "content": _PARTS}],
-    "assistant": [_HELLO, {"role": "assistant", "content": _PARTS}],
-}
 _ID = "123456789"  # as Mistral's templates want it
-_CALL = {"id": _ID, "type": "function", "function": {"name": "f", "arguments": _PROBE}}
-_CALLING: list[dict[str, Any]] = [
-    _HELLO,
-    {"role": "assistant", "content": None, "tool_calls": [_CALL]},
-    {"role": "tool", "tool_call_id": _ID, "content": "Done"},
-]
+_NO_CONTENT: Sequence[Mapping[str, Any]] = ({"content": None}, {"content": ""}, {})
+"""What may stand for the content of a message that has calls only: null, as clients send it, an empty text, or
+nothing."""
+
+
+def _calling(content: Mapping[str, Any], name: str, arguments: Any, result: Any = "Done") -> list[dict[str, Any]]:
+    """Returns a conversation in which a function is called."""
+    call = {"id": _ID, "type": "function", "function": {"name": name, "arguments": arguments}}
+    result_of_call = {"role": "tool", "tool_call_id": _ID, "content": result}
+    return [_HELLO, {"role": "assistant", **content, "tool_calls": [call]}, result_of_call]
+
+
+# A conversation of each role, with this content.
+_SAYING: Mapping[str, Callable[[Any], list[dict[str, Any]]]] = {
+    "system": lambda content: [{"role": "system", "content": content}, _HELLO],
+    "developer": lambda content: [{"role": "developer", "content": content}, _HELLO],
+    "user": lambda content: [{"role": "user", "content": content}],
+    "assistant": lambda content: [_HELLO, {"role": "assistant", "content": content}],
+    "tool": lambda content: _calling({"content": ""}, "f", {}, content),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,9 @@ class TemplateCapabilities:
     supports_system_role: bool = True
     """Whether system messages reach the prompt: some templates refuse them, or leave them out."""
     roles_with_parts: frozenset[str] = frozenset()
-    """Roles whose content may be a list of parts. Most templates would write the list as Python does."""
+    """Roles whose content must be a list of parts: the template does not write a text."""
+    no_content: Mapping[str, Any] = field(default_factory=lambda: {"content": ""})
+    """What stands for the content of a message that has calls only."""
     accepts_malformed_arguments: bool = False
     """Whether a call's arguments may be a string, as which malformed ones are kept."""
 
@@ -57,18 +66,36 @@ class TemplateCapabilities:
     def from_probes(cls, template: ChatTemplate, named_tokens: Mapping[str, str]) -> "TemplateCapabilities":
         """Returns what rendering a few conversations shows of the template."""
         read = cls.from_source(template.source)
+        roles_with_parts = frozenset(role for role in _SAYING if _needs_parts(template, role, named_tokens))
         return replace(
             read,
-            supports_system_role=_PROBE in _render_probe(template, _WITH_SYSTEM, named_tokens),
-            roles_with_parts=frozenset(role for role in _PROBES if _writes_parts(template, role, named_tokens)),
+            supports_system_role="system" in roles_with_parts or _writes_text(template, "system", named_tokens),
+            roles_with_parts=roles_with_parts,
+            no_content=_no_content(template, named_tokens),
             accepts_malformed_arguments=read.accepts_malformed_arguments
-            or _PROBE in _render_probe(template, _CALLING, named_tokens),
+            or any(
+                _PROBE in _render_probe(template, _calling(each, "f", _PROBE), named_tokens) for each in _NO_CONTENT
+            ),
         )
 
 
-def _writes_parts(template: ChatTemplate, role: str, named_tokens: Mapping[str, str]) -> bool:
-    rendered = _render_probe(template, _PROBES[role], named_tokens)
+def _needs_parts(template: ChatTemplate, role: str, named_tokens: Mapping[str, str]) -> bool:
+    """Whether a part's text reaches the prompt, and a text as it is does not."""
+    if _writes_text(template, role, named_tokens):
+        return False
+    rendered = _render_probe(template, _SAYING[role](_as_parts(_PROBE)), named_tokens)
     return _PROBE in rendered and "'type'" not in rendered and '"type"' not in rendered
+
+
+def _writes_text(template: ChatTemplate, role: str, named_tokens: Mapping[str, str]) -> bool:
+    return _PROBE in _render_probe(template, _SAYING[role](_PROBE), named_tokens)
+
+
+def _no_content(template: ChatTemplate, named_tokens: Mapping[str, str]) -> Mapping[str, Any]:
+    """Returns the first of `_NO_CONTENT` with which the template neither fails nor writes Python's None."""
+    rendered = [_render_probe(template, _calling(each, _PROBE, {}), named_tokens) for each in _NO_CONTENT]
+    taken = [(text.count("None"), index) for index, text in enumerate(rendered) if _PROBE in text]
+    return _NO_CONTENT[min(taken)[1]] if taken else {"content": ""}
 
 
 def _render_probe(template: ChatTemplate, messages: list[dict[str, Any]], named_tokens: Mapping[str, str]) -> str:
@@ -80,31 +107,39 @@ def _render_probe(template: ChatTemplate, messages: list[dict[str, Any]], named_
 
 
 def shape_messages(messages: Iterable[Message], capabilities: TemplateCapabilities) -> list[dict[str, Any]]:
+    """Returns the messages for a template. Each content is one text: `in_parts` comes last."""
     return [_shape(message, capabilities) for message in messages]
 
 
+def in_parts(messages: Iterable[dict[str, Any]], capabilities: TemplateCapabilities) -> list[dict[str, Any]]:
+    """Returns the messages with the texts of those roles that need it as one part: some templates read the first
+    only."""
+    return [
+        message | {"content": _as_parts(message["content"])}
+        if message["role"] in capabilities.roles_with_parts and isinstance(message.get("content"), str)
+        else message
+        for message in messages
+    ]
+
+
+def _as_parts(text: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text}]
+
+
 def _shape(message: Message, capabilities: TemplateCapabilities) -> dict[str, Any]:
-    shaped: dict[str, Any] = message.model_dump(exclude_unset=True)
+    shaped: dict[str, Any] = message.model_dump(exclude_unset=True, exclude={"content"})
     if message.role == "developer" and not capabilities.supports_developer_role:
         shaped["role"] = "system"
-    if isinstance(message, AssistantMessage):
-        shaped |= _assistant_fields(message, capabilities)
-    if isinstance(message.content, list) and shaped["role"] not in capabilities.roles_with_parts:
-        shaped["content"] = text_of(message)
-    return shaped
+    if isinstance(message, AssistantMessage) and message.tool_calls:
+        shaped["tool_calls"] = [_call(call, capabilities) for call in message.tool_calls]
+        if message.content is None and not message.refusal:
+            return shaped | capabilities.no_content
+    return shaped | {"content": text_of(message)}
 
 
-def _assistant_fields(message: AssistantMessage, capabilities: TemplateCapabilities) -> dict[str, Any]:
-    """Returns calls with their arguments as objects, and content even if it is null, for templates that test it."""
-    fields: dict[str, Any] = {}
-    if message.content is None:
-        fields["content"] = message.refusal
-    if message.tool_calls:
-        fields["tool_calls"] = [
-            call.model_dump() | {"function": {"name": call.function.name, "arguments": _arguments(call, capabilities)}}
-            for call in message.tool_calls
-        ]
-    return fields
+def _call(call: MessageToolCall, capabilities: TemplateCapabilities) -> dict[str, Any]:
+    """Returns the call with its arguments as an object."""
+    return call.model_dump() | {"function": {"name": call.function.name, "arguments": _arguments(call, capabilities)}}
 
 
 def _arguments(call: MessageToolCall, capabilities: TemplateCapabilities) -> dict[str, Any] | str:
@@ -117,7 +152,7 @@ def _arguments(call: MessageToolCall, capabilities: TemplateCapabilities) -> dic
 
 
 def text_of(message: Message) -> str:
-    """Returns the text parts, a line each; the refusal of an assistant's message without content."""
+    """Returns the text of all parts, a line each; the refusal of an assistant's message without content."""
     match message.content:
         case str(text):
             return text

@@ -10,7 +10,7 @@ from server.core.errors import BadRequestError
 from server.core.prompts import EncodedPrompt
 from server.core.tokenizer_protocol import Tokenizer
 from server.protocol.chat import ConversationParams
-from server.templates.message_shaping import TemplateCapabilities, shape_messages
+from server.templates.message_shaping import TemplateCapabilities, in_parts, shape_messages
 from server.tools.dialect import Dialect, DialectSettings
 from server.tools.formats import JSON
 from server.tools.prompt_fallback import calls_as_text, describe_tools
@@ -116,7 +116,7 @@ def _conversation(params: ConversationParams, capabilities: TemplateCapabilities
     if tools is not None and not capabilities.supports_tools:
         messages, tools = describe_tools(messages, tools, spelling, capabilities.supports_system_role), None
     return Conversation(
-        messages=messages,
+        messages=in_parts(messages, capabilities),
         tools=tools,
         documents=params.documents,
         add_generation_prompt=params.opens_turn,

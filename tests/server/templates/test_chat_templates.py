@@ -38,7 +38,7 @@ class TestTemplates:
     def test_kwargs_cannot_stand_in_for_fields(self, server: LiveServer, name: str) -> None:
         assert error_of(server.chat("Hi", chat_template_kwargs={name: []}))["param"] == "chat_template_kwargs"
 
-    def test_parts_and_roles_reach_those_that_know_them(self) -> None:
+    def test_roles_reach_those_that_know_them_and_texts_those_that_take_no_parts(self) -> None:
         template = """
         {%- for m in messages %}{{ m.role }}:
         {%- if m.role == 'user' %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% else %}{{ m.content }}{% endif %}
@@ -48,7 +48,7 @@ class TestTemplates:
         with live_server(FakeBackend(chat_templates={"default": template})) as server:
             server.chat(messages, max_tokens=1)
             prompt = bytes(server.engine.requests[0].prompt_token_ids).decode()
-        assert prompt == "developer:a\nb!user:<a><b>assistant:a\nb"
+        assert prompt == "developer:a\nb!user:<a\nb>assistant:a\nb"
 
     def test_naming_developers_in_a_text_is_not_to_know_the_role(self) -> None:
         template = "You help developers.{{ messages[0].role }}"
