@@ -18,7 +18,7 @@ from engine.runner.loaded_model import LoadedModel
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import add, run_to_end
 from tests.engine.scheduling.speculation.prophets import OracleDrafter
-from tests.engine.tiny_models import VOCAB_SIZE, tiny_engine
+from tests.engine.tiny_models import VOCAB_SIZE, WIDE, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -131,6 +131,26 @@ def test_a_quantized_model_gives_the_same_answer_bit_for_bit_too(
     architecture: str, dtype: str, quantization: str, tiny_model: Callable[..., LoadedModel]
 ) -> None:
     assert_the_same_however_it_runs(tiny_model(architecture, dtype, quantization), PARAMS["filtered"])
+
+
+@pytest.mark.parametrize(
+    ("quantization", "dtype"), [("none", "float32"), ("none", "bfloat16"), ("int8", "bfloat16"), ("int4", "bfloat16")]
+)
+def test_a_wide_model_gives_the_same_answer_bit_for_bit_too(
+    dtype: str, quantization: str, tiny_model: Callable[..., LoadedModel]
+) -> None:
+    """Holds of products over several panels, pieces of K and groups of 256."""
+    assert_the_same_however_it_runs(tiny_model(WIDE, dtype, quantization), PARAMS["filtered"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_a_wide_model_gives_the_same_answer_with_every_parameter(
+    dtype: str, quantization: str, params: dict[str, Any], tiny_model: Callable[..., LoadedModel]
+) -> None:
+    assert_the_same_however_it_runs(tiny_model(WIDE, dtype, quantization), params)
 
 
 def assert_the_same_however_it_runs(model: LoadedModel, params: dict[str, Any]) -> None:

@@ -111,9 +111,10 @@ def make_config(name: str) -> PreTrainedConfig:
 
 
 def make_checkpoint(name: str, directory: Path, std: float = 0.3) -> Path:
-    """A checkpoint of random weights, no two norms alike; `std` is that of models 32 wide, wider ones have less.
+    """Writes a checkpoint of random weights, no two norms alike; returns its path.
 
-    By default weights are so large that attention, experts and windows all matter to the chosen tokens, and that
+    `std` is the standard deviation of weights in models 32 wide; wider ones have less, so that their products vary as
+    much. By default weights are so large that attention, experts and windows all matter to the chosen tokens, and that
     rounding errors grow from layer to layer.
     """
     torch.manual_seed(7)
@@ -146,7 +147,10 @@ class ReferenceModel:
 
     @torch.inference_mode()
     def smallest_margin(self, prompt: list[int], tokens: list[int]) -> float:
-        """By how much the likeliest token leads at least where `tokens` follow the prompt, by how much logits vary."""
+        """Returns the smallest lead of a likeliest token over the second one, in standard deviations of logits.
+
+        Positions are those where `tokens` follow the prompt.
+        """
         logits = self.model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
         first, second = logits.topk(2).values.unbind(1)
         return float((first - second).min() / logits.std())
