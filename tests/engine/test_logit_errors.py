@@ -1,0 +1,103 @@
+"""Logits of every architecture in each format are as close to those of transformers in float32 as was measured."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from engine.runner.loaded_model import LoadedModel
+from tests.engine.logit_errors import reference_logits, relative_error, runner_logits, sequences
+from tests.engine.tiny_models import ARCHITECTURES, WIDE, load_reference, load_tiny, make_checkpoint
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STD = 0.12  # of weights: so small that errors do not grow from layer to layer until all is noise
+FORMATS = {"bfloat16": "none", "int8": "int8", "int4": "int4"}  # -> quantization, all of them with bfloat16 activations
+HEADROOM = 1.5
+FLOAT32_ERROR = 3e-6  # measured: 0.2e-6 to 1.5e-6
+DRAWS = (3, 4, 5)  # seeds of the sequences; `make test` takes the first
+# The largest relative RMS error of all draws, measured with AVX2. The reference computes in float32 with the float32
+# weights of the checkpoint, so what bfloat16 rounds of weights is an error, too.
+MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the order of FORMATS
+    "llama": (0.014, 0.028, 0.29),
+    "qwen2": (0.012, 0.028, 0.26),
+    "qwen3": (0.014, 0.031, 0.28),
+    "mistral": (0.012, 0.024, 0.21),
+    "gemma2": (0.013, 0.027, 0.27),
+    "gemma3": (0.015, 0.035, 0.29),
+    "phi3": (0.013, 0.025, 0.28),
+    "gpt2": (0.0079, 0.017, 0.17),
+    "gpt_neox": (0.0065, 0.014, 0.12),
+    "starcoder2": (0.01, 0.02, 0.2),
+    "starcoder2_mqa": (0.007, 0.014, 0.14),
+    "mixtral": (0.088, 0.085, 0.3),
+    "qwen3_moe": (0.019, 0.035, 0.26),
+    "gpt_oss": (0.044, 0.079, 0.27),
+    "deepseek_v3": (0.066, 0.12, 0.38),
+    "opt": (0.0077, 0.016, 0.15),
+    "olmo2": (0.018, 0.038, 0.39),
+    "granite": (0.023, 0.044, 0.4),
+    "cohere": (0.011, 0.024, 0.23),
+    "stablelm": (0.014, 0.03, 0.3),
+    "smollm3": (0.014, 0.028, 0.29),
+    "wide": (0.013, 0.033, 0.28),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    directory = tmp_path_factory.mktemp("checkpoints")
+    return cache(lambda architecture: make_checkpoint(architecture, directory, STD))
+
+
+@pytest.fixture(scope="module")
+def truth(checkpoint: Callable[[str], Path]) -> Callable[[str, int], list[Tensor]]:
+    reference = cache(lambda architecture: load_reference(checkpoint(architecture)))
+    return cache(lambda architecture, draw: reference_logits(reference(architecture), token_ids(architecture, draw)))
+
+
+def token_ids(architecture: str, draw: int) -> list[list[int]]:
+    """Returns sequences of several chunks; the wide model's longest chunk has more rows than one task of a kernel."""
+    return sequences((230, 40, 17) if architecture == WIDE else (60, 41, 17), draw)
+
+
+def error_of(model: LoadedModel, architecture: str, draw: int, truth: Callable[[str, int], list[Tensor]]) -> float:
+    logits = runner_logits(model, token_ids(architecture, draw), chunk=200 if architecture == WIDE else 11)
+    return relative_error(logits, truth(architecture, draw))
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, WIDE])
+def test_logits_err_as_little_as_measured(
+    architecture: str, checkpoint: Callable[[str], Path], truth: Callable[[str, int], list[Tensor]]
+) -> None:
+    for quantization, measured in zip(FORMATS.values(), MEASURED[architecture], strict=True):
+        model = load_tiny(checkpoint(architecture), "bfloat16", quantization)
+        assert error_of(model, architecture, DRAWS[0], truth) <= HEADROOM * measured, quantization
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, WIDE])
+def test_logits_of_other_sequences_err_as_little_as_measured(
+    architecture: str, checkpoint: Callable[[str], Path], truth: Callable[[str, int], list[Tensor]]
+) -> None:
+    for quantization, measured in zip(FORMATS.values(), MEASURED[architecture], strict=True):
+        model = load_tiny(checkpoint(architecture), "bfloat16", quantization)
+        errors = [error_of(model, architecture, draw, truth) for draw in DRAWS]
+        assert measured / HEADROOM <= max(errors) <= HEADROOM * measured, quantization
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, WIDE])
+def test_float32_errs_by_summation_order_alone(
+    architecture: str, checkpoint: Callable[[str], Path], truth: Callable[[str, int], list[Tensor]]
+) -> None:
+    model = load_tiny(checkpoint(architecture), "float32")
+    assert error_of(model, architecture, DRAWS[0], truth) <= FLOAT32_ERROR
+
+
+def test_the_documented_errors_are_those_measured() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = [f"| {name} | {' | '.join(map(str, errors))} |" for name, errors in MEASURED.items()]
+    assert [row for row in rows if row not in page] == []
