@@ -11,8 +11,9 @@ from functools import partial
 from typing import TypeVar
 
 from engine.client.admission import AdmissionControl, AdmissionLimits
-from engine.client.interface import EngineObserver, GenerationRequest, NullObserver, Tenant, observe_output
+from engine.client.interface import GenerationRequest, Tenant
 from engine.client.live_request import LiveRequest, timed_update
+from engine.client.observer import EngineObserver, GuardedObserver, NullObserver, observe_output
 from engine.client.request_inspector import RequestInspector
 from engine.client.request_registry import RequestRegistry
 from engine.client.request_timeouts import RequestTimeouts
@@ -69,10 +70,9 @@ class AsyncEngine:
         `max_silence_s` counts as hung, and is killed. At most `max_restarts` in a row may be fruitless: see
         `RestartPolicy`."""
         self._table = table
-        self._observer = observer or NullObserver()
-        self._admission = AdmissionControl(
-            limits or AdmissionLimits(), config.max_num_seqs, config.max_num_batched_tokens
-        )
+        self._observer = GuardedObserver(observer or NullObserver())
+        limits = limits or AdmissionLimits()
+        self._admission = AdmissionControl(limits, config.max_num_seqs, config.max_num_batched_tokens)
         self._numbers = itertools.count()
         self._unsent_aborts: list[str] = []
         self._info: EngineInfo | None = None
@@ -172,10 +172,9 @@ class AsyncEngine:
         engine_id = f"{request.group_id or request.request_id}/{next(self._numbers)}"
         live = LiveRequest(request, engine_id, self._table, place)
         limit_s = self._admission.queue_limit_s(request.max_queue_s)
+        expire = partial(self._expire, live)
         leave_queue = partial(live.leave_queue, limit_s)
-        live.timeouts = RequestTimeouts(
-            request, limit_s, lambda: self._expire(live, leave_queue), lambda: self._expire(live, live.expire)
-        )
+        live.timeouts = RequestTimeouts(request, limit_s, partial(expire, leave_queue), partial(expire, live.expire))
         if not self._registry:
             self._watchdog.reset()
         self._registry.add(live)
@@ -268,12 +267,13 @@ class AsyncEngine:
         self._fail(error)
 
     def _on_step(self, step: StepUpdate) -> None:
+        """Hands the step's tokens on, and then reports its numbers."""
         self._has_answered |= bool(step.updates)
+        for update in step.updates:
+            self._registry.put(update.request_id, timed_update(update, step.time_s))
         if self._supervisor.is_up:  # the last statistics of a dead engine are outdated
             self._last_stats = step.stats
             self._observer.on_step(step.stats)
-        for update in step.updates:
-            self._registry.put(update.request_id, timed_update(update, step.time_s))
 
     def _report_pause(self) -> None:
         """Report to the observer, while no engine process is up, that all requests wait and no block is held."""

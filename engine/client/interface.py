@@ -10,10 +10,9 @@ from typing import Protocol
 
 from engine.core.config import EngineInfo
 from engine.core.outputs import RequestOutput
-from engine.core.request import FinishReason
 from engine.core.request_snapshot import RequestSnapshot
 from engine.core.sampling_params import SamplingParams
-from engine.core.stats import QueueStats, RequestTimings, StepStats
+from engine.core.stats import QueueStats, StepStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,61 +124,3 @@ class EngineClient(Protocol):
         for one at its deadline, a last output with the tokens received so far, finished by LENGTH and the stop reason
         "abort"; it raises RequestAbortedError for a request that has none.
         """
-
-
-class EngineObserver(Protocol):
-    """Receives numbers as they arise, on the event loop. Must not block or raise."""
-
-    def on_step(self, stats: StepStats) -> None: ...
-
-    def on_restart(self) -> None:
-        """The engine process died, and a new one is started. Its steps count from 0 again."""
-
-    def on_prompt(self, timings: RequestTimings, num_tokens: int) -> None:
-        """Called once per request whose prompt was computed: with its first token, or without one with its end. The
-        tokens are 0 where they were counted for another answer to the same prompt."""
-
-    def on_first_token(self, ttft_s: float) -> None:
-        """Called once per request that got a token."""
-
-    def on_tokens(self, num_tokens: int, gap_s: float | None) -> None:
-        """Called with each output of `generate` that has tokens. `gap_s` is the time since the previous token, None for
-        the first."""
-
-    def on_finish(self, reason: FinishReason, timings: RequestTimings | None) -> None:
-        """Called exactly once per admitted request; timings is None if it never got a token."""
-
-
-def observe_output(
-    observer: EngineObserver, request: GenerationRequest, output: RequestOutput, gap_s: float | None
-) -> None:
-    """Report an output of `generate` to the observer. `gap_s` is the time since the request's previous token."""
-    is_first = len(output.token_ids) == output.num_output_tokens
-    if is_first and output.timings is not None:
-        observer.on_prompt(output.timings, 0 if request.repeats_prompt else output.num_prompt_tokens)
-        if output.token_ids:
-            observer.on_first_token(output.timings.ttft_s)
-    if output.token_ids:
-        observer.on_tokens(len(output.token_ids), gap_s)
-
-
-class NullObserver:
-    """Observes nothing."""
-
-    def on_step(self, stats: StepStats) -> None:
-        pass
-
-    def on_restart(self) -> None:
-        pass
-
-    def on_prompt(self, timings: RequestTimings, num_tokens: int) -> None:
-        pass
-
-    def on_first_token(self, ttft_s: float) -> None:
-        pass
-
-    def on_tokens(self, num_tokens: int, gap_s: float | None) -> None:
-        pass
-
-    def on_finish(self, reason: FinishReason, timings: RequestTimings | None) -> None:
-        pass

@@ -38,7 +38,8 @@ class BrokenLinkError(Exception):
 class ServerLink:
     """The server's end, for the event loop's thread. Each message is passed to `on_message` as it arrives.
 
-    After a broken message, which is reported to `on_broken`, nothing is passed on any more.
+    After a message that is broken, or that its handler fails on, which `on_broken` hears of, nothing is passed on any
+    more.
     """
 
     def __init__(self, on_message: Callable[[FromEngine], None], on_broken: Callable[[BrokenLinkError], None]) -> None:
@@ -93,16 +94,21 @@ class ServerLink:
         while not self._is_closed:
             try:
                 message = self._frames.unpack()
+                if message is None:
+                    return
+                self._handle(message)
             except BrokenLinkError as error:
                 self.close()
                 self._on_broken(error)
-                return
-            if message is None:
-                return
-            try:
-                self._on_message(message)
-            except Exception:
-                logger.exception("handling a message from the engine failed")
+
+    def _handle(self, message: FromEngine) -> None:
+        """Raises BrokenLinkError if the handler fails: some of the message's tokens may not have arrived, and only
+        another engine process can send them once more."""
+        try:
+            self._on_message(message)
+        except Exception as error:
+            logger.exception("handling a message from the engine failed")
+            raise BrokenLinkError(f"A message from the engine could not be handled: {error!r}") from error
 
     def close(self) -> None:
         """Idempotent; unsent messages are dropped."""

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from engine.checkpoint.hub import look_for_hub, pinned
 from engine.checkpoint.local import check_checkpoint, checkpoint_fingerprint, is_local
-from engine.client.interface import EngineClient, EngineObserver
+from engine.client.interface import EngineClient
+from engine.client.observer import EngineObserver
 from engine.client.tenant_quotas import max_tenant_places, max_tenant_tokens
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError

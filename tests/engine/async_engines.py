@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.client.async_engine import AsyncEngine
-from engine.client.interface import GenerationRequest, NullObserver
+from engine.client.interface import GenerationRequest
+from engine.client.observer import NullObserver
 from engine.core.config import EngineConfig
 from engine.core.errors import TwostepError
 from engine.core.outputs import RequestOutput

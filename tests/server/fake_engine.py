@@ -6,7 +6,8 @@ import zlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
-from engine.client.interface import EngineObserver, GenerationRequest, NullObserver, Tenant, observe_output
+from engine.client.interface import GenerationRequest, Tenant
+from engine.client.observer import EngineObserver, NullObserver, observe_output
 from engine.core.batch import Phase, TokenLogprobs
 from engine.core.config import EngineInfo
 from engine.core.errors import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from engine.client.interface import EngineObserver
+from engine.client.observer import EngineObserver
 from engine.grammar.checker import GrammarChecker
 from server.app import create_app
 from server.listener import listen

@@ -33,6 +33,28 @@ def test_streams_go_on_where_the_engine_died(signal_number: int) -> None:
     asyncio.run(check())
 
 
+def test_no_token_is_lost_when_a_step_cannot_be_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step's tokens reach some requests and not the others; the next engine process makes those once more."""
+
+    async def check() -> None:
+        watcher = Watcher()
+        async with running(observer=watcher) as engine:
+            tasks = streams(engine, 4)
+            await eventually(lambda: watcher.num_tokens > 20)
+            put, failures = engine._registry.put, iter([False, True])
+
+            def put_once_less(*args: Any) -> None:
+                if next(failures, False):
+                    raise ValueError("a bug")
+                put(*args)
+
+            monkeypatch.setattr(engine._registry, "put", put_once_less)
+            assert await all_tokens(tasks) == expected(4)
+            assert watcher.num_restarts == 1
+
+    asyncio.run(check())
+
+
 def test_an_engine_may_die_many_times_while_streams_get_on() -> None:
     async def check() -> None:
         watcher = Watcher()

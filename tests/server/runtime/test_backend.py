@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import engine as engine_package
-from engine.client.interface import NullObserver
+from engine.client.observer import NullObserver
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import ConfigError, ModelError
 from server.runtime.backend import backend_opener
