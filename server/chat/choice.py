@@ -23,6 +23,8 @@ class ChatChoice:
         self._request = request
         self._reader = reader
         self._is_first = True
+        self._unsent: list[RequestOutput] = []
+        """Outputs since the last chunk: their tokens are in the next one."""
         self._logprobs = (
             None
             if request.num_logprobs is None
@@ -30,24 +32,24 @@ class ChatChoice:
         )
 
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
-        """Returns the chunk of a step's tokens and, behind the last, one of an empty delta with the finish reason; only
-        the latter when the last token adds nothing, as EOS does."""
+        """Returns nothing while text is held back, except the role in the choice's first chunk. Behind the chunk of the
+        last text comes one of an empty delta with the finish reason; only that when the last token adds nothing, as EOS
+        does."""
         role = {"role": "assistant"} if self._is_first else {}
         parts = self._parts(output)
+        self._unsent.append(output)
+        chunks = [self._chunk({**role, **delta_of(parts)})] if role or parts else []
         if output.finish_reason is None:
-            return [self._chunk({**role, **delta_of(parts)}, output)]
-        ending = self._ending(output, output.finish_reason)
-        if not role and not parts:
-            return [self._chunk({}, output) | ending]
-        empty = {"index": self._index, "delta": {}, "logprobs": None}
-        return [self._chunk({**role, **delta_of(parts)}, output), empty | ending]
+            return chunks
+        last = {"index": self._index, "delta": {}, "logprobs": None} if chunks else self._chunk({})
+        return [*chunks, last | self._ending(output, output.finish_reason)]
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Returns the choice with its whole message."""
         message = message_of([part for output in outputs for part in self._parts(output)])
         joined = join_outputs(outputs)
         assert joined.finish_reason is not None
-        choice = {"index": self._index, "message": message, **self._tokens(joined)}
+        choice = {"index": self._index, "message": message, **self._tokens([joined])}
         return choice | self._ending(joined, joined.finish_reason)
 
     def _parts(self, output: RequestOutput) -> list[Part]:
@@ -57,16 +59,16 @@ class ChatChoice:
         self._is_first = False
         return parts + self._reader.read(output)
 
-    def _chunk(self, delta: dict[str, Any], output: RequestOutput) -> dict[str, Any]:
-        return {"index": self._index, "delta": delta, **self._tokens(output)}
+    def _chunk(self, delta: dict[str, Any]) -> dict[str, Any]:
+        outputs, self._unsent = self._unsent, []
+        return {"index": self._index, "delta": delta, **self._tokens(outputs)}
 
-    def _tokens(self, output: RequestOutput) -> dict[str, Any]:
-        fields: dict[str, Any] = {
-            "logprobs": None if self._logprobs is None else self._logprobs.format(output.logprobs),
-            "finish_reason": None,
-        }
+    def _tokens(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        fields: dict[str, Any] = {"logprobs": None, "finish_reason": None}
+        if self._logprobs is not None:
+            fields["logprobs"] = self._logprobs.format([score for output in outputs for score in output.logprobs])
         if self._request.return_token_ids:
-            fields["token_ids"] = list(output.token_ids)
+            fields["token_ids"] = [token_id for output in outputs for token_id in output.token_ids]
         return fields
 
     def _ending(self, output: RequestOutput, reason: FinishReason) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class ChatLogprobsFormatter:
 
     def format(self, scores: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """Returns the logprobs as an iterator: entries are made when they are encoded."""
-        return {"content": (self._entry(score) for score in scores)}
+        return {"content": (self._entry(score) for score in scores), "refusal": None}
 
     def _entry(self, score: TokenLogprobs) -> dict[str, Any]:
         top = [self._scored(token_id, logprob) for token_id, logprob in score.top[: self._num_top]]

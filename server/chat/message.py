@@ -8,7 +8,7 @@ from server.tools.message_parts import Content, Part, Reasoning, ToolCall
 
 
 def delta_of(parts: Sequence[Part]) -> dict[str, Any]:
-    """Returns the delta of one step's parts. Tokens whose text is empty, or held back, are a delta of empty content."""
+    """Returns the delta of one step's parts. Without any, it is one of empty content."""
     match parts:
         case [Content(text)]:  # the usual one, once per step
             return {"content": text}

@@ -18,7 +18,8 @@ class StreamedChoice(Protocol):
     """Formats the outputs of one generation, in their order."""
 
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
-        """Returns what the output adds to its choice, one entry of `choices` per event. Never empty."""
+        """Returns what the output adds to its choice, one entry of `choices` per event: at least one for the first
+        output and for the last."""
 
 
 FirstEventFields = Callable[[RequestOutput], Mapping[str, Any]]
@@ -55,8 +56,8 @@ class GenerationStream:
         self._record = record
         self._first_event_fields = first_event_fields
         self._head = EventHead(plan.head)
-        self._include_usage = options is not None and options.include_usage
-        self._continuous_usage = options is not None and options.continuous_usage_stats
+        self._include_usage = options is not None and options.include_usage is True
+        self._continuous_usage = options is not None and options.sends_usage_so_far
 
     async def events(
         self, first: IndexedOutput, outputs: AsyncGenerator[IndexedOutput, None]
@@ -65,7 +66,8 @@ class GenerationStream:
         try:
             yield await self._events_of(first, self._first_event_fields(first[1]))
             async for indexed_output in outputs:
-                yield await self._events_of(indexed_output, {})
+                if events := await self._events_of(indexed_output, {}):
+                    yield events
             if self._include_usage:
                 usage = self._counter.usage()
                 yield self._head.event([], usage=usage, metrics=usage_metrics(self._counter.timings()))
@@ -77,17 +79,16 @@ class GenerationStream:
     async def _events_of(self, indexed_output: IndexedOutput, first_fields: Mapping[str, Any]) -> bytes:
         index, output = indexed_output
         self._counter.add(index, output)
-        *choices, last = self._choices[index].chunks(output)
-        ending = {}
+        choices = self._choices[index].chunks(output)
+        beside: list[dict[str, Any]] = [{} for _ in choices]
+        if first_fields:
+            beside[0] |= first_fields
         if output.is_finished and output.timings is not None:
-            ending["timings"] = self._counter.timings_of(index)
-        events = b""
-        for choice in choices:
-            events += await self._event(output, choice, **first_fields)
-            first_fields = {}
-        return events + await self._event(output, last, **first_fields, **ending)
+            beside[-1]["timings"] = self._counter.timings_of(index)
+        events = [await self._event(output, *each) for each in zip(choices, beside, strict=True)]
+        return b"".join(events)
 
-    async def _event(self, output: RequestOutput, choice: dict[str, Any], **extra: Any) -> bytes:
+    async def _event(self, output: RequestOutput, choice: dict[str, Any], extra: Mapping[str, Any]) -> bytes:
         if output.prompt_logprobs is None:
             return self._head.event([choice], **self._usage_so_far(), **extra)
         return await self._head.chunked_event([choice], **self._usage_so_far(), **extra)

@@ -95,6 +95,7 @@ class TokenLogprob(TopLogprob):
 
 class ChatLogprobs(BaseModel):
     content: list[TokenLogprob]
+    refusal: None
 
 
 class CalledFunction(BaseModel):

@@ -22,11 +22,13 @@ MAX_CHOICES = 128
 
 
 class StreamOptions(ClosedModel):
-    include_usage: bool = False
-    """Sends the token counts in a last chunk without choices."""
-    continuous_usage_stats: bool = False
-    """Sends the token counts so far in every chunk."""
+    include_usage: bool | None = Field(None, description="Sends token counts in a last chunk; with false, in none.")
+    continuous_usage_stats: bool = Field(False, description="Sends the token counts so far in every chunk.")
     include_obfuscation: Literal[False] = Field(False, description="Chunks are never padded.")
+
+    @property
+    def sends_usage_so_far(self) -> bool:
+        return self.continuous_usage_stats and self.include_usage is not False
 
 
 class SamplingFields(RequestFields):

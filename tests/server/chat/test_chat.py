@@ -76,10 +76,42 @@ class TestShape:
         assert deltas_of(chunks_of(server.chat("Hi", stream=True))) == [{"role": "assistant", "content": ""}, {}]
         assert server.chat("Hi").json()["choices"][0]["message"]["content"] == ""
 
-    def test_text_held_back_is_a_delta_of_nothing(self, server: LiveServer) -> None:
-        server.engine.rule = saying("€b")
+    def test_nothing_is_sent_while_text_is_held_back(self, server: LiveServer) -> None:
+        server.engine.rule = saying("a€b")
         deltas = deltas_of(chunks_of(server.chat("Hi", stream=True)))
-        assert [delta.get("content") for delta in deltas] == ["", "", "€", "b", None]
+        assert deltas == [{"role": "assistant", "content": "a"}, {"content": "€"}, {"content": "b"}, {}]
+
+    def test_the_role_does_not_wait_for_text(self, server: LiveServer) -> None:
+        server.engine.rule = saying("€")
+        assert deltas_of(chunks_of(server.chat("Hi", stream=True))) == [
+            {"role": "assistant", "content": ""},
+            {"content": "€"},
+            {},
+        ]
+
+    def test_a_chunk_has_all_tokens_since_the_one_before(self, server: LiveServer) -> None:
+        server.engine.rule = saying("a€")
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        parameters = {"logprobs": True, "return_token_ids": True, "stream_options": options}
+        *chunks, _ = chunks_of(server.chat("Hi", stream=True, **parameters))
+        choices = [chunk["choices"][0] for chunk in chunks]
+        assert [choice["token_ids"] for choice in choices] == [[97], list("€".encode()), [EOS]]
+        assert [[each["bytes"] for each in choice["logprobs"]["content"]] for choice in choices] == [
+            [[97]],
+            [[byte] for byte in "€".encode()],
+            [list(b"</s>")],
+        ]
+        assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 4, 5]
+
+    def test_tokens_of_a_text_that_never_comes_are_in_the_last_chunk(self, server: LiveServer) -> None:
+        server.engine.rule = saying("ab<")
+        parameters = {"stop": ["b<>"], "return_token_ids": True}
+        chunks = chunks_of(server.chat("Hi", stream=True, **parameters))
+        assert deltas_of(chunks) == [{"role": "assistant", "content": "a"}, {"content": "b<"}, {}]
+        server.engine.rule = saying("ab<>")
+        chunks = chunks_of(server.chat("Hi", stream=True, **parameters))
+        assert [chunk["choices"][0]["token_ids"] for chunk in chunks] == [[97], list(b"b<>")]
+        assert deltas_of(chunks) == [{"role": "assistant", "content": "a"}, {}] and "timings" in chunks[-1]
 
     def test_each_choice_has_its_own_beginning_and_end(self, server: LiveServer) -> None:
         server.engine.delay_s = 0.001
@@ -165,6 +197,7 @@ class TestLogprobs:
     def test_one_entry_per_token_with_its_bytes(self, server: LiveServer) -> None:
         server.engine.rule = saying("é")
         choice = server.chat("Hi", logprobs=True, top_logprobs=1).json()["choices"][0]
+        assert choice["logprobs"].keys() == {"content", "refusal"} and choice["logprobs"]["refusal"] is None
         top = [{"token": "a", "logprob": -0.5, "bytes": [97]}]
         entries = choice["logprobs"]["content"]
         assert entries[0] == {"token": "bytes:\\xc3", "logprob": -49.5, "bytes": [0xC3], "top_logprobs": top}
@@ -208,6 +241,23 @@ def test_usage_is_sent_last_and_only_if_asked(server: LiveServer) -> None:
     *chunks, last = chunks_of(server.chat("Hi", max_tokens=3, stream=True, stream_options={"include_usage": True}))
     assert last["choices"] == [] and last["usage"] == server.chat("Hi", max_tokens=3).json()["usage"]
     assert all(chunk["usage"] is None for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    ("options", "sent"),
+    [
+        ({"continuous_usage_stats": True}, [1, 2, 2]),
+        ({"continuous_usage_stats": True, "include_usage": True}, [1, 2, 2, 2]),
+        ({"continuous_usage_stats": True, "include_usage": None}, [1, 2, 2]),
+        ({"continuous_usage_stats": True, "include_usage": False}, []),
+        ({"include_usage": False}, []),
+    ],
+)
+def test_usage_so_far_is_not_sent_to_those_who_want_none(
+    server: LiveServer, options: dict[str, Any], sent: list[int]
+) -> None:
+    chunks = chunks_of(server.chat("Hi", max_tokens=2, stream=True, stream_options=options))
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks if "usage" in chunk] == sent
 
 
 def test_headers_are_those_of_completions(server: LiveServer) -> None:
