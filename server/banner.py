@@ -45,7 +45,8 @@ def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
     kv_mib = info.kv_cache_bytes / 2**20
     rows = {
         "model": f"{', '.join(settings.model_names)} ({info.architecture}, {info.weight_bytes / 2**20:,.0f} MiB)",
-        "engine": f"{info.dtype} on {info.device}; attention: {info.attention}; linear: {info.linear}",
+        "engine": f"{info.dtype} on {info.device}; forward pass: {info.forward}; "
+        f"attention: {info.attention}; linear: {info.linear}",
         "memory": f"{info.num_blocks:,} KV blocks of {info.block_size} tokens = {info.kv_capacity_tokens:,} tokens "
         f"({kv_mib:,.0f} MiB); context {info.max_model_len:,}",
         "drafts": _drafts(settings, info),

@@ -93,6 +93,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the attention backend in use."""
     linear: str
     """Name of the GEMM backend of linear layers in use."""
+    forward: str
+    """What computes a step: `kernels`, in one call into C++, or `transformers`, by the model's own code there."""
     vocab_size: int
     max_model_len: int
     """Longest prompt + output, in tokens: a context of that length fits into the KV cache."""

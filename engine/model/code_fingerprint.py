@@ -7,6 +7,7 @@ transformers changes Llama itself, `engine.model.probe.check_same` detects it.
 
 import dis
 import functools
+import inspect
 from types import CodeType, FunctionType
 
 from torch import nn
@@ -105,7 +106,9 @@ def _rotates_as_llama(attention: nn.Module) -> bool:
 
 
 def _global(function: object, name: str) -> object:
-    return function.__globals__.get(name) if isinstance(function, FunctionType) else None
+    """Returns what a name of the module stands for in which the function was written, whatever is wrapped around it."""
+    written = inspect.unwrap(function) if isinstance(function, FunctionType) else function
+    return written.__globals__.get(name) if isinstance(written, FunctionType) else None
 
 
 def _is_same(one: object, other: object) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -28,17 +29,38 @@ __all__ = ["KernelForward", "choose_forward", "is_known"]
 
 logger = logging.getLogger(__name__)
 
+_FAMILIES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+)  # their models run in the kernels, all but those with parts of their own
+
 
 def choose_forward(module: PreTrainedModel, cache: KVCache, backend: AttentionBackend) -> Forward:
     """Returns the fastest forward pass for this model. Writes to the cache's first two blocks."""
     plain = TransformersForward(module, cache, backend)
-    if backend is not cpu or not is_known(module):
+    if backend is not cpu:
+        return plain
+    if not is_known(module):
+        _warn_if_expected(module, "a part of it is not known")
         return plain
     fast = KernelForward(module, cache)
     if _is_same(plain, fast, cache):
         return fast
-    logger.warning("the code of %s has changed in this transformers: each step takes longer", type(module).__name__)
+    _warn_if_expected(module, "it computes something else")
     return plain
+
+
+def _warn_if_expected(module: PreTrainedModel, reason: str) -> None:
+    """Warns where a model does not run in the kernels whose family does, with the versions that are tested."""
+    if module.config.model_type in _FAMILIES:
+        logger.warning(
+            "steps take two to three times as long: %s of transformers %s does not run in the kernels, since %s",
+            type(module).__name__,
+            transformers.__version__,
+            reason,
+        )
 
 
 def is_known(module: PreTrainedModel) -> bool:
@@ -59,6 +81,8 @@ def is_known(module: PreTrainedModel) -> bool:
 
 class KernelForward:
     """The forward pass of a known model (`is_known`), as one call into C++ and the head."""
+
+    name = "kernels"
 
     def __init__(self, module: PreTrainedModel, cache: KVCache) -> None:
         decoder = cast(Any, module.base_model)

@@ -38,6 +38,8 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
     num_blocks, max_model_len = _size_pool(config, model, max_model_len)
     cache = _new_cache(config, model, num_blocks)
     backend = select_backend(model.device, load_kernels() if model.has_kernels else None)
+    forward = choose_forward(model.module, cache, backend)
+    draft_forward = choose_forward(model.draft.module, cache, backend) if model.draft else None
     info = EngineInfo(
         model=config.model,
         architecture=model.architecture,
@@ -45,6 +47,7 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
         dtype=str(model.dtype).removeprefix("torch."),
         attention=backend.__name__.rpartition(".")[2],
         linear=model.linear,
+        forward=forward.name,
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
         block_size=config.block_size,
@@ -57,8 +60,6 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
         draft_size=model.draft.size if model.draft else None,
         ceilings=ceilings,
     )
-    forward = choose_forward(model.module, cache, backend)
-    draft_forward = choose_forward(model.draft.module, cache, backend) if model.draft else None
     return ModelRunner(model, cache, forward, draft_forward), info
 
 

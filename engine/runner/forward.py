@@ -16,6 +16,10 @@ __all__ = ["Forward", "TransformersForward", "kept_rows"]
 
 
 class Forward(Protocol):
+    @property
+    def name(self) -> str:
+        """What computes the step, as `EngineInfo.forward` has it."""
+
     def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> Tensor:
         """Returns logits [num_kept, vocab] at the `kept` positions of the flat batch; None keeps all.
 
@@ -25,6 +29,8 @@ class Forward(Protocol):
 
 class TransformersForward:
     """Runs any model by its own code, with attention over the paged KV cache."""
+
+    name = "transformers"
 
     def __init__(self, module: PreTrainedModel, cache: KVCache, backend: AttentionBackend) -> None:
         self._module = module

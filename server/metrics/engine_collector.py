@@ -42,6 +42,7 @@ class EngineCollector(Collector):
         yield self._gauge("kv_cache_usage_ratio", "Share of KV blocks held.", pool.held / total if total else 0.0)
         yield self._blocks(pool)
         yield self._config(info)
+        yield self._engine(info)
         read, flops = (info.ceilings.read_bytes_per_s, info.ceilings.flops_per_s) if info else (0.0, 0.0)
         yield self._gauge("ceiling_read_bytes_per_second", "Memory read per second, measured at start.", read)
         yield self._gauge("ceiling_flops_per_second", "FLOP per second of a GEMM, measured at start.", flops)
@@ -67,6 +68,13 @@ class EngineCollector(Collector):
         family = GaugeMetricFamily("twostep_cache_config_info", "Shape of the KV cache.", labels=labels)
         if info is not None:
             family.add_metric([str(info.block_size), str(info.num_blocks)], 1)
+        return family
+
+    def _engine(self, info: EngineInfo | None) -> Metric:
+        labels = ["device", "dtype", "forward", "attention", "linear"]
+        family = GaugeMetricFamily("twostep_engine_info", "What computes the steps.", labels=labels)
+        if info is not None:
+            family.add_metric([getattr(info, label) for label in labels], 1)
         return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:

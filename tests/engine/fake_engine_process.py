@@ -40,6 +40,7 @@ def info_of(config: EngineConfig) -> EngineInfo:
         dtype="float32",
         attention="none",
         linear="none",
+        forward="none",
         vocab_size=1000,
         max_model_len=config.max_model_len or 4096,
         block_size=config.block_size,

@@ -108,6 +108,7 @@ def fake_info(
         dtype="float32",
         attention="fake",
         linear="fake",
+        forward="fake",
         vocab_size=VOCAB_SIZE,
         max_model_len=min(max_model_len, num_blocks * block_size),
         block_size=block_size,

@@ -36,6 +36,7 @@ INFO = EngineInfo(
     dtype="float32",
     attention="none",
     linear="none",
+    forward="none",
     vocab_size=VOCAB_SIZE,
     max_model_len=512,
     block_size=16,

@@ -55,6 +55,16 @@ def attention_that_rotates_by(rotate: FunctionType) -> nn.Module:
     return Attention(make_config("llama"), 0)
 
 
+def test_an_attention_in_a_decorator_of_transformers_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names that its code looks up are those of its own module, not of the decorator's."""
+    attention = LlamaAttention(make_config("llama"), 0)
+    written = LlamaAttention.forward
+    elsewhere: dict[str, Any] = {}
+    exec("def wrapper(*args, **kwargs):\n    return wrapper.__wrapped__(*args, **kwargs)", elsewhere)
+    monkeypatch.setattr(LlamaAttention, "forward", functools.update_wrapper(elsewhere["wrapper"], written))
+    assert code_fingerprint.is_attention(attention)
+
+
 def test_an_attention_that_rotates_in_another_way_is_not_known() -> None:
     rotate = modeling_llama.apply_rotary_pos_emb
     turned = copy_of(rotate, 1, rotate_half=lambda x: x)

@@ -172,7 +172,15 @@ def test_a_known_model_that_computes_something_else_runs_its_own_code(
     llama.module.base_model.embed_tokens.register_forward_hook(double)
     monkeypatch.setattr("engine.model.kernel_forward.is_known", lambda _: True)
     assert isinstance(choose_forward(llama.module, cache_of(llama), cpu), TransformersForward)
-    assert "LlamaForCausalLM has changed" in caplog.text
+    assert "LlamaForCausalLM of transformers" in caplog.text and "it computes something else" in caplog.text
+
+
+def test_a_family_that_is_known_does_not_get_slow_in_silence(
+    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("engine.model.kernel_forward.is_known", lambda _: False)
+    assert choose_forward(llama.module, cache_of(llama), cpu).name == "transformers"
+    assert "steps take two to three times as long" in caplog.text and "a part of it is not known" in caplog.text
 
 
 def test_a_known_model_with_a_damaged_weight_is_known(llama: LoadedModel) -> None:

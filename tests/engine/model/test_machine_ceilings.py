@@ -1,9 +1,11 @@
 """Measured ceilings of the machine: what is read and multiplied for them, and in which dtype."""
 
+import functools
 from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from engine.model import machine_ceilings
 from engine.model.machine_ceilings import measure_ceilings
@@ -23,12 +25,16 @@ def test_ceilings_are_measured() -> None:
 )
 def test_ceilings_are_work_over_time(run_s: float, matrix_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
+    sums: list[float] = []
 
-    def seconds(run: object, device: torch.device) -> float:
-        """Returns times as if a matmul of 256 took `run_s`, and one twice as large eight times that."""
-        size = run.args[0].shape[0] if hasattr(run, "args") else 256
-        sizes.append(size)
-        return run_s * (size / 256) ** 3
+    def seconds(run: Callable[[], Tensor], device: torch.device) -> float:
+        """Returns times as if a matmul of 256 took `run_s`, one twice as large eight times that, and a read `run_s`."""
+        if not isinstance(run, functools.partial):
+            sums.append(run().item())
+            return run_s
+        assert run.func is torch.matmul
+        sizes.append(run.args[0].shape[0])
+        return run_s * (sizes[-1] / 256) ** 3
 
     monkeypatch.setattr(machine_ceilings, "_seconds", seconds)
     monkeypatch.setattr(machine_ceilings, "_BUDGET_S", 0.0)
@@ -36,6 +42,7 @@ def test_ceilings_are_work_over_time(run_s: float, matrix_size: int, monkeypatch
     assert measured.read_bytes_per_s == pytest.approx((1 << 20) / run_s)
     assert measured.flops_per_s == pytest.approx(2 * 256**3 / run_s)
     assert max(sizes) == matrix_size
+    assert set(sums) == {(1 << 20) / torch.float32.itemsize}  # of ones: all of them are read, each time
 
 
 def test_a_model_reads_as_much_as_it_has() -> None:

@@ -26,6 +26,7 @@ TABLE: dict[str, tuple[str, set[str], list[str]]] = {
     "predicted_wait_seconds": ("gauge", set(), []),
     "kv_cache_usage_ratio": ("gauge", set(), ["vllm:kv_cache_usage_perc"]),
     "kv_blocks": ("gauge", {"state"}, []),
+    "engine_info": ("gauge", {"device", "dtype", "forward", "attention", "linear"}, []),
     "cache_config_info": ("gauge", {"block_size", "num_gpu_blocks"}, ["vllm:cache_config_info"]),
     "time_to_first_token_seconds": ("histogram", set(), ["vllm:time_to_first_token_seconds"]),
     "inter_token_latency_seconds": ("histogram", set(), ["vllm:inter_token_latency_seconds"]),
