@@ -5,6 +5,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Apart from the rest: the auditor's own dependencies are not the project's.
 AUDIT := $(VENV)/audit
+NEWEST := $(VENV)/newest
+# Tests of one file share what they started, so a file stays on one core. ARGS="-n 0" runs all in one process, for a debugger.
+ON_ALL_CORES := -n auto --dist loadfile
 # Arguments for the command behind serve, test, bench and loadtest: make test ARGS="-k sampler -x"
 ARGS ?=
 
@@ -13,10 +16,10 @@ RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve check audit format test test-slow coverage bench loadtest docker clean
+.PHONY: help install serve check audit format test test-slow test-newest coverage bench loadtest docker clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 install: $(DEV_STAMP) ## install twostep and the development tools into .venv
 
@@ -38,10 +41,17 @@ format: $(DEV_STAMP) ## format the code and mend what ruff can
 	$(BIN)/ruff check --fix .
 
 test: $(DEV_STAMP) ## run the tests that take minutes: every law, on this machine's own instruction set
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest $(ON_ALL_CORES) -m "not slow" $(ARGS)
 
 test-slow: $(DEV_STAMP) ## run what is slow and broad: other instruction sets, sanitizers, whole programs
 	TWOSTEP_FUZZ=$${TWOSTEP_FUZZ:-5} $(BIN)/python -m pytest -m "slow or fuzz" $(ARGS)
+
+test-newest: $(BIN)/python ## run the fast tests with the newest versions that pip finds, but for torch
+	$(PYTHON) -m venv $(NEWEST)
+	grep '^torch==' constraints.txt > $(NEWEST)/constraints.txt
+	$(NEWEST)/bin/python -m pip --disable-pip-version-check install --quiet --upgrade \
+		--constraint $(NEWEST)/constraints.txt torch --editable '.[dev]'
+	$(NEWEST)/bin/python -m pytest $(ON_ALL_CORES) -m "not slow" $(ARGS)
 
 coverage: $(DEV_STAMP) ## run all tests, slow ones too, with coverage of engine/, which has a floor
 	$(BIN)/python -m pytest --cov --cov-report=term-missing $(ARGS)
