@@ -136,8 +136,8 @@ class Supervisor:
             dead.close()
 
     async def _next_process(self, reason: TwostepError, was_fruitful: bool) -> EngineProcess:
-        """Returns a process that is ready. Raises EngineFailedError when the policy allows no more restarts, or when the
-        cause will not pass."""
+        """Returns a process that is ready. Raises EngineFailedError when the policy allows no more restarts, or when
+        the cause will not pass."""
         while True:
             delay_s = self._policy.on_death(was_fruitful)
             if delay_s is None:
