@@ -19,7 +19,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 .PHONY: help install serve check audit format test test-slow test-newest coverage bench loadtest docker clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 install: $(DEV_STAMP) ## install twostep and the development tools into .venv
 
