@@ -1,6 +1,7 @@
 """Matmuls with quantized weights: the kernels compute, bit for bit, what the plain reference here does."""
 
 import math
+import platform
 from dataclasses import replace
 from typing import Protocol, cast
 
@@ -97,7 +98,7 @@ def integers_of(matrix: QuantizedMatrix | Int4Matrix) -> Tensor:
 def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """Returns a * b + c in float32, rounded once (but for ties of ties) where the kernels' target can."""
     kernels = load_kernels()
-    if kernels and kernels.isa == "generic":
+    if kernels and kernels.isa == "generic" and platform.machine() == "x86_64":
         return a * b + c
     return torch.addcmul(c.double(), a.double(), b.double()).float()
 
