@@ -1,5 +1,5 @@
 // The tile arithmetic of attention in AMX tile registers, for bfloat16 on CPUs that have them: about ten times the
-// multiplications per cycle of attention_vector.h.
+// multiplications per cycle of attention/vector.h.
 //
 // tdpbf16ps adds to each of up to 16 x 16 float32 sums the products of 16 pairs of bfloat16. Each row of sums is
 // computed by itself and in one order, so how many rows a tile has changes no bit. Keys are packed as for vectors: 16
@@ -90,11 +90,11 @@ class AmxTiles {
   }
 
  private:
-  // One or two tiles of columns, together so that neither waits for its own last sum; the weights are in tiles 2 to 5.
+  // Multiplies one or two tiles of columns, so that neither waits for its last sum; the weights are in tiles 2 to 5.
   template <int TILES>
   static void add_columns(const float* values, int64_t stride, float* out) {
     const int64_t row_bytes = stride * sizeof(float);
-    const float* last_values = values + 16 * stride;  // of keys 32 to 63
+    const float* last_values = values + 16 * stride;  // values of keys 32 to 63
     amx::load_tile<0>(out, row_bytes), amx::load_tile<6>(values, row_bytes);
     if constexpr (TILES == 2) amx::load_tile<1>(out + kLanes, row_bytes), amx::load_tile<7>(values + kLanes, row_bytes);
     amx::multiply_tile<0, 2, 6>();

@@ -54,7 +54,7 @@ void check_metadata(const at::Tensor& block_tables, const at::Tensor& cu_seqlens
               "metadata differ in their number of sequences");
 }
 
-// Kernels read blocks and tokens by these numbers.
+// Checks the numbers by which kernels address blocks and tokens.
 void check_numbers(const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
                    int64_t num_tokens, int64_t num_blocks, int64_t block_size) {
   const auto *tables = block_tables.const_data_ptr<int32_t>(), *starts = cu_seqlens_q.const_data_ptr<int32_t>();

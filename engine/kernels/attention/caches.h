@@ -1,4 +1,4 @@
-// The caches of keys and values: what attention and those who write to them hold to.
+// Checks of the caches of keys and values, for attention and for writes.
 
 #pragma once
 

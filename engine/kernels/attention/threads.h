@@ -1,4 +1,4 @@
-// Paged attention shared among threads: by tasks, and where those are few by splits of their contexts.
+// Distributes paged attention over threads: by tasks, or where those are few by splits of their contexts.
 
 #pragma once
 
@@ -19,8 +19,8 @@ namespace twostep::attention {
 constexpr int kTasksPerThread = 4;        // with fewer, contexts are split among threads
 constexpr int64_t kSerialWork = 1 << 18;  // multiply-adds below which a second thread does not pay
 
-// Runs f(worker, i, then) for i in [0, count), each thread taking the next i when it is free. Where that keeps no other
-// thread waiting, it takes one ahead: `then`, which is `count` where it is not known yet.
+// Runs f(worker, i, then) for i in [0, count), each thread taking the next i when it is free. Where no other thread
+// would wait for it, a thread takes one i ahead: `then`, which is `count` if it is not known yet.
 template <class Tiles, class F>
 void share(const Problem<typename Tiles::Element>& problem, int64_t max_rows, int64_t count, int64_t threads, F f) {
   std::atomic<int64_t> next{0};

@@ -1,8 +1,7 @@
-// What attention_worker.h does with one tile of keys and values, in vector registers: for every instruction set and
-// type.
+// The tile arithmetic of attention/worker.h in vector registers, for every instruction set and type.
 //
 // Queries and keys are packed into 32-bit words along the head size, padded with zeros. In memory a word is one float32
-// or two bfloat16; `Words` says what becomes of it and how two words are multiplied.
+// or two bfloat16; `Words` defines how it is loaded and how two words are multiplied.
 
 #pragma once
 
@@ -131,7 +130,7 @@ void score_rows(const float* queries, const float* keys, int64_t num_words, floa
   }
 }
 
-// A tile's values where they lie: expanding them takes no time beside the products of a block of rows.
+// A tile's values, read in place: expanding them takes no time beside the products of a block of rows.
 template <class Element>
 struct Values {
   const Element* at[kTileKeys];
@@ -175,7 +174,7 @@ void add_rows(const float* weights, const float* factors, const Values<Element>&
     add_columns<ROWS, 1>(weights, factors, values, column, begin, end, stride, out);
 }
 
-// ---- The tile arithmetic that attention_worker.h is written for -----------------------------------------------------
+// ---- The interface of tile arithmetic for attention/worker.h --------------------------------------------------------
 
 template <class TheWords>
 struct VectorTiles {
@@ -187,14 +186,14 @@ struct VectorTiles {
   static int64_t query_words(int64_t head_size) { return num_words<Words>(head_size); }
   static int64_t value_words(int64_t /*stride*/) { return 0; }
 
-  // Of sixteen keys from `first` on; values past those that are there are not read.
+  // Sets the values of sixteen keys from `first` on; values beyond the last key are not read.
   void load_values(const Element* cache, int64_t value_size, const int64_t* entries, int64_t first,
                    int64_t /*num_keys*/, int64_t /*stride*/, float* /*target*/) {
     values_.size = value_size;
     for (int64_t key = first; key < first + kLanes; ++key) values_.at[key] = cache + entries[key] * value_size;
   }
 
-  // scores [rows][kTileKeys] of queries [rows][num_words].
+  // Computes scores [rows][kTileKeys] of queries [rows][num_words].
   static void score(int rows, const float* queries, const float* keys, int64_t num_words, float* scores) {
     with_constant(rows, [&](auto n) { score_rows<Words, n.value>(queries, keys, num_words, scores); });
   }

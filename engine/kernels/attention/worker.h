@@ -1,4 +1,4 @@
-// What one thread does of paged attention: a task, or one split of it. attention.cpp says which sums have which order.
+// Paged attention of one thread: a task, or one split of it. attention.cpp defines the order of all sums.
 
 #pragma once
 
@@ -14,8 +14,8 @@ namespace twostep::attention {
 
 // Decode waits for memory: with AMX a tile's arithmetic takes 0.8 us, its 16 KB, from eight places, 2.4 us, where a
 // thread that does nothing but read pieces of 2 KB gets them in 2.0. Tried without gain: keys and values of all heads
-// side by side in a block, all kv heads of a token in one task, blocks of 32 or 64 tokens, asking for every second line
-// and into the L1 cache.
+// side by side in a block, all kv heads of a token in one task, blocks of 32 or 64 tokens, prefetching every second
+// line only, and into the L1 cache.
 
 template <class Tiles>
 class Worker {
@@ -42,7 +42,7 @@ class Worker {
     std::fill_n(keys_, key_words, 0.0f);
   }
 
-  // The whole of a task: every split, merged in order, and the output. `then`, if any, is what this worker runs next.
+  // Runs a whole task: every split, merged in order, and the output. `then`, if any, is the task that it runs next.
   void run(const Task& task, const Task* then) {
     then_ = then;
     const int64_t rows = task.num_tokens * p_.group;
@@ -56,7 +56,7 @@ class Worker {
     finish(task, whole);
   }
 
-  // One split of a task that several threads share; `finish_shared` merges them when all are done.
+  // Runs one split of a task that several threads share; `finish_shared` merges them when all are done.
   void run_split(const Task& task, int64_t split) {
     load_queries(task);
     State part = shared_state(task, split);
@@ -86,7 +86,7 @@ class Worker {
     }
   }
 
-  // Attention of the task's rows over positions [split * kSplitKeys, (split + 1) * kSplitKeys), into `part`.
+  // Computes attention of the task's rows over positions [split * kSplitKeys, (split + 1) * kSplitKeys), into `part`.
   void attend_split(const Task& task, int64_t split, State& part) {
     const int64_t rows = task.num_tokens * p_.group;
     part.clear(rows, stride_);
@@ -98,12 +98,12 @@ class Worker {
     for (int64_t row = 0; row < rows; ++row) part.total[row] = fold_add(load(lane_totals_ + row * kLanes));
   }
 
-  // Where the first tile of a task's split begins.
+  // Returns the position at which the first tile of a task's split begins.
   int64_t first_tile(const Task& task, int64_t split) const {
     return std::max(split * kSplitKeys, p_.first_visible(task.first_position) / kTileKeys * kTileKeys);
   }
 
-  // Attention over positions [tile, tile + kTileKeys). Only tokens that see one of them take part: those at positions
+  // Computes attention over positions [tile, tile + kTileKeys), for the tokens that see one of them: those at positions
   // >= tile whose window begins before the tile's end.
   void attend_tile(const Task& task, int64_t tile, State& part) {
     const int64_t first = std::max<int64_t>(0, tile - task.first_position);
@@ -117,9 +117,9 @@ class Worker {
       attend_rows(task, tile, row, int(std::min(size, end_row - row)), part);
   }
 
-  // Copies the tile's first `num_keys` keys out of their blocks, and shows values to Tiles, which packs them or leaves
-  // them there. Columns of keys that are not there keep what they held; their scores are masked. Between copies, and
-  // then twice per row, memory is asked for the tile to come.
+  // Copies the tile's first `num_keys` keys out of their blocks, and passes values to Tiles, which packs them or reads
+  // them in place. Columns without a key keep what they held; their scores are masked. Between copies, and then twice
+  // per row, the next tile is prefetched.
   void load_tile(const Task& task, int64_t tile, int64_t num_keys, int64_t rows) {
     int64_t entries[kTileKeys];
     std::copy_n(entries_, kTileKeys, entries);
@@ -136,8 +136,8 @@ class Worker {
     }
   }
 
-  // A few at a time, since a core drops what it has no room to wait for, and one of each sixteen by turns, so that it
-  // comes from several places at once.
+  // Prefetches a few keys at a time, since a core drops prefetches beyond its fill buffers, and one of each sixteen in
+  // turn, so that they come from several places at once.
   void prefetch_keys() {
     const int64_t end = std::min<int64_t>(kTileKeys, prefetched_ + keys_per_turn_);
     for (; prefetched_ < end; ++prefetched_) {
@@ -151,7 +151,7 @@ class Worker {
     for (int64_t i = 0; i < count; i += 64 / sizeof(Element)) __builtin_prefetch(first + i, 0, 2);
   }
 
-  // Where the keys of positions [tile, tile + kTileKeys) lie. Beyond the task's last any entry will do that exists.
+  // Finds the cache entries of positions [tile, tile + kTileKeys); any valid entry beyond the task's last position.
   void find_entries(const Task& task, int64_t tile) {
     const int32_t* table = p_.block_tables + task.sequence * p_.max_blocks;
     const int64_t num_keys = std::min<int64_t>(kTileKeys, task.last_position() + 1 - tile);
@@ -167,7 +167,7 @@ class Worker {
 
   // One step of the online softmax for some rows: their scores, then weights relative to the largest scores so far,
   // then the sums, to which `factors` bring what was summed relative to the old ones. All rows do each of these before
-  // any does the next, without branches: a row has a new largest score in every third tile, which no CPU foresees.
+  // any does the next, without branches: a row has a new largest score in every third tile, which no CPU predicts.
   void attend_rows(const Task& task, int64_t tile, int64_t first_row, int rows, State& part) {
     tiles_.score(rows, queries_ + first_row * num_words_, keys_, num_words_, scores_);
     alignas(64) float largest[kLanes], drops[kLanes] = {}, factors[kLanes];
@@ -197,7 +197,7 @@ class Worker {
     tiles_.add(rows, scores_, factors, values_, begin, end, stride_, part.out + first_row * stride_);
   }
 
-  // The largest of a row's scores for the keys [begin, end), which it sees. Hides the others.
+  // Returns the largest of a row's scores for the keys [begin, end), which it sees, and masks the others.
   float largest_score(float* scores, int begin, int end) const {
     Vec x[kTileVecs];
     for (int v = 0; v < kTileVecs; ++v) x[v] = load(scores + v * kLanes);
@@ -230,8 +230,8 @@ class Worker {
     }
   }
 
-  // Joins the next split's softmax to that of the splits before it. A row that saw no key in the split (else its total
-  // is at least 1, the weight of its largest score, or NaN) stays as it is.
+  // Merges the next split's softmax into that of the splits before it. A row that saw no key in the split (else its
+  // total is at least 1, the weight of its largest score, or NaN) stays as it is.
   void merge(const State& part, State& whole, int64_t rows) const {
     for (int64_t row = 0; row < rows; ++row) {
       if (part.total[row] == 0.0f) continue;
@@ -259,7 +259,7 @@ class Worker {
     }
   }
 
-  // 1 / (sum of all weights), the head's sink among them.
+  // Returns 1 / (sum of all weights), with the head's sink.
   float normalizer(float maximum, float total, int64_t head) const {
     if (!p_.sinks) return 1.0f / total;
     const float score = p_.softcap > 0 ? maximum : maximum * p_.scaling;
@@ -271,8 +271,8 @@ class Worker {
   Tiles tiles_;
   const int64_t num_words_, stride_, state_floats_;
   const Task* then_ = nullptr;
-  int64_t entries_[kTileKeys];          // of the tile to load next: its keys' numbers among the rows of the cache
-  int64_t prefetched_ = 0;              // keys of that tile that memory was asked for
+  int64_t entries_[kTileKeys];          // of the tile to load next: row numbers in the cache
+  int64_t prefetched_ = 0;              // keys of that tile that were prefetched
   int64_t keys_per_turn_ = 0;
   float *queries_, *keys_, *values_;    // [max_rows, num_words_], [num_words_, kTileKeys], as Tiles has it
   float *scores_, *lane_totals_;        // [Tiles::kRowBlock, kTileKeys], [max_rows, kLanes]

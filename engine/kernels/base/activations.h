@@ -1,4 +1,4 @@
-// Activation functions of sixteen elements, each element's result its own; of doubles, for models in float64.
+// Activation functions of sixteen elements, whose results do not depend on each other; also of doubles, for float64.
 
 #pragma once
 
@@ -48,7 +48,7 @@ struct GeluErf {
   static double apply(double x) { return 0.5 * x * (1.0 + std::erf(x * 0.7071067811865476)); }
 };
 
-// Those that gate in an MLP.
+// The activations that gate an MLP.
 enum class Activation { kNone, kSilu, kGeluTanh };
 
 inline Activation activation_named(std::string_view name) {
@@ -57,7 +57,7 @@ inline Activation activation_named(std::string_view name) {
   return Activation::kGeluTanh;
 }
 
-// f.operator()<Op>() of the activation, which is one.
+// Calls f.operator()<Op>() with the activation's function; it must not be kNone.
 template <class F>
 auto with_activation(Activation activation, const F& f) {
   TORCH_INTERNAL_ASSERT(activation != Activation::kNone);

@@ -1,4 +1,4 @@
-// How a product of AMX tiles is cut into blocks, and in which order the pieces of a block are computed.
+// How a matmul of AMX tiles is cut into blocks, and in which order the pieces of a block are computed.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace twostep::amx {
 
-// 256 rows and as many columns; twice as many where rows come from memory or the L3 cache, which takes longer.
+// A block has 256 rows and as many columns; twice as many columns where rows come from the L3 cache or memory.
 constexpr int64_t kBlockRowTiles = 16, kBlockPanels = 8, kMaxBlockPanels = 16;
 
 // The block of sums [row_tile, row_tile_end) x [panel, panel_end), computed by one thread. Each panel is multiplied in
@@ -24,9 +24,8 @@ struct Block {
   int64_t num_passes() const { return divide_up(row_tile_end - row_tile, 2); }
 };
 
-// How a problem is cut into blocks. Large ones reread less; some per thread are wanted so that all end together, and
-// blocks of one size: a thread that gets a smaller one than the others waits for them. Wide ones reread rows less, and
-// are fewer.
+// Cuts a problem into blocks. Large blocks reread less, but several per thread let all threads end together, and so do
+// blocks of one size: a thread with a smaller one waits for the others. Wide blocks are fewer, and reread rows less.
 class Blocks {
  public:
   Blocks(int64_t rows, int64_t columns, bool is_wide = false)
@@ -37,13 +36,13 @@ class Blocks {
       const bool is_wider = width_ * kPanel >= std::min(height_, row_tiles_) * kTile;
       (width_ > 1 && (is_wider || height_ == 2) ? width_ : height_) /= 2;
     }
-    height_ = 2 * evened(divide_up(row_tiles_, 2), height_ / 2, 1, 1);  // a pass takes two
+    height_ = 2 * evened(divide_up(row_tiles_, 2), height_ / 2, 1, 1);  // a pass has two row tiles
     width_ = evened(panels_, width_, divide_up(row_tiles_, height_), threads);
   }
 
   int64_t count() const { return divide_up(row_tiles_, height_) * divide_up(panels_, width_); }
 
-  // Those of the same panels follow each other. An empty one from count() on.
+  // Blocks of the same panels follow each other. From count() on blocks are empty.
   Block operator[](int64_t i) const {
     if (i >= count()) return {};
     const int64_t row_blocks = divide_up(row_tiles_, height_);
@@ -52,7 +51,7 @@ class Blocks {
   }
 
  private:
-  // The size, `most` or a little less, with which threads that share `times` as many parts are done soonest.
+  // Returns the size, `most` or a little less, for which the threads that share `times` as many parts end soonest.
   static int64_t evened(int64_t total, int64_t most, int64_t times, int64_t threads) {
     const auto duration = [&](int64_t size) { return divide_up(divide_up(total, size) * times, threads) * size; };
     int64_t best = most;
@@ -65,10 +64,10 @@ class Blocks {
   int64_t row_tiles_, panels_, height_ = kBlockRowTiles, width_ = kBlockPanels;
 };
 
-// In which order a block's products are computed, and how much of K at once.
+// The order in which a block's products are computed, and how much of K at once.
 class Order {
  public:
-  // Of a piece that meets many passes: their rows are streamed past the L1 cache, of which it may take more than half.
+  // Steps of a piece that is used in many passes: rows are streamed past the L1 cache, so it may take more than half.
   static constexpr int64_t kMaxSteps = 14;
 
   Order(const Block& block, int64_t all_steps)
@@ -77,8 +76,8 @@ class Order {
     max_steps_ = divide_up(all_steps, is_once_ ? 1 : divide_up(all_steps, most));
   }
 
-  // Whether a panel is finished before the next one begins, since it is read once or rows, all of K, fit into the L2
-  // cache beside everything else. Else each piece of K meets all panels.
+  // Whether a panel is finished before the next one begins: if it is read only once, or if the rows, all of K, fit into
+  // the L2 cache beside everything else. Otherwise each piece of K is multiplied with all panels.
   static bool goes_by_panel(const Block& block, int64_t all_steps) {
     return block.num_passes() == 1 || (block.row_tile_end - block.row_tile) * all_steps <= kMaxTiles;
   }
@@ -88,7 +87,7 @@ class Order {
   // With one pass every panel is read once, from end to end.
   bool is_once() const { return is_once_; }
 
-  // The first piece of a block, and the one after another; of no steps where there is none.
+  // The first piece of a block, and the piece after another one; a piece of no steps if there is none.
   Piece first(const Block& block) const { return piece(block, block.panel, 0); }
   Piece after(const Piece& now, const Block& block) const {
     const int64_t next_step = now.step + now.steps, next_panel = now.panel + 1;

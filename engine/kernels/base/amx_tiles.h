@@ -12,11 +12,11 @@ namespace twostep::amx {
 
 constexpr int64_t kTile = 16;                          // rows and columns of sums in one tile
 constexpr int64_t kStep = 32;                          // K per tile multiplication
-constexpr int64_t kTileElements = kTile * kStep;       // of one operand
+constexpr int64_t kTileElements = kTile * kStep;       // elements of one operand's tile
 constexpr int64_t kPanel = 2 * kTile;                  // columns of one panel: two tiles
 constexpr int64_t kStepElements = 2 * kTileElements;   // of one panel
 
-// Linux saves tile registers only for processes that asked for them.
+// Linux saves tile registers only for processes that have requested permission to use them.
 inline bool is_granted() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -24,7 +24,7 @@ inline bool is_granted() {
 }
 
 // The instructions themselves: GCC's intrinsics do not tell the compiler what memory they read.
-// What is streamed will not be loaded again soon, and leaves more of the L1 cache to everything else.
+// Streamed operands will not be loaded again soon, and leave more of the L1 cache to all else.
 template <int kDestination, bool kIsStreamed = false>
 inline void load_tile(const void* from, int64_t row_bytes) {
   if constexpr (kIsStreamed) {
@@ -51,7 +51,7 @@ inline void multiply_tile() {
 
 inline void release_tiles() { asm volatile("tilerelease"); }
 
-// All eight tiles of the calling thread: of 64 bytes, those of the weight with 16 rows, the others with `rows`.
+// Configures the calling thread's tiles with rows of 64 bytes: 16 rows in the weight's tiles, `rows` in the others.
 inline void configure_tiles(int64_t rows) {
   struct alignas(64) {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};

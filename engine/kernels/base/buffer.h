@@ -1,4 +1,4 @@
-// Memory for an operator's result, kept from one step to the next.
+// Memory for an operator's result, reused from one step to the next.
 
 #pragma once
 
@@ -9,16 +9,16 @@
 
 namespace twostep {
 
-// Keeps a tensor for the next result of its sizes. To make one takes torch a microsecond or more, and a decoder layer
-// needs half a dozen, between products whose weights drive torch's code and data out of the caches.
+// Keeps a tensor for the next result of the same sizes. Torch takes a microsecond or more to make one, and a decoder
+// layer needs half a dozen, between matmuls whose weights evict torch's code and data from the caches.
 class Buffer {
  public:
   Buffer() = default;
 
-  // For a result that belongs in a tensor that is there, contiguous.
+  // Uses an existing contiguous tensor for the result.
   explicit Buffer(at::Tensor tensor) : tensor_(std::move(tensor)) {}
 
-  // Of unknown content; overwrites what it gave before for those sizes.
+  // Returns a tensor of unspecified content: the same one as before if the sizes are the same.
   const at::Tensor& get(at::IntArrayRef sizes, const at::Tensor& like) const {
     if (!tensor_.defined() || tensor_.sizes() != sizes || tensor_.scalar_type() != like.scalar_type()) {
       tensor_ = at::empty(sizes, like.options());

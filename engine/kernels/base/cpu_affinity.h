@@ -1,8 +1,8 @@
-// Where the kernels' threads wake up: not on the CPU of the thread that wakes them.
+// CPU affinity of the kernels' threads: they must not wake up on the CPU of the thread that wakes them.
 //
-// After a pause Linux may wake a thread there, and leave both there for milliseconds while another CPU idles. As a
-// guest of KVM it often does: it takes CPUs that have halted for such as the host took away. So threads that sleep may
-// run anywhere but there, until they are awake: then Linux may move them again, as other processes want CPUs.
+// After a pause Linux may wake a thread on that CPU, and leave both there for milliseconds while another CPU idles. As
+// a guest of KVM it often does: it mistakes halted CPUs for CPUs that the host has preempted. So sleeping threads may
+// run on any other CPU only, until they are awake: then Linux may move them again, as other processes need CPUs.
 
 #pragma once
 
@@ -22,11 +22,11 @@ namespace twostep {
 
 class OtherCpus {
  public:
-  // For a thread that does not end.
+  // Registers a thread, which must never end.
   void add(std::thread& thread) { threads_.push_back(thread.native_handle()); }
 
-  // For the thread that shares out work among so many, before it wakes the others: after a pause they may not run where
-  // it does, if there are CPUs enough.
+  // Called by the thread that distributes work, before it wakes the others: after a pause they are moved off its CPU,
+  // if there are enough CPUs.
   void leave_mine(int64_t num_threads) {
     const auto now = Clock::now();
     const bool was_pause = now - last_ > kPause;
@@ -34,7 +34,7 @@ class OtherCpus {
     if (was_pause) move_threads(num_threads - 1);
   }
 
-  // For a thread that has woken up; `seen` is its own. It may run wherever the process may.
+  // Called by a thread that has woken up, with its own `seen`: it may run on any CPU of the process again.
   void come_back([[maybe_unused]] uint32_t& seen) {
 #if defined(__linux__)
     const uint32_t moves = moves_.load(std::memory_order_acquire);
@@ -52,7 +52,7 @@ class OtherCpus {
   void move_threads([[maybe_unused]] int64_t num_others) {
 #if defined(__linux__)
     const int mine = sched_getcpu();
-    cpu_set_t others;  // of what the process may use
+    cpu_set_t others;  // the process's CPUs without this one
     if (mine < 0 || getpid() != process_ || sched_getaffinity(process_, sizeof(others), &others) != 0) return;
     CPU_CLR(mine, &others);
     if (CPU_COUNT(&others) < num_others) return;

@@ -1,6 +1,6 @@
 // Memory for weights. A step reads all of them once, and in pages of 4 KiB that is a page walk every 64 cache lines: a
-// tenth of the time of one row of bfloat16, as measured, a third of 4 bits, and prefetches far ahead, which wait for
-// the walk, are of no use.
+// tenth of the time of one row of bfloat16, as measured, a third with 4 bits, and prefetches far ahead, which wait for
+// the walk, are useless.
 
 #pragma once
 
@@ -17,11 +17,11 @@
 
 namespace twostep {
 
-// A mapping that tensors are cut from, one after the other, so that small ones lie in huge pages, too, and a model of
-// tens of thousands of experts does not take as many mappings. It lives as long as they do.
+// A mapping from which tensors are allocated one after the other, so that small ones use huge pages, too, and a model
+// of tens of thousands of experts does not need as many mappings. It lives as long as its tensors.
 class Pages {
  public:
-  // Zeros, from a page's start on; null where the system gives no memory. What is not written takes none.
+  // Returns zeros, aligned to a page; null if the system has no memory. Pages that are not written take none.
   static std::shared_ptr<uint8_t> take(size_t bytes) {
     static std::mutex mutex;
     static std::weak_ptr<Pages> current;
@@ -36,7 +36,7 @@ class Pages {
     if (mapping_ == MAP_FAILED) return;
     next_ = reinterpret_cast<uint8_t*>(round_up(reinterpret_cast<uintptr_t>(mapping_), kHugePage)), left_ = bytes;
 #if defined(MADV_HUGEPAGE)
-    madvise(next_, bytes, MADV_HUGEPAGE);  // ordinary ones where there are none, or none left
+    madvise(next_, bytes, MADV_HUGEPAGE);  // best effort: ordinary pages where there are none
 #endif
   }
   Pages(const Pages&) = delete;
@@ -47,7 +47,7 @@ class Pages {
  private:
   static constexpr size_t kHugePage = size_t{2} << 20, kUsualBytes = size_t{128} << 20;
 
-  // Gives a tensor's pages back, though others of the same mapping may stay.
+  // Returns a tensor's pages to the system, though other tensors of the mapping may stay.
   struct Return {
     std::shared_ptr<Pages> pages;
     size_t bytes;

@@ -1,5 +1,5 @@
-// The operators that other kernels are made of; torch knows them under the same names. A result goes into a buffer: by
-// default into a new one.
+// The operators that other kernels call; they are registered with torch under the same names. A result goes into a
+// buffer, by default into a new one.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace twostep {
 
-// With an activation, `gate` of the product.
+// With an activation the product is gated, as by `gate`.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
                   Activation activation = Activation::kNone, const Buffer& out = {});
 at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,

@@ -1,4 +1,4 @@
-// Memory is asked ahead of time for what is read next.
+// Prefetches of memory that is read next.
 
 #pragma once
 
@@ -8,14 +8,14 @@
 
 namespace twostep {
 
-constexpr int64_t kLineBytes = 64;  // of caches
+constexpr int64_t kLineBytes = 64;  // of a cache line
 
-// Asks for the bytes to come, with every vector that is read: a core has places for only some of what it asked for, and
-// those of a whole step at once would wait for them. First into the L2 cache, from where the way is short; that also
-// finds the next page, for which the core would stop. Always inlined: GCC takes a function that does nothing else for
-// one without effect, and drops its calls. Without a far distance it asks only once.
+// Prefetches bytes at two distances, with every vector that is read: a core has only some line fill buffers, and the
+// prefetches of a whole step at once would wait for them. The far one goes into the L2 cache, from which the near one
+// is short; it also walks the page tables, for which the core would stall. Always inlined: GCC takes a function that
+// only prefetches for one without effect, and drops its calls. Without a far distance there is one prefetch.
 template <int kNear = 1024, int kFar = 3072>
-TWOSTEP_INLINE inline void ask_ahead(const void* at) {
+TWOSTEP_INLINE inline void prefetch_ahead(const void* at) {
   const char* byte = static_cast<const char*>(at);
   __builtin_prefetch(byte + kNear);
   if constexpr (kFar > 0) __builtin_prefetch(byte + kFar, 0, 2);
@@ -26,20 +26,20 @@ struct Piece {
   int64_t panel = 0, step = 0, steps = 0;
 };
 
-// Asks for some cache lines, into the L2 cache, a few of them at each turn: what is multiplied next arrives meanwhile.
-// Turns come often, and lines are spread over them evenly. With all lines of a step at once 32 rows took 6 % more time
-// in tiles, since a core has places for 16 only and drops or delays the others; two lines a turn, and none at the last
-// turns, took a fifth more for 8 rows in vectors. Asking for every second line only, and leaving the others to the
+// Prefetches some cache lines into the L2 cache, a few of them at each turn, while other data is multiplied. Turns are
+// frequent, and lines are spread over them evenly. With all lines of a step at once 32 rows took 6 % more time in
+// tiles, since a core has buffers for 16 only and drops or delays the others; two lines a turn, and none at the last
+// turns, took a fifth more for 8 rows in vectors. Prefetching every second line only, and leaving the others to the
 // hardware, was slower.
 //
-// Small enough to be passed and returned in registers. Read in other pieces than it was written in, it would wait until
-// all that was stored before, sums of tiles above all, has reached the cache.
-class Ahead {
+// It is small enough to be passed and returned in registers: in memory, written and read in different pieces, it would
+// fail store forwarding and wait until all earlier stores, sums of tiles above all, have reached the cache.
+class Prefetcher {
  public:
-  Ahead() = default;
+  Prefetcher() = default;
 
-  // One of so many equal shares of the lines from `start` on, for that many turns.
-  Ahead(const void* start, int64_t num_lines, int64_t number, int64_t shares, int64_t turns) {
+  // Prefetches share `number` of `shares` equal ones of the lines from `start` on, in `turns` turns.
+  Prefetcher(const void* start, int64_t num_lines, int64_t number, int64_t shares, int64_t turns) {
     const int64_t first = num_lines * number / shares, end = num_lines * (number + 1) / shares;
     at_ = static_cast<const char*>(start) + first * kLineBytes;
     per_turn_ = uint32_t(((end - first) * kLine + turns - 1) / turns);
@@ -50,11 +50,11 @@ class Ahead {
   }
 
  private:
-  static constexpr uint32_t kLine = 1 << 20;  // a line; so a turn's share need not be whole ones
+  static constexpr uint32_t kLine = 1 << 20;  // fixed point: a turn's share need not be whole lines
 
   const char* at_ = nullptr;
   uint32_t due_ = 0, per_turn_ = 0;
 };
-static_assert(sizeof(Ahead) <= 16);
+static_assert(sizeof(Prefetcher) <= 16);
 
 }  // namespace twostep

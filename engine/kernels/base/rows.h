@@ -1,4 +1,4 @@
-// Rows of matrices: taken by number, and computed with sixteen elements at a time.
+// Rows of matrices: gathered by index, and computed sixteen elements at a time.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace twostep {
 
-// table [N, size], numbers [T] -> [T, size]. As at::embedding, which wakes torch's threads from some size on.
+// Gathers rows: table [N, size], numbers [T] -> [T, size]. Unlike at::embedding it never wakes torch's threads.
 inline at::Tensor take_rows(const at::Tensor& table, const at::Tensor& numbers) {
   const at::Tensor from = table.stride(1) == 1 ? table : table.contiguous(), which = numbers.contiguous();
   const int64_t rows = from.size(0), row_bytes = from.size(1) * from.element_size();
@@ -39,7 +39,7 @@ inline Vec rounded_to(Vec v, const at::BFloat16*) {
   return each_part([&](int i) { return rounded_to_bfloat16(v.part[i]); });
 }
 
-// Of gate and up, numbers that the element has, which also tells what the activation is rounded to.
+// Returns activation(gate) * up for numbers of the type Element, to which the activation is rounded, too.
 template <class Op, class Element>
 inline Vec gated(Vec gate, Vec up, const Element* element) {
   return rounded_to(Op::apply(gate), element) * up;

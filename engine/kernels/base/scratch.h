@@ -1,4 +1,4 @@
-// Memory of one thread.
+// Scratch memory of one thread.
 
 #pragma once
 
@@ -8,11 +8,11 @@
 
 namespace twostep {
 
-// Kept between calls, grown on demand.
+// Memory that is kept between calls and grown on demand.
 template <class T>
 class Scratch {
  public:
-  // Of unknown content, from a cache line's start on. std::bad_alloc where there is none.
+  // Returns memory of unspecified content, aligned to a cache line; throws std::bad_alloc.
   T* get(int64_t count) {
     if (count > count_) {
       memory_.reset();

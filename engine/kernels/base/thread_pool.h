@@ -1,7 +1,7 @@
-// Work for several threads. OpenMP's threads meet at the end of every loop, whether there was work for each or not:
-// where another process has one of the cores for a few milliseconds, every loop takes as long. Here a loop waits for
-// nobody to begin, threads that are awake join in, and it ends when those that have joined are done. So what is shared
-// out is not each thread's part, but tasks that whoever is there takes.
+// A thread pool for loops over tasks. OpenMP's threads synchronize at the end of every loop, whether each had work or
+// not: where another process has one of the cores for a few milliseconds, every loop takes as long. Here a loop starts
+// without waiting for other threads, threads that are awake join it, and it ends when those that have joined are done.
+// So work is not divided among threads, but into tasks, which any thread takes.
 
 #pragma once
 
@@ -24,8 +24,8 @@
 
 namespace twostep {
 
-// Waits until is_done, first without sleep: waking up takes longer than the pause between two loops of a step. Then in
-// `sleep`, which may return too early.
+// Waits until is_done: first it spins, as waking up takes longer than the pause between two loops of a step. Then it
+// calls `sleep`, which may return too early.
 template <class IsDone, class Sleep>
 void wait_until(const IsDone& is_done, const Sleep& sleep) {
   constexpr auto kAwake = std::chrono::microseconds(100);
@@ -38,18 +38,18 @@ void wait_until(const IsDone& is_done, const Sleep& sleep) {
   }
 }
 
-// The process's own, besides the one that calls.
+// The worker threads of the process; the calling thread works, too.
 class Threads {
  public:
-  // They are never joined: that would be too late at a process's end.
+  // The threads are never joined: at the end of a process that would be too late.
   static Threads& of_process() {
     static Threads* threads = new Threads;
     return *threads;
   }
 
-  // Calls work(0) here and meanwhile, on threads that are free, work(i) for i below `count`: never or more than once,
-  // but one after the other. On this thread alone where it is called by such work, or by two threads at once.
-  // Work must not throw on other threads.
+  // Calls work(0) on this thread and, on threads that are free meanwhile, work(i) for i below `count`: never, once or
+  // repeatedly, but never concurrently for the same i. All runs on this thread where it is called from such work, or by
+  // two threads at once. Work must not throw on other threads.
   template <class Work>
   void run(int64_t count, const Work& work) {
     std::unique_lock lock(mutex_, std::defer_lock);
@@ -68,7 +68,7 @@ class Threads {
 
   static constexpr uint32_t kIsOpen = uint32_t{1} << 31;
 
-  // While it lives threads may join in; its end waits for them.
+  // Threads may join as long as it lives; its destructor waits for them.
   class Round {
    public:
     Round(Threads& threads, const Job& job) : threads_(threads) {
@@ -121,7 +121,7 @@ class Threads {
     }
   }
 
-  // Whether there is a job, which then stays until this thread leaves.
+  // Joins the current job, if there is one, which then stays until this thread leaves.
   bool enter() {
     uint32_t state = state_.load(std::memory_order_relaxed);
     while (state & kIsOpen) {
@@ -130,7 +130,7 @@ class Threads {
     return false;
   }
 
-  std::mutex mutex_;  // of the members that follow it
+  std::mutex mutex_;  // protects the members below
   int64_t num_workers_ = 0;
   OtherCpus other_cpus_;
   Job job_{};
@@ -138,8 +138,8 @@ class Threads {
   alignas(64) std::atomic<uint32_t> state_{0};  // how many are inside, and whether others may come
 };
 
-// The tasks 0 to num_tasks - 1, shared out among threads: each begins with a run of its own, in order, and then takes
-// the last ones of whoever has some left. So what a thread reads lies in a row, as memory likes it: two threads that
+// The tasks 0 to num_tasks - 1, shared among threads (work stealing): each starts with a run of its own, in order, and
+// then takes the last tasks of threads that have some left. So a thread reads memory sequentially: two threads that
 // alternate between pieces of 8 KB get 19 GB/s on a machine that gives each half of it to one of them with 32.
 class TaskShares {
  public:
@@ -152,10 +152,10 @@ class TaskShares {
     }
   }
 
-  // The next one of that thread's own, each once; num_tasks when none is left.
+  // Takes the next task of the thread's own run; num_tasks when none is left.
   int64_t take_own(int64_t thread) { return take_from(shares_[thread].rest, true); }
 
-  // Or of any other's.
+  // Takes a task of the thread's own run, or else of any other's.
   int64_t take(int64_t thread) {
     const int64_t own = take_own(thread);
     if (own < num_tasks_) return own;
@@ -183,7 +183,7 @@ class TaskShares {
     }
   }
 
-  static constexpr int64_t kFew = 8;  // threads, for which nothing is allocated
+  static constexpr int64_t kFew = 8;  // up to so many threads nothing is allocated
 
   Share few_[kFew];
   std::vector<Share> many_;
@@ -192,8 +192,8 @@ class TaskShares {
 };
 
 // Calls task(i, then) for i = 0 ... num_tasks - 1, each once, on whichever thread is free: one that the system delays
-// delays only the tasks it has begun. `then` is what this thread does after i, or num_tasks where nothing is sure: it
-// leaves to others, while it has work, what they may do sooner.
+// delays only the tasks it has begun. `then` is this thread's next task after i, to be prefetched, or num_tasks where
+// that is not known yet: while a thread has work, others may take its last tasks.
 template <class Task>
 void run_foreseen_tasks(int64_t num_tasks, bool serial, const Task& task) {
   const int64_t num_threads = serial ? 1 : std::min<int64_t>(num_tasks, at::get_num_threads());
@@ -210,13 +210,13 @@ void run_foreseen_tasks(int64_t num_tasks, bool serial, const Task& task) {
   });
 }
 
-// As run_foreseen_tasks, without the foresight.
+// Calls task(i) for i = 0 ... num_tasks - 1, each once; as run_foreseen_tasks without `then`.
 template <class Task>
 void run_tasks(int64_t num_tasks, bool serial, const Task& task) {
   run_foreseen_tasks(num_tasks, serial, [&](int64_t i, int64_t) { task(i); });
 }
 
-// Calls f(begin, end) for parts of 0 ... size - 1, each once; what is longer than `grain` has several.
+// Calls f(begin, end) for parts of 0 ... size - 1, each once; there are several if `size` is above `grain`.
 template <class F>
 void run_ranges(int64_t size, int64_t grain, const F& f) {
   const int64_t parts = std::min<int64_t>(divide_up(size, grain), 2 * at::get_num_threads());

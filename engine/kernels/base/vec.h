@@ -1,6 +1,6 @@
 // Sixteen floats as one value, the same arithmetic for every instruction set: one 512-bit register, two of 256 bits or
 // four of 128, as the compiler's target has them (GCC's vector types). Nothing here is fused, reordered or treated
-// apart at a tail unless it says so, so a lane's result depends on that lane's inputs only.
+// apart at a tail unless a comment says so: a lane's result depends on that lane's inputs only.
 
 #pragma once
 
@@ -49,7 +49,7 @@ TWOSTEP_INLINE inline void unroll(F f) {
   (std::make_integer_sequence<int, N>{});
 }
 
-// The Vec whose part i is f(i).
+// Returns the Vec whose part i is f(i).
 template <class F>
 TWOSTEP_INLINE inline Vec each_part(F f) {
   return [&]<int... I>(std::integer_sequence<int, I...>) TWOSTEP_INLINE { return Vec{{f(I)...}}; }
@@ -117,7 +117,7 @@ inline Vec load(const at::BFloat16* source) {
     return widened(halves);
   });
 }
-// The first `count` < 16 elements, zeros after them; reads nothing beyond.
+// Loads the first `count` < 16 elements, with zeros after them; reads nothing beyond them.
 template <class Element>
 inline Vec load_first(const Element* source, int64_t count) {
   Element buffer[kLanes] = {};
@@ -133,7 +133,7 @@ inline void store(float* target, Vec v) {
 inline PartH rounded_to_halves(PartF x) { return (PartH)_mm512_cvtneps_pbh((__m512)x); }
 inline PartF rounded_to_bfloat16(PartF x) { return widened(rounded_to_halves(x)); }
 #else
-// Its bits in upper halves; lower halves mean nothing.
+// The bfloat16 bits in the upper halves of words; lower halves are unspecified.
 inline PartU rounded_bits(PartF x) {
   const PartU bits = (PartU)x;
   return x == x ? bits + 0x7fffu + ((bits >> 16) & 1u) : bits | 0x400000u;
@@ -154,7 +154,7 @@ inline void store_first(Element* target, int64_t count, Vec v) {
   std::memcpy(target, buffer, count * sizeof(Element));
 }
 
-// The elements of which `count` are left, at most sixteen.
+// Loads the next elements of which `count` are left, at most sixteen.
 template <class Element>
 TWOSTEP_INLINE inline Vec load_upto(const Element* source, int64_t count) {
   return count >= kLanes ? load(source) : load_first(source, count);
@@ -164,8 +164,8 @@ TWOSTEP_INLINE inline void store_upto(Element* target, int64_t count, Vec v) {
   count >= kLanes ? store(target, v) : store_first(target, count, v);
 }
 
-// Calls f(i, count) for every sixteen elements of `size`, and for what is left of them. That a vector is whole is known
-// to the compiler, wherever f is inlined.
+// Calls f(i, count) for every sixteen elements of `size`, and for the rest. Where f is inlined, the compiler knows
+// which calls have a whole vector.
 template <class F>
 TWOSTEP_INLINE inline void for_each_vector(int64_t size, F f) {
   int64_t i = 0;
@@ -224,7 +224,7 @@ inline float exp_nonpositive(float x) { return exp_nonpositive(broadcast(x)).par
 
 // 2**(x * scale) for x * scale <= 0, to 2 or 3 units in the last place; 2**0 is 1, and below 2**-125 it is 0.
 //
-// As above with r = x * scale - n, and 2**r = 1 + r * P(r), P fitted for the least relative error (1e-7).
+// As in exp_nonpositive with r = x * scale - n, and 2**r = 1 + r * P(r), P fitted for the least relative error (1e-7).
 inline Vec exp2_of_product(Vec x, Vec scale) {
   const Vec shift = broadcast(12582912.0f);
   const Vec shifted = fma(x, scale, shift);
@@ -239,7 +239,7 @@ inline Vec exp2_of_product(Vec x, Vec scale) {
   return where_less(broadcast(125.0f), minus_n, Vec{}, scaled);
 }
 
-// The hyperbolic tangent, to about 2 units in the last place: near zero an odd polynomial (fitted as above on |x| <=
+// The hyperbolic tangent, to about 2 units in the last place: near zero an odd polynomial (fitted likewise on |x| <=
 // 0.625, relative error 4e-9), else through e**(-2|x|).
 inline Vec tanh(Vec x) {
   const Vec magnitude = max(x, Vec{} - x);

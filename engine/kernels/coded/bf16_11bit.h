@@ -1,11 +1,11 @@
-// Weights of bfloat16 in about 11.2 bits a number, exactly. A number's sign and the seven bits of its mantissa stay as
-// they are. Its exponent has few values that matter: each panel has a table of its seven most frequent ones, and three
-// bits of a number say which, or that it is another one. Those follow each other in a list, a byte each: of weights
-// that are normally distributed, one in 35 to 47. Memory is read in 0.7 of the time, and numbers are expanded while it
-// is.
+// Lossless coding of bfloat16 weights in about 11.2 bits a number. A number's sign and the seven bits of its mantissa
+// are stored as they are. Few exponents are frequent: each panel has a table of its seven most frequent ones, and three
+// bits of a number are an index into it, or mark the number as listed. Exponents of listed numbers follow each other in
+// a list, a byte each: of normally distributed weights, one in 35 to 47. Memory is read in 0.7 of the time, and numbers
+// are expanded meanwhile.
 //
-// A weight: its panels, each a header with the table, and its numbers in units of 512: eight lines of signs and
-// mantissas, three of codes. Then where each unit's part of the list starts, and the list.
+// Layout of a weight: its panels, each a header with the table, and its numbers in units of 512: eight lines of signs
+// and mantissas, three of codes. Then the position in the list of each unit's part, and the list.
 
 #pragma once
 
@@ -29,21 +29,21 @@ namespace twostep::exponents {
 
 using at::BFloat16;
 
-constexpr int64_t kQuarters = 4, kUnit = kQuarters * Expanded::kNumbers;  // the numbers of so many parts
-constexpr int64_t kCodesAt = 8, kUnitBytes = 11 * kLineBytes;             // codes begin in that line
-constexpr int64_t kMaxListedShare = 4;  // one of so many numbers: else little is saved
+constexpr int64_t kQuarters = 4, kUnit = kQuarters * Expanded::kNumbers;  // numbers of a unit
+constexpr int64_t kCodesAt = 8, kUnitBytes = 11 * kLineBytes;             // the line in which codes begin
+constexpr int64_t kMaxListedShare = 4;  // at most one listed in so many numbers: else little is saved
 
 constexpr int64_t kTableSize = 8;
-constexpr uint8_t kIsListed = 128;  // in the place of an exponent; so all from there on, of numbers from 2, are listed
+constexpr uint8_t kIsListed = 128;  // marks a listed exponent; so all from it on, of numbers from 2, are listed
 
 struct alignas(kLineBytes) Header {
   uint8_t table[kTableSize];
-  uint32_t listed;         // numbers before this panel
-  uint32_t panels, units;  // of the weight, of each panel
-  uint64_t bytes;          // of the weight
+  uint32_t listed;         // number of listed ones before this panel
+  uint32_t panels, units;  // panels of the weight, units of each panel
+  uint64_t bytes;          // size of the weight
 };
 
-// A weight's panels.
+// A coded weight's panels.
 class Panels {
  public:
   Panels(const uint8_t* packed, int64_t panels, int64_t units)
@@ -82,12 +82,12 @@ class Expander {
     table_ = _mm512_broadcastq_epi64(_mm_load_si128(table));
   }
 
-  // The next quarter, whose number in its unit is to be told; asks for those to come, if wanted.
-  template <bool kAsks>
+  // Expands the next quarter, the `number`-th of its unit; prefetches later ones if kPrefetches.
+  template <bool kPrefetches>
   TWOSTEP_INLINE Expanded expand(int number) {
     Expanded quarter;
-    expand_half<kAsks>(2 * number, quarter.vectors);
-    expand_half<kAsks>(2 * number + 1, quarter.vectors + 2);
+    expand_half<kPrefetches>(2 * number, quarter.vectors);
+    expand_half<kPrefetches>(2 * number + 1, quarter.vectors + 2);
     if (number + 1 == kQuarters) {
       __builtin_prefetch(listed_ + 2 * kLineBytes);
       unit_ += kUnitBytes;
@@ -96,23 +96,23 @@ class Expander {
   }
 
  private:
-  template <bool kAsks>
+  template <bool kPrefetches>
   TWOSTEP_INLINE __m512i load(int line) const {
-    if constexpr (kAsks) ask_ahead<3072, 6144>(unit_ + line * kLineBytes);
+    if constexpr (kPrefetches) prefetch_ahead<3072, 6144>(unit_ + line * kLineBytes);
     return _mm512_load_si512(unit_ + line * kLineBytes);
   }
 
   // A line of codes holds two of three bits in each byte, and two bits of a third.
-  template <bool kAsks>
+  template <bool kPrefetches>
   TWOSTEP_INLINE __m512i codes(int number) const {
     switch (number) {
-      case 0: return load<kAsks>(kCodesAt);
+      case 0: return load<kPrefetches>(kCodesAt);
       case 1: return _mm512_srli_epi16(load<false>(kCodesAt), 3);
       case 2: return joined<4>(_mm512_srli_epi16(load<false>(kCodesAt), 6));
-      case 3: return load<kAsks>(kCodesAt + 1);
+      case 3: return load<kPrefetches>(kCodesAt + 1);
       case 4: return _mm512_srli_epi16(load<false>(kCodesAt + 1), 3);
       case 5: return joined<5>(_mm512_srli_epi16(load<false>(kCodesAt + 1), 6));
-      case 6: return load<kAsks>(kCodesAt + 2);
+      case 6: return load<kPrefetches>(kCodesAt + 2);
       default: return _mm512_srli_epi16(load<false>(kCodesAt + 2), 3);
     }
   }
@@ -123,11 +123,11 @@ class Expander {
     return _mm512_ternarylogic_epi64(low, high, third, 0xd8);  // third ? high : low
   }
 
-  // Words of an exponent and what else a number has, which unpacking leaves in another order than it found them.
-  template <bool kAsks>
+  // Interleaves exponents with signs and mantissas to words; unpacking changes their order.
+  template <bool kPrefetches>
   TWOSTEP_INLINE void expand_half(int number, __m512i* lines) {
-    const __m512i rest = load<kAsks>(number);
-    __m512i exponents = _mm512_permutexvar_epi8(codes<kAsks>(number), table_);
+    const __m512i rest = load<kPrefetches>(number);
+    __m512i exponents = _mm512_permutexvar_epi8(codes<kPrefetches>(number), table_);
     const __mmask64 is_listed = _mm512_movepi8_mask(exponents);
     exponents = _mm512_mask_expand_epi8(exponents, is_listed, _mm512_loadu_si512(listed_));
     listed_ += __builtin_popcountll(is_listed);
@@ -135,7 +135,7 @@ class Expander {
     lines[1] = turned(_mm512_unpackhi_epi8(rest, exponents));
   }
 
-  // The sign comes to the front.
+  // Moves the sign to the front.
   TWOSTEP_INLINE static __m512i turned(__m512i words) { return _mm512_shrdi_epi16(words, words, 1); }
 
   __m512i table_;
@@ -144,7 +144,7 @@ class Expander {
 
 inline uint8_t exponent_of(uint16_t number) { return number >> 7; }
 
-// The codes of a panel, by how many of its numbers have each exponent.
+// Codes a panel, by the frequencies of its exponents.
 class PanelCoder {
  public:
   explicit PanelCoder(const Frequencies& frequencies)
@@ -161,7 +161,7 @@ class PanelCoder {
 
   int64_t num_listed() const { return num_listed_; }
 
-  // A panel, whose header knows all but the table; it and the list's part hold zeros otherwise.
+  // Codes a panel, whose header has all but the table; it and the list's part must be zeros otherwise.
   void write(const std::vector<BFloat16>& numbers, uint8_t* to, uint32_t* starts, uint8_t* list) const {
     auto& header = *reinterpret_cast<Header*>(to);
     std::copy(table_.begin(), table_.end(), header.table);
@@ -180,9 +180,9 @@ class PanelCoder {
   }
 
  private:
-  static constexpr uint8_t kListed = kTableSize - 1;  // as a code
+  static constexpr uint8_t kListed = kTableSize - 1;  // the code of listed numbers
 
-  // Which number of a unit is expanded from that byte of its lines: those of two lines alternate by eights.
+  // Returns which number of a unit is expanded from a byte of its lines: numbers of two lines alternate by eights.
   static constexpr int64_t number_at(int64_t byte) {
     return byte / 64 * 64 + byte % 16 / 8 * 32 + byte % 64 / 16 * 8 + byte % 8;
   }
@@ -198,7 +198,7 @@ class PanelCoder {
   int64_t num_listed_;
 };
 
-// Whether it is what `pack` makes of a weight of so many panels, of so many units each.
+// Whether `packed` was made by `pack` of a weight with these numbers of panels, and of units in each.
 inline bool is_coded(const at::Tensor& packed, int64_t panels, int64_t units) {
   if (packed.dim() != 1 || !packed.is_contiguous() || packed.numel() < Panels::list_at(panels, units)) return false;
   const auto* start = packed.const_data_ptr<uint8_t>();
@@ -207,8 +207,8 @@ inline bool is_coded(const at::Tensor& packed, int64_t panels, int64_t units) {
          header->bytes == uint64_t(packed.numel());
 }
 
-// weight [N, K] -> bytes; none where too many numbers are listed. Panels have so many of a weight's columns and so many
-// units; for_each_panel(use) calls use(panel, numbers) for each.
+// Codes a weight [N, K] as bytes; returns nothing where too many numbers would be listed. The arguments are the columns
+// and the units of a panel; for_each_panel(use) calls use(panel, numbers) for each panel.
 template <class ForEachPanel>
 std::optional<at::Tensor> pack(const at::Tensor& weight, int64_t columns, int64_t units,
                                const ForEachPanel& for_each_panel) {

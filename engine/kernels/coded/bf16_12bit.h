@@ -1,10 +1,11 @@
-// Weights of bfloat16 in 12 bits a number, exactly. A number's low byte stays as it is. Its high byte, the sign and
-// seven bits of the exponent, has few values that matter: each panel has a table of its 16 most frequent ones, and four
-// bits of a number say which. Where it has another one, that is listed: of weights that are normally distributed, one
-// in 6,000 to 16,000. Memory is read in three quarters of the time, and numbers are expanded while it is.
+// Lossless coding of bfloat16 weights in 12 bits a number. A number's low byte is stored as it is. Few high bytes, the
+// sign and seven bits of the exponent, are frequent: each panel has a table of its 16 most frequent ones, and four bits
+// of a number are an index into it. Numbers with another high byte are exceptions, which are listed: of normally
+// distributed weights, one in 6,000 to 16,000. Memory is read in three quarters of the time, and numbers are expanded
+// meanwhile.
 //
-// A panel: its header, with the table and the list, and its numbers, in units: of 128, 64 bytes of codes, then 128 low
-// bytes, or of 32, where vectors have 32 bytes: 16 of codes, then 32 low bytes.
+// Layout of a panel: its header, with the table and the list, and its numbers in units. A unit has 128 numbers: 64
+// bytes of codes, then 128 low bytes. Where vectors have 32 bytes, it has 32: 16 bytes of codes, then 32 low bytes.
 
 #pragma once
 
@@ -27,28 +28,28 @@ namespace twostep::high_bytes {
 
 using at::BFloat16;
 
-constexpr int64_t kUnit = Expanded::kNumbers, kCodeBytes = kUnit / 2;  // numbers, and what they take
+constexpr int64_t kUnit = Expanded::kNumbers, kCodeBytes = kUnit / 2;  // numbers of a unit, bytes of its codes
 constexpr int64_t kUnitBytes = kCodeBytes + kUnit;
 #if defined(__AVX512BW__)
-constexpr int64_t kAlignment = kLineBytes;  // of a weight, for loads of whole vectors
+constexpr int64_t kAlignment = kLineBytes;  // of a weight, for aligned loads of vectors
 #else
-constexpr int64_t kAlignment = 16;  // for those of tables
+constexpr int64_t kAlignment = 16;  // of a weight, for aligned loads of tables
 #endif
 
 // A number's index in its panel << 8 | its high byte, in ascending order, kNoException after the last one.
 using Exception = uint32_t;
 constexpr Exception kNoException = ~Exception{0};
 constexpr int64_t kMaxUnits = (kNoException >> 8) / kUnit;
-constexpr int64_t kMaxExceptionShare = 256;  // one of so many numbers: else expanding takes longer than reading
+constexpr int64_t kMaxExceptionShare = 256;  // at most one in so many numbers: else expanding takes longer than reading
 
 constexpr int64_t kTableSize = 16;
 struct Header {
   uint8_t table[kTableSize];
-  uint32_t units;  // of the panel, to refuse rows of another length
+  uint32_t units;  // of the panel, to reject rows of another length
   Exception exceptions[];
 };
 
-// A weight's panels.
+// A coded weight's panels.
 struct Panels {
   const uint8_t* packed;
   int64_t panel_bytes, header_bytes;
@@ -80,11 +81,11 @@ class Expander {
     exception_ = std::lower_bound(header.exceptions, end, index_ << 8);
   }
 
-  // The next unit; asks for those to come, if wanted. Only where there are exceptions do its vectors pass through
-  // memory, for which a core would wait: so all of this is inlined.
-  template <bool kAsks>
+  // Expands the next unit; prefetches later ones if kPrefetches. Its vectors pass through memory, for which a core
+  // would wait, only where there are exceptions: so all of this is inlined.
+  template <bool kPrefetches>
   TWOSTEP_INLINE Expanded expand() {
-    Expanded unit = expand_codes<kAsks>();
+    Expanded unit = expand_codes<kPrefetches>();
     if (has_exception()) [[unlikely]] {
       alignas(kLineBytes) uint8_t numbers[Expanded::kBytes];
       unit.store(numbers);
@@ -101,34 +102,34 @@ class Expander {
   TWOSTEP_INLINE bool has_exception() const { return *exception_ >> 8 < index_ + kUnit; }
 
 #if defined(__AVX512BW__)
-  template <bool kAsks>
+  template <bool kPrefetches>
   TWOSTEP_INLINE Expanded expand_codes() {
-    const __m512i nibbles = _mm512_set1_epi8(15), codes = load<kAsks>(0);
+    const __m512i nibbles = _mm512_set1_epi8(15), codes = load<kPrefetches>(0);
     Expanded unit;
-    expand_half(load<kAsks>(1), _mm512_and_si512(codes, nibbles), unit.vectors);
-    expand_half(load<kAsks>(2), _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibbles), unit.vectors + 2);
+    expand_half(load<kPrefetches>(1), _mm512_and_si512(codes, nibbles), unit.vectors);
+    expand_half(load<kPrefetches>(2), _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibbles), unit.vectors + 2);
     from_ += kUnitBytes;
     return unit;
   }
 
-  template <bool kAsks>
+  template <bool kPrefetches>
   TWOSTEP_INLINE __m512i load(int64_t line) const {
-    if constexpr (kAsks) ask_ahead(from_ + line * kLineBytes);
+    if constexpr (kPrefetches) prefetch_ahead(from_ + line * kLineBytes);
     return _mm512_load_si512(from_ + line * kLineBytes);
   }
 
-  // Words of a low and a high byte, which unpacking leaves in another order than it found them: see PanelCoder.
+  // Interleaves low and high bytes to words; unpacking changes their order: see PanelCoder.
   TWOSTEP_INLINE void expand_half(__m512i low, __m512i codes, __m512i* words) const {
     const __m512i high = _mm512_shuffle_epi8(table_, codes);
     words[0] = _mm512_unpacklo_epi8(low, high);
     words[1] = _mm512_unpackhi_epi8(low, high);
   }
 #else
-  template <bool kAsks>
+  template <bool kPrefetches>
   TWOSTEP_INLINE Expanded expand_codes() {
-    if constexpr (kAsks) ask_ahead(from_);
+    if constexpr (kPrefetches) prefetch_ahead(from_);
     const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from_)));
-    const __m256i codes = _mm256_srlv_epi32(both, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));  // of a lane its nibble
+    const __m256i codes = _mm256_srlv_epi32(both, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));  // each lane's nibble
     const __m256i high = _mm256_shuffle_epi8(table_, _mm256_and_si256(codes, _mm256_set1_epi8(15)));
     const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from_ + kCodeBytes));
     from_ += kUnitBytes;
@@ -139,10 +140,10 @@ class Expander {
   ByteVector table_;
   const uint8_t* from_;
   const Exception* exception_;
-  Exception index_;  // of the next number whose exceptions are to be put
+  Exception index_;  // of the next number, for comparison with exceptions
 };
 
-// The codes of a panel, by how many of its numbers have each high byte.
+// Codes a panel, by the frequencies of its high bytes.
 class PanelCoder {
  public:
   explicit PanelCoder(const Frequencies& frequencies) {
@@ -155,7 +156,7 @@ class PanelCoder {
 
   int64_t num_exceptions() const { return num_exceptions_; }
 
-  // `to` holds zeros.
+  // Codes the panel into `to`, which must be zeros.
   void write(const std::vector<BFloat16>& numbers, uint8_t* to, int64_t header_bytes) const {
     auto& header = *reinterpret_cast<Header*>(to);
     std::copy(table_.begin(), table_.end(), header.table);
@@ -206,7 +207,7 @@ class PanelCoder {
 
 inline uint8_t high_byte_of(uint16_t number) { return number >> 8; }
 
-// Whether it is what `pack` makes of a weight of so many panels, of so many units each.
+// Whether `packed` was made by `pack` of a weight with these numbers of panels, and of units in each.
 inline bool is_coded(const at::Tensor& packed, int64_t panels, int64_t units) {
   if (packed.dim() != 2) return false;
   const int64_t header_bytes = packed.size(1) - units * kUnitBytes;
@@ -216,8 +217,8 @@ inline bool is_coded(const at::Tensor& packed, int64_t panels, int64_t units) {
          reinterpret_cast<const Header*>(header)->units == units;
 }
 
-// weight [N, K] -> [panel, bytes of one]; none where a panel has too many exceptions or units. Panels have so many of a
-// weight's columns and so many units; for_each_panel(use) calls use(panel, numbers) for each.
+// Codes a weight [N, K] as [panel, bytes of one]; returns nothing where a panel has too many exceptions or units. The
+// arguments are the columns and the units of a panel; for_each_panel(use) calls use(panel, numbers) for each panel.
 template <class ForEachPanel>
 std::optional<at::Tensor> pack(const at::Tensor& weight, int64_t columns, int64_t units,
                                const ForEachPanel& for_each_panel) {

@@ -1,5 +1,4 @@
-// What both ways share to code a weight's numbers of bfloat16: how often they have each value of the byte that a table
-// codes, and numbers expanded.
+// What both codings of bfloat16 weights share: the frequencies of the byte that a table codes, and expanded numbers.
 
 #pragma once
 
@@ -49,8 +48,8 @@ struct Expanded {
 
 using Frequencies = std::array<int64_t, 256>;
 
-// A coder for each panel of so many of a weight's columns, made of the frequencies of byte_of(bits of a number) in its
-// `size` numbers, of which zeros fill up what there is.
+// Makes a coder for each panel of a weight from the frequencies of byte_of(bits of a number) among its `size` numbers,
+// with those of the zero padding.
 template <class PanelCoder, class ByteOf>
 std::vector<std::optional<PanelCoder>> coders_of(const at::Tensor& weight, int64_t columns, int64_t size,
                                                  const ByteOf& byte_of) {
@@ -67,7 +66,7 @@ std::vector<std::optional<PanelCoder>> coders_of(const at::Tensor& weight, int64
   return coders;
 }
 
-// The values below `limit`, the most frequent first.
+// Returns the values below `limit`, the most frequent first.
 inline std::array<uint8_t, 256> most_frequent(const Frequencies& frequencies, int64_t limit = 256) {
   std::array<uint8_t, 256> values;
   std::iota(values.begin(), values.end(), 0);

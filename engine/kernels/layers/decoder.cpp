@@ -1,6 +1,6 @@
-// Decoder layers with no Python between two products: one layer in two operators, one on each side of its attention, or
-// all layers in one, from token ids to what the head reads. They call the operators that the plain path calls from
-// Python, in the same order; where all layers are one, a layer's last sum and the norm behind it are one pass, too.
+// Decoder layers without Python between two matmuls: one layer in two operators, before and after its attention, or all
+// layers in one, from token ids to the input of the head. They call the operators that the plain path calls from
+// Python, in the same order; in the latter, a layer's last sum and the norm after it are one pass, too.
 
 #include <ATen/ATen.h>
 #include <torch/custom_class.h>
@@ -25,7 +25,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 template <class T>
 using Ref = c10::intrusive_ptr<T>;
 
-// A packed weight of 8 or 4 bits, or of 0 where it is not quantized.
+// A linear layer with a packed weight of 8 or 4 bits, or 0 if it is not quantized.
 struct Linear : torch::CustomClassHolder {
   at::Tensor packed;
   OptionalTensor bias;
@@ -48,24 +48,24 @@ struct Norm : torch::CustomClassHolder {
 
   at::Tensor operator()(const at::Tensor& x) const { return rms_norm(x, weight, eps); }
 
-  // residual + x, and the norm of that.
-  std::tuple<at::Tensor, at::Tensor> of_sum(const at::Tensor& residual, const at::Tensor& x, const Buffer& sum,
-                                            const Buffer& normed) const {
+  // Returns residual + x, and the norm of that sum.
+  std::tuple<at::Tensor, at::Tensor> add_and_norm(const at::Tensor& residual, const at::Tensor& x, const Buffer& sum,
+                                                  const Buffer& normed) const {
     return add_rms_norm(residual, x, weight, eps, sum, normed);
   }
 };
 
-// Of rows with the heads of queries, keys and values side by side: [T, heads, head_size] each.
+// Splits rows that have the heads of queries, keys and values side by side: [T, heads, head_size] each.
 struct Heads {
   at::Tensor query, key, value;
 };
 
-// What is computed on the way through a layer: the next one overwrites it.
+// Intermediate results of a layer, which the next layer overwrites.
 class Workspace {
  public:
   Buffer qkv, attended, residual, normed, gated, added;
 
-  // Views of what is in `qkv`, which are kept as it is.
+  // Views of `qkv`, which are kept as long as it is.
   const Heads& heads_of(const at::Tensor& rows, int64_t num_heads, int64_t num_kv_heads) {
     if (!viewed_.is_same(rows) || heads_.query.size(1) != num_heads || heads_.key.size(1) != num_kv_heads) {
       const at::Tensor all = rows.view({rows.size(0), num_heads + 2 * num_kv_heads, -1});
@@ -102,8 +102,8 @@ struct BeforeAttention : torch::CustomClassHolder {
   }
 };
 
-// Tokens whose gated rows there are at once: these are several times as wide as all else, and of more tokens they would
-// take most of what a step takes.
+// Tokens whose gated rows are in memory at once: these rows are several times as wide as all others, and for more
+// tokens they would take most of a step's memory.
 constexpr int64_t kGatedTokens = 1024;
 
 struct AfterAttention : torch::CustomClassHolder {
@@ -121,14 +121,14 @@ struct AfterAttention : torch::CustomClassHolder {
   std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& x, const at::Tensor& attended,
                                                 Workspace& work) const {
     const at::Tensor projected = (*attention_out)(attended, work.added);
-    const auto [residual, normed] = norm->of_sum(x, projected, work.residual, work.normed);
+    const auto [residual, normed] = norm->add_and_norm(x, projected, work.residual, work.normed);
     if (normed.size(0) <= kGatedTokens) {
       return {residual, (*down)((*gate_up)(normed, work.gated, activation), work.added)};
     }
     for (int64_t first = 0; first < normed.size(0); first += kGatedTokens) {
       const int64_t count = std::min(kGatedTokens, normed.size(0) - first);
       const at::Tensor gated = (*gate_up)(normed.narrow(0, first, count), work.gated, activation);
-      (*down)(gated, Buffer(projected.narrow(0, first, count)));  // which nobody reads any more
+      (*down)(gated, Buffer(projected.narrow(0, first, count)));  // whose rows are no longer needed
     }
     return {residual, projected};
   }
@@ -149,7 +149,7 @@ at::Tensor after_attention(const Ref<AfterAttention>& layer, const at::Tensor& x
   return (residual + added).unsqueeze(0);
 }
 
-// A layer with what its attention needs to know, its part of the KV cache included.
+// A layer with the parameters of its attention and its part of the KV cache.
 struct Layer : torch::CustomClassHolder {
   Ref<BeforeAttention> before;
   Ref<AfterAttention> after;
@@ -170,7 +170,7 @@ struct Decoder : torch::CustomClassHolder {
   Rotations rotations;
   std::vector<Ref<Layer>> layers;
   Ref<Norm> last_norm;
-  Workspace work;  // of steps of few tokens, which are so short that it counts; not for several threads
+  Workspace work;  // reused by short steps, where allocations would count; not thread-safe
 
   Decoder(at::Tensor embedding, at::Tensor frequencies, double rotation_scaling, std::vector<Ref<Layer>> layers,
           Ref<Norm> last_norm)
@@ -184,11 +184,11 @@ struct Decoder : torch::CustomClassHolder {
 
 constexpr int64_t kFewTokens = 64;
 
-// Whose tokens attention computes, as in engine/attention/metadata.py.
+// The batch of attention, as in engine/attention/metadata.py.
 struct Sequences {
   at::Tensor block_tables, cu_seqlens_q, context_lens;
 
-  // Each of these tokens as a sequence of its own; `positions` are those of all tokens.
+  // Returns these tokens as sequences of one token each; `positions` are those of all tokens.
   Sequences of_tokens(const at::Tensor& tokens, const at::Tensor& positions) const {
     const at::Tensor which = tokens.contiguous(), where = positions.contiguous(), firsts = cu_seqlens_q.contiguous();
     const int64_t count = which.numel();
@@ -204,8 +204,8 @@ struct Sequences {
   }
 };
 
-// token_ids and positions [T], block_tables to slot_mapping as in engine/attention/metadata.py -> what the head reads,
-// [T, H], or only of the `kept` tokens
+// token_ids and positions [T], block_tables to slot_mapping as in engine/attention/metadata.py -> the input of the
+// head, [T, H], or of the `kept` tokens only
 at::Tensor run_decoder(const Ref<Decoder>& decoder, const at::Tensor& token_ids, const at::Tensor& positions,
                        const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
                        const at::Tensor& slot_mapping, const OptionalTensor& kept) {
@@ -220,7 +220,7 @@ at::Tensor run_decoder(const Ref<Decoder>& decoder, const at::Tensor& token_ids,
     auto [query, key, value] = layer.before->project(normed, cos, sin, work);
     write_kv(key, value, layer.keys, layer.values, slot_mapping);
     const bool is_last = i + 1 == num_layers;
-    if (kept && is_last) {  // of other tokens nobody needs more than their keys and values
+    if (kept && is_last) {  // of other tokens only keys and values are needed
       x = take_rows(x, *kept);
       query = take_rows(query.flatten(1), *kept).view({kept->numel(), query.size(1), query.size(2)});
       sequences = sequences.of_tokens(*kept, positions);
@@ -231,7 +231,7 @@ at::Tensor run_decoder(const Ref<Decoder>& decoder, const at::Tensor& token_ids,
                         work.attended);
     const auto [residual, added] = (*layer.after)(x, attended, work);
     std::tie(x, normed) =
-        decoder->norm_before(i + 1).of_sum(residual, added, work.residual, is_last ? returned : work.normed);
+        decoder->norm_before(i + 1).add_and_norm(residual, added, work.residual, is_last ? returned : work.normed);
   }
   return normed;
 }

@@ -1,9 +1,9 @@
-// silu, sigmoid and gelu whose result for an element depends on that element alone.
+// Batch-invariant silu, sigmoid and gelu: the result for an element depends on that element alone.
 //
 // torch's own take a vectorised path through the middle of a thread's share and a scalar path at its end, and the two
 // differ in the last bit: an activation then depends on how many rows are computed at once. Here every element goes
-// through the same instructions. `replace_activations` puts these in place of torch's for CPU tensors, process-wide, so
-// that model code need not be touched wherever it calls them.
+// through the same instructions. `replace_activations` replaces torch's for CPU tensors, process-wide, so that model
+// code need not be changed wherever it calls them.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
@@ -22,7 +22,7 @@ using namespace twostep;
 
 constexpr int64_t kGrain = 1 << 13;  // elements below which waking another thread costs more than it saves
 
-// Sixteen at a time; the last few fill a register up with zeros.
+// Computes sixteen elements at a time; the last few are padded with zeros.
 template <class Op, class Element>
 void run(const Element* from, int64_t size, Element* to) {
   for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
@@ -44,7 +44,7 @@ void run_all(const at::Tensor& input, at::Tensor& output) {
   });
 }
 
-// Into `output`, which is contiguous and may be the input.
+// Writes to `output`, which is contiguous and may be the input.
 template <class Op>
 void map_into(const at::Tensor& input, at::Tensor& output) {
   const at::Tensor source = input.contiguous();
@@ -79,7 +79,7 @@ at::Tensor& gelu_in_place(at::Tensor& input, std::string_view approximate) {
   return approximate == "tanh" ? map_in_place<GeluTanh>(input) : map_in_place<GeluErf>(input);
 }
 
-// torch warns whenever a kernel of its own is replaced. That is what is wanted here.
+// torch warns whenever one of its own kernels is replaced, which is intended here.
 struct Quiet : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };

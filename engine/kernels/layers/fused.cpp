@@ -1,8 +1,8 @@
-// What a decoder layer does between its matrix products and its attention, each in one pass over memory.
+// The operations of a decoder layer between its matmuls and its attention, each in one pass over memory.
 //
 // Results are rounded wherever the plain layers of transformers round, so all but the sum of squares in a norm is, bit
-// for bit, what they compute, save what rounding makes zero (rounded_to_halves in vec.h). That sum has one order of its
-// own: sixteen lanes, folded at the end. Every row is computed by itself.
+// for bit, what they compute, except for what rounding makes zero (rounded_to_halves in vec.h). That sum has an order
+// of its own: sixteen lanes, folded at the end. Every row is computed by itself.
 
 #include <ATen/ATen.h>
 #include <torch/library.h>
@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 13;  // elements below which waking another thread costs more than it saves
 
-// Calls f(row) for every row, over the threads where there is enough to do.
+// Calls f(row) for every row, on several threads if there is enough work.
 template <class F>
 void for_each_row(int64_t rows, int64_t row_size, const F& f) {
   const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, row_size));

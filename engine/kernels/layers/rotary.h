@@ -1,4 +1,4 @@
-// By what queries and keys are rotated at each position.
+// Rotary embeddings: the angles by which queries and keys are rotated at each position.
 
 #pragma once
 
@@ -14,8 +14,8 @@
 
 namespace twostep {
 
-// Computed once for each position: MKL's sine and cosine wake torch's threads, which then stay awake for a while beside
-// the kernels' own. On two cores a step of 8 requests took a sixth longer. Not for several threads.
+// Angles are computed once per position: MKL's sine and cosine wake torch's threads, which then spin for a while beside
+// the kernels' own. On two cores a step of 8 requests took a sixth longer. Not thread-safe.
 class Rotations {
  public:
   Rotations(at::Tensor frequencies, double scaling, at::ScalarType dtype)

@@ -1,4 +1,4 @@
-// The bfloat16 product of linear.cpp in AMX tiles. A tile multiplication adds 32 products along K to each of 16 x 16
+// The bfloat16 matmul of linear.cpp in AMX tiles. A tile multiplication adds 32 products along K to each of 16 x 16
 // float32 sums, for every row by itself and always in the same order. So one code path for all numbers of rows is batch
 // invariant, and blocking along K changes nothing: a sum that waits in memory between two blocks is stored and loaded
 // as the float32 it is.
@@ -24,8 +24,8 @@ namespace twostep::amx {
 constexpr int64_t kSumElements = 2 * kTile * kTile;  // 16 rows times one panel
 
 // x as row tiles: 16 rows, `row_bytes` apart. Where x itself is not of that form (the rows after the last whole tile,
-// and all rows when K is no multiple of a step), the tiles lie in a copy, K filled up with zeros. What the copy holds
-// beyond the last row matters to nobody: those sums are not written.
+// and all rows when K is no multiple of a step), the tiles lie in a copy, with K padded with zeros. What the copy holds
+// beyond the last row does not matter: those sums are not written.
 struct RowTiles {
   const BFloat16* direct;
   const BFloat16* copied;
@@ -51,8 +51,8 @@ inline RowTiles row_tiles_of(const Problem<BFloat16>& p) {
 // sums += 16 * kRowTiles rows of x times one panel, over `steps` steps of K. Tiles 0 to 3 are the sums, 4 and 5 the
 // rows of x, 6 and 7 the columns of the panel. Rows that are streamed leave the L1 cache to the panel.
 template <int kRowTiles, bool kStreamsRows, class Steps, class Writer>
-inline Ahead multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t row_bytes, Steps weights,
-                            int64_t steps, bool is_first, float* sums, Writer& writer, Ahead ahead) {
+inline Prefetcher multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t row_bytes, Steps weights,
+                                 int64_t steps, bool is_first, float* sums, Writer& writer, Prefetcher ahead) {
   constexpr int64_t kSumBytes = kPanel * sizeof(float), kPairBytes = kStep * sizeof(BFloat16);
   float* sums_below = sums + kSumElements;
   if (is_first) {
@@ -84,8 +84,8 @@ inline Ahead multiply_tiles(const BFloat16* x, const BFloat16* x_below, int64_t 
   return ahead;
 }
 
-// One block. Where there are several passes, a piece of K stays in the L1 cache while all of them meet it. Meanwhile
-// asks memory for what comes next, and finishes rows.
+// Multiplies one block. A piece of K stays in the L1 cache for all passes over it, if there are several. Meanwhile what
+// comes next is prefetched, and rows are finished.
 template <class Finish, class Panels>
 class BlockProduct {
  public:
@@ -96,7 +96,7 @@ class BlockProduct {
 
   void compute() {
     for (Piece now = order_.first(block_); now.steps > 0; now = order_.after(now, block_)) {
-      Ahead ahead = ahead_of(now);
+      Prefetcher ahead = ahead_of(now);
       if (order_.is_once()) {
         multiply<false>(0, now, panels_.only_pass(now), ahead);
       } else {
@@ -109,7 +109,7 @@ class BlockProduct {
 
  private:
   template <class Steps>
-  void multiply_all(const Piece& now, const Steps& weights, Ahead ahead) {
+  void multiply_all(const Piece& now, const Steps& weights, Prefetcher ahead) {
     for (int64_t pass = 0; pass < block_.num_passes(); ++pass) {
       ahead = order_.is_by_panel() ? multiply<true>(pass, now, weights, ahead)
                                    : multiply<false>(pass, now, weights, ahead);
@@ -117,7 +117,7 @@ class BlockProduct {
   }
 
   template <bool kStreamsRows, class Steps>
-  Ahead multiply(int64_t pass, const Piece& now, const Steps& weights, Ahead ahead) {
+  Prefetcher multiply(int64_t pass, const Piece& now, const Steps& weights, Prefetcher ahead) {
     const int64_t tile = block_.row_tile + 2 * pass, tile_end = std::min(tile + 2, block_.row_tile_end);
     const BFloat16 *x = rows_[tile] + now.step * kStep, *x_below = rows_[tile_end - 1] + now.step * kStep;
     const auto multiply_by = tile_end == tile + 2 ? multiply_tiles<2, kStreamsRows, Steps, RowWriter<Finish>>
@@ -126,7 +126,7 @@ class BlockProduct {
                        sums_of(now.panel) + pass * 2 * kSumElements, writer_, ahead);
   }
 
-  // Sums that need not wait for the next piece take turns in two places, so that they stay in a near cache.
+  // Sums that need not wait for the next piece alternate between two places, so that these stay in a near cache.
   float* sums_of(int64_t panel) const {
     return sums_ + (order_.is_by_panel() ? turn_ : panel - block_.panel) * block_.num_passes() * 2 * kSumElements;
   }
@@ -136,9 +136,9 @@ class BlockProduct {
     turn_ ^= 1;
   }
 
-  // What to ask for in all passes over a piece: the one that takes its place, none where the next block has the same
-  // panels. A panel that is read once asks for its own steps, a few of them ahead.
-  Ahead ahead_of(const Piece& now) const {
+  // What to prefetch in all passes over a piece: the piece that takes its place, or nothing where the next block has
+  // the same panels. A panel that is read once prefetches its own steps, a few of them ahead.
+  Prefetcher ahead_of(const Piece& now) const {
     const int64_t lines = Panels::kStepBytes / kLineBytes, tiles = block_.row_tile_end - block_.row_tile;
     Piece then;
     int64_t turns = 2 * tiles;
@@ -146,10 +146,10 @@ class BlockProduct {
       turns += Panels::kTurns;
       then = order_.after(now, block_);
       if (then.steps == 0 && next_.panel != block_.panel) then = order_.first(next_);
-    } else if constexpr (!Panels::kAsksForItself) {
+    } else if constexpr (!Panels::kPrefetchesItself) {
       then = {now.panel, Panels::kStepsAhead, now.steps};
     }
-    return Ahead(panels_.start_of(then), then.steps * lines, 0, 1, now.steps * turns);
+    return Prefetcher(panels_.start_of(then), then.steps * lines, 0, 1, now.steps * turns);
   }
 
   const Problem<BFloat16>& p_;
@@ -184,12 +184,12 @@ inline void multiply_panels(const Problem<BFloat16>& p, const PanelsOfThread& pa
   with_activation(p.activation, [&]<class Op>() { multiply_and_finish<Gated<Op>>(p, panels_of_thread); });
 }
 
-// By what `pack` made.
+// Multiplies by a weight that `pack` made.
 inline void multiply(const Problem<BFloat16>& p, const BFloat16* packed) {
   multiply_panels(p, [&] { return PlainPanels{packed, divide_up(p.k, kStep)}; });
 }
 
-// By what `pack_coded` made.
+// Multiplies by a weight that `pack_coded` made.
 inline void multiply_coded(const Problem<BFloat16>& p, const uint8_t* packed) {
   multiply_panels(p, [&] {
     static thread_local Scratch<uint8_t> scratch;

@@ -1,4 +1,4 @@
-// Panels of tiles in 11 bits a number, as coded_exponents.h says.
+// Panels of AMX tiles in 11 bits a number (coded/bf16_11bit.h).
 
 #pragma once
 
@@ -16,20 +16,20 @@ constexpr int64_t kStepUnits = kStepElements / exponents::kUnit, kStepQuarters =
 
 struct CodedPanels {
   static constexpr int64_t kStepBytes = kStepUnits * exponents::kUnitBytes;
-  // In one pass: every vector asks for those to come, which is faster than a share after each product.
-  static constexpr bool kAsksForItself = true;
+  // In a single pass, every vector prefetches later ones, which is faster than a share after each product.
+  static constexpr bool kPrefetchesItself = true;
 
   class Steps;
 
   exponents::Panels panels;
-  uint8_t* places;  // of a piece's expanded steps
+  uint8_t* places;  // memory of a piece's expanded steps
 
   const uint8_t* start_of(const Piece& piece) const { return panels.unit_of(piece.panel, piece.step * kStepUnits); }
   Steps only_pass(const Piece& piece) const;
 
-  // For several passes. Meanwhile memory is asked for what comes next, kTurns times in a step.
+  // Expands a piece for several passes; meanwhile what comes next is prefetched, kTurns times in a step.
   static constexpr int64_t kTurns = 4;
-  PlainPanels::Steps expanded(const Piece& piece, Ahead& ahead) const {
+  PlainPanels::Steps expanded(const Piece& piece, Prefetcher& ahead) const {
     exponents::Expander expander(panels, piece.panel, piece.step * kStepUnits);
     uint8_t* to = places;
     for (int64_t step = 0; step < piece.steps; ++step, to += PlainPanels::kStepBytes) {
@@ -42,8 +42,8 @@ struct CodedPanels {
   }
 };
 
-// The steps of a piece, each of which is expanded while the one before is multiplied. Where one pass is all, two places
-// in turn are enough for them.
+// The steps of a piece in a single pass, each of which is expanded while the one before is multiplied: two places, in
+// turn, are enough for them.
 class CodedPanels::Steps {
  public:
   Steps(const CodedPanels& coded, const Piece& piece)
@@ -56,7 +56,7 @@ class CodedPanels::Steps {
     prepare<kRowTiles, 1>(0);
   }
 
-  // A share of the next step, as large as that of every other product.
+  // Expands a share of the next step, an equal one after each product.
   template <int kRowTiles>
   TWOSTEP_INLINE void prepare_next(int product) {
     prepare<kRowTiles, 2 * kRowTiles>(product);
@@ -84,12 +84,12 @@ class CodedPanels::Steps {
 
 inline CodedPanels::Steps CodedPanels::only_pass(const Piece& piece) const { return {*this, piece}; }
 
-// Whether pack_coded made it of a weight [n, k].
+// Whether `packed` was made by pack_coded of a weight [n, k].
 inline bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
   return exponents::is_coded(packed, divide_up(n, kPanel), divide_up(k, kStep) * kStepUnits);
 }
 
-// None where the numbers do not allow it.
+// Codes a weight; returns nothing where its numbers do not allow it.
 inline std::optional<at::Tensor> pack_coded(const at::Tensor& weight) {
   return exponents::pack(weight, kPanel, divide_up(weight.size(1), kStep) * kStepUnits,
                          [&](const auto& use) { for_each_panel(weight, use); });

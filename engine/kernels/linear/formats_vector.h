@@ -1,4 +1,4 @@
-// What the vector kernels multiply: vectors of the compiler's target and the formats of numbers.
+// The operands of the vector kernels: vectors of the compiler's target, and the formats of numbers.
 
 #pragma once
 
@@ -15,7 +15,7 @@ using Vec = PartF;  // one register
 constexpr int kLanes = kPartLanes, kVectorBytes = sizeof(Vec);
 
 // kTileRows * kVectors sums, kVectors weights and one value of x fill the vector registers. Sums of kWideningRows leave
-// room for making weights, too.
+// room to widen weights, too.
 #if defined(__AVX512F__)
 constexpr int kVectors = 4, kTileRows = 6, kWideningRows = 6;
 #elif defined(__aarch64__)
@@ -26,7 +26,7 @@ constexpr int kVectors = 2, kTileRows = 6, kWideningRows = 4;
 constexpr int kPanel = kLanes * kVectors;  // columns of one panel
 constexpr int64_t kStep = 2, kStepElements = kStep * kPanel;  // of K, and of a panel
 
-// A step of a panel where it lies: its vectors, as every step has them.
+// A step of a panel in its packed memory, with the interface that every kind of step has.
 struct StepInMemory {
   const char* at;
 
@@ -54,9 +54,10 @@ struct WidenedStep {
   }
 };
 
-// What a format tells the micro-kernel. A step of a panel is kStep along K times kPanel columns, of which kAtOnce along
-// K are multiplied at once: the part i of a step has kVectors vectors of weights. `broadcast` gives a row's numbers for
-// that part, x + i * kAtOnce being the first; `broadcast_last` its last number, where K ends with the first of a step.
+// A format's interface to the micro-kernel. A step of a panel is kStep along K times kPanel columns, of which kAtOnce
+// along K are multiplied at once: the part i of a step has kVectors vectors of weights. `broadcast` gives a row's
+// numbers for that part, x + i * kAtOnce being the first; `broadcast_last` its last number, where K ends with the first
+// of a step.
 struct Float32 {
   using Element = float;
   using Weights = Vec;
@@ -107,7 +108,7 @@ struct BFloat16 {
 #else
 constexpr bool kWidens = true;
 
-// Packed so, and multiplied as Float32: see WidenedPanels.
+// The packed format of bfloat16 that is multiplied as Float32: see WidenedPanels.
 struct BFloat16 {
   using Element = at::BFloat16;
   static constexpr int kPack = 2;

@@ -1,4 +1,4 @@
-// The operators of linear layers over weights in the format of the rows: float32 or bfloat16.
+// The operators of linear layers whose weights have the format of the rows: float32 or bfloat16.
 
 #include <torch/library.h>
 
@@ -15,9 +15,9 @@
 namespace twostep {
 namespace {
 
-// Whether a product with n columns gates itself; else gating is a step of its own.
+// Whether a matmul with n columns applies the gate to its sums; else gating is a step of its own.
 bool gates_itself(int64_t n) {
-  constexpr int64_t kPair = 2 * kGateBlock;  // of blocks, which must not lie in two panels
+  constexpr int64_t kPair = 2 * kGateBlock;  // blocks of gate and up, which must lie in one panel
   return vector::kPanel % kPair == 0 && n % kPair == 0;
 }
 
@@ -26,8 +26,8 @@ void check_dtype(const at::Tensor& tensor) {
               "linear takes float32 or bfloat16, not ", tensor.scalar_type());
 }
 
-// weight [N, K] -> [panels, steps of K, columns of a panel, K of a step], or coded, as uint8: on x86-64, where the
-// numbers allow it. Opaque to the caller.
+// Packs a weight [N, K] -> [panels, steps of K, columns of a panel, K of a step], or coded as uint8, on x86-64 where
+// its numbers allow it. The result is opaque to the caller.
 at::Tensor pack_weight(const at::Tensor& weight, [[maybe_unused]] bool may_be_coded) {
   check_dtype(weight);
   TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0, "weight must be a non-empty matrix");
@@ -46,7 +46,7 @@ at::Tensor pack_weight(const at::Tensor& weight, [[maybe_unused]] bool may_be_co
   return vector::pack<vector::BFloat16>(dense);
 }
 
-// Columns of a panel and K of a step, where a weight is not coded.
+// Columns of a panel and K of a step of a weight that is not coded.
 std::pair<int64_t, int64_t> panel_sizes([[maybe_unused]] at::ScalarType dtype) {
 #if defined(__AMX_BF16__)
   if (dtype == at::kBFloat16 && amx::is_granted()) return {amx::kPanel, amx::kStep};

@@ -1,4 +1,4 @@
-// A weight as tiles read it, and what is read next asked for.
+// A weight in the layout that AMX tiles read, with prefetches of what is read next.
 
 #pragma once
 
@@ -18,14 +18,14 @@ namespace twostep::amx {
 
 using at::BFloat16;
 
-// Panels that are multiplied where they lie.
+// Panels that are multiplied straight from packed memory.
 struct PlainPanels {
   static constexpr int64_t kStepBytes = kStepElements * sizeof(BFloat16);
   static constexpr int64_t kStepsAhead = 2;  // within a panel that is read once
-  static constexpr bool kAsksForItself = false;
-  static constexpr int64_t kTurns = 0;  // to ask while a step is expanded
+  static constexpr bool kPrefetchesItself = false;
+  static constexpr int64_t kTurns = 0;  // of prefetching while a step is expanded
 
-  // Of a piece.
+  // The steps of a piece.
   struct Steps {
     const BFloat16* start;
 
@@ -43,7 +43,7 @@ struct PlainPanels {
     return packed + (piece.panel * all_steps + piece.step) * kStepElements;
   }
   Steps only_pass(const Piece& piece) const { return {start_of(piece)}; }
-  Steps expanded(const Piece& piece, Ahead&) const { return {start_of(piece)}; }
+  Steps expanded(const Piece& piece, Prefetcher&) const { return {start_of(piece)}; }
 };
 
 // Calls use(panel, numbers) for each panel of a weight [N, K], with its numbers as tiles take them, zero padded:
@@ -64,7 +64,7 @@ inline void for_each_panel(const at::Tensor& weight, const Use& use) {
   });
 }
 
-// weight [N, K] -> [panel, K step, ...]
+// Packs a weight [N, K] -> [panel, K step, ...].
 inline at::Tensor pack(const at::Tensor& weight) {
   const int64_t panels = divide_up(weight.size(0), kPanel), steps = divide_up(weight.size(1), kStep);
   at::Tensor packed = zeros_in_huge_pages({panels, steps, kPanel, kStep}, weight.options());

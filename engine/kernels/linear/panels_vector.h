@@ -20,17 +20,17 @@
 
 namespace twostep::vector {
 
-// Panels that are multiplied where they lie.
+// Panels that are multiplied straight from packed memory.
 template <class FormatOf>
 struct PlainPanels {
   using Format = FormatOf;
   using Element = typename Format::Element;
   static constexpr int64_t kStepBytes = kStepElements * sizeof(Element);
-  static constexpr int64_t kPieceSteps = 128;  // at most, where several passes meet a piece in the L1 cache
+  static constexpr int64_t kPieceSteps = 128;  // at most, where several passes use a piece in the L1 cache
   static constexpr int64_t kFirstRows = kTileRows;  // at most, of the first pass
 
-  // One after the other; asks for those to come, if wanted.
-  template <bool kAsks>
+  // A pass over the steps, one after the other; prefetches later ones if kPrefetches.
+  template <bool kPrefetches>
   class Steps {
    public:
     explicit Steps(const Element* start) : at_(reinterpret_cast<const char*>(start)) {}
@@ -38,7 +38,7 @@ struct PlainPanels {
     TWOSTEP_INLINE StepInMemory next() {
       const char* at = at_;
       at_ += kStepBytes;
-      for (int64_t i = 0; kAsks && i < kStepBytes; i += kLineBytes) ask_ahead(at + i);
+      for (int64_t i = 0; kPrefetches && i < kStepBytes; i += kLineBytes) prefetch_ahead(at + i);
       return {at};
     }
 
@@ -74,12 +74,12 @@ struct CodedPanels {
     }
   };
 
-  template <bool kAsks>
+  template <bool kPrefetches>
   class Steps {
    public:
     Steps(const CodedPanels& panels, const Piece& piece) : expander_(panels.numbers, piece.panel, piece.step) {}
 
-    TWOSTEP_INLINE Step next() { return {expander_.expand<kAsks>()}; }
+    TWOSTEP_INLINE Step next() { return {expander_.expand<kPrefetches>()}; }
 
    private:
     high_bytes::Expander expander_;
@@ -94,8 +94,8 @@ struct CodedPanels {
 };
 #endif
 
-// Panels of pairs of bfloat16 without an instruction that multiplies them: as float32. The first of several passes
-// keeps a piece's numbers for all others, since whatever makes them needs the ports that multiply.
+// Panels of pairs of bfloat16, widened to float32 where no instruction multiplies them. The first of several passes
+// keeps a piece's widened numbers for all others, since widening needs the ports that multiply.
 template <class Pairs>
 struct WidenedPanels {
   using Format = Float32;
@@ -120,7 +120,7 @@ struct WidenedPanels {
   };
 
   Pairs pairs;
-  float* kept;  // of a piece
+  float* kept;  // a piece's widened numbers
 
   const auto* start_of(const Piece& piece) const { return pairs.start_of(piece); }
   auto only_pass(const Piece& piece) const { return steps<false>(pairs.only_pass(piece)); }
@@ -154,7 +154,7 @@ void for_each_panel(const at::Tensor& weight, const Use& use) {
   });
 }
 
-// weight [N, K] -> [panels, steps, kPanel, kStep]
+// Packs a weight [N, K] -> [panels, steps, kPanel, kStep].
 template <class Format>
 at::Tensor pack(const at::Tensor& weight) {
   using Element = typename Format::Element;
@@ -168,12 +168,12 @@ at::Tensor pack(const at::Tensor& weight) {
 }
 
 #if defined(__AVX2__)
-// Whether pack_coded made it of a weight [n, k].
+// Whether `packed` was made by pack_coded of a weight [n, k].
 inline bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
   return high_bytes::is_coded(packed, divide_up(n, kPanel), divide_up(k, kStep));
 }
 
-// None where the numbers do not allow it.
+// Codes a weight; returns nothing where its numbers do not allow it.
 inline std::optional<at::Tensor> pack_coded(const at::Tensor& weight) {
   return high_bytes::pack(weight, kPanel, divide_up(weight.size(1), kStep),
                           [&](const auto& use) { for_each_panel<BFloat16>(weight, use); });

@@ -1,5 +1,4 @@
-// What the implementations of the linear layer share: the problem's description, its checks, and the way to spread it
-// over threads.
+// What the implementations of the linear layer share: the description of a problem, its checks, and when threads pay.
 
 #pragma once
 
@@ -39,8 +38,8 @@ at::Tensor multiply_into(const Buffer& buffer, const at::Tensor& x, const at::Te
   return out;
 }
 
-// x [T, K], bias [n] -> [T, n], gated with an activation, by calling multiply with the problem of x's dtype: float32 or
-// bfloat16.
+// x [T, K], bias [n] -> [T, n], or [T, n / 2] gated with an activation. Calls `multiply` with the problem of x's dtype:
+// float32 or bfloat16.
 template <class Multiply>
 at::Tensor multiply_rows_of(const at::Tensor& x, const std::optional<at::Tensor>& bias, int64_t n,
                             Activation activation, const Buffer& out, const Multiply& multiply) {

@@ -1,4 +1,4 @@
-// What becomes of the finished sums of AMX tiles.
+// Writes the finished sums of AMX tiles as rows of the result.
 
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace twostep::amx {
 
-// What becomes of the sums of a row in one panel: rounded, they are the result.
+// Finishes the sums of a row in one panel: rounded, they are the result.
 struct Rounded {
   static constexpr int64_t kColumns = kPanel;  // of the result
 
@@ -24,7 +24,7 @@ struct Rounded {
   }
 };
 
-// Or one tile of the panel gates the other.
+// Finishes the sums of a row in one panel: one tile of it gates the other.
 template <class Op>
 struct Gated {
   static constexpr int64_t kColumns = kTile;
@@ -40,16 +40,16 @@ struct Gated {
   static Vec widen(__m256i x) { return Vec{{widened((PartH)x)}}; }
 };
 
-// Adds the bias to the finished sums of some rows of one panel and finishes them. It does so one row at a turn, between
-// the tile multiplications that come after: they leave the vector units idle. Two at a time are too many to overlap,
-// and the first turns pass: what tiles have just stored takes until then to be read.
+// Adds the bias to the finished sums of some rows of one panel, and finishes them: one row at a turn, between the tile
+// multiplications that follow, which leave the vector units idle. Two rows at a turn are too many to overlap. The first
+// turns are skipped, until what tiles have just stored can be read.
 template <class Finish>
 class RowWriter {
  public:
   explicit RowWriter(const Problem<BFloat16>& p) : p_(p), row_size_(p.n * Finish::kColumns / kPanel) {}
   ~RowWriter() { finish(); }
 
-  // Takes over the sums of rows [row, row_end), which must stay until the next call.
+  // Starts with the sums of rows [row, row_end), which must stay valid until the next call.
   void start(int64_t row, int64_t row_end, int64_t panel, const float* sums) {
     finish();
     const int64_t column = panel * kPanel, columns = std::min(kPanel, p_.n - column);
@@ -76,7 +76,7 @@ class RowWriter {
     while (num_rows_ > 0) write_row();
   }
 
-  // Asks for the row's place in the next panel, too.
+  // Writes a row, and prefetches its place in the next panel.
   void write_row() {
     const __m512 low = _mm512_add_ps(_mm512_load_ps(sums_), _mm512_load_ps(bias_));
     const __m512 high = _mm512_add_ps(_mm512_load_ps(sums_ + kTile), _mm512_load_ps(bias_ + kTile));

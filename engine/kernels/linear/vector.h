@@ -24,7 +24,7 @@ namespace twostep::vector {
 
 constexpr int64_t kRowsPerTask = 32 * kTileRows;
 
-// Adds the bias to the finished sums of one panel, and rounds, or gates them.
+// Adds the bias to the finished sums of one panel, and rounds or gates them.
 template <class Element>
 class SumsWriter {
  public:
@@ -55,11 +55,11 @@ class SumsWriter {
   float bias_[kPanel] = {};
 };
 
-// sums += kRows rows of x, `stride` apart, times the next k of a panel. Takes a turn with each step, and returns what
-// is left to be asked for.
+// sums += kRows rows of x, `stride` apart, times the next k of a panel. Prefetches a turn with each step, and returns
+// the prefetcher with the turns that are left.
 template <class Format, int kRows, class Steps>
-Ahead multiply_tile(const typename Format::Element* x, int64_t stride, int64_t k, Steps steps, bool is_first,
-                    float* sums, Ahead ahead) {
+Prefetcher multiply_tile(const typename Format::Element* x, int64_t stride, int64_t k, Steps steps, bool is_first,
+                         float* sums, Prefetcher ahead) {
   Vec tile[kRows][kVectors];
   const auto for_each_sum = [&](auto f) TWOSTEP_INLINE {
     unroll<kRows>([&](auto r) TWOSTEP_INLINE {
@@ -89,12 +89,12 @@ Ahead multiply_tile(const typename Format::Element* x, int64_t stride, int64_t k
   return ahead;
 }
 
-// Rows of x, and what they are multiplied with.
+// Rows of x, and the panel that they are multiplied with.
 struct Task {
   int64_t row = 0, row_end = 0, panel = 0;
 };
 
-// In one piece where one tile holds all rows. Meanwhile asks memory for the task that comes next.
+// Multiplies one task, in one piece where one tile holds all rows. Meanwhile the next task is prefetched.
 template <class Panels, class Element>
 class PanelProduct {
   using Format = typename Panels::Format;
@@ -112,7 +112,7 @@ class PanelProduct {
   void compute() {
     for (int64_t step = 0; step < all_steps_; step += max_steps_) {
       const Piece piece{task_.panel, step, std::min(max_steps_, all_steps_ - step)};
-      ahead_ = passes_ == 1 ? Ahead() : ahead_of(piece);
+      ahead_ = passes_ == 1 ? Prefetcher() : ahead_of(piece);
       // Tiles of nearly equal height: 8 rows run as 4 + 4, not as 6 + 2.
       for (int64_t pass = 0, row = task_.row; pass < passes_; ++pass) {
         const int64_t limit = pass == 0 ? Panels::kFirstRows : kTileRows;
@@ -151,7 +151,7 @@ class PanelProduct {
     for (int64_t r = 0; r < kRows; ++r) writer_.write(row + r, sums + r * kPanel);
   }
 
-  // The piece that is multiplied after all passes over this one; of no steps where there is none.
+  // The piece that is multiplied after all passes over this one; a piece of no steps if there is none.
   Piece piece_after(const Piece& now) const {
     const int64_t end = now.step + now.steps;
     if (end < all_steps_) return {now.panel, end, std::min(max_steps_, all_steps_ - end)};
@@ -159,11 +159,11 @@ class PanelProduct {
     return has_one ? Piece{next_.panel, 0, max_steps_} : Piece{};
   }
 
-  // What to ask for in all passes over a piece.
-  Ahead ahead_of(const Piece& now) const {
+  // What to prefetch in all passes over a piece.
+  Prefetcher ahead_of(const Piece& now) const {
     const Piece then = piece_after(now);
     const int64_t lines = divide_up(then.steps * Panels::kStepBytes, kLineBytes);
-    return Ahead(panels_.start_of(then), lines, 0, 1, now.steps * passes_);
+    return Prefetcher(panels_.start_of(then), lines, 0, 1, now.steps * passes_);
   }
 
   const Problem<Element>& p_;
@@ -173,10 +173,10 @@ class PanelProduct {
   float* const sums_;
   const SumsWriter<Element> writer_;
   const int64_t all_steps_, passes_, max_steps_;
-  Ahead ahead_;
+  Prefetcher ahead_;
 };
 
-// The problem's rows as numbers to multiply, in memory that the calling thread keeps for its next call.
+// Returns the problem's rows as numbers to multiply, in memory that the calling thread keeps for its next call.
 template <class Factor, class Element>
 const Factor* rows_as(const Problem<Element>& p) {
   if constexpr (std::is_same_v<Factor, Element>) return p.x;
@@ -193,7 +193,7 @@ const Factor* rows_as(const Problem<Element>& p) {
   }
 }
 
-// By the panels that panels_of_thread() gives.
+// Multiplies by the panels that panels_of_thread() returns on each thread.
 template <class Element, class PanelsOfThread>
 void multiply_panels(const Problem<Element>& p, const PanelsOfThread& panels_of_thread) {
   if (p.rows == 0) return;
@@ -212,7 +212,7 @@ void multiply_panels(const Problem<Element>& p, const PanelsOfThread& panels_of_
   });
 }
 
-// As multiply_panels, by the same panels for all threads: as they are, or by what they are widened to.
+// Multiplies by the same panels on all threads: as they are, or widened.
 template <class Element, class Panels>
 void multiply_by(const Problem<Element>& p, const Panels& panels) {
   if constexpr (kWidens && std::is_same_v<Element, at::BFloat16>) {
@@ -225,14 +225,14 @@ void multiply_by(const Problem<Element>& p, const Panels& panels) {
   }
 }
 
-// By what `pack` made.
+// Multiplies by a weight that `pack` made.
 template <class Format>
 void multiply(const Problem<typename Format::Element>& p, const typename Format::Element* packed) {
   multiply_by(p, PlainPanels<Format>{packed, divide_up(p.k, kStep)});
 }
 
 #if defined(__AVX2__)
-// By what `pack_coded` made.
+// Multiplies by a weight that `pack_coded` made.
 inline void multiply_coded(const Problem<at::BFloat16>& p, const uint8_t* packed, int64_t panel_bytes) {
   multiply_by(p, CodedPanels{high_bytes::Panels(packed, panel_bytes, divide_up(p.k, kStep))});
 }

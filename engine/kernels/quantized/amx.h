@@ -1,7 +1,7 @@
-// The products of linear_integers.h in AMX tiles: 16 rows, 16 columns, a group along K at a time.
+// The integer matmuls of quantized/vector.h in AMX tiles: 16 rows, 16 columns, a group along K at a time.
 //
 // Tiles 0 to 3 are dot products, 4 and 5 rows, 6 and 7 the weights of a panel. Rows of 8 bits go two tiles at a time,
-// those of 16 one tile at a time, as its two halves. A weight's Panel gives the bytes of each step.
+// those of 16 one tile at a time, as its two halves. A weight's Panel has the bytes of each step.
 
 #pragma once
 
@@ -28,8 +28,8 @@ struct Place {
   TileSums* sums;  // of each tile
 };
 
-// A group's dot products on their way to the sums, eight rows at a time: some after each step of what is multiplied
-// next, since the tiles work meanwhile.
+// Adds a group's dot products to the sums, eight rows at a time, after each step of the group that is multiplied next,
+// since the tiles work meanwhile.
 template <class Weight>
 class Addition {
  public:
@@ -99,19 +99,19 @@ inline void store_dots(TileDots (&dots)[2][2]) {
   if constexpr (kOperands == 2) amx::store_tile<2>(dots[1][0], kStep), amx::store_tile<3>(dots[1][1], kStep);
 }
 
-// What a thread works with.
+// The working memory of a thread.
 template <class Weight>
-struct alignas(64) Bench {
+struct alignas(64) ThreadState {
   TileSums sums[amx::kBlockPanels][amx::kBlockRowTiles];
   TileDots dots[2][2][2];  // turn, operand of rows, tile of columns
   int64_t turn = 0;
   Addition<Weight> addition;
 };
 
-// Multiplies the groups [group, group_end) of one panel. The first of all rows expand it, where it is to be expanded.
+// Multiplies the groups [group, group_end) of one panel. The first rows expand it, if its format needs that.
 template <class Weight, int kTiles, class Panel>
 inline void multiply_tiles(const RowsOf<Weight>& rows, const Place& place, const Panel& panel, bool is_first,
-                           Ahead ahead, int64_t group, int64_t group_end, Bench<Weight>& bench) {
+                           Prefetcher ahead, int64_t group, int64_t group_end, ThreadState<Weight>& state) {
   constexpr int kOperands = kTiles * int(Weight::Precision::kBytes);
   const auto expand = [&](int64_t step) {
     if constexpr (Weight::kIsExpanded) {
@@ -128,24 +128,24 @@ inline void multiply_tiles(const RowsOf<Weight>& rows, const Place& place, const
       const int8_t* others = kTiles == 2 ? rows.numbers_of(place.tile + 1, step) : numbers + kTileBytes;
       multiply_step<Weight, kOperands>(numbers, others, panel.place_of(step));
       expand(step + 1), ahead.fetch();
-      bench.addition.add_some();
+      state.addition.add_some();
     }
-    bench.addition.finish();
-    auto& dots = bench.dots[bench.turn ^= 1];
+    state.addition.finish();
+    auto& dots = state.dots[state.turn ^= 1];
     store_dots<kOperands>(dots);
-    bench.addition.start(rows, place, group, dots);
+    state.addition.start(rows, place, group, dots);
   }
 }
 
-// The sums of a block. A panel that is expanded is multiplied as a whole, first by some rows, then by others. Of others
-// each group meets all rows where they are few; many rows meet pieces of all panels, so short that a piece of a panel
-// and the rows' share of it stay in the L1 cache.
+// Computes a block. An expanded panel is multiplied as a whole, first by some rows, then by others. Of other formats
+// each group is multiplied by all rows if they are few; many rows are multiplied by pieces of all panels, so short that
+// a piece of a panel and the rows' share of it stay in the L1 cache.
 template <class Weight, class Element>
 class BlockProduct {
  public:
   BlockProduct(const Problem<Element>& p, const RowsOf<Weight>& rows, const uint8_t* packed, const amx::Block& block,
-               Bench<Weight>& bench)
-      : p_(p), rows_(rows), packed_(packed), block_(block), bench_(bench),
+               ThreadState<Weight>& state)
+      : p_(p), rows_(rows), packed_(packed), block_(block), state_(state),
         num_tiles_(block.row_tile_end - block.row_tile), passes_(divide_up(num_tiles_, kTiles)) {}
 
   void compute() {
@@ -162,8 +162,8 @@ class BlockProduct {
   }
 
  private:
-  static constexpr int64_t kTiles = 2 / Weight::Precision::kBytes;  // of rows, at once
-  static constexpr int64_t kFewTiles = 4;  // whose rows stay in the L2 cache, however long they are
+  static constexpr int64_t kTiles = 2 / Weight::Precision::kBytes;  // tiles of rows at once
+  static constexpr int64_t kFewTiles = 4;  // up to these, rows of any length stay in the L2 cache
   static constexpr int64_t kPieceGroups = 2;
 
   bool is_by_piece() const { return !Weight::kIsExpanded && num_tiles_ > kFewTiles; }
@@ -173,7 +173,7 @@ class BlockProduct {
     return is_by_piece() ? divide_up(rows_.groups, divide_up(rows_.groups, kPieceGroups)) : 1;
   }
 
-  // All rows times the groups [group, end) of a panel.
+  // Multiplies all rows by the groups [group, end) of a panel.
   void multiply(int64_t index, int64_t group, int64_t end) {
     end = std::min(end, rows_.groups);
     const uint8_t* at = packed_ + index * panel_bytes<Weight>(p_.k);
@@ -182,19 +182,19 @@ class BlockProduct {
       const int64_t tile = block_.row_tile + pass * kTiles, first = tile * kTileRows;
       const int64_t count = std::min(kTiles * kTileRows, p_.rows - first);
       const Place place{tile, count > kTileRows ? 2 : 1, count > kSomeRows ? kTileRows : kSomeRows, at,
-                        bench_.sums[index - block_.panel] + pass * kTiles};
+                        state_.sums[index - block_.panel] + pass * kTiles};
       const auto multiply_both = multiply_tiles<Weight, kTiles, decltype(panel)>;
       const auto multiply_one = multiply_tiles<Weight, 1, decltype(panel)>;
-      const Ahead ahead = ahead_of(index, group, end, pass);
-      (count > kTileRows ? multiply_both : multiply_one)(rows_, place, panel, pass == 0, ahead, group, end, bench_);
+      const Prefetcher ahead = ahead_of(index, group, end, pass);
+      (count > kTileRows ? multiply_both : multiply_one)(rows_, place, panel, pass == 0, ahead, group, end, state_);
       if (end == rows_.groups) write(index, first, count, place.sums);
     }
   }
 
-  // A share of what is multiplied after the groups [group, end) of a panel. What is expanded asks for itself.
-  Ahead ahead_of(int64_t panel, int64_t group, int64_t end, int64_t pass) const {
+  // Prefetches a pass's share of what follows the groups [group, end) of a panel, unless expanding prefetches it.
+  Prefetcher ahead_of(int64_t panel, int64_t group, int64_t end, int64_t pass) const {
     if (Weight::kIsExpanded) return {};
-    int64_t next_panel = panel, next = end;  // which may be the panel's end
+    int64_t next_panel = panel, next = end;  // the panel's end if there is none
     if (is_by_piece()) {
       const bool is_last = panel + 1 == block_.panel_end;
       next_panel = is_last ? block_.panel : panel + 1, next = is_last ? end : group;
@@ -203,14 +203,14 @@ class BlockProduct {
     }
     const int64_t start = place_of(next), bytes = place_of(next + piece_length()) - start;
     const int64_t steps = std::min(end * kGroupSteps, rows_.steps) - group * kGroupSteps;
-    return Ahead(packed_ + next_panel * place_of(rows_.groups) + start, bytes / kLineBytes, pass, passes_, steps);
+    return Prefetcher(packed_ + next_panel * place_of(rows_.groups) + start, bytes / kLineBytes, pass, passes_, steps);
   }
 
-  // Of a group in its panel; from the last one on, the panel's end.
+  // Returns the offset of a group in its panel; after the last group, the panel's end.
   int64_t place_of(int64_t group) const { return std::min(group * kGroupBytes<Weight>, panel_bytes<Weight>(p_.k)); }
 
   void write(int64_t panel, int64_t first, int64_t count, const TileSums* sums) {
-    bench_.addition.finish();
+    state_.addition.finish();
     const PanelWriter<Element> writer(p_, panel);
     Vec finished[kTileRows][2];
     for (int64_t row = 0; row < count; row += kTileRows, ++sums) {
@@ -224,7 +224,7 @@ class BlockProduct {
   const RowsOf<Weight>& rows_;
   const uint8_t* packed_;
   const amx::Block& block_;
-  Bench<Weight>& bench_;
+  ThreadState<Weight>& state_;
   const int64_t num_tiles_, passes_;
 };
 
@@ -232,11 +232,11 @@ template <class Weight, class Element>
 inline void multiply_amx(const Problem<Element>& p, const RowsOf<Weight>& rows, const uint8_t* packed) {
   const amx::Blocks blocks(p.rows, p.n);
   run_tasks(blocks.count(), is_small(p), [&](int64_t task) {
-    static thread_local Scratch<Bench<Weight>> scratch;
-    Bench<Weight>& bench = *new (scratch.get(1)) Bench<Weight>;
+    static thread_local Scratch<ThreadState<Weight>> scratch;
+    ThreadState<Weight>& state = *new (scratch.get(1)) ThreadState<Weight>;
     amx::configure_tiles(std::min(p.rows, kTileRows));
     const amx::Block block = blocks[task];
-    BlockProduct<Weight, Element>(p, rows, packed, block, bench).compute();
+    BlockProduct<Weight, Element>(p, rows, packed, block, state).compute();
     amx::release_tiles();
   });
 }

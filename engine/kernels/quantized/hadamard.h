@@ -1,5 +1,5 @@
-// The Hadamard transform of numbers along K, as engine/weights/hadamard.py says: the same operations in the same order,
-// so the same bits.
+// The Hadamard transform of numbers along K. Its reference is engine/weights/hadamard.py: the same operations in the
+// same order, so the same bits.
 
 #pragma once
 
@@ -14,7 +14,7 @@ namespace twostep::hadamard {
 
 constexpr int64_t kSmallestBlock = 64, kLargestBlock = 256;  // of numbers that are transformed together
 
-// Of two lanes that lie kDistance apart, their sum in the first and first minus second in the second.
+// Replaces two lanes that are kDistance apart by their sum and their difference (first minus second).
 template <int kDistance>
 inline Vec sums_and_differences(Vec v) {
   if constexpr (kDistance >= kPartLanes) {
@@ -36,7 +36,7 @@ inline Vec sums_and_differences(Vec v) {
 
 constexpr bool is_flipped(int number) { return std::popcount(unsigned(number & number >> 1 & 0x55)) % 2; }
 
-// Sixteen numbers of a block, of which some change their signs.
+// Loads sixteen numbers of a block, of which some change their signs.
 template <int kFirst>
 inline Vec flipped(Vec v) {
   return [&]<int... I>(std::integer_sequence<int, I...>) {
@@ -76,12 +76,12 @@ inline void for_each_block(float* numbers, int64_t count, F f) {
   if (count >= kSmallestBlock) next(std::integral_constant<int, kSmallestBlock>());
 }
 
-// In place, as all here.
+// Transforms numbers in place.
 inline void transform(float* numbers, int64_t count) {
   for_each_block(numbers, count, [](float* block, auto size) { transform_block<size / kLanes>(block); });
 }
 
-// What `transform` makes the numbers again.
+// Inverts `transform`, in place.
 inline void invert(float* numbers, int64_t count) {
   for_each_block(numbers, count, [](float* block, auto size) {
     transform_block<size / kLanes>(block);

@@ -25,8 +25,8 @@ constexpr int64_t kStep = integers::kStep, kSubgroup = 32;
 constexpr int64_t kCodeBytes = kLanes * kStep / 2, kTileBytes = integers::kWordBytes + kCodeBytes;
 constexpr int64_t kLines = kCodeBytes / kLineBytes;  // a line has eight along K
 
-// Codes of one tile, in one of the two subgroups of a step, to integers. One product of 16 bits makes two of 8: a code
-// times its multiplier is below 256.
+// Turns codes of one tile, in one of the two subgroups of a step, to integers. One product of 16 bits makes two of 8: a
+// code times its multiplier is below 256.
 class Expander {
  public:
   Expander(const uint8_t* header, int64_t subgroup, uint32_t offset) {
@@ -53,14 +53,14 @@ class Expander {
   Bytes multipliers_, zeros_;
 };
 
-// The codes of a tile in one step -> bytes, four along K for each column, and `offset`.
+// Expands the codes of a tile in one step to bytes, four along K for each column, and adds `offset`.
 inline void expand_tile(const uint8_t* from, uint32_t offset, uint8_t* to) {
-  ask_ahead(from);
+  prefetch_ahead(from);
   const uint8_t* codes = from + integers::kWordBytes;
   for (int64_t subgroup = 0; subgroup < 2; ++subgroup) {
     const Expander expander(from, subgroup, offset);
     for (int64_t line = 0; line < kLines / 2; ++line, codes += kLineBytes, to += 2 * kLineBytes) {
-      ask_ahead(codes);
+      prefetch_ahead(codes);
       const Bytes bytes = integers::load_bytes(codes), low = expander.low(bytes), high = expander.high(bytes);
       std::memcpy(to, &low, sizeof(low));
       std::memcpy(to + kLineBytes, &high, sizeof(high));
@@ -68,14 +68,14 @@ inline void expand_tile(const uint8_t* from, uint32_t offset, uint8_t* to) {
   }
 }
 
-// Where pairs are added, all rows multiply codes as they are, and so many have registers for their sums.
+// Where pairs are added, rows are multiplied by codes without expanding them: as many as have registers for their sums.
 #if defined(__AVX512F__) || !defined(__AVX2__)
 constexpr int kRowsOfPass = 8;
 #else
 constexpr int kRowsOfPass = 4;
 #endif
 
-// What weights have in common whose tiles take so many bytes in a step, of which the first are the header.
+// The base of weights whose tiles take so many bytes in a step, of which the first are the header.
 template <int64_t kBytes>
 struct TilesOf {
   using Precision = integers::EightBits;
@@ -83,7 +83,7 @@ struct TilesOf {
   static constexpr int64_t kHeaderBytes = 0, kStepBytes = 2 * kBytes;
   static constexpr int kRowsAtOnce = kRowsOfPass;
 
-  // What a group adds to the sums of one tile.
+  // Adds a group's dot products to the sums of one tile.
   class Scales {
    public:
     Scales(const uint8_t* group, int64_t tile) : scales_(integers::upper_numbers(group + tile * kBytes)) {}
@@ -101,23 +101,23 @@ struct TilesOf {
 
 constexpr int64_t kExpandedTileBytes = integers::kWordBytes + integers::kTileBytes;
 
-// Expanded to bytes.
+// A weight that was expanded to bytes.
 struct ExpandedWeight : TilesOf<kExpandedTileBytes> {
-  static constexpr int64_t kAsks = 2 * integers::kTileBytes / kLineBytes;  // of a step
+  static constexpr int64_t kPrefetches = 2 * integers::kTileBytes / kLineBytes;  // per step
 
-  template <int kRows, class Ask>
+  template <int kRows, class Prefetch>
   TWOSTEP_INLINE static void multiply_step(const integers::RowsOfStep& rows, const uint8_t* at, Dots (&dots)[kRows][2],
-                                           const Ask& ask) {
-    integers::multiply_bytes<Precision, kRows>(rows, at + integers::kWordBytes, kExpandedTileBytes, dots, ask);
+                                           const Prefetch& prefetch) {
+    integers::multiply_bytes<Precision, kRows>(rows, at + integers::kWordBytes, kExpandedTileBytes, dots, prefetch);
   }
 };
 
-// So many rows at once multiply codes as they are, which takes fewer instructions than to expand them. In each subgroup
+// So many rows at once are multiplied by codes directly, with fewer instructions than to expand them. Per subgroup
 //
 //   sum(multiplier * (code - zero) * x) = multiplier * sum(code * x) - multiplier * zero * sum(x).
 constexpr int kRowsOfCodes = integers::kAddsPairs ? kRowsOfPass : 3;
 
-// What becomes of the codes' products with a row, in a part of the columns of a tile's step.
+// Turns the codes' products with a row into dot products, in a part of the columns of a tile's step.
 class Levels {
  public:
   Levels(const uint8_t* header, int part) {
@@ -127,29 +127,29 @@ class Levels {
     shifts_ = (PartI)((PartS)(multipliers_[0] | multipliers_[1] << 16) * zeros - uint16_t(integers::kOffset));
   }
 
-  // Of one of both subgroups.
+  // Dot products of one of both subgroups.
   TWOSTEP_INLINE PartI times(const integers::CodeSums& products, int part, int subgroup) const {
     return products.times(part, multipliers_[subgroup]);
   }
-  // Of both, as kOffset is added to what is expanded; `half_sums` are those of the row's numbers.
+  // Corrections for both subgroups, as kOffset is added to expanded bytes; `half_sums` are those of the row's numbers.
   TWOSTEP_INLINE PartI shift(int32_t half_sums) const { return integers::times_pairs(shifts_, PartI{} + half_sums); }
 
  private:
   PartI multipliers_[2], shifts_;
 };
 
-// As Weight::multiply_step.
-template <int kRows, class Ask>
+// Implements Weight::multiply_step for rows that are multiplied by codes directly.
+template <int kRows, class Prefetch>
 TWOSTEP_INLINE inline void multiply_codes(const integers::RowsOfStep& rows, const uint8_t* at,
-                                          integers::Dots (&dots)[kRows][2], const Ask& ask) {
+                                          integers::Dots (&dots)[kRows][2], const Prefetch& prefetch) {
   const int8_t* first_x = integers::EightBits::find(rows.numbers, rows.row, 0);
   unroll<2>([&](auto tile) TWOSTEP_INLINE {
     const uint8_t *header = at + tile * kTileBytes, *codes = header + integers::kWordBytes;
-    ask(header);
+    prefetch(header);
     unroll<2>([&](auto subgroup) TWOSTEP_INLINE {
       integers::CodeSums products[kRows];
       for (int64_t k = subgroup * kSubgroup; k < (subgroup + 1) * kSubgroup; k += 8, codes += kLineBytes) {
-        ask(codes);
+        prefetch(codes);
         const Bytes bytes = integers::load_bytes(codes);
         unroll<kRows>([&](auto r) TWOSTEP_INLINE {
           products[r].add_products(bytes, integers::EightBits::find(first_x, r, k));
@@ -169,11 +169,11 @@ TWOSTEP_INLINE inline void multiply_codes(const integers::RowsOfStep& rows, cons
 
 struct Weight : TilesOf<kTileBytes> {
   using Expanded = ExpandedWeight;
-  static constexpr int64_t kAsks = kStepBytes / kLineBytes;  // of a step
-  // Over a panel, that it is not expanded for.
+  static constexpr int64_t kPrefetches = kStepBytes / kLineBytes;  // per step
+  // Passes over a panel up to which it is not expanded beforehand.
   static constexpr int64_t kMaxPasses = kRowsOfCodes == kRowsAtOnce ? integers::kRowsPerTask : 2;
 
-  // A panel, in memory that the calling thread keeps for its next.
+  // Expands a panel, in memory that the calling thread keeps for its next one.
   static const uint8_t* expand(const uint8_t* panel, int64_t steps) {
     static thread_local Scratch<uint8_t> scratch;
     uint8_t* expanded = scratch.get(steps * Expanded::kStepBytes);
@@ -185,13 +185,13 @@ struct Weight : TilesOf<kTileBytes> {
     return expanded;
   }
 
-  // dots += kRows rows times one step of a panel; ask(line) comes with each of its lines.
-  template <int kRows, class Ask>
+  // dots += kRows rows times one step of a panel; calls prefetch(line) with each of its lines.
+  template <int kRows, class Prefetch>
   TWOSTEP_INLINE static void multiply_step(const integers::RowsOfStep& rows, const uint8_t* at, Dots (&dots)[kRows][2],
-                                           const Ask& ask) {
-    if constexpr (kRows <= kRowsOfCodes) return multiply_codes<kRows>(rows, at, dots, ask);
-    integers::for_tiles_at_once<Ask>([&](auto tiles) TWOSTEP_INLINE {
-      tiles([&](auto tile) TWOSTEP_INLINE { ask(at + tile * kTileBytes); });
+                                           const Prefetch& prefetch) {
+    if constexpr (kRows <= kRowsOfCodes) return multiply_codes<kRows>(rows, at, dots, prefetch);
+    integers::for_tiles_at_once<Prefetch>([&](auto tiles) TWOSTEP_INLINE {
+      tiles([&](auto tile) TWOSTEP_INLINE { prefetch(at + tile * kTileBytes); });
       for (int64_t subgroup = 0; subgroup < 2; ++subgroup) {
         const Expander expanders[] = {{at, subgroup, integers::kOffset},
                                       {at + kTileBytes, subgroup, integers::kOffset}};
@@ -200,7 +200,7 @@ struct Weight : TilesOf<kTileBytes> {
           tiles([&](auto tile) TWOSTEP_INLINE {
             const uint8_t* codes = at + tile * kTileBytes + integers::kWordBytes;
             codes += (subgroup * kLines / 2 + line) * kLineBytes;
-            ask(codes);
+            prefetch(codes);
             const Bytes bytes = integers::load_bytes(codes);
             low[tile] = expanders[tile].low(bytes), high[tile] = expanders[tile].high(bytes);
           });

@@ -12,7 +12,7 @@ namespace twostep::int4 {
 
 constexpr int64_t kExpandedBytes = 2 * integers::kTileBytes;  // of one step of a panel, a byte for each code
 
-// A step of a panel -> its two tiles of bytes.
+// Expands a step of a panel to its two tiles of bytes.
 inline void expand(const uint8_t* from, uint8_t* to) {
   for (int64_t tile = 0; tile < 2; ++tile) expand_tile(from + tile * kTileBytes, 0, to + tile * integers::kTileBytes);
 }
@@ -37,7 +37,7 @@ struct TileWeight : Weight {
     }
   };
 
-  // Where one pass over a panel is all, two places in turn are enough for its steps, which stay in the L1 cache.
+  // In a single pass over a panel, two places in turn are enough for its steps, which stay in the L1 cache.
   static Panel panel_at(const uint8_t* packed, int64_t steps, bool is_read_once) {
     static thread_local Scratch<uint8_t> scratch;
     return {packed, scratch.get(std::max<int64_t>(steps, 2) * kExpandedBytes), steps, is_read_once ? 1 : -1};

@@ -1,5 +1,5 @@
-// The second step to weights of 4 bits, as engine/weights/int4_levels.py says, where what follows is explained: the
-// same operations in the same order, so the same bits.
+// The second step to weights of 4 bits: integer levels. Its reference, with explanations, is
+// engine/weights/int4_levels.py: the same operations in the same order, so the same bits.
 
 #pragma once
 
@@ -18,7 +18,7 @@ constexpr int64_t kScaleGroups = kScaleGroup / kGroup;  // groups with one scale
 using Values = quantizing::Values<kGroup / kLanes>;
 inline Values all(float value) { return quantizing::all<kGroup / kLanes>(value); }
 
-// The reach of a group's codes, zero included.
+// The range of a group's codes, zero included.
 struct Reach {
   float lowest, step;
 
@@ -52,7 +52,7 @@ inline Levels with(const Values& numbers, const Reach& reach, float wanted, floa
   return levels;
 }
 
-// The nearest multiplier and its neighbours; the first of equals.
+// Returns the best of the nearest multiplier and its neighbours; the first of equals.
 inline Levels best(const Values& numbers, const Reach& reach, float factor) {
   const float nearest = std::nearbyint(reach.step / factor);
   Levels best;
@@ -68,7 +68,7 @@ Values load_group(const Element* row, int64_t start, int64_t end) {
   return {{integers::load_up_to(row, start, end), integers::load_up_to(row, start + kLanes, end)}};
 }
 
-// A row of k numbers, scales and minimums of its groups -> codes [k], levels of its groups, scales of each 256.
+// Converts a row of k numbers, with scales and minimums of its groups, to codes [k], levels of groups, scales per 256.
 template <class Element>
 void level_row(const Element* row, int64_t k, const at::BFloat16* scales, const at::BFloat16* minimums, uint8_t* codes,
                uint8_t* levels, at::BFloat16* shared) {

@@ -1,5 +1,5 @@
 // Weights of 8 bits, minimum + scale * code, with one scale and minimum per column and 256 along K. Such a group adds
-// row_scale * (scale * dot + minimum * row_sum) to an output. Codes are multiplied as they lie in memory.
+// row_scale * (scale * dot + minimum * row_sum) to an output. Codes are multiplied straight from packed memory.
 //
 // A panel's group is a word per column, the scale in its upper half and the minimum in its lower, then for each step
 // and tile bytes of four along K for each column.
@@ -14,16 +14,16 @@ namespace twostep::int8 {
 
 using integers::kWordBytes;
 
-// For rows of that precision, so many at once.
+// A weight for rows of that precision, so many at once.
 template <class RowPrecision, class RowDots, int kRowsOfPass>
 struct WeightFor {
   using Precision = RowPrecision;
   using Dots = RowDots;
   static constexpr int64_t kHeaderBytes = 2 * kWordBytes, kStepBytes = 2 * integers::kTileBytes;
-  static constexpr int64_t kAsks = kStepBytes / kLineBytes;  // of a step
+  static constexpr int64_t kPrefetches = kStepBytes / kLineBytes;  // per step
   static constexpr int kRowsAtOnce = kRowsOfPass;
 
-  // What a group adds to the sums of one tile.
+  // Adds a group's dot products to the sums of one tile.
   class Scales {
    public:
     Scales(const uint8_t* group, int64_t tile)
@@ -44,11 +44,11 @@ struct WeightFor {
   static Dots first_dots(typename Precision::Sum row_sum) { return Dots::first(row_sum); }
   static integers::Dots total(const Dots& dots) { return dots.total(); }
 
-  // dots += kRows rows times one step of a panel; ask(line) comes with each of its lines.
-  template <int kRows, class Ask>
+  // dots += kRows rows times one step of a panel; calls prefetch(line) with each of its lines.
+  template <int kRows, class Prefetch>
   TWOSTEP_INLINE static void multiply_step(const integers::RowsOfStep& rows, const uint8_t* at, Dots (&dots)[kRows][2],
-                                           const Ask& ask) {
-    integers::multiply_bytes<Precision, kRows>(rows, at, integers::kTileBytes, dots, ask);
+                                           const Prefetch& prefetch) {
+    integers::multiply_bytes<Precision, kRows>(rows, at, integers::kTileBytes, dots, prefetch);
   }
 };
 

@@ -1,4 +1,4 @@
-// Weights of 8 bits in AMX tiles: codes are multiplied where they lie.
+// Weights of 8 bits in AMX tiles: codes are multiplied straight from packed memory.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace twostep::int8 {
 
-static_assert(integers::kHalvesApart);  // as tiles take them
+static_assert(integers::kHalvesApart);  // the layout that tiles need
 
 template <class Weight>
 struct TileWeightFor : Weight {

@@ -1,4 +1,4 @@
-// Sums of products of integers: weights of 8 bits, times rows of 8 or 16.
+// Dot products of integers: weights of 8 bits, times rows of 8 or 16.
 
 #pragma once
 
@@ -79,7 +79,7 @@ inline PartI times_pairs(PartI a, PartI b) {
 #endif
 }
 
-// What is added to the bytes of a weight, from -127 to 127, to make them what add_products takes.
+// The offset that is added to the bytes of a weight, from -127 to 127, to make them operands of add_products.
 #if defined(__AVX512VNNI__)
 constexpr int32_t kOffset = 128;
 #else
@@ -116,10 +116,10 @@ inline Dots add_products(Dots sums, const Bytes& weights, const int8_t* x) {
   return sums;
 }
 
-// What codes from 0 to 255 are too large by for add_products.
+// The amount by which codes from 0 to 255 are too large for add_products.
 constexpr int32_t kCodeOffset = 128 - kOffset;
 
-// Sums that take back what kOffset will add, for a row's numbers of that sum.
+// Returns the start of sums that compensates for kOffset, given the sum of a row's numbers.
 inline Dots first_sums(int32_t row_sum) {
   Dots dots;
   unroll<kParts>([&](auto i) { dots.part[i] = PartI{} - kOffset * row_sum; });
@@ -151,14 +151,14 @@ class CodeDots {
 
 // ---- rows of 8 bits, weights from 0 to 15 ----
 
-// Whether a target adds pairs of products: it takes less of weights without a sign, and pairs of 32 fit in 16 bits.
+// Whether a target adds pairs of products: that is cheaper for unsigned weights, and sums of 32 along K fit in 16 bits.
 #if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512VNNI__)
 constexpr bool kAddsPairs = true;
 #else
 constexpr bool kAddsPairs = false;
 #endif
 
-// Of 32 along K.
+// Dot products over 32 along K.
 class CodeSums {
  public:
   // += weights * x, eight products per lane: of four along K in the low halves of bytes, and four in the high.
@@ -168,7 +168,7 @@ class CodeSums {
     });
   }
 
-  // A part of them, times numbers from 0 to 15.
+  // Returns a part of the sums, times numbers from 0 to 15.
   TWOSTEP_INLINE PartI times(int i, PartI factors) const {
     if constexpr (kAddsPairs) return times_pairs(sums_.part[i], factors | factors << 16);
     return sums_.part[i] * factors;
@@ -180,7 +180,7 @@ class CodeSums {
     const __m512i pairs = _mm512_maddubs_epi16((__m512i)weights, _mm512_set1_epi32(word_of(x)));
     return (PartI)_mm512_add_epi16((__m512i)sums, pairs);
 #elif defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512VNNI__)
-    // GCC would reorder intrinsics, and then lack registers.
+    // In assembly, since GCC would reorder intrinsics and run out of registers.
     PartI pairs;
     const PartI fours = PartI{} + word_of(x);
     asm("vpmaddubsw %2, %3, %1\n\tvpaddw %1, %0, %0" : "+x"(sums), "=&x"(pairs) : "x"(fours), "x"(weights));
@@ -195,15 +195,15 @@ class CodeSums {
 
 // ---- rows of 16 bits, weights from 0 to 255 ----
 
-// Whether rows are given as halves, each of 8 bits and a sign, a tile of each, one after the other; else four along K
-// together, in the order 0, 2, 1, 3.
+// Whether rows are stored as signed halves of 8 bits, a tile of each, one after the other; else four numbers along K
+// are together, in the order 0, 2, 1, 3.
 #if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr bool kHalvesApart = true;
 #else
 constexpr bool kHalvesApart = false;
 #endif
 
-// What is left to the upper half, where the lower one is the low byte with its sign.
+// Returns the upper half of a number whose lower half is the signed low byte.
 inline Dots upper_halves(Dots integers) {
   for (PartI& part : integers.part) part = (part + 128) >> 8;
   return integers;

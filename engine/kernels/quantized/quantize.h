@@ -1,5 +1,6 @@
-// Finds codes, scales and minimums for a weight as engine/weights/affine_quantization.py says, where what follows is
-// explained: the same operations in the same order, so the same bits, in a twentieth of the time.
+// Affine quantization of a weight: codes, scales and minimums. Its reference, with explanations, is
+// engine/weights/affine_quantization.py: the same operations in the same order, so the same bits, in a twentieth of the
+// time.
 
 #pragma once
 
@@ -13,7 +14,7 @@ namespace twostep::quantizing {
 
 constexpr int64_t kGroup8 = 256, kGroup4 = 32;  // numbers along K with one scale and minimum, by their codes' bits
 
-// A group's numbers, or what belongs to each of them.
+// A value for each number of a group.
 template <int kVectors>
 struct Values {
   Vec part[kVectors];
@@ -47,7 +48,7 @@ Values<N> all(float value) {
   return each_vector<N>([&](int) { return broadcast(value); });
 }
 
-// Vector i with vector i + N / 2, and so on.
+// Combines vector i with vector i + N / 2, then halves again, down to one.
 template <int N, class F>
 Vec fold_vectors(const Values<N>& values, F combine) {
   if constexpr (N == 1) {
@@ -79,7 +80,7 @@ inline float rounded_down(float value) {
   return number;
 }
 
-// The integers nearest to numbers from 0 to max_code, of other numbers the nearer end.
+// Returns the nearest integers from 0 to max_code.
 inline Vec nearest_codes(Vec values, float max_code) {
   const Vec zero{}, end = broadcast(max_code), shift = broadcast(12582912.0f);  // as in exp_nonpositive
   const Vec positive = where_less(zero, values, values, zero);
@@ -148,7 +149,7 @@ class Fitter {
   int64_t bits_;
 };
 
-// A group of which row[end - 1] is the last number, and fills it up: it is in the group anyway.
+// Loads a group, padded with its last number, row[end - 1], which is in the group anyway.
 template <int N, class Element>
 Values<N> load_group(const Element* row, int64_t start, int64_t end) {
   constexpr int64_t kGroup = N * kLanes;

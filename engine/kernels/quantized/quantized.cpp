@@ -44,7 +44,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> quantize(const at::Tensor& weight
   return {codes, scales, minimums};
 }
 
-// Calls pack_column(column, to) for each column, with the place of its panel -> [panels, bytes of one] uint8, opaque.
+// Packs columns into [panels, bytes of one] uint8, which is opaque: calls pack_column(column, place of its panel).
 template <class Weight, class PackColumn>
 at::Tensor pack(int64_t n, int64_t k, const PackColumn& pack_column) {
   const int64_t panels = divide_up(n, integers::kPanel), bytes = integers::panel_bytes<Weight>(k);
@@ -59,7 +59,7 @@ at::Tensor pack(int64_t n, int64_t k, const PackColumn& pack_column) {
   return packed;
 }
 
-// codes [N, K] and, of each group of `length` along K, a number in each of `others`.
+// Checks codes [N, K], and that `others` have a number for each group of `length` along K.
 void check_codes(const at::Tensor& codes, int64_t length, std::initializer_list<at::Tensor> others) {
   TORCH_CHECK(codes.dim() == 2 && codes.numel() > 0 && codes.scalar_type() == at::kByte,
               "codes must be a non-empty matrix of bytes");
@@ -78,7 +78,7 @@ void multiply(const Problem<Element>& p, const uint8_t* packed) {
   integers::multiply_vectors<Weight>(p, rows, packed);
 }
 
-// As `linear`, over what was packed for that weight. Rows are rounded to integers.
+// x [T, K] times a packed quantized weight, with rows rounded to integers; the arguments are those of `linear`.
 template <class Weight>
 at::Tensor multiply_all(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
                         Activation activation, const Buffer& out = {}) {
@@ -132,7 +132,7 @@ void pack_int8_column(const Quantized& q, int64_t column, uint8_t* panel) {
   }
 }
 
-// Of what `quantize` made in 8 bits.
+// Packs a weight that `quantize` made in 8 bits.
 at::Tensor pack_int8(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& minimums) {
   check_codes(codes, quantizing::kGroup8, {scales, minimums});
   const at::Tensor c = codes.contiguous(), s = scales.contiguous(), m = minimums.contiguous();
@@ -189,7 +189,7 @@ void pack_int4_column(const Leveled& q, int64_t column, uint8_t* panel) {
   }
 }
 
-// Of what to_levels found.
+// Packs a weight that to_levels made.
 at::Tensor pack_int4(const at::Tensor& codes, const at::Tensor& levels, const at::Tensor& scales) {
   check_codes(codes, levels::kGroup, {levels});
   check_codes(codes, levels::kScaleGroup, {scales});

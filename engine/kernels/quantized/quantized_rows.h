@@ -1,8 +1,8 @@
-// Rows as integers of 8 or 16 bits: what weights that are integers, too, multiply. Their products have sums that are
-// exact, so the same in any order and on any unit that adds integers.
+// Activation quantization: rows as integers of 8 or 16 bits. Sums of their products with integer weights are exact, so
+// the same in any order and on any unit that adds integers.
 //
 // A row's numbers share a scale in groups of 256 along K: the largest of them becomes the largest integer, or minus
-// that. What is rounded to 8 bits is transformed before (hadamard.h), so that no number is much larger than the others.
+// that. Rows of 8 bits are transformed before (hadamard.h), so that no number is much larger than the others.
 
 #pragma once
 
@@ -17,14 +17,14 @@
 
 namespace twostep::integers {
 
-constexpr int64_t kGroupSteps = 4, kGroup = kGroupSteps * kStep;  // with one scale
+constexpr int64_t kGroupSteps = 4, kGroup = kGroupSteps * kStep;  // numbers with one scale
 static_assert(kGroup == hadamard::kLargestBlock && kStep == hadamard::kSmallestBlock);
 
 struct EightBits {
   static constexpr bool kIsTransformed = true, kSumsHalves = true;
-  static constexpr int64_t kBytes = 1;  // of a number
+  static constexpr int64_t kBytes = 1;  // per number
   static constexpr int32_t kLargest = 127;
-  using Sum = int32_t;  // of a group's numbers
+  using Sum = int32_t;  // type of the sum of a group's numbers
 
   static void store(int8_t* to, int64_t row, int64_t place, const Dots& integers) {
     store_low_bytes(to + row * kStep + place, integers);
@@ -51,7 +51,7 @@ struct SixteenBits {
   }
 };
 
-// Tiles of 16 rows, a step of one tile side by side. What lies beyond the last row means nothing.
+// Rows in tiles of 16, a step of one tile contiguous. What lies beyond the last row is unspecified.
 template <class Precision>
 struct Rows {
   int64_t steps, groups;
@@ -74,7 +74,7 @@ Vec load_up_to(const Element* row, int64_t start, int64_t end) {
   return start < end ? load_first(row + start, end - start) : Vec{};
 }
 
-// The larger magnitude of each lane: its bits, as an integer. Those of what is not finite are larger than all others.
+// Returns the bits of each lane's larger magnitude as an integer. Those of infinity and NaN are larger than all others.
 inline Dots larger(Dots largest, Vec x) {
   unroll<kParts>([&](auto i) {
     const PartI magnitude = (PartI)x.part[i] & 0x7fffffff;
@@ -89,7 +89,7 @@ inline float fold_larger(const Dots& magnitudes) {
               [](Quad a, Quad b) { return (QuadI)a > (QuadI)b ? a : b; });
 }
 
-// A group of one row, which is followed by zeros up to a whole step; its scale is NaN where a number is not finite.
+// Rounds a group of one row, which is padded with zeros to a whole step; its scale is NaN if a number is not finite.
 template <class Precision, class Element>
 void round_group(const Element* row, int64_t k, const Rows<Precision>& rows, int64_t index, int64_t group) {
   const int64_t tile = index / kTileRows, row_of_tile = index % kTileRows, at = rows.place(tile, group) + row_of_tile;
@@ -122,7 +122,7 @@ void round_group(const Element* row, int64_t k, const Rows<Precision>& rows, int
   rows.sums[at] = typename Precision::Sum(fold_add(to_floats(total)));
 }
 
-// The problem's rows, in memory that the calling thread keeps for its next call.
+// Quantizes the problem's rows, in memory that the calling thread keeps for its next call.
 template <class Precision, class Element>
 Rows<Precision> round_rows(const Problem<Element>& p) {
   static thread_local Scratch<int8_t> numbers;

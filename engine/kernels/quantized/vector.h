@@ -1,11 +1,11 @@
 // Linear layers of integers: rows are rounded to some bits with a scale per group along K, weights are 8-bit integers
-// or become such. A group's dot products are exact, whatever unit computes them, and what becomes of them has one
-// order. So every number of rows has the same bits: few rows go through the vector units, for which memory is slower;
-// many through AMX tiles (linear_integers_amx.h).
+// or are expanded to them. A group's dot products are exact, whatever unit computes them, and they are summed in one
+// order. So results have the same bits for any number of rows: few rows go through the vector units, for which memory
+// is slower; many through AMX tiles (quantized/amx.h).
 //
-// A weight's panel is two tiles of 16 columns, its groups one after the other along K. What a weight is tells a class,
-// int4::Weight or int8::Weight: how rows are rounded, the bytes of a group, how its steps are multiplied and what is
-// added for them.
+// A weight's panel is two tiles of 16 columns, its groups one after the other along K. The class int4::Weight or
+// int8::Weight defines a format: how rows are rounded, the bytes of a group, how its steps are multiplied, and what
+// they add to sums.
 
 #pragma once
 
@@ -31,28 +31,28 @@ inline PartU load_words(const uint8_t* header, int part) {
   return words;
 }
 
-// The upper halves of a word per column, bfloat16 numbers.
+// Returns the upper halves of a word per column: bfloat16 numbers.
 inline Vec upper_numbers(const uint8_t* header) {
   return each_part([&](int i) { return (PartF)(load_words(header, i) & 0xffff0000u); });
 }
 
-// What is asked for with every line of a panel that is multiplied. One that comes from memory asks for itself, and is
-// read in the order in which it lies there: one row reads a fifth faster so than from both tiles in turn.
-struct AskForPanel {
+// What is prefetched with every line of a panel that is multiplied. A panel that comes from memory prefetches itself,
+// and is read in the order of memory: one row reads a fifth faster so than from both tiles in turn.
+struct PrefetchPanel {
   static constexpr bool kFromMemory = true;
 
   TWOSTEP_INLINE void operator()(const uint8_t* line) const {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    ask_ahead<1536, 0>(line);  // Zen 3 has places for 24 lines under way, and a second distance takes some of them
+    prefetch_ahead<1536, 0>(line);  // Zen 3 has 24 line fill buffers, and a second distance takes some
 #else
-    ask_ahead(line);
+    prefetch_ahead(line);
 #endif
   }
 };
 
-struct AskForNext {
+struct PrefetchNext {
   static constexpr bool kFromMemory = false;
-  Ahead& ahead;
+  Prefetcher& ahead;
 
   TWOSTEP_INLINE void operator()(const uint8_t* /*line*/) const { ahead.fetch(); }
 };
@@ -65,9 +65,9 @@ constexpr bool kHasManyRegisters = false;
 
 // Calls f(tiles) for the tiles of a panel that share what is loaded of rows, where tiles(g) calls g with the number of
 // each: both, if there are registers for the sums of both.
-template <class Ask, class F>
+template <class Prefetch, class F>
 TWOSTEP_INLINE inline void for_tiles_at_once(F f) {
-  if constexpr (kHasManyRegisters && !Ask::kFromMemory) {
+  if constexpr (kHasManyRegisters && !Prefetch::kFromMemory) {
     f([](auto each) TWOSTEP_INLINE { unroll<2>(each); });
   } else {
     f([](auto each) TWOSTEP_INLINE { each(std::integral_constant<int, 0>()); });
@@ -81,26 +81,26 @@ TWOSTEP_INLINE inline void add_to(AnyDots& dots, const Bytes& weights, const int
   dots.add_products(weights, x);
 }
 
-// A step of some rows, of one tile of rows, from `row` on.
+// A step of the rows of one tile, from `row` on.
 struct RowsOfStep {
   const int8_t* numbers;
   const int32_t* half_sums;
   int64_t row;
 };
 
-// dots += kRows rows times a step whose tiles of bytes begin at `at` and `tile_bytes` after it; ask(line) comes with
-// each of their lines.
-template <class Precision, int kRows, class AnyDots, class Ask>
+// dots += kRows rows times a step whose tiles of bytes begin at `at` and `tile_bytes` after it; calls prefetch(line)
+// with each of their lines.
+template <class Precision, int kRows, class AnyDots, class Prefetch>
 TWOSTEP_INLINE inline void multiply_bytes(const RowsOfStep& rows, const uint8_t* at, int64_t tile_bytes,
-                                          AnyDots (&dots)[kRows][2], const Ask& ask) {
-  for_tiles_at_once<Ask>([&](auto tiles) TWOSTEP_INLINE {
+                                          AnyDots (&dots)[kRows][2], const Prefetch& prefetch) {
+  for_tiles_at_once<Prefetch>([&](auto tiles) TWOSTEP_INLINE {
     for (int64_t k = 0; k < kStep; k += 4) {
       // Others are so far from the first that an instruction tells.
       const int8_t* first_x = Precision::find(rows.numbers, rows.row, k);
       Bytes bytes[2];
       tiles([&](auto tile) TWOSTEP_INLINE {
         const uint8_t* line = at + tile * tile_bytes + k / 4 * kLineBytes;
-        ask(line);
+        prefetch(line);
         bytes[tile] = load_bytes(line);
       });
       unroll<kRows>([&](auto r) TWOSTEP_INLINE {
@@ -114,7 +114,7 @@ TWOSTEP_INLINE inline void multiply_bytes(const RowsOfStep& rows, const uint8_t*
 template <class Weight>
 using RowsOf = Rows<typename Weight::Precision>;
 
-// Where a panel's group starts. Its steps follow a header.
+// Bytes of a panel's group: a header, then its steps.
 template <class Weight>
 constexpr int64_t kGroupBytes = Weight::kHeaderBytes + kGroupSteps * Weight::kStepBytes;
 
@@ -135,7 +135,7 @@ class PanelWriter {
     bias_[0] = load(bias), bias_[1] = load(bias + kLanes);
   }
 
-  // Of rows [row, row + count). A loop over several hides how long a gate takes.
+  // Writes rows [row, row + count). A loop over several rows hides the latency of a gate.
   void write(int64_t row, int64_t count, const Vec (*sums)[2]) const {
     if (p_.activation == Activation::kNone) {
       for (int64_t r = 0; r < count; ++r) write_row(row + r, sums[r][0] + bias_[0], sums[r][1] + bias_[1]);
@@ -165,16 +165,16 @@ class PanelWriter {
   Vec bias_[2] = {};
 };
 
-// Rows [row, row + kRows) of a tile of rows times one panel. Asks memory for what follows of it, or else takes turns
-// with `ahead`, and returns what is left of that.
-template <class Weight, int kRows, bool kAsks, class Element>
-Ahead multiply_panel(const RowsOf<Weight>& rows, int64_t tile, int64_t row, const uint8_t* panel,
-                     const PanelWriter<Element>& writer, Ahead ahead) {
-  const auto ask = [&] {
-    if constexpr (kAsks) {
-      return AskForPanel();
+// Multiplies rows [row, row + kRows) of a tile of rows by one panel. Prefetches what follows in the panel, or else
+// takes turns with `ahead`, and returns what is left of that.
+template <class Weight, int kRows, bool kPrefetches, class Element>
+Prefetcher multiply_panel(const RowsOf<Weight>& rows, int64_t tile, int64_t row, const uint8_t* panel,
+                          const PanelWriter<Element>& writer, Prefetcher ahead) {
+  const auto prefetch = [&] {
+    if constexpr (kPrefetches) {
+      return PrefetchPanel();
     } else {
-      return AskForNext{ahead};
+      return PrefetchNext{ahead};
     }
   }();
   Vec sums[kRows][2] = {};
@@ -186,7 +186,7 @@ Ahead multiply_panel(const RowsOf<Weight>& rows, int64_t tile, int64_t row, cons
       const int64_t number = group * kGroupSteps + step;
       const RowsOfStep some{rows.numbers_of(tile, number), rows.half_sums_of(tile, number), row};
       const uint8_t* at = panel + Weight::kHeaderBytes + step * Weight::kStepBytes;
-      Weight::template multiply_step<kRows>(some, at, dots, ask);
+      Weight::template multiply_step<kRows>(some, at, dots, prefetch);
     }
     unroll<2>([&](auto half) TWOSTEP_INLINE {
       const typename Weight::Scales scales(panel, half);
@@ -202,23 +202,23 @@ Ahead multiply_panel(const RowsOf<Weight>& rows, int64_t tile, int64_t row, cons
   return ahead;
 }
 
-template <class Weight, bool kAsks, int kRows = Weight::kRowsAtOnce, class Element>
-Ahead multiply_panel_rows(const RowsOf<Weight>& rows, int64_t tile, int64_t row, int64_t count, const uint8_t* panel,
-                          const PanelWriter<Element>& writer, const Ahead& ahead) {
+template <class Weight, bool kPrefetches, int kRows = Weight::kRowsAtOnce, class Element>
+Prefetcher multiply_panel_rows(const RowsOf<Weight>& rows, int64_t tile, int64_t row, int64_t count,
+                               const uint8_t* panel, const PanelWriter<Element>& writer, const Prefetcher& ahead) {
   if constexpr (kRows > 0) {
-    if (count == kRows) return multiply_panel<Weight, kRows, kAsks>(rows, tile, row, panel, writer, ahead);
-    return multiply_panel_rows<Weight, kAsks, kRows - 1>(rows, tile, row, count, panel, writer, ahead);
+    if (count == kRows) return multiply_panel<Weight, kRows, kPrefetches>(rows, tile, row, panel, writer, ahead);
+    return multiply_panel_rows<Weight, kPrefetches, kRows - 1>(rows, tile, row, count, panel, writer, ahead);
   }
   return ahead;
 }
 
 constexpr int64_t kRowsPerTask = 8 * kTileRows;
 
-// Rows [first, first + count), first at the start of a tile.
+// Rows [first, first + count), where `first` starts a tile.
 struct Span {
   int64_t first, count;
 
-  // How often a panel is read for them.
+  // How often a panel is read for these rows.
   template <class Weight>
   int64_t passes() const {
     const auto passes_of = [](int64_t rows) { return divide_up(rows, Weight::kRowsAtOnce); };
@@ -226,24 +226,24 @@ struct Span {
   }
 };
 
-template <class Weight, bool kAsks, class Element>
+template <class Weight, bool kPrefetches, class Element>
 void multiply_span(const RowsOf<Weight>& rows, const Span& span, const uint8_t* panel,
-                   const PanelWriter<Element>& writer, Ahead ahead) {
+                   const PanelWriter<Element>& writer, Prefetcher ahead) {
   for (int64_t first = 0; first < span.count; first += kTileRows) {
     const int64_t end = std::min(kTileRows, span.count - first);
     int64_t parts = divide_up(end, Weight::kRowsAtOnce);
     for (int64_t row = 0, count; row < end; row += count, --parts) {
       count = divide_up(end - row, parts);
       const int64_t tile = (span.first + first) / kTileRows;
-      ahead = multiply_panel_rows<Weight, kAsks>(rows, tile, row, count, panel, writer, ahead);
+      ahead = multiply_panel_rows<Weight, kPrefetches>(rows, tile, row, count, panel, writer, ahead);
     }
   }
 }
 
-// Through the vector units. A task is a panel and some rows, as many at once as there are registers for. A panel that
-// is read once asks for itself. One that is read several times comes from the L2 cache then, and meanwhile the next one
-// is asked for: else few rows would wait for memory, and then memory for them. One that would be expanded again and
-// again is expanded before.
+// Multiplies in the vector units. A task is a panel and some rows, as many at once as there are registers for. A panel
+// that is read once prefetches itself. One that is read several times comes from the L2 cache then, and the next one is
+// prefetched meanwhile: else few rows would wait for memory, and then memory for them. A panel that would be expanded
+// many times is expanded beforehand.
 template <class Weight, class Element>
 void multiply_vectors(const Problem<Element>& p, const RowsOf<Weight>& rows, const uint8_t* packed) {
   const int64_t blocks = divide_up(p.rows, kRowsPerTask);
@@ -256,17 +256,17 @@ void multiply_vectors(const Problem<Element>& p, const RowsOf<Weight>& rows, con
     const PanelWriter<Element> writer(p, panel);
     const uint8_t* at = packed + panel * bytes;
     const auto ahead_for = [&](int64_t turns) {
-      return Ahead(packed + next * bytes, has_next ? lines : 0, 0, 1, turns * rows.steps);
+      return Prefetcher(packed + next * bytes, has_next ? lines : 0, 0, 1, turns * rows.steps);
     };
-    if (passes == 1) return multiply_span<Weight, true>(rows, span, at, writer, Ahead());
+    if (passes == 1) return multiply_span<Weight, true>(rows, span, at, writer, Prefetcher());
     if constexpr (requires { typename Weight::Expanded; }) {
       using Expanded = typename Weight::Expanded;
       if (passes > Weight::kMaxPasses) {
-        const Ahead ahead = ahead_for(span.passes<Expanded>() * Expanded::kAsks);
+        const Prefetcher ahead = ahead_for(span.passes<Expanded>() * Expanded::kPrefetches);
         return multiply_span<Expanded, false>(rows, span, Weight::expand(at, rows.steps), writer, ahead);
       }
     }
-    multiply_span<Weight, false>(rows, span, at, writer, ahead_for(passes * Weight::kAsks));
+    multiply_span<Weight, false>(rows, span, at, writer, ahead_for(passes * Weight::kPrefetches));
   });
 }
 

@@ -1,4 +1,4 @@
-// Greedy sampling: the likeliest token of each row, from logits in the model's own number format.
+// Greedy sampling: the likeliest token of each row, from logits in the model's own dtype.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

@@ -1,5 +1,5 @@
-// Draws tokens from rows of logits by temperature, top_k, top_p and min_p, as engine/runner/token_draw.py says, which
-// has the same in torch. Probabilities are whole numbers here: a sum of them is the same in any order, so no filter
+// Categorical draws from rows of logits by temperature, top_k, top_p and min_p; engine/runner/token_draw.py explains
+// them and has the same in torch. Probabilities are integers here: a sum of them is the same in any order, so no filter
 // needs to sort.
 
 #include <ATen/core/Tensor.h>
@@ -22,13 +22,13 @@ namespace {
 
 using namespace twostep;
 
-using Weight = uint32_t;  // of a token, beside kLargest of the likeliest one
+using Weight = uint32_t;  // of a token; the likeliest one has kLargest
 constexpr Weight kLargest = 1 << 30;
-constexpr int64_t kBlock = 64;  // weights that are looked at together
+constexpr int64_t kBlock = 64;  // weights that are compared together
 
 typedef int32_t PartI __attribute__((vector_size(4 * kPartLanes)));
 
-// What a row of `controls` holds.
+// The columns of `controls`.
 struct Controls {
   double temperature, number, top_k, top_p, min_p;
 };
@@ -59,8 +59,8 @@ uint64_t sum(const Weight* weights, int64_t size) {
   return total;
 }
 
-// Those that match, in order, to `found`, which may be `weights`; their number. Without a branch that might go either
-// way.
+// Copies the matching weights, in order, to `found`, which may be `weights`; returns their number. It has no branch
+// that could be mispredicted.
 template <class Matches>
 int64_t select(const Weight* weights, int64_t size, const Matches& matches, Weight* found) {
   int64_t num_found = 0;
@@ -104,7 +104,7 @@ Cut find_cut(const Weight* weights, int64_t size, uint64_t limit, const Measure&
   return {cut, (limit - before + each - 1) / each};
 }
 
-// Makes all others zero. Few blocks hold any like the cut.
+// Sets all other weights to zero. Few blocks have a weight equal to the cut.
 void keep(Weight* weights, int64_t size, Cut cut) {
   uint64_t num_equal = 0;
   for (int64_t start = 0; start < size; start += kBlock) {
@@ -132,7 +132,7 @@ void filter(Weight* weights, int64_t size, const Controls& controls, Weight* scr
   for (int64_t i = 0; i < size; ++i) weights[i] = weights[i] < least ? 0 : weights[i];
 }
 
-// The index at which the sum of weights passes `number`, of [0, 1), of their total.
+// Returns the index at which the running sum of weights exceeds `number`, in [0, 1), times their total.
 int64_t find(const Weight* weights, int64_t size, double number) {
   const uint64_t total = sum(weights, size);
   uint64_t left = std::min<uint64_t>(number * static_cast<double>(total), total - 1);
@@ -187,7 +187,7 @@ at::Tensor draw_tokens(const at::Tensor& logits, const at::Tensor& likeliest, co
   return drawn;
 }
 
-// logits [V] float32, of which `largest` is the largest -> [V] int64: what draw_tokens counts each token, for its tests
+// logits [V] float32, of which `largest` is the largest -> [V] int64: the weights of draw_tokens, for its tests
 at::Tensor token_weights(const at::Tensor& logits, double largest, double temperature) {
   TORCH_CHECK(logits.dim() == 1 && logits.is_contiguous(), "logits are a row [V]");
   TORCH_CHECK(logits.scalar_type() == at::kFloat, "of float32");

@@ -1,4 +1,4 @@
-// What is asked of rows of logits, in the model's own number format.
+// Helpers for rows of logits, in the model's own dtype.
 
 #pragma once
 
@@ -14,8 +14,8 @@
 
 namespace twostep {
 
-constexpr int64_t kNoToken = -1;        // where none is possible: the largest logit is not a finite number
-constexpr int64_t kLogitsAtOnce = 256;  // few such blocks of a row hold a new largest one
+constexpr int64_t kNoToken = -1;        // the result if no token is possible: the largest logit is not finite
+constexpr int64_t kLogitsAtOnce = 256;  // in a block; few blocks of a row have a new largest logit
 
 // Whether all numbers are `limit` or less; NaN is not.
 template <class Element>
@@ -34,7 +34,7 @@ bool are_at_most(float limit, const Element* numbers, int64_t count) {
   return result;
 }
 
-// Index of the first of the largest, or of the first NaN: as numpy's argmax.
+// Returns the index of the first of the largest, or of the first NaN: as numpy's argmax.
 template <class Element>
 int64_t argmax_row(const Element* row, int64_t size) {
   float largest = -std::numeric_limits<float>::infinity();
@@ -50,7 +50,7 @@ int64_t argmax_row(const Element* row, int64_t size) {
   return found;
 }
 
-// Raises unless all tokens [T] int64, contiguous, are of the vocabulary, or what else `lowest` admits.
+// Raises unless all tokens [T] int64, contiguous, are from `lowest` to the end of the vocabulary.
 inline void check_tokens(const at::Tensor& tokens, int64_t vocab_size, int64_t lowest = 0) {
   const int64_t* ids = tokens.const_data_ptr<int64_t>();
   for (int64_t row = 0; row < tokens.size(0); ++row) {

@@ -1,4 +1,4 @@
-// Log-probabilities of tokens, and the likeliest tokens beside them, as engine/runner/logprobs.py has them in torch.
+// Log-probabilities of tokens and of the likeliest tokens; engine/runner/logprobs.py has the same in torch.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -22,7 +22,7 @@ using namespace twostep;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Calls visit for the numbers, sixteen at a time; behind the last is `filler`.
+// Calls visit for the numbers, sixteen at a time, padded with `filler`.
 template <class Element, class Visit>
 void visit_all(const Element* row, int64_t size, float filler, const Visit& visit) {
   int64_t i = 0;
@@ -34,7 +34,7 @@ void visit_all(const Element* row, int64_t size, float filler, const Visit& visi
   visit(load(last));
 }
 
-// The logarithm of the sum of e**(x - largest). Sums in single precision are short ones.
+// Returns the logarithm of the sum of e**(x - largest). Only short sums are in single precision.
 template <class Element>
 double log_sum(const Element* row, int64_t size, float largest) {
   double total = 0;
@@ -59,7 +59,7 @@ int64_t count_above(const Element* row, int64_t size, float limit) {
   return count;
 }
 
-// The `num_top` largest, the largest first; of equals the first.
+// Returns the `num_top` largest, in descending order; of equals the first ones.
 template <class Element>
 void find_top(const Element* row, int64_t size, int64_t num_top, int64_t* top) {
   const auto is_before = [=](int64_t a, int64_t b) { return float(row[a]) > float(row[b]); };
