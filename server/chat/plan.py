@@ -4,7 +4,7 @@ import msgspec
 
 from server.chat.answer import Answer, expected_answer
 from server.chat.constraint import chat_grammar
-from server.core.prompts import EncodedPrompt, prompt_limit, truncate
+from server.core.prompts import EncodedPrompt, PromptCut
 from server.generation.entry import Arrival
 from server.generation.plan import GenerationPlan, ResponseNames, make_plan
 from server.generation.sampling import sampling_params
@@ -29,14 +29,14 @@ async def plan_chat(request: ChatRequest, backend: Backend, arrival: Arrival) ->
         shown_token_ids=answer.shown_token_ids,
         thinking=answer.thinking_budget(request.thinking_token_budget),
     )
-    return make_plan(request, [prompt], params, _NAMES, backend, arrival), answer
+    return make_plan(request, [prompt], [params], _NAMES, backend, arrival), answer
 
 
 async def chat_prompt(request: ChatRequest, backend: Backend) -> EncodedPrompt:
     """Returns the rendered prompt, truncated if the request allows that."""
     num_wanted = 1 if request.token_limit is None else request.token_limit
-    limit = prompt_limit(request.truncate_prompt_tokens, backend.engine.info.max_model_len - num_wanted)
-    return truncate(await backend.chat.encode(request), limit)
+    cut = PromptCut.of(request, backend.engine.info.max_model_len - num_wanted)
+    return cut.apply(await backend.chat.encode(request))
 
 
 def _tokens_left(max_model_len: int, num_prompt_tokens: int) -> int:

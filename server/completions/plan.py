@@ -1,6 +1,8 @@
 """The plan of a completion request: its prompts, sampling parameters and grammar."""
 
-from server.core.prompts import encode_prompts, prompt_limit
+from msgspec.structs import replace
+
+from server.core.prompts import PromptCut, encode_prompts
 from server.generation.entry import Arrival
 from server.generation.grammar import grammar_of
 from server.generation.plan import GenerationPlan, ResponseNames, make_plan
@@ -16,8 +18,12 @@ _NAMES = ResponseNames("cmpl", "text_completion", "text_completion")
 async def plan_completion(request: CompletionRequest, backend: Backend, arrival: Arrival) -> CompletionPlan:
     """Returns the plan of a request. Raises RequestError or BadRequestError for what the engine cannot be asked; the
     rest it refuses itself."""
-    limit = prompt_limit(request.truncate_prompt_tokens, backend.engine.info.max_model_len - request.max_tokens)
-    prompts = await encode_prompts(request.prompt, backend.tokenizer, request.add_special_tokens, limit)
+    max_model_len = backend.engine.info.max_model_len
+    wanted = request.max_tokens_behind(0, max_model_len)
+    cut = PromptCut.of(request, max_model_len - wanted)
+    prompts = await encode_prompts(request.prompt, backend.tokenizer, request.add_special_tokens, cut)
     grammar = await grammar_of(request.constraint, backend.grammars, arrival.caller)
-    params = sampling_params(request, backend.defaults, backend.tokenizer, request.max_tokens, grammar)
-    return make_plan(request, prompts, params, _NAMES, backend, arrival)
+    params = sampling_params(request, backend.defaults, backend.tokenizer, wanted, grammar)
+    max_tokens = [request.max_tokens_behind(len(prompt.token_ids), max_model_len) for prompt in prompts]
+    params_of_each = [params if each == wanted else replace(params, max_tokens=each) for each in max_tokens]
+    return make_plan(request, prompts, params_of_each, _NAMES, backend, arrival)

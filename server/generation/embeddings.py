@@ -13,7 +13,7 @@ from engine.core.errors import ContextLengthError, EngineFailedError, InvalidPar
 from engine.core.outputs import RequestOutput
 from engine.core.sampling_params import SamplingParams
 from server.core.chunked_json import json_list
-from server.core.prompts import encode_prompts, prompt_limit
+from server.core.prompts import PromptCut, encode_prompts
 from server.core.timings import PhaseReport, TokenCounts
 from server.generation.entry import Arrival
 from server.generation.fan_out import generate_all
@@ -32,8 +32,8 @@ async def plan_embeddings(request: EmbeddingRequest, backend: Backend, arrival: 
     """Returns one request per input. Raises RequestError or BadRequestError for what the engine cannot be asked; the
     rest it refuses itself."""
     max_model_len = backend.engine.info.max_model_len
-    limit = prompt_limit(request.truncate_prompt_tokens, max_model_len)
-    prompts = await encode_prompts(request.input, backend.tokenizer, request.add_special_tokens, limit)
+    cut = PromptCut.of(request, max_model_len)
+    prompts = await encode_prompts(request.input, backend.tokenizer, request.add_special_tokens, cut)
     if (longest := max(len(prompt.token_ids) for prompt in prompts)) > max_model_len:
         message = f"An input has {longest} tokens; the maximum context length is {max_model_len}."
         raise ContextLengthError(f"{message} Shorten it, or set truncate_prompt_tokens.", "input")

@@ -54,23 +54,23 @@ class GenerationPlan(Generic[RequestT_co]):
 def make_plan(
     request: RequestT,
     prompts: Sequence[EncodedPrompt],
-    params: SamplingParams,
+    params: Sequence[SamplingParams],
     names: ResponseNames,
     backend: Backend,
     arrival: Arrival,
 ) -> GenerationPlan[RequestT]:
-    """Returns the plan of a request. Raises BadRequestError for what the engine cannot be asked; the rest it refuses
-    itself."""
+    """Returns the plan of a request, with the parameters of each prompt: those of all differ in `max_tokens` only.
+    Raises BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
     num_generations = len(prompts) * request.num_candidates
     _check_admission_size(prompts, num_generations, backend.admission_size, arrival.share)
-    num_ids = len(params.allowed_token_ids or ()) + sum(map(len, params.bad_words))
+    num_ids = len(params[0].allowed_token_ids or ()) + sum(map(len, params[0].bad_words))
     if num_generations * num_ids > MAX_SENT_IDS:
         raise _too_many(
             prompts, num_generations, f"{MAX_SENT_IDS // num_ids} that may have so many token ids and words"
         )
-    num_logprobs = request.num_candidates * sum(_num_logprobs(request, params, len(each.token_ids)) for each in prompts)
-    if num_logprobs > MAX_SCORES:
-        raise _too_many_logprobs(num_logprobs, params)
+    of_each = [_num_logprobs(request, *each) for each in zip(params, prompts, strict=True)]
+    if (num_logprobs := request.num_candidates * sum(of_each)) > MAX_SCORES:
+        raise _too_many_logprobs(num_logprobs, params[0])
     seed = draw_seed() if request.seed is None else request.seed
     return GenerationPlan(
         request=request,
@@ -110,9 +110,9 @@ def _param_of(prompts: Sequence[EncodedPrompt]) -> str:
     return "prompt" if len(prompts) > 1 else "n"
 
 
-def _num_logprobs(request: GenerationParams, params: SamplingParams, num_prompt_tokens: int) -> int:
+def _num_logprobs(request: GenerationParams, params: SamplingParams, prompt: EncodedPrompt) -> int:
     """Returns how many logprobs one sequence may collect before they are sent."""
-    of_prompt = 0 if params.prompt_logprobs is None else num_prompt_tokens * (params.prompt_logprobs + 1)
+    of_prompt = 0 if params.prompt_logprobs is None else len(prompt.token_ids) * (params.prompt_logprobs + 1)
     of_output = 0 if params.logprobs is None or request.stream else params.max_tokens * (params.logprobs + 1)
     return of_prompt + of_output
 
@@ -126,15 +126,20 @@ def _too_many_logprobs(num_logprobs: int, params: SamplingParams) -> BadRequestE
 
 
 def _generations(
-    request: GenerationParams, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int, arrival: Arrival
+    request: GenerationParams,
+    prompts: Sequence[EncodedPrompt],
+    params: Sequence[SamplingParams],
+    seed: int,
+    arrival: Arrival,
 ) -> list[GenerationRequest]:
     unique = uuid.uuid4().hex[:12]  # clients may send one request id several times
+    prompt_of = [index for index in range(len(prompts)) for _ in range(request.num_candidates)]
     return [
         arrival.generation(
             f"gen-{unique}-{index}",
-            prompts[index // request.num_candidates].token_ids,
-            msgspec.structs.replace(params, seed=seed_of(seed, index)),
+            prompts[prompt].token_ids,
+            msgspec.structs.replace(params[prompt], seed=seed_of(seed, index)),
             repeats_prompt=index % request.num_candidates > 0,
         )
-        for index in range(len(prompts) * request.num_candidates)
+        for index, prompt in enumerate(prompt_of)
     ]

@@ -9,10 +9,16 @@ from server.protocol.generation import MAX_CHOICES, GenerationParams, wrong
 from server.protocol.prompts import Prompts
 from server.protocol.wire import Int32
 
+DEFAULT_MAX_TOKENS = 16
+
 
 class CompletionRequest(GenerationParams):
     prompt: Prompts
-    max_tokens: Int32 = Field(16, description="0 is allowed with echo or prompt_logprobs: the prompt is only scored.")
+    max_tokens: Int32 | None = Field(
+        None,
+        description=f"Default: {DEFAULT_MAX_TOKENS}, or as many as fit the context. 0 is allowed with echo or "
+        "prompt_logprobs: the prompt is only scored.",
+    )
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Candidates, ranked by mean logprob.")
     logprobs: Int32 | None = None
     echo: bool = False
@@ -28,6 +34,13 @@ class CompletionRequest(GenerationParams):
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise wrong("max_tokens", "must be at least 1, unless echo or prompt_logprobs is given")
         return self
+
+    def max_tokens_behind(self, num_prompt_tokens: int, max_model_len: int) -> int:
+        """Returns how many tokens to generate at most. Behind a prompt that fills the context that is one by default,
+        so that the prompt is refused as too long."""
+        if self.max_tokens is not None:
+            return self.max_tokens
+        return min(DEFAULT_MAX_TOKENS, max(1, max_model_len - num_prompt_tokens))
 
     @property
     def num_candidates(self) -> int:

@@ -19,6 +19,8 @@ from server.protocol.wire import (
 )
 
 MAX_CHOICES = 128
+MAX_TEMPERATURE = 2.0
+"""The maximum of OpenAI's APIs."""
 
 
 class StreamOptions(ClosedModel):
@@ -32,9 +34,9 @@ class StreamOptions(ClosedModel):
 
 
 class SamplingFields(RequestFields):
-    """Sampling parameters. Values are checked for type here and for range where they are used."""
+    """Sampling parameters. Values are checked for type here and, mostly, for range where they are used."""
 
-    temperature: float | None = None
+    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
     top_p: float | None = None
     seed: Int64 | None = Field(None, description="The choice with index i uses seed + i. Drawn and reported if absent.")
     frequency_penalty: float = 0.0

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
-from server.protocol.wire import MAX_INT32, MAX_STRINGS, MAX_TOKEN_IDS, check_text
+from server.protocol.wire import MAX_INT32, MAX_STRINGS, MAX_TOKEN_IDS, as_whole_items, check_text
 
 Prompt = str | list[int]
 
@@ -15,7 +15,7 @@ def parse_prompts(value: Any) -> list[Prompt]:
     match value:
         case str():
             return [check_text(value)]
-        case [int(), *_]:
+        case [int() | float(), *_]:
             return [_token_ids(value)]
         case [str(), *_]:
             return [_text(item) for item in _bounded(value, MAX_STRINGS)]
@@ -32,11 +32,14 @@ def _text(item: Any) -> str:
 
 
 def _token_ids(item: Any) -> list[int]:
-    if not isinstance(item, list) or set(map(type, _bounded(item, MAX_TOKEN_IDS))) - {int}:
+    if not isinstance(item, list):
         raise _mismatch()
-    if item and not (min(item) >= 0 and max(item) <= MAX_INT32):
+    ids: list[int] = as_whole_items(_bounded(item, MAX_TOKEN_IDS))
+    if set(map(type, ids)) - {int}:
+        raise _mismatch()
+    if ids and not (min(ids) >= 0 and max(ids) <= MAX_INT32):
         raise PydanticCustomError("token_id", "Token ids must not be negative nor outside the vocabulary")
-    return item
+    return ids
 
 
 def _bounded(items: list[Any], limit: int) -> list[Any]:

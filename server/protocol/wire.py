@@ -1,8 +1,9 @@
 """Types that all request bodies share: strict, no NaN, nulls count as absent, text that a tokenizer can take."""
 
 import math
+from functools import cache
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import (
     AfterValidator,
@@ -36,18 +37,20 @@ MAX_VALUES = 2**17
 
 
 class WireModel(BaseModel):
-    """Base of all bodies. Strict: no "3" for 3, no true for 1. Explicit nulls count as absent, as in OpenAI's API."""
+    """Base of all bodies. Strict: no "3" for 3, no true for 1, but 3.0 is the number 3. Explicit nulls count as absent,
+    as in OpenAI's API."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
+    def _drop_nulls_and_fractions(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         if len(data) > MAX_FIELDS:
             raise PydanticCustomError("too_long", "Must not have more than {limit} fields", {"limit": MAX_FIELDS})
-        return {name: value for name, value in data.items() if value is not None}
+        whole = _whole_fields(cls)
+        return {name: as_whole(value) if name in whole else value for name, value in data.items() if value is not None}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -64,6 +67,32 @@ class ClosedModel(WireModel):
     """Refuses fields that it does not define: in a small object they are mistakes, or options that would be ignored."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+@cache
+def _whole_fields(model: type[BaseModel]) -> frozenset[str]:
+    """Returns the names of the fields that are integers."""
+    return frozenset(name for name, field in model.model_fields.items() if int in _alternatives(field.annotation))
+
+
+def _alternatives(annotation: Any) -> set[Any]:
+    """Returns the types of a union, without their metadata; a type that is none is the only one."""
+    if isinstance(annotation, type) or not (args := get_args(annotation)):
+        return {annotation}
+    if hasattr(annotation, "__metadata__"):
+        return _alternatives(args[0])
+    return set().union(*map(_alternatives, args))
+
+
+def as_whole(value: Any) -> Any:
+    """Returns 3 for 3.0, which is the same number in JSON: some clients write every number so."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def as_whole_items(value: Any) -> Any:
+    if not isinstance(value, list) or float not in set(map(type, value)):
+        return value
+    return [as_whole(each) for each in value]
 
 
 def _nullable(described: JsonSchemaValue) -> JsonSchemaValue:
@@ -169,6 +198,7 @@ BadWords = Annotated[
 ]
 LogitBias = Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES), entries_at_most(MAX_LOGIT_BIASES)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
-TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
-StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
-AllowedTokenIds = Annotated[list[TokenId], Field(max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)]
+_whole_items = BeforeValidator(as_whole_items)
+TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS, fail_fast=True), _whole_items]
+StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True), _whole_items]
+AllowedTokenIds = Annotated[list[TokenId], Field(max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True), _whole_items]

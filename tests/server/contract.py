@@ -16,8 +16,8 @@ OPENAI = """
 EXTENSIONS = """
     top_k min_p repetition_penalty min_tokens ignore_eos stop_token_ids include_stop_str_in_output skip_special_tokens
     add_special_tokens bad_words allowed_token_ids prompt_logprobs return_token_ids return_tokens_as_token_ids
-    truncate_prompt_tokens priority cache_salt request_id chat_template chat_template_kwargs add_generation_prompt
-    continue_final_message structured_outputs max_queue_ms deadline_ms
+    truncate_prompt_tokens truncation_side priority cache_salt request_id chat_template chat_template_kwargs
+    add_generation_prompt continue_final_message structured_outputs max_queue_ms deadline_ms
 """.split()
 
 
@@ -72,6 +72,9 @@ WORKING = {
         True, lambda _, body: first(body)["logprobs"]["tokens"] == ["token_id:97", "token_id:257"], {"logprobs": 0}
     ),
     "truncate_prompt_tokens": Works(1, lambda request, _: request.prompt_token_ids == [105]),
+    "truncation_side": Works(
+        "right", lambda request, _: request.prompt_token_ids == [BOS], {"truncate_prompt_tokens": 1}
+    ),
     "priority": Works(-3, lambda request, _: request.priority == -3),
     "cache_salt": Works("s", lambda request, _: request.cache_salt == "s"),
     "max_queue_ms": Works(1500, lambda request, _: request.max_queue_s == 1.5),

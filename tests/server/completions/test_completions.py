@@ -101,6 +101,27 @@ def test_special_tokens_are_added_to_text_only_if_wanted(server: LiveServer) -> 
     assert [request.prompt_token_ids for request in server.engine.requests] == [[BOS, 72, 105], [72, 105]]
 
 
+class TestDefaultMaxTokens:
+    def test_it_is_sixteen(self, server: LiveServer) -> None:
+        assert server.complete("Hi").json()["usage"]["completion_tokens"] == 16
+
+    @pytest.mark.parametrize("left", [1, 5, 15, 16])
+    def test_it_shrinks_to_what_fits_behind_each_prompt(self, server: LiveServer, left: int) -> None:
+        long, short = [65] * (512 - left), [65]
+        choices = server.complete([long, short], n=2).json()["choices"]
+        assert [len(choice["text"]) for choice in choices] == [left, left, 16, 16]
+        assert {choice["finish_reason"] for choice in choices} == {"length"}
+
+    def test_a_limit_that_was_asked_for_does_not(self, server: LiveServer) -> None:
+        error = error_of(server.complete([65] * 507, max_tokens=16))
+        assert error["code"] == "context_length_exceeded"
+
+    @pytest.mark.parametrize("num_tokens", [512, 513])
+    def test_a_prompt_that_fills_the_context_is_too_long(self, server: LiveServer, num_tokens: int) -> None:
+        error = error_of(server.complete([65] * num_tokens))
+        assert error["code"] == "context_length_exceeded" and "maximum context length" in error["message"]
+
+
 class TestSeeds:
     def test_a_seed_is_drawn_and_returned(self, server: LiveServer) -> None:
         first, second = server.complete("Hi").json(), server.complete("Hi").json()

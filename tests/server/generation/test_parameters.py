@@ -8,6 +8,7 @@ import pytest
 from server.protocol.completions import CompletionRequest
 from server.protocol.elsewhere import find_refused
 from server.protocol.refusals import COMPLETION_REFUSALS, WITHOUT_EFFECT
+from tests.server.byte_tokenizer import BOS
 from tests.server.contract import EXTENSIONS, OPENAI, STREAMED, WORKING
 from tests.server.events import error_of, first
 from tests.server.fake_engine import saying
@@ -104,16 +105,67 @@ def test_echo_of_a_cut_prompt_is_what_was_kept(server: LiveServer) -> None:
     assert first(body)["text"] == "lo!"
 
 
+@pytest.mark.parametrize(("prompt", "kept"), [("Hello", b"He"), (list(b"Hello"), b"He"), (["Hello", "ab"], b"He")])
+def test_a_prompt_cut_on_the_right_keeps_its_beginning(server: LiveServer, prompt: Any, kept: bytes) -> None:
+    cut = {"truncate_prompt_tokens": 2, "truncation_side": "right", "add_special_tokens": False}
+    server.complete(prompt, **cut)
+    server.post_json("/v1/embeddings", {"input": prompt, **cut})
+    prompts = [bytes(request.prompt_token_ids) for request in server.engine.requests]
+    assert prompts[0] == prompts[len(prompts) // 2] == kept
+
+
+def test_a_chat_cut_on_the_right_keeps_its_beginning(server: LiveServer) -> None:
+    cut = {"truncate_prompt_tokens": 7, "truncation_side": "right"}
+    server.chat("Hello", max_tokens=1, **cut)
+    server.message("Hello", **cut)
+    server.respond("Hello", max_output_tokens=1, **cut)
+    assert [request.prompt_token_ids for request in server.engine.requests] == [[BOS, *b"[user]"]] * 3
+
+
+@pytest.mark.parametrize("temperature", [0, 2, 2.0])
+def test_temperatures_go_up_to_two(server: LiveServer, temperature: float) -> None:
+    assert server.complete("Hi", temperature=temperature).status_code == 200
+    assert server.chat("Hi", temperature=temperature, max_tokens=1).status_code == 200
+    assert server.respond("Hi", temperature=temperature, max_output_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize("temperature", [2.0000001, 100])
+def test_a_higher_temperature_is_refused_by_name(server: LiveServer, temperature: float) -> None:
+    answers = [
+        server.complete("Hi", temperature=temperature),
+        server.chat("Hi", temperature=temperature),
+        server.respond("Hi", temperature=temperature),
+    ]
+    assert [(answer.status_code, error_of(answer)["param"]) for answer in answers] == [(400, "temperature")] * 3
+
+
+def test_whole_numbers_are_whole_numbers(server: LiveServer) -> None:
+    """Some clients write every number with a fraction."""
+    fields = {"max_tokens": 3.0, "n": 2.0, "seed": 5.0, "top_k": 4.0, "stop_token_ids": [65.0], "deadline_ms": 9e3}
+    body = server.complete([72.0, 105], logprobs=1.0, **fields).json()
+    params = server.engine.requests[0].params
+    assert (params.max_tokens, params.seed, params.top_k, params.stop_token_ids) == (3, 5, 4, (65,))
+    assert server.engine.requests[0].prompt_token_ids == [72, 105] and len(body["choices"]) == 2
+    assert all(
+        type(each) is int for each in (params.max_tokens, params.seed, *server.engine.requests[0].prompt_token_ids)
+    )
+    chat = server.chat("Hi", max_tokens=5.0, logprobs=True, top_logprobs=2.0).json()
+    assert chat["usage"]["completion_tokens"] == 5
+    assert server.respond("Hi", max_output_tokens=5.0).json()["usage"]["output_tokens"] == 5
+    assert server.message("Hi", max_tokens=5.0).json()["usage"]["output_tokens"] == 5
+    assert server.post_json("/detokenize", {"tokens": [72.0, 105.0]}).json() == {"prompt": "Hi"}
+
+
 def each(name: str, *values: Any) -> list[tuple[str, Any]]:
     return [(name, value) for value in values]
 
 
 WRONG: list[tuple[str, Any]] = [
-    *each("temperature", "1", True, -0.1, 1e400, [1], {}),
+    *each("temperature", "1", True, -0.1, 2.01, 1e400, [1], {}),
     *each("top_p", -0.1, 1.1, "x"),
     *each("top_k", -2, 1.5, 10**30),
     *each("min_p", -0.1, 1.1),
-    *each("max_tokens", -1, 1.0, "3", True, 10**30, 10**400),
+    *each("max_tokens", -1, 1.5, "3", True, 10**30, 1e30, 10**400),
     *each("min_tokens", -1, 17),
     *each("n", 0, 129, True),
     *each("best_of", 0, 129),
@@ -125,7 +177,7 @@ WRONG: list[tuple[str, Any]] = [
     *each("logit_bias", {"x": 1}, {"258": 1}, {"1": 101}, {"-1": 1}, {"1": "2"}, [1], {"٣": 1}),
     *each("logprobs", -1, 101, True, "1"),
     *each("prompt_logprobs", -1, 101),
-    *each("stop_token_ids", [258], [-1], [1.0], [True], 3, ["1"]),
+    *each("stop_token_ids", [258], [-1], [1.5], [True], 3, ["1"]),
     *each("allowed_token_ids", [], [258], [2**40]),
     *each("bad_words", [""], "x", [1], ["a\0"]),
     *each("truncate_prompt_tokens", 0, -2),
@@ -137,7 +189,8 @@ WRONG: list[tuple[str, Any]] = [
     *each("echo", 1, "yes"),
     *each("model", 1, "\ud800"),
     *each("prompt", 1, True, {}, [], "", [[]], [""], ["a", 1], [1, "a"], [[1], "a"], [["a"]], [[1], [None]]),
-    *each("prompt", [True], [1.0], [-1], [258], [2**70], ["x"] * 1025, [1] * (2**20 + 1)),
+    *each("truncation_side", "both", 1),
+    *each("prompt", [True], [1.5], [1, 1.5], [-1], [258], [2**70], ["x"] * 1025, [1] * (2**20 + 1)),
     *each("prompt", "a\0b", ["ok", "\ud800"], "\udfff"),
 ]
 
