@@ -1,7 +1,7 @@
 """Errors of APIs that are translated to chat: they name the parameters of the API that the client uses."""
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from pydantic import ValidationError
@@ -14,12 +14,14 @@ from server.core.validation import problem_of
 _FOREIGN_TEXT = re.compile(r":|(?<!\w)['\"]")
 """Where a message continues with text that is not the server's own: quotes, and errors of templates and grammars."""
 
+NewName = str | Callable[[re.Match[str]], str]
+
 
 class ErrorRenaming:
-    def __init__(self, *names: tuple[str, str]) -> None:
+    def __init__(self, *names: tuple[str, NewName]) -> None:
         """`names` are patterns of the chat API's parameters, and their names in this API. In these, text behind a colon
         is for the message only."""
-        self._names: Sequence[tuple[re.Pattern[str], str]] = [
+        self._names: Sequence[tuple[re.Pattern[str], NewName]] = [
             (re.compile(rf"\b(?:{old})\b"), new) for old, new in names
         ]
 

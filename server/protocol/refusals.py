@@ -9,8 +9,13 @@ from typing import Any
 MAX_LOOKED_AT, MAX_NAME_LENGTH = 8, 64  # names compared to find typos: a fraction of a millisecond each
 _MIN_SLIP_LENGTH = 4  # letters: shorter names that vendors define are too often one letter off
 
-# OpenAI's bookkeeping: no effect on the tokens.
-WITHOUT_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
+# Bookkeeping of OpenAI and its clients: no effect on the tokens.
+WITHOUT_EFFECT = frozenset(
+    {
+        *("user", "metadata", "client_metadata", "store", "service_tier", "safety_identifier"),
+        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+    }
+)
 
 # These would change the answer, so ignoring them would be a lie.
 _NOT_SUPPORTED = "is not supported by this server"
@@ -66,7 +71,6 @@ CHAT_REFUSALS: Mapping[str, str] = {
     "prediction": _NOT_SUPPORTED,
     "verbosity": _NOT_SUPPORTED,
     "web_search_options": _NOT_SUPPORTED,
-    "prompt_cache_options": _NOT_SUPPORTED,
     "moderation": _NOT_SUPPORTED,
     "prompt": "belongs to /v1/completions; use messages",
     "suffix": "belongs to /v1/completions",
@@ -80,7 +84,6 @@ RESPONSES_REFUSALS: Mapping[str, str] = {
     "prompt": "is not supported: there are no stored prompts; use instructions and input",
     "max_tool_calls": "is not supported: it bounds built-in tools, of which there are none",
     "context_management": _NOT_SUPPORTED,
-    "prompt_cache_options": _NOT_SUPPORTED,
     "moderation": _NOT_SUPPORTED,
     "messages": "belongs to chat completions; use input",
     "max_tokens": "belongs to chat completions; use max_output_tokens",

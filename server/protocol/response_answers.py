@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 from server.protocol.answers import PromptTokensDetails, Timings
 from server.protocol.chat import CompletionTokensDetails, TokenLogprob
-from server.protocol.responses import FunctionChoice
+from server.protocol.response_tools import ToolChoice
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -47,10 +47,23 @@ class OutputCall(BaseModel):
     status: Status
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 
-OutputItem = Annotated[OutputMessage | OutputReasoning | OutputCall, Field(discriminator="type")]
+class OutputCustomCall(BaseModel):
+    """A call of a custom tool."""
+
+    id: str
+    type: Literal["custom_tool_call"]
+    status: Status
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+
+
+OutputItem = Annotated[OutputMessage | OutputReasoning | OutputCall | OutputCustomCall, Field(discriminator="type")]
 
 
 class InputTokensDetails(PromptTokensDetails):
@@ -75,8 +88,8 @@ class IncompleteDetails(BaseModel):
 
 
 class EchoedReasoning(BaseModel):
-    effort: None
-    summary: None
+    effort: str | None
+    summary: str | None
 
 
 class ResponseBody(BaseModel):
@@ -112,7 +125,7 @@ class ResponseBody(BaseModel):
     safety_identifier: str | None
     temperature: float
     text: dict[str, Any]
-    tool_choice: FunctionChoice
+    tool_choice: ToolChoice
     tools: list[dict[str, Any]]
     top_logprobs: int
     top_p: float

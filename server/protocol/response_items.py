@@ -1,12 +1,21 @@
 """The items of a response's `input`, by type. Errors name the place: `input.0.content.1`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, FunctionCall, RefusalPart, bounded_parts, refusing_part
+from server.protocol.response_tool_items import (
+    ClientToolCallItem,
+    ClientToolOutputItem,
+    CodeRunItem,
+    CustomCallItem,
+    FileSearchItem,
+    LeftOutItem,
+    McpCallItem,
+)
 from server.protocol.tags import field_of, text_or, type_of
 from server.protocol.wire import Text, WireModel
 
@@ -17,7 +26,7 @@ class TextItemPart(WireModel):
 
 
 class ReasoningPart(WireModel):
-    type: Literal["reasoning_text"]
+    type: Literal["reasoning_text", "text"]
     text: Text
 
 
@@ -62,17 +71,20 @@ class MessageItem(WireModel):
 class FunctionCallItem(FunctionCall):
     type: Literal["function_call"]
     call_id: Text
+    namespace: Text | None = None
 
 
-class FunctionCallOutputItem(WireModel):
-    type: Literal["function_call_output"]
+class CallOutputItem(WireModel):
+    """What a function or a custom tool returned."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Text
     output: ResultContent
 
 
 class ReasoningItem(WireModel):
     """The model's thinking before the items that follow; templates may leave it out. Without content the summary
-    counts."""
+    counts. What is encrypted is for others."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[SummaryPart], Field(max_length=MAX_PARTS, fail_fast=True)] = Field([])
@@ -84,31 +96,48 @@ class ReasoningItem(WireModel):
         return "\n".join(part.text for part in parts)
 
 
+_WHY_NOT = {
+    "item_reference": "nothing is stored",
+    "compaction": "what another server has compacted and encrypted cannot be read here",
+}
+
+
 class _UnsupportedItem(MessageItem):
-    """An item of a built-in tool, a reference to a stored item, or the like. Never valid."""
+    """A reference to a stored item, a conversation that others have encrypted, or the like. Never valid."""
 
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, data: Any) -> Any:
         kind = data.get("type") if isinstance(data, dict) else None
         shown = ascii(kind)[:40] if isinstance(kind, str) else "this"
-        why = "nothing is stored" if kind == "item_reference" else "items are messages, function calls and reasoning"
+        why = _WHY_NOT.get(str(kind), "items are messages, calls of tools with their outputs, and reasoning")
         raise PydanticCustomError("item", "{kind} is not supported: {why}", {"kind": shown, "why": why})
 
 
-_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+_CLASSES: tuple[type[WireModel], ...] = (
+    *(MessageItem, FunctionCallItem, CallOutputItem, ReasoningItem, CustomCallItem, ClientToolCallItem),
+    *(ClientToolOutputItem, McpCallItem, CodeRunItem, FileSearchItem, LeftOutItem),
+)
+_TAGS = {kind: f"<{each.__name__}>" for each in _CLASSES for kind in get_args(each.model_fields["type"].annotation)}
 
 
 def _item_tag(item: Any) -> str:
     kind = field_of(item, "type", "message")
-    return f"<{kind}>" if kind in _TYPES else "<other>"
+    return _TAGS.get(kind, "<other>") if isinstance(kind, str) else "<other>"
 
 
 InputItem = Annotated[
-    Annotated[MessageItem, Tag("<message>")]
-    | Annotated[FunctionCallItem, Tag("<function_call>")]
-    | Annotated[FunctionCallOutputItem, Tag("<function_call_output>")]
-    | Annotated[ReasoningItem, Tag("<reasoning>")]
+    Annotated[MessageItem, Tag("<MessageItem>")]
+    | Annotated[FunctionCallItem, Tag("<FunctionCallItem>")]
+    | Annotated[CallOutputItem, Tag("<CallOutputItem>")]
+    | Annotated[ReasoningItem, Tag("<ReasoningItem>")]
+    | Annotated[CustomCallItem, Tag("<CustomCallItem>")]
+    | Annotated[ClientToolCallItem, Tag("<ClientToolCallItem>")]
+    | Annotated[ClientToolOutputItem, Tag("<ClientToolOutputItem>")]
+    | Annotated[McpCallItem, Tag("<McpCallItem>")]
+    | Annotated[CodeRunItem, Tag("<CodeRunItem>")]
+    | Annotated[FileSearchItem, Tag("<FileSearchItem>")]
+    | Annotated[LeftOutItem, Tag("<LeftOutItem>")]
     | Annotated[SkipJsonSchema[_UnsupportedItem], Tag("<other>")],
     Discriminator(_item_tag),
 ]

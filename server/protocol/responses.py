@@ -1,24 +1,21 @@
 """POST /v1/responses: its request parameters."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from server.protocol.chat import MAX_TOP_LOGPROBS
 from server.protocol.generation import SamplingFields, wrong
 from server.protocol.response_items import Input
+from server.protocol.response_tools import ToolChoice, Tools
 from server.protocol.structured import JsonSchemaFormat
-from server.protocol.tags import choice_tag, type_of
-from server.protocol.tools import MAX_TOOLS, Function, FunctionName, Kind
+from server.protocol.tags import type_of
 from server.protocol.wire import (
     ClosedModel,
     Int32,
     JsonObject,
     StopStrings,
     Text,
-    WireModel,
-    bounded_size,
     check_serializable,
     entries_at_most,
 )
@@ -28,40 +25,16 @@ MAX_INCLUDED = 16
 LOGPROBS = "message.output_text.logprobs"
 
 
-class _FunctionType(WireModel):
-    type: Kind
-
-
-class FunctionTool(Function, _FunctionType):
-    pass
-
-
-class NamedFunction(FunctionName, _FunctionType):
-    pass
-
-
-class AllowedFunctions(WireModel):
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
-
-
-FunctionChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
-    | Annotated[NamedFunction, Tag("<named>")]
-    | Annotated[AllowedFunctions, Tag("<allowed>")],
-    Discriminator(choice_tag),
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
 ]
-
-
-def _check_included(name: Any) -> Any:
-    if name == "reasoning.encrypted_content":
-        message = f"'{name}' is not supported: thinking is returned as plain text, and nothing is stored"
-        raise PydanticCustomError("included", message)
-    return name
-
-
-Included = Annotated[Literal["message.output_text.logprobs"], BeforeValidator(_check_included)]
 
 
 class PlainFormat(ClosedModel):
@@ -81,21 +54,17 @@ TextFormat = Annotated[
 
 class TextConfig(ClosedModel):
     format: TextFormat = PlainFormat(type="text")
-    verbosity: Literal["medium"] | None = Field(None, description="Only the default: nothing else is implemented.")
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="A hint without effect.")
 
 
 class ReasoningConfig(ClosedModel):
-    """Reasoning options, all of which are refused by name: see `check`."""
-
-    effort: Text | None = None
-    summary: Text | None = None
-    generate_summary: Text | None = None
-
-    def check(self) -> None:
-        for name in sorted(self.model_fields_set):
-            raise wrong(
-                f"reasoning.{name}", "is not supported: the model decides how it thinks, and all of it is returned"
-            )
+    effort: Text | None = Field(None, description="Passed to the chat template, as reasoning_effort.")
+    summary: Text | None = Field(None, description="A hint without effect: all of the thinking is returned.")
+    generate_summary: Text | None = Field(None, description="An older name of summary.")
+    context: Literal["auto", "current_turn", "all_turns"] | None = Field(
+        None, description="A hint without effect: the chat template decides which thinking it shows."
+    )
+    mode: Literal["standard"] | None = None
 
 
 class ResponseStreamOptions(ClosedModel):
@@ -110,10 +79,12 @@ class ResponsesRequest(SamplingFields):
     stop: StopStrings = Field([])
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
-    include: Annotated[list[Included], Field(max_length=MAX_INCLUDED, fail_fast=True)] = Field([])
+    include: Annotated[list[Included], Field(max_length=MAX_INCLUDED, fail_fast=True)] = Field(
+        [], description="Hints, but for the logprobs: there is nothing encrypted and nothing of built-in tools."
+    )
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS, description=f"Needs include: {LOGPROBS}.")
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True), bounded_size] = Field([])
-    tool_choice: FunctionChoice = "auto"
+    tools: Tools = Field([], description="Functions, custom tools and namespaces of them; built-in ones are left out.")
+    tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = Field(True, description="false: at most one call.")
     text: TextConfig = TextConfig()
     reasoning: ReasoningConfig = ReasoningConfig()
@@ -132,7 +103,6 @@ class ResponsesRequest(SamplingFields):
 
     @model_validator(mode="after")
     def _check(self) -> "ResponsesRequest":
-        self.reasoning.check()
         if self.truncation == "auto":
             raise wrong("truncation", "auto is not supported: an input that is too long is refused")
         if self.background:

@@ -16,7 +16,9 @@ MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 2**20
 """Maximum length of all tools together, as JSON."""
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")  # as long as Anthropic's may be; OpenAI's have 64
+MAX_NAME_LENGTH = 128  # Anthropic's; OpenAI's have 64
+
+_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME_LENGTH}}}")
 
 
 def _check_name(name: str) -> str:

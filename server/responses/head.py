@@ -4,11 +4,12 @@ from typing import Any
 
 from server.chat.plan import ChatPlan
 from server.generation.entry import Arrival
+from server.protocol.response_tools import without_built_in
 from server.protocol.responses import ResponsesRequest
 
 
 def response_head(request: ResponsesRequest, plan: ChatPlan, arrival: Arrival) -> dict[str, Any]:
-    params = plan.generations[0].params
+    params, reasoning = plan.generations[0].params, request.reasoning
     return {
         "id": f"resp_{arrival.request_id}",
         "object": "response",
@@ -31,12 +32,12 @@ def response_head(request: ResponsesRequest, plan: ChatPlan, arrival: Arrival) -
         "metadata": request.metadata,
         "parallel_tool_calls": request.parallel_tool_calls,
         "prompt_cache_key": request.prompt_cache_key,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
         "safety_identifier": request.safety_identifier,
         "temperature": params.temperature,
         "text": request.text.model_dump(by_alias=True, exclude_none=True),
         "tool_choice": _dumped(request.tool_choice),
-        "tools": [tool.model_dump() for tool in request.tools],
+        "tools": [tool.model_dump() for tool in without_built_in(request.tools)],
         "top_logprobs": request.top_logprobs,
         "top_p": params.top_p,
         "usage": None,
@@ -45,4 +46,4 @@ def response_head(request: ResponsesRequest, plan: ChatPlan, arrival: Arrival) -
 
 
 def _dumped(choice: Any) -> Any:
-    return choice if isinstance(choice, str) else choice.model_dump()
+    return choice if isinstance(choice, str) else choice.model_dump(exclude_none=True)

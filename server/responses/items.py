@@ -5,53 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.chat.blocks import Event
+from server.responses.call_items import CallItem
+from server.responses.item_state import ItemState, PendingLogprobs
+from server.responses.offered import OfferedTools
 from server.tools.message_parts import Content, Part, Reasoning, ToolCall
-
-
-class PendingLogprobs:
-    """Logprobs of tokens whose text is not part of an item yet."""
-
-    def __init__(self) -> None:
-        self._entries: list[dict[str, Any]] = []
-
-    def add(self, entries: Iterable[dict[str, Any]]) -> None:
-        self._entries += entries
-
-    def take(self) -> list[dict[str, Any]]:
-        taken, self._entries = self._entries, []
-        return taken
-
-    def take_beginning_with(self, text: str) -> list[dict[str, Any]]:
-        """Take the logprobs from the text's first token on. Those before it are of marks, as that behind the thinking,
-        which add no text: they are dropped."""
-        taken, data = self.take(), text.encode()
-        written, offset = b"".join(bytes(each["bytes"]) for each in taken), 0
-        for start, each in enumerate(taken):
-            if written.startswith(data, offset):
-                return taken[start:]
-            offset += len(each["bytes"])
-        return taken[-1:]  # a token that is mark and text in one
-
-
-@dataclass(slots=True)
-class _ItemState:
-    """The index, id and status of an item, and the events that have them."""
-
-    index: int
-    item_id: str
-    status: str = "in_progress"
-
-    def event(self, kind: str, **fields: Any) -> Event:
-        return {"type": f"response.{kind}", "item_id": self.item_id, "output_index": self.index, **fields}
-
-    def added(self, item: dict[str, Any]) -> Event:
-        return {"type": "response.output_item.added", "output_index": self.index, "item": item}
-
-    def done(self, item: dict[str, Any]) -> Event:
-        return {"type": "response.output_item.done", "output_index": self.index, "item": item}
-
-    def end(self, is_complete: bool) -> None:
-        self.status = "completed" if is_complete else "incomplete"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +28,7 @@ _REASONING = _Kind("reasoning_text", {"type": "reasoning", "summary": []})
 class TextItem:
     """A message, or the thinking before it: an item with one part of text."""
 
-    def __init__(self, kind: _Kind, state: _ItemState, pending: PendingLogprobs) -> None:
+    def __init__(self, kind: _Kind, state: ItemState, pending: PendingLogprobs) -> None:
         self._kind = kind
         self._state = state
         self._pending = pending
@@ -124,57 +81,22 @@ class TextItem:
         return {"logprobs": logprobs} if self._kind.has_logprobs else {}
 
 
-class CallItem:
-    """A call of a function."""
-
-    def __init__(self, call: ToolCall, state: _ItemState, pending: PendingLogprobs) -> None:
-        self._call = call
-        self._state = state
-        self._pending = pending
-        self._arguments = ""
-
-    def start(self) -> list[Event]:
-        return [self._state.added(self.whole())]
-
-    def add(self, part: Part) -> list[Event]:
-        assert isinstance(part, ToolCall)
-        self._pending.take()
-        if not part.arguments:
-            return []
-        self._arguments += part.arguments
-        return [self._state.event("function_call_arguments.delta", delta=part.arguments)]
-
-    def end(self, is_complete: bool) -> list[Event]:
-        self._state.end(is_complete)
-        done = self._state.event(
-            "function_call_arguments.done", name=self._call.name, arguments=self._arguments
-        )  # fmt: skip
-        return [done, self._state.done(self.whole())]
-
-    def whole(self) -> dict[str, Any]:
-        return {
-            "id": self._state.item_id,
-            "type": "function_call",
-            "status": self._state.status,
-            "call_id": self._call.id,
-            "name": self._call.name,
-            "arguments": self._arguments,
-        }
-
-
 Item = TextItem | CallItem
 
 
-def item_maker(stem: str, pending: PendingLogprobs) -> Callable[[int, Part], Item]:
+def item_maker(stem: str, offered: OfferedTools, pending: PendingLogprobs) -> Callable[[int, Part], Item]:
     """Returns a function that makes the items of one response; `stem` makes their ids its own."""
 
     def make(index: int, part: Part) -> Item:
         match part:
             case Content():
-                return TextItem(_MESSAGE, _ItemState(index, f"msg_{stem}_{index}"), pending)
+                return TextItem(_MESSAGE, ItemState(index, f"msg_{stem}_{index}"), pending)
             case Reasoning():
-                return TextItem(_REASONING, _ItemState(index, f"rs_{stem}_{index}"), pending)
+                return TextItem(_REASONING, ItemState(index, f"rs_{stem}_{index}"), pending)
             case ToolCall():
-                return CallItem(part, _ItemState(index, f"fc_{stem}_{index}"), pending)
+                assert part.name is not None
+                tool = offered.called(part.name)
+                prefix = "ctc" if tool.takes_text else "fc"
+                return CallItem(part, tool, ItemState(index, f"{prefix}_{stem}_{index}"), pending)
 
     return make

@@ -13,7 +13,9 @@ from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.output_reader import OutputReader
 from server.chat.usage import ChatUsageCounter
 from server.core.errors import ErrorKind
-from server.responses.items import Item, PendingLogprobs, item_maker
+from server.responses.item_state import PendingLogprobs
+from server.responses.items import Item, item_maker
+from server.responses.offered import OfferedTools
 from server.tools.message_parts import Content
 
 
@@ -23,6 +25,7 @@ class ResponseWriter:
     def __init__(
         self,
         head: Mapping[str, Any],
+        offered: OfferedTools,
         reader: OutputReader,
         counter: ChatUsageCounter,
         logprobs: ChatLogprobsFormatter | None,
@@ -33,7 +36,7 @@ class ResponseWriter:
         self._counter = counter
         self._logprobs = logprobs
         self._pending = PendingLogprobs()
-        self._items: Blocks[Item] = Blocks(item_maker(str(head["id"]).removeprefix("resp_"), self._pending))
+        self._items: Blocks[Item] = Blocks(item_maker(str(head["id"]).removeprefix("resp_"), offered, self._pending))
         self._last: RequestOutput | None = None
         self._numbers = itertools.count()
 

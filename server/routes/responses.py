@@ -1,6 +1,7 @@
 """POST /v1/responses."""
 
 import asyncio
+import logging
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -18,13 +19,15 @@ from server.protocol.refusals import RESPONSES_REFUSALS
 from server.protocol.response_answers import ResponseBody
 from server.protocol.responses import ResponsesRequest
 from server.responses.head import response_head
-from server.responses.translate import RENAMING, to_chat
+from server.responses.offered import offered_tools
+from server.responses.translate import renaming, to_chat
 from server.responses.whole import whole_response
 from server.responses.writer import ResponseWriter
 from server.routes.documented import error_responses
 from server.routes.generation_route import GenerationRoute
 from server.runtime.context import context_of
 
+logger = logging.getLogger("twostep.server")
 router = APIRouter(route_class=GenerationRoute, tags=["OpenAI"])
 
 
@@ -40,14 +43,17 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Answer a conversation, in OpenAI's newer form. Nothing is stored: each request brings the whole conversation."""
     arrival = validate_request(body, RESPONSES_REFUSALS, request)
     backend, record = context_of(request).backend, record_of(request.scope)
-    with RENAMING():
-        plan, answer = await arrival.within_deadline(plan_chat(to_chat(body), backend, arrival))
+    offered = offered_tools(body.tools)
+    if offered.left_out:
+        logger.info("request %s: left out built-in tools: %s", arrival.request_id, ", ".join(offered.left_out))
+    with renaming(body, offered)():
+        plan, answer = await arrival.within_deadline(plan_chat(to_chat(body, offered), backend, arrival))
         reader = OutputReader(answer, arrival.request_id, 0)
         counter = ChatUsageCounter(plan, [reader], record)
         logprobs = (
             None if body.num_logprobs is None else ChatLogprobsFormatter(backend.tokenizer, body.num_logprobs, False)
         )
-        writer = ResponseWriter(response_head(body, plan, arrival), reader, counter, logprobs)
+        writer = ResponseWriter(response_head(body, plan, arrival), offered, reader, counter, logprobs)
         if body.stream:
             return await open_stream(plan, TypedStream(writer, counter, record), request)
         [outputs] = await all_outputs(plan, counter, request)

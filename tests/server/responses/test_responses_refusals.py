@@ -11,6 +11,8 @@ from tests.server.model_talk import RESPONSES_TOOLS as TOOLS
 
 IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
 NAMED = {"type": "function", "name": "other"}
+BUILT_IN = {"type": "web_search", "external_web_access": False}
+NAMESPACE = {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]}
 CALLED = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
 ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}
 
@@ -31,9 +33,9 @@ def formatted(**keywords: Any) -> dict[str, Any]:
         ({"background": True}, "background"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"truncation": "auto"}, "truncation"),
-        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"reasoning": {"effort": 3}}, "reasoning"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning"),
+        ({"include": ["everything"]}, "include"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -51,23 +53,37 @@ def formatted(**keywords: Any) -> dict[str, Any]:
         ({"input": [IMAGE]}, "input.0.content.0"),
         ({"input": [{"role": "nobody", "content": ""}]}, "input.0.role"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
-        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input.0"),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input.0"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "1", "name": "f"}]}, "input.0.input"),
+        ({"input": [{"type": "local_shell_call", "action": {"env": {"a": "\ud800"}}, "id": "1"}]}, "input.0.action"),
         ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": {}}]}, "input.0.arguments"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "functon", "name": "f"}]}, "tools.0"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace"}]}]}, "tools.0.tools.0"),
+        ({"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "gbnf"}}]},
+         "tools.0.format.syntax"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools.1.name"),
+        ({"tools": [BUILT_IN, {**NAMED, "name": "n__f"}, NAMESPACE]}, "tools.2.tools.0.name"),
+        ({"tools": [{**NAMESPACE, "name": 127 * "n"}]}, "tools.0.tools.0.name"),
+        ({"tools": [BUILT_IN, {**NAMESPACE, "tools": [BUILT_IN, {**tool(enum=1), "strict": True}]}]},
+         "tools.1.tools.1.parameters"),
         ({"tools": [tool(maximum=math.inf)]}, "tools.0.parameters"),
         ({"tools": [tool(enum=[[math.nan]])]}, "tools.0.parameters"),
         ({"tools": [tool(properties={"\ud800": {}})]}, "tools.0.parameters"),
         ({"tools": TOOLS, "tool_choice": NAMED}, "tool_choice.name"),
         ({"tools": TOOLS, "tool_choice": ALLOWED}, "tool_choice.tools.0.name"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [*TOOLS, BUILT_IN], "tool_choice": BUILT_IN}, "tool_choice"),
+        ({"tools": [BUILT_IN], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [*TOOLS, BUILT_IN], "tool_choice": {**ALLOWED, "mode": "required", "tools": [BUILT_IN]}},
+         "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {**ALLOWED, "tools": [BUILT_IN, NAMED]}}, "tool_choice.tools.1.name"),
+        ({"tools": [NAMESPACE, {**NAMESPACE, "name": "m"}], "tool_choice": {**NAMED, "name": "f"}}, "tool_choice.name"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 3}}}}, "text.format"),
         ({"text": formatted(maximum=-math.inf)}, "text.format.schema"),
         ({"text": formatted(maximum=math.inf), "tools": TOOLS, "tool_choice": "required"}, "text.format.schema"),
         ({"text": formatted(title="\ud800"), "tools": TOOLS, "tool_choice": "required"}, "text.format.schema"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"verbosity": "loud"}}, "text.verbosity"),
         ({"text": {"formt": {"type": "json_object"}}}, "text.formt"),
         ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
         ({"reasoning": {"max_tokens": 10}}, "reasoning"),
@@ -112,12 +128,6 @@ def test_too_many_tokens_are_refused_under_the_parameters_own_name(server: LiveS
 def test_nothing_is_stored(server: LiveServer) -> None:
     body = server.respond(max_output_tokens=1).json()
     assert server.client.get(f"/v1/responses/{body['id']}").status_code == 404
-
-
-def test_encrypted_thinking_is_refused_with_the_reason(server: LiveServer) -> None:
-    message = error_of(server.respond(include=["reasoning.encrypted_content"]))["message"]
-    why = "thinking is returned as plain text, and nothing is stored"
-    assert message == f"include.0: 'reasoning.encrypted_content' is not supported: {why}."
 
 
 def test_text_parts_of_another_api_are_refused_with_this_apis_types(server: LiveServer) -> None:
