@@ -15,9 +15,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, cast
 
 import httptools
+from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -29,6 +30,7 @@ from server.core.errors import (
     RequestTooSlowError,
     kind_of,
 )
+from server.core.paths import normalize_path
 from server.core.request_record import peer_of
 from server.http.early_protocol import EarlyProtocol
 from server.http.http10 import unchunked
@@ -146,6 +148,7 @@ class BoundedProtocol(EarlyProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._check_host()
         if len(self.pipeline) >= MAX_PIPELINED:
             raise self._refused(BadRequestError("Too many pipelined requests."))
         self._enter(Phase.BODY)
@@ -154,6 +157,13 @@ class BoundedProtocol(EarlyProtocol):
         super().on_headers_complete()
         if self.pipeline:  # uvicorn pauses reading here, and would not see the client leave
             self.flow.resume_reading()
+
+    def _check_host(self) -> None:
+        """Refuses what RFC 9112, 3.2, calls for refusing: intermediaries would not agree about whom such a request is
+        for."""
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+            raise self._refused(BadRequestError("The request must have one Host header."))
 
     def on_body(self, body: bytes) -> None:
         self._num_parsed_bytes += len(body)
@@ -179,6 +189,7 @@ class BoundedProtocol(EarlyProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
+        normalize_path(cast(Scope, cycle.scope))
         limited_app: Any = rate_limited(app, self._await_turn, self._cut_off)
         if cycle.scope["http_version"] == "1.0":
             limited_app = unchunked(limited_app, cycle)

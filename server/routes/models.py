@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 from starlette.requests import Request
 
+from server.core.paths import plain_path
 from server.protocol.listing import ModelCard, ModelList
 from server.routes.documented import error_responses
 from server.runtime.context import AppContext, context_of
@@ -21,7 +22,8 @@ async def list_models(request: Request) -> ModelList:
 async def show_model(name: str, request: Request) -> ModelCard:
     """One name of the model that is loaded; it may contain slashes."""
     context = context_of(request)
-    return _card(context, context.check_model(name))
+    by_path = {plain_path(each): each for each in context.settings.model_names}
+    return _card(context, context.check_model(by_path.get(plain_path(name), name)))
 
 
 def _card(context: AppContext, name: str) -> ModelCard:
