@@ -108,6 +108,7 @@ def _middlewares(context: AppContext) -> list[Middleware]:
                 allow_origins=settings.allowed_origins,
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
+                allow_private_network=True,
                 expose_headers=EXPOSED_HEADERS,
             )
         )

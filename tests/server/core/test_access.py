@@ -69,6 +69,12 @@ class TestOrigins:
             assert response.headers["access-control-allow-origin"] == "https://a.example"
             exposed = response.headers["access-control-expose-headers"].split(", ")
             assert {"X-TTFT-Ms", "Retry-After", "Request-Id"} <= set(exposed)
+            private = ask | {"Access-Control-Request-Private-Network": "true"}
+            preflight = server.client.options("/v1/completions", headers=private)
+            assert preflight.status_code == 200
+            assert preflight.headers["access-control-allow-private-network"] == "true"
+            stranger = private | {"Origin": "https://b.example"}
+            assert server.client.options("/v1/completions", headers=stranger).status_code == 400
             refused = server.client.get("/v1/models", headers={"Origin": "https://b.example"})
             assert "access-control-allow-origin" not in refused.headers
 
