@@ -106,7 +106,16 @@ def plain_keys(given: tuple[str, ...]) -> list[ApiKey]:
     if any(not secret or secret != secret.strip() for secret in given):
         raise ConfigError("--api-key: a key must not be empty, nor begin or end with white space.")
     names = ["default"] if len(given) == 1 else [f"key-{number}" for number in range(1, len(given) + 1)]
-    return [ApiKey(name, digest_of(secret.encode())) for name, secret in zip(names, given, strict=True)]
+    return [ApiKey(name, digest_of(_bytes_of(secret))) for name, secret in zip(names, given, strict=True)]
+
+
+def _bytes_of(secret: str) -> bytes:
+    """Returns the key's bytes as they were given: a locale without UTF-8 makes surrogates of them. Raises
+    ConfigError."""
+    try:
+        return secret.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        raise ConfigError("--api-key: a key must not contain lone surrogates.") from None
 
 
 def new_key(name: str) -> tuple[str, str]:

@@ -1,6 +1,9 @@
 """API keys at the server: authentication, the key's terms, and what is counted under its name."""
 
 import asyncio
+import hashlib
+import subprocess
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -10,8 +13,9 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.client.interface import SOLE_TENANT, Tenant
-from engine.core.errors import OverloadedError
+from engine.core.errors import ConfigError, OverloadedError
 from engine.grammar.checker import GrammarChecker
+from server.auth.api_keys import plain_keys
 from server.auth.key_ring import KeyRing
 from server.core.request_record import RequestRecord, attach_record
 from server.middleware.auth import AuthMiddleware
@@ -156,6 +160,21 @@ def test_a_key_may_have_any_letters(key: str, name: str) -> None:
     with live_server(api_key=[key]) as server:
         assert server.client.get("/v1/models", headers={name: value.encode()}).status_code == 200
         assert server.client.get("/v1/models", headers={name: value[:-1].encode()}).status_code == 401
+
+
+def test_a_key_is_its_bytes_whatever_the_locale() -> None:
+    program = (
+        "import sys; from server.auth.api_keys import plain_keys; print(plain_keys((sys.argv[1],))[0].digest.hex())"
+    )
+    environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", program, "schlüssel".encode()]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == hashlib.sha256("schlüssel".encode()).hexdigest()
+
+
+def test_a_key_that_is_no_text_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="must not contain lone surrogates"):
+        plain_keys(("a\ud800",))
 
 
 def test_a_place_is_free_before_the_client_knows_that_its_response_is_complete(tmp_path: Path) -> None:
