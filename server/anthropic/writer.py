@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic_core import from_json
@@ -42,6 +44,13 @@ class _TextBlock:
 
     def whole(self) -> dict[str, Any]:
         return {"type": self._name, self._name: self._text, **self._fields}
+
+
+class _OmittedThinking(_TextBlock):
+    """Thinking that the answer does not tell: only that there was some."""
+
+    def add(self, part: Part) -> list[Event]:
+        return []
 
 
 class _ToolUseBlock:
@@ -87,28 +96,38 @@ def _delta(index: int, delta: dict[str, str]) -> Event:
     return {"type": "content_block_delta", "index": index, "delta": delta}
 
 
-def _make_block(index: int, part: Part) -> _TextBlock | _ToolUseBlock:
+def _make_block(shows_thinking: bool, index: int, part: Part) -> _TextBlock | _ToolUseBlock:
     match part:
         case Content():
             return _TextBlock(index, "text", {})
         case Reasoning():
-            return _TextBlock(index, "thinking", {"signature": ""})
+            block = _TextBlock if shows_thinking else _OmittedThinking
+            return block(index, "thinking", {"signature": ""})
         case ToolCall():
             return _ToolUseBlock(index, part)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """What is known of a message from its beginning on."""
+
+    head: Mapping[str, Any]
+    """The fields that do not depend on the answer."""
+    shows_thinking: bool
+    ends_with_context: bool
+    """Whether the context has less room for the answer than the request allows."""
 
 
 class MessageWriter:
     """Writes the message of one generation, given its outputs in their order."""
 
-    def __init__(
-        self, head: Mapping[str, Any], reader: OutputReader, counter: ChatUsageCounter, request_id: str
-    ) -> None:
-        """`head` has the fields that are known from the message's beginning on."""
-        self._head = head
+    def __init__(self, form: MessageForm, reader: OutputReader, counter: ChatUsageCounter, request_id: str) -> None:
+        self._head = form.head
+        self._limit_reached = "model_context_window_exceeded" if form.ends_with_context else "max_tokens"
         self._reader = reader
         self._counter = counter
         self._request_id = request_id
-        self._blocks: Blocks[_TextBlock | _ToolUseBlock] = Blocks(_make_block)
+        self._blocks: Blocks[_TextBlock | _ToolUseBlock] = Blocks(partial(_make_block, form.shows_thinking))
         self._last: RequestOutput | None = None
 
     def begin(self) -> list[Event]:
@@ -141,7 +160,7 @@ class MessageWriter:
         assert self._last is not None
         reason = self._last.stop_reason
         if self._last.finish_reason is FinishReason.LENGTH:
-            return {"stop_reason": "max_tokens", "stop_sequence": None}
+            return {"stop_reason": "max_tokens" if reason else self._limit_reached, "stop_sequence": None}
         if isinstance(reason, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": reason}
         return {

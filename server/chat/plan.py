@@ -16,12 +16,16 @@ ChatPlan = GenerationPlan[ChatRequest]
 _NAMES = ResponseNames("chatcmpl", "chat.completion", "chat.completion.chunk")
 
 
-async def plan_chat(request: ChatRequest, backend: Backend, arrival: Arrival) -> tuple[ChatPlan, Answer]:
-    """Returns the plan of a request, and how its answer is parsed. Raises RequestError or BadRequestError for what the
-    engine cannot be asked; the rest it refuses itself."""
+async def plan_chat(
+    request: ChatRequest, backend: Backend, arrival: Arrival, shortens: bool = False
+) -> tuple[ChatPlan, Answer]:
+    """Returns the plan of a request, and how its answer is parsed. If it `shortens`, an answer may end with the context
+    before it has as many tokens as the request allows. Raises RequestError or BadRequestError for what the engine
+    cannot be asked; the rest it refuses itself."""
     prompt = await chat_prompt(request, backend)
-    wanted = request.token_limit
-    max_tokens = _tokens_left(backend.engine.info.max_model_len, len(prompt.token_ids)) if wanted is None else wanted
+    left = _tokens_left(backend.engine.info.max_model_len, len(prompt.token_ids))
+    wanted = left if request.token_limit is None else request.token_limit
+    max_tokens = min(wanted, left) if shortens else wanted
     answer = expected_answer(request, backend.chat.dialect_for(request), prompt.token_ids, backend.tokenizer)
     grammar = await chat_grammar(request, answer, backend.grammars, arrival.caller)
     params = msgspec.structs.replace(

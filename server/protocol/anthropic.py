@@ -2,53 +2,24 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, Field, model_validator
 
 from server.protocol.answers import Timings
 from server.protocol.anthropic_blocks import MaybeEmptyText, Turns
+from server.protocol.anthropic_context import ContextManagement
+from server.protocol.anthropic_tools import AnthropicToolChoice, AnthropicTools
 from server.protocol.generation import SamplingFields, wrong
 from server.protocol.request import RequestFields
-from server.protocol.tags import type_of
-from server.protocol.tools import MAX_TOOLS, Name, Schema
-from server.protocol.wire import MAX_INT32, ClosedModel, Int32, JsonObject, StopStrings, Text, WireModel, bounded_size
-
-
-def _check_kind(kind: Any) -> Any:
-    if kind != "custom" and isinstance(kind, str):
-        raise PydanticCustomError("kind", "{kind} is not supported: tools are your own", {"kind": ascii(kind)[:40]})
-    return kind
-
-
-class AnthropicTool(WireModel):
-    type: Annotated[Literal["custom"], BeforeValidator(_check_kind)] = "custom"
-    name: Name
-    description: Text | None = None
-    input_schema: Schema
-    strict: bool = Field(False, description="Calls satisfy the schema even if they are not required.")
-
-
-class ToolMode(ClosedModel):
-    type: Literal["auto", "any", "none"]
-    disable_parallel_tool_use: bool = False
-
-
-class ToolByName(ClosedModel):
-    type: Literal["tool"]
-    name: Name
-    disable_parallel_tool_use: bool = False
-
-
-AnthropicToolChoice = Annotated[
-    Annotated[ToolMode, Tag("<mode>")] | Annotated[ToolByName, Tag("<named>")],
-    Discriminator(lambda value: "<named>" if type_of(value) == "tool" else "<mode>"),
-]
+from server.protocol.wire import MAX_INT32, ClosedModel, Int32, JsonObject, StopStrings
 
 
 class ThinkingConfig(ClosedModel):
     type: Literal["enabled", "disabled", "adaptive"] = Field(description="With adaptive, the model decides.")
     budget_tokens: Int32 | None = Field(None, ge=0, description="With enabled: thinking ends after this many tokens.")
-    display: Text | None = Field(None, description="Refused: thinking is always returned in full.")
+    display: Literal["summarized", "omitted"] = Field(
+        "summarized", description="With omitted the answer does not tell the thinking. It is never summarized."
+    )
+    block_binding: JsonObject | None = Field(None, description="No effect: thinking is not signed.")
 
 
 class JsonFormat(ClosedModel):
@@ -58,7 +29,9 @@ class JsonFormat(ClosedModel):
 
 class OutputConfig(ClosedModel):
     format: JsonFormat | None = None
-    effort: Text | None = Field(None, description="Refused.")
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="The template gets it as reasoning_effort, which knows nothing above high."
+    )
 
 
 class AnthropicConversation(RequestFields):
@@ -66,10 +39,11 @@ class AnthropicConversation(RequestFields):
 
     messages: Turns
     system: MaybeEmptyText | None = None
-    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True), bounded_size] = Field([])
+    tools: AnthropicTools = Field([])
     tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingConfig | None = Field(None, description="Default: the model decides.")
     output_config: OutputConfig = OutputConfig()
+    context_management: ContextManagement | None = None
     chat_template_kwargs: JsonObject = Field({}, description="Variables passed to the chat template.")
 
     @model_validator(mode="after")
@@ -77,10 +51,6 @@ class AnthropicConversation(RequestFields):
         thinking = self.thinking or ThinkingConfig(type="adaptive")
         if (thinking.type == "enabled") != (thinking.budget_tokens is not None):
             raise wrong("thinking.budget_tokens", "must be given with the type enabled, and only then")
-        if thinking.display is not None:
-            raise wrong("thinking.display", "is not supported: thinking is always returned in full")
-        if self.output_config.effort is not None:
-            raise wrong("output_config.effort", "is not supported")
         return self
 
 
@@ -89,7 +59,8 @@ class CountTokensRequest(AnthropicConversation):
 
 
 class MessagesRequest(AnthropicConversation, SamplingFields):
-    max_tokens: int = Field(ge=1, le=MAX_INT32)
+    max_tokens: int = Field(ge=1, le=MAX_INT32, description="A bound: an answer may also end with the context.")
+    temperature: float | None = Field(None, ge=0, le=1)
     stop_sequences: StopStrings = Field([])
     stream: bool = False
 
@@ -130,7 +101,7 @@ class MessageAnswer(BaseModel):
     role: Literal["assistant"]
     model: str
     content: list[Annotated[TextAnswer | ThinkingAnswer | ToolUseAnswer, Field(discriminator="type")]]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"] | None
     stop_sequence: str | None
     usage: AnthropicUsage
     seed: int

@@ -6,8 +6,8 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, bounded_parts, refusing_part
-from server.protocol.tags import by_type, field_of, text_or
-from server.protocol.wire import Text, WireModel
+from server.protocol.tags import by_type, field_of, text_or, type_of
+from server.protocol.wire import ClosedModel, Text, WireModel, bounded_size
 
 
 class TextBlock(WireModel):
@@ -33,13 +33,74 @@ MaybeEmptyText = Annotated[
     Annotated[Text, Tag("<text>")] | Annotated[_Texts, _MaybeEmptyBounds, Tag("<blocks>")],
     text_or("<blocks>"),
 ]
-"""Text that may be a list without blocks: MCP servers return one for a tool that has nothing to return."""
+"""Text that may be a list without blocks, as some clients send it."""
+
+
+class TextSource(WireModel):
+    type: Literal["text"]
+    data: Text
+
+
+class BlocksSource(WireModel):
+    type: Literal["content"]
+    content: TextContent
+
+
+class _UnsupportedSource(TextSource):
+    _refuse = model_validator(mode="before")(refusing_part("text", "content"))
+
+
+class Citations(ClosedModel):
+    enabled: Literal[False] = Field(False, description="Answers cite nothing.")
+
+
+class DocumentBlock(WireModel):
+    type: Literal["document"]
+    source: Annotated[
+        Annotated[TextSource, Tag("<text>")]
+        | Annotated[BlocksSource, Tag("<content>")]
+        | Annotated[SkipJsonSchema[_UnsupportedSource], Tag("<other>")],
+        by_type("text", "content"),
+    ]
+    title: Text | None = None
+    context: Text | None = None
+    citations: Citations | None = None
+
+
+class SearchResultBlock(WireModel):
+    type: Literal["search_result"]
+    source: Text
+    title: Text
+    content: Annotated[_Texts, _MaybeEmptyBounds]
+    citations: Citations | None = None
+
+
+class ToolReferenceBlock(WireModel):
+    """A tool that a search of tools found."""
+
+    type: Literal["tool_reference"]
+    tool_name: Text
+
+
+_Read = (
+    _Text
+    | Annotated[DocumentBlock, Tag("<document>")]
+    | Annotated[SearchResultBlock, Tag("<search_result>")]
+    | Annotated[ToolReferenceBlock, Tag("<tool_reference>")]
+)
+ReadBlock = TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
+"""Blocks that the model reads as text."""
+_READ = ("text", "document", "search_result", "tool_reference")
 
 
 class ToolResultBlock(WireModel):
     type: Literal["tool_result"]
     tool_use_id: Text
-    content: MaybeEmptyText = ""
+    content: Annotated[
+        Annotated[Text, Tag("<text>")]
+        | Annotated[list[Annotated[_Read | _Other, by_type(*_READ)]], _MaybeEmptyBounds, Tag("<blocks>")],
+        text_or("<blocks>"),
+    ] = ""
     is_error: bool = Field(False, description='The model gets the result with "Error: " before it.')
 
 
@@ -57,14 +118,40 @@ class ThinkingBlock(WireModel):
     thinking: Text
 
 
+class SilentBlock(WireModel):
+    """A block that says nothing which a model could read: it is left out."""
+
+    type: Literal["redacted_thinking", "server_tool_use", "mcp_tool_use"]
+
+
+class EarlierResultBlock(WireModel):
+    """What a built-in tool returned in an earlier turn, elsewhere: the model reads what is text in it."""
+
+    type: str = Field(pattern="_tool_result$", max_length=64)
+    content: Annotated[Any, bounded_size] = None
+
+
 UserBlock = Annotated[
-    _Text | Annotated[ToolResultBlock, Tag("<tool_result>")] | _Other,
-    by_type("text", "tool_result"),
+    _Read | Annotated[ToolResultBlock, Tag("<tool_result>")] | _Other,
+    by_type(*_READ, "tool_result"),
 ]
 AssistantBlock = Annotated[
-    _Text | Annotated[ToolUseBlock, Tag("<tool_use>")] | Annotated[ThinkingBlock, Tag("<thinking>")] | _Other,
-    by_type("text", "tool_use", "thinking"),
+    _Text
+    | Annotated[ToolUseBlock, Tag("<tool_use>")]
+    | Annotated[ThinkingBlock, Tag("<thinking>")]
+    | Annotated[SilentBlock, Tag("<silent>")]
+    | Annotated[EarlierResultBlock, Tag("<result>")]
+    | _Other,
+    Discriminator(lambda block: _assistant_tag(type_of(block))),
 ]
+
+
+def _assistant_tag(kind: Any) -> str:
+    if kind in ("redacted_thinking", "server_tool_use", "mcp_tool_use"):
+        return "<silent>"
+    if isinstance(kind, str) and kind.endswith("_tool_result"):
+        return "<result>"
+    return f"<{kind}>" if kind in ("text", "tool_use", "thinking") else "<other>"
 
 
 class SystemTurn(WireModel):

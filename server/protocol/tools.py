@@ -12,7 +12,8 @@ from server.protocol.generation import wrong
 from server.protocol.tags import choice_tag
 from server.protocol.wire import Text, WireModel, bounded_size, check_serializable
 
-MAX_TOOLS = 128
+MAX_TOOLS = 4096
+"""Maximum number of tools. Real ones reach `MAX_TOOLS_CHARS` first: these would have 256 characters each."""
 MAX_TOOLS_CHARS = 2**20
 """Maximum length of all tools together, as JSON."""
 
@@ -100,10 +101,11 @@ class ToolParams(WireModel):
     parallel_tool_calls: bool = Field(True, description="false: at most one call.")
 
     def check_tools(self) -> None:
-        names = [tool.function.name for tool in self.tools]
-        for index, name in enumerate(names):
-            if name in names[:index]:
-                raise wrong(f"tools.{index}.function.name", f"must not be {name!r} again")
+        names = set[str]()
+        for index, tool in enumerate(self.tools):
+            if tool.function.name in names:
+                raise wrong(f"tools.{index}.function.name", f"must not be {tool.function.name!r} again")
+            names.add(tool.function.name)
         if len(json.dumps([tool.model_dump() for tool in self.tools])) > MAX_TOOLS_CHARS:
             raise wrong("tools", f"must not have more than {MAX_TOOLS_CHARS} characters together")
         if not names:

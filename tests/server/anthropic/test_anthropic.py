@@ -54,6 +54,35 @@ def test_the_stop_reason_is_reported(
     assert delta["delta"] == {"stop_reason": reason, "stop_sequence": stop} and end == {"type": "message_stop"}
 
 
+@pytest.mark.parametrize(("room", "reason"), [(12, "model_context_window_exceeded"), (16, "max_tokens")])
+def test_max_tokens_is_a_bound_that_the_context_may_come_before(server: LiveServer, room: int, reason: str) -> None:
+    messages = "x" * 100
+    server.message(messages)
+    num_template_tokens = len(server.engine.requests[-1].prompt_token_ids) - len(messages)
+    messages = "x" * (server.engine.info.max_model_len - num_template_tokens - room)
+    answer = server.message(messages, max_tokens=16).json()
+    assert (answer["usage"]["output_tokens"], answer["stop_reason"]) == (room, reason)
+    *_, delta, _ = typed_events_of(server.message(messages, max_tokens=16, stream=True))
+    assert delta["delta"]["stop_reason"] == reason
+
+
+def test_an_answer_that_ends_by_itself_is_none_that_the_context_cut(server: LiveServer) -> None:
+    server.engine.rule = saying("Hello")
+    assert server.message(max_tokens=64000).json()["stop_reason"] == "end_turn"
+
+
+def test_thinking_that_is_omitted_is_not_told(agent: LiveServer) -> None:
+    agent.engine.rule = saying_tokens(agent, THOUGHT)
+    asked: dict[str, Any] = {"thinking": {"type": "adaptive", "display": "omitted"}, "max_tokens": 200}
+    whole = agent.message(**asked).json()
+    assert whole["content"][0] == {"type": "thinking", "thinking": "", "signature": ""}
+    assert whole["content"][1]["text"].startswith("Let me see.") and whole["usage"]["output_tokens"] > 100
+    streamed = agent.message(stream=True, **asked)
+    assert "thinking_delta" not in streamed.text and "Let me" in "".join(
+        event["delta"].get("text", "") for event in typed_events_of(streamed) if event["type"] == "content_block_delta"
+    )
+
+
 def test_an_empty_answer_has_no_blocks(server: LiveServer) -> None:
     server.engine.rule = saying("")
     assert server.message().json()["content"] == []
@@ -102,7 +131,7 @@ def test_a_call_that_json_cannot_hold_has_no_input(agent: LiveServer, value: str
 @pytest.mark.parametrize("arguments", ['{"a": ' + "[" * 900 + "]" * 900 + "}", '{"a": ' + "9" * 5000 + "}", "[1]"])
 def test_a_call_that_no_client_could_read_has_no_input(arguments: str) -> None:
     call = ToolCall(0, arguments, "1", "f")
-    block = _make_block(0, call)
+    block = _make_block(True, 0, call)
     block.add(call)
     assert block.whole()["input"] == {}
 

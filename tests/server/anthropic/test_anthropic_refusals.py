@@ -10,6 +10,14 @@ from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.model_talk import ANTHROPIC_TOOLS as TOOLS
 
 IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
+NOTE = {"type": "document", "source": {"type": "text", "data": "x"}}
+PDF = {"type": "base64", "data": "x"}
+CITED = {"enabled": True}
+RESULT = {"type": "tool_result", "tool_use_id": "1"}
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+NOT = {"type": "object", "properties": {"x": {"not": {}}}}
+CLEAR = {"type": "clear_thinking_20251015"}
+ANY = {"tool_choice": {"type": "any"}}
 USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
 
 
@@ -22,15 +30,30 @@ USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
         ({"messages": [{"role": "nobody", "content": "Hi"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0: 'image'"),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0: 'document'"),
+        (
+            {"messages": [{"role": "user", "content": [{**NOTE, "source": PDF}]}]},
+            "messages.0.content.0.source: 'base64'",
+        ),
+        ({"messages": [{"role": "user", "content": [{**NOTE, "citations": CITED}]}]}, "messages.0.content.0.citations"),
+        ({"messages": [{"role": "user", "content": [{"type": "container_upload"}]}]}, "0: 'container_upload'"),
+        ({"messages": [{"role": "user", "content": [{**RESULT, "content": [IMAGE]}]}]}, "content.0.content.0: 'image'"),
         ({"messages": [{"role": "user", "content": [USE]}]}, "messages.0.content.0: 'tool_use'"),
-        ({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking"}]}]}, "'redacted_thinking'"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "compaction", "content": "x"}]}]}, "'compaction'"),
         ({"messages": [{"role": "assistant", "content": [{"type": "text", "text": "So "}, USE]}]}, "messages cannot"),
         ({"system": [IMAGE]}, "system.0: 'image'"),
         ({"temperature": -1}, "temperature"),
+        ({"temperature": 1.01}, "temperature"),
         ({"stop": ["x"]}, "stop_sequences"),
         ({"stop_sequences": [""]}, "stop_sequences must not"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type: 'bash_20250124'"),
+        ({"tools": [{"type": "bash", "name": "bash"}]}, "tools.0.type: 'bash'"),
+        ({"tools": [{"type": "bash_20250124"}]}, "tools.0.name"),
+        ({"tools": [SEARCH, {**TOOLS[0], "strict": True, "input_schema": NOT}], **ANY}, "tools.1.input_schema"),
+        ({"tools": [SEARCH, TOOLS[0], TOOLS[0]]}, "tools.2.name"),
+        ({"tools": [SEARCH], **ANY}, "tool_choice.type is 'any', but web_search_20250305"),
+        (
+            {"tools": [SEARCH, TOOLS[0]], "tool_choice": {"type": "tool", "name": "web_search"}},
+            "is 'web_search', a tool",
+        ),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools.1.name"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice.name"),
@@ -40,14 +63,18 @@ USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "tool_choice.disable_parallel_tool_use"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking.budget_tokens: this model does not think"),
-        ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
+        ({"thinking": {"type": "adaptive", "budget_tokens": 9}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "adaptive", "display": "updates"}}, "thinking.display"),
         ({"thinking": {"type": "adaptive", "budget": 9}}, "thinking"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "auto", "disable_parallel_tool_calls": True}},
             "tool_choice.disable_",
         ),
-        ({"output_config": {"effort": "low"}}, "output_config.effort"),
+        ({"output_config": {"effort": "lots"}}, "output_config.effort"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "'clear_tool_uses_20250919'"),
+        ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits.0.type"),
+        ({"context_management": {"edits": [{**CLEAR, "keep": "none"}]}}, "context_management.edits.0.keep"),
+        ({"context_management": {"edit": []}}, "context_management.edit"),
         ({"output_config": {"formatt": {}}}, "output_config"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {}, "strict": True}}}, "output_config"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": 3}}}}, "output_config.format"),
@@ -82,6 +109,15 @@ def test_errors_have_anthropics_shape_and_status(
 ) -> None:
     response = send(server)
     assert (response.status_code, anthropic_error_of(response)["type"]) == (status, kind)
+
+
+def test_a_prompt_too_long_is_told_in_words_that_agents_know(server: LiveServer) -> None:
+    error = anthropic_error_of(server.message("x" * 600))
+    counted = server.client.post(
+        "/v1/messages/count_tokens", json={"messages": [{"role": "user", "content": "x" * 600}]}
+    )
+    assert error["message"] == f"prompt is too long: {counted.json()['input_tokens']} tokens > 511 maximum"
+    assert server.engine.requests == []
 
 
 def test_overload_has_anthropics_error(server: LiveServer) -> None:

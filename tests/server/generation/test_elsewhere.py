@@ -50,7 +50,6 @@ ASKING_FOR_NOTHING: list[tuple[str, str, Any]] = [
     ("/v1/chat/completions", "do_sample", True),
     ("/v1/responses", "context_management", []),
     ("/v1/messages", "mcp_servers", []),
-    ("/v1/messages", "speed", "standard"),
     ("/v1/messages", "system", []),
     ("/v1/responses", "echo", False),
     ("/v1/responses", "logprobs", False),

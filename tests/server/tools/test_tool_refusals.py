@@ -17,7 +17,7 @@ for _ in range(70):
     ("param", "parameters"),
     [
         ("tools", {"tools": {}}),
-        ("tools", {"tools": [function(f"f{index}") for index in range(129)]}),
+        ("tools", {"tools": [function(f"f{index}") for index in range(4097)]}),
         ("tools", {"tools": [function(f"f{index}", description="x" * 2**18) for index in range(5)]}),
         ("tools.0.type", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
         ("tools.0.type", {"tools": [{"function": {"name": "f"}}]}),
