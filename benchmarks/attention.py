@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.command import exit_with
-from engine.attention import AttentionMetadata, cpu
+from engine.attention import AttentionMetadata, AttentionParams, LayerCache, cpu
 from engine.kernels import load_kernels
 from loadtest.numbers import positive, positive_number
 
@@ -60,7 +60,7 @@ class Step:
         num_blocks = case.num_seqs * blocks_per_seq
         num_layers = max(2, min(64, CACHE_BYTES // case.bytes_read))
         size = (2, num_blocks, case.kv_heads, case.block_size, case.head_size)
-        layers = [tuple(torch.randn(size, dtype=case.dtype)) for _ in range(num_layers)]
+        layers = [LayerCache(*torch.randn(size, dtype=case.dtype)) for _ in range(num_layers)]
         self.layers = itertools.cycle(layers)
         self.query = torch.randn(case.num_seqs * case.num_queries, case.heads, case.head_size, dtype=case.dtype)
         self.metadata = AttentionMetadata(
@@ -74,8 +74,7 @@ class Step:
         self.scaling = case.head_size**-0.5
 
     def kernel(self) -> Tensor:
-        key_cache, value_cache = next(self.layers)
-        return cpu.paged_attention(self.query, key_cache, value_cache, self.metadata, scaling=self.scaling)
+        return cpu.paged_attention(self.query, next(self.layers), self.metadata, AttentionParams(self.scaling))
 
     def gather_and_sdpa(self) -> Tensor:
         """Attends like an engine without a kernel: copies the contexts out of their blocks, then calls torch's SDPA."""

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from engine.attention import cpu, reference
-from engine.attention.metadata import AttentionMetadata
+from engine.attention.kv_cache import LayerCache
+from engine.attention.metadata import AttentionMetadata, AttentionParams
 from engine.kernels import KernelInfo
 
-__all__ = ["AttentionBackend", "AttentionMetadata", "select_backend"]
+__all__ = ["AttentionBackend", "AttentionMetadata", "AttentionParams", "LayerCache", "select_backend"]
 
 
 class AttentionBackend(Protocol):
@@ -17,22 +18,11 @@ class AttentionBackend(Protocol):
 
     __name__: str
 
-    def write_kv(
-        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
-    ) -> None:
-        """Stores each token's key and value in its slot of the caches."""
+    def write_kv(self, key: Tensor, value: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
+        """Stores each token's key and value in its slot of the cache."""
 
     def paged_attention(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        metadata: AttentionMetadata,
-        *,
-        scaling: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
+        self, query: Tensor, cache: LayerCache, metadata: AttentionMetadata, params: AttentionParams
     ) -> Tensor:
         """Causal attention of each query token over the cached context of its sequence."""
 

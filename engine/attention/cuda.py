@@ -16,55 +16,35 @@ from torch.nn.attention import activate_flash_attention_impl
 from torch.nn.attention.varlen import varlen_attn
 
 from engine.attention import reference
-from engine.attention.metadata import AttentionMetadata
+from engine.attention.kv_cache import LayerCache
+from engine.attention.metadata import AttentionMetadata, AttentionParams
 
 logger = logging.getLogger(__name__)
 
 write_kv = reference.write_kv
 
 
-def paged_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    metadata: AttentionMetadata,
-    *,
-    scaling: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def paged_attention(query: Tensor, cache: LayerCache, metadata: AttentionMetadata, params: AttentionParams) -> Tensor:
     """Causal attention of each query token over the cached context of its sequence; see `reference.paged_attention`."""
-    reason = unsupported_by_flash(query, key_cache, value_cache, softcap, sinks)
+    reason = unsupported_by_flash(query, cache, params)
     if reason is not None:
         _warn_once(reason)
-        return reference.paged_attention(
-            query,
-            key_cache,
-            value_cache,
-            metadata,
-            scaling=scaling,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            sinks=sinks,
-        )
+        return reference.paged_attention(query, cache, metadata, params)
     run = _attend_blocks if _has_flash3(query.device) else _attend_gathered
-    return run(query, key_cache, value_cache, metadata, scaling, _window(sliding_window))
+    return run(query, cache, metadata, params.scaling, _window(params.sliding_window))
 
 
-def unsupported_by_flash(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, softcap: float | None, sinks: Tensor | None
-) -> str | None:
+def unsupported_by_flash(query: Tensor, cache: LayerCache, params: AttentionParams) -> str | None:
     """Names the first feature of the call that FlashAttention does not support; None when it supports all of them."""
     head_size = query.shape[2]
     unsupported = {
-        "softcap": softcap is not None,
-        "attention sinks": sinks is not None,
-        f"{query.dtype} queries on a {key_cache.dtype} cache": (
-            query.dtype not in (torch.float16, torch.bfloat16) or query.dtype != key_cache.dtype
+        "softcap": params.softcap is not None,
+        "attention sinks": params.sinks is not None,
+        f"{query.dtype} queries on a {cache.keys.dtype} cache": (
+            query.dtype not in (torch.float16, torch.bfloat16) or query.dtype != cache.keys.dtype
         ),
         f"head size {head_size}": head_size % 8 != 0 or head_size > 256,
-        f"value size {value_cache.shape[3]} with head size {head_size}": value_cache.shape[3] != head_size,
+        f"value size {cache.values.shape[3]} with head size {head_size}": cache.values.shape[3] != head_size,
         "compute capability below 8.0": query.is_cuda and torch.cuda.get_device_capability(query.device) < (8, 0),
     }
     return next((feature for feature, is_needed in unsupported.items() if is_needed), None)
@@ -79,55 +59,45 @@ def _window(sliding_window: int | None) -> tuple[int, int]:
 
 
 def _attend_gathered(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    metadata: AttentionMetadata,
-    scaling: float,
-    window: tuple[int, int],
+    query: Tensor, cache: LayerCache, metadata: AttentionMetadata, scaling: float, window: tuple[int, int]
 ) -> Tensor:
     """Attends over the contexts gathered out of their blocks, one after another, without padding.
 
     With max_q 1 and grouped heads FlashAttention 2 would take another kernel, which splits the context by what else is
     in the batch. Passing at least 2 keeps decode on the kernel of prefill, with one order of summation for both.
     """
-    blocks, offsets, cu_seqlens_k = _positions(metadata, key_cache.shape[2])
+    blocks, offsets, cu_seqlens_k = _positions(metadata, cache.block_size)
     output = varlen_attn(
         query,
-        key_cache[blocks, :, offsets],
-        value_cache[blocks, :, offsets],
+        cache.keys[blocks, :, offsets],
+        cache.values[blocks, :, offsets],
         metadata.cu_seqlens_q,
         cu_seqlens_k,
         max(metadata.max_seqlen_q, 2),
         metadata.max_context_len,
         scale=scaling,
         window_size=window,
-        enable_gqa=query.shape[1] != key_cache.shape[1],
+        enable_gqa=query.shape[1] != cache.keys.shape[1],
     )
     assert isinstance(output, Tensor)
     return output
 
 
 def _attend_blocks(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    metadata: AttentionMetadata,
-    scaling: float,
-    window: tuple[int, int],
+    query: Tensor, cache: LayerCache, metadata: AttentionMetadata, scaling: float, window: tuple[int, int]
 ) -> Tensor:
     """Attends through the block table; one split, so that the order of summation does not depend on the batch."""
     output = varlen_attn(
         query,
-        key_cache.transpose(1, 2),
-        value_cache.transpose(1, 2),
+        cache.keys.transpose(1, 2),
+        cache.values.transpose(1, 2),
         metadata.cu_seqlens_q,
         None,
         metadata.max_seqlen_q,
         metadata.max_context_len,
         scale=scaling,
         window_size=window,
-        enable_gqa=query.shape[1] != key_cache.shape[1],
+        enable_gqa=query.shape[1] != cache.keys.shape[1],
         seqused_k=metadata.context_lens,
         block_table=metadata.block_tables,
         num_splits=1,

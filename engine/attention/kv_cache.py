@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,12 +24,20 @@ class LayerShape:
         return self.num_kv_heads * (self.head_size + self.head_size_v) * dtype.itemsize
 
 
-class KVCache:
-    """The paged keys and values of all layers.
+class LayerCache(NamedTuple):
+    """The paged keys and values of one layer."""
 
-    `keys[layer]` is [num_blocks, num_kv_heads, block_size, head_size], `values[layer]` the same with head_size_v. Pages
-    stay unallocated until blocks near them are about to be written (`prefault`).
-    """
+    keys: Tensor  # [num_blocks, num_kv_heads, block_size, head_size]
+    values: Tensor  # [num_blocks, num_kv_heads, block_size, head_size_v]
+
+    @property
+    def block_size(self) -> int:
+        return self.keys.shape[2]
+
+
+class KVCache:
+    """The paged keys and values of all layers. Pages stay unallocated until blocks near them are about to be written
+    (`prefault`)."""
 
     def __init__(
         self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
@@ -37,9 +47,10 @@ class KVCache:
 
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.keys = [allocate(layer, layer.head_size) for layer in layers]
-        self.values = [allocate(layer, layer.head_size_v) for layer in layers]
-        self._pages = PagePrefault([*self.keys, *self.values])
+        self.layers = tuple(
+            LayerCache(allocate(layer, layer.head_size), allocate(layer, layer.head_size_v)) for layer in layers
+        )
+        self._pages = PagePrefault([*chain.from_iterable(self.layers)])
 
     def prefault(self, last_block: int, num_tokens: int) -> None:
         """Allocates pages ahead of the blocks in use; to be called before each step.
@@ -50,7 +61,7 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+        return sum(tensor.nbytes for tensor in chain.from_iterable(self.layers))
 
 
 def bytes_per_block(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:

@@ -1,6 +1,7 @@
-"""What the attention of one step must know about its batch; built once per step and the same for all layers."""
+"""What attention must know beside its tensors: of the step's batch, and of the layer."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -19,3 +20,16 @@ class AttentionMetadata:
     slot_mapping: Tensor  # [num_tokens] int64: block_id * block_size + offset of each token's key and value
     max_seqlen_q: int
     max_context_len: int
+
+
+class AttentionParams(NamedTuple):
+    """How a layer attends; the same in every step."""
+
+    scaling: float
+    """Factor of each score q.k."""
+    sliding_window: int | None = None
+    """Positions that a token sees, its own included; None for all before it."""
+    softcap: float | None = None
+    """Scores become softcap * tanh(score / softcap)."""
+    sinks: Tensor | None = None  # [num_heads]
+    """One more logit per head, which joins the softmax and has no value."""

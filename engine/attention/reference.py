@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.attention.metadata import AttentionMetadata
+from engine.attention.kv_cache import LayerCache
+from engine.attention.metadata import AttentionMetadata, AttentionParams
 
 _TILE = 64  # keys summed as one tree; tiles are cut at multiples of it, counted from position 0
 _ROWS_AT_ONCE = 8  # query tokens handled together, for the size of intermediate tensors only
@@ -22,53 +23,40 @@ _LN2_HIGH = 0.693147180369123816490  # the leading 33 bits of ln(2): a product w
 _LN2_LOW = 1.90821492927058770002e-10  # the rest of ln(2)
 
 
-def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Stores each token's key and value in its slot of the caches, which change in place.
+def write_kv(key: Tensor, value: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
+    """Stores each token's key and value in its slot of the cache, which changes in place.
 
     key: [num_tokens, num_kv_heads, head_size], value: [num_tokens, num_kv_heads, head_size_v], of any strides;
-    caches: [num_blocks, num_kv_heads, block_size, head size]; slot_mapping: [num_tokens], no slot twice.
+    slot_mapping: [num_tokens], no slot twice.
     """
-    block_size = key_cache.shape[2]
-    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
-    key_cache[blocks, :, offsets] = key.to(key_cache.dtype)
-    value_cache[blocks, :, offsets] = value.to(value_cache.dtype)
+    blocks, offsets = slot_mapping // cache.block_size, slot_mapping % cache.block_size
+    cache.keys[blocks, :, offsets] = key.to(cache.keys.dtype)
+    cache.values[blocks, :, offsets] = value.to(cache.values.dtype)
 
 
-def paged_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    metadata: AttentionMetadata,
-    *,
-    scaling: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def paged_attention(query: Tensor, cache: LayerCache, metadata: AttentionMetadata, params: AttentionParams) -> Tensor:
     """Causal attention of each query token over the cached context of its sequence.
 
-    query: [num_tokens, num_heads, head_size]; caches as in `write_kv`; query head h reads kv head
-    h // (num_heads / num_kv_heads). A token at position p sees positions <= p, and > p - sliding_window if given.
-    Scores are `scaling * q.k`, then `softcap * tanh(score / softcap)`; sinks [num_heads] is one more logit per head
-    that joins the softmax and has no value. Returns [num_tokens, num_heads, head_size_v] in query's dtype.
+    query: [num_tokens, num_heads, head_size]; query head h reads kv head h // (num_heads / num_kv_heads). A token at
+    position p sees positions <= p, and > p - sliding_window if there is one. Returns [num_tokens, num_heads,
+    head_size_v] in query's dtype.
     """
+    window = params.sliding_window
     num_tokens, num_heads, _ = query.shape
-    output = query.new_empty(num_tokens, num_heads, value_cache.shape[3])
+    output = query.new_empty(num_tokens, num_heads, cache.values.shape[3])
     starts = metadata.cu_seqlens_q.tolist()
     for i, context_len in enumerate(metadata.context_lens.tolist()):
-        keys, values = (
-            _gather(cache, metadata.block_tables[i], context_len, num_heads) for cache in (key_cache, value_cache)
-        )
+        keys, values = (_gather(tensor, metadata.block_tables[i], context_len, num_heads) for tensor in cache)
         # Sequence i owns the tokens [starts[i], starts[i + 1]); token t has position t + to_position.
         to_position = context_len - starts[i + 1]
         for begin in range(starts[i], starts[i + 1], _ROWS_AT_ONCE):
             end = min(begin + _ROWS_AT_ONCE, starts[i + 1])
             positions = torch.arange(begin + to_position, end + to_position, device=query.device)
-            tiles = _visible_tiles(begin + to_position, end - 1 + to_position, sliding_window)
-            scores = _scores(query[begin:end].float(), keys[:, tiles], scaling, softcap)
-            visible = _visible(positions, tiles, sliding_window)
+            tiles = _visible_tiles(begin + to_position, end - 1 + to_position, window)
+            scores = _scores(query[begin:end].float(), keys[:, tiles], params.scaling, params.softcap)
+            visible = _visible(positions, tiles, window)
             scores = scores.masked_fill(~visible[:, None, :], -torch.inf)
-            output[begin:end] = _softmax_times_values(scores, values[:, tiles], sinks).to(query.dtype)
+            output[begin:end] = _softmax_times_values(scores, values[:, tiles], params.sinks).to(query.dtype)
     return output
 
 

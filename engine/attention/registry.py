@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from engine.attention.metadata import AttentionParams
+
 ATTENTION_NAME = "twostep"
 
 
@@ -24,10 +26,7 @@ class AttentionCall(NamedTuple):
     key: Tensor
     value: Tensor
     layer: int
-    scaling: float
-    sliding_window: int | None
-    softcap: float | None
-    sinks: Tensor | None  # [num_heads]
+    params: AttentionParams
     has_mask: bool
     is_causal: bool
 
@@ -82,10 +81,7 @@ def _attention(
         key=key[0].transpose(0, 1),
         value=value[0].transpose(0, 1),
         layer=int(module.layer_idx),  # type: ignore[arg-type]
-        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        sliding_window=sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
+        params=AttentionParams(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux),
         has_mask=attention_mask is not None,
         is_causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
     )

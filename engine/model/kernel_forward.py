@@ -115,7 +115,7 @@ class KernelForward:
 @torch.inference_mode()
 def _is_same(one: Forward, other: Forward, cache: KVCache) -> bool:
     """Whether both compute the same logits of two prompts in one batch."""
-    device, params = cache.keys[0].device, SamplingParams()
+    device, params = cache.layers[0].keys.device, SamplingParams()
     requests = [
         ScheduledRequest("", [1] * num_tokens, start, (block,), params, [], [], True)
         for block, (start, num_tokens) in enumerate([(0, min(3, cache.block_size)), (0, 1)][: cache.num_blocks])

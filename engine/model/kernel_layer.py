@@ -70,10 +70,8 @@ class KernelDecoderLayer(nn.Module):
 
     def bind(self, cache: KVCache) -> Any:
         """Returns the layer for the C++ decoder, which attends over this layer's part of the cache."""
-        call = self._call
-        keys, values = cache.keys[call.layer], cache.values[call.layer]
         return torch.classes.twostep.Layer(
-            self._before, self._after, keys, values, call.scaling, call.sliding_window, call.softcap, call.sinks
+            self._before, self._after, *cache.layers[self._call.layer], *self._call.params
         )
 
 

@@ -60,7 +60,7 @@ def _check_layers(name: str, text_config: PreTrainedConfig, calls: dict[int, Att
     for layer, call in calls.items():
         if call.has_mask or not call.is_causal:
             raise UnsupportedModelError(f"{name} needs an attention mask of its own in layer {layer}.")
-        if layer < len(kinds) and "sliding" in kinds[layer] and call.sliding_window is None:
+        if layer < len(kinds) and "sliding" in kinds[layer] and call.params.sliding_window is None:
             raise UnsupportedModelError(f"{name} does not tell its sliding window to its attention (layer {layer}).")
 
 

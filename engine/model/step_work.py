@@ -80,7 +80,7 @@ def _attention_sizes(calls: Iterable[AttentionCall], last: KernelDecoderLayer | 
     num_bytes, flops, scored_flops = Counter[int | None](), Counter[int | None](), Counter[int | None]()
     for call in calls:
         sizes = call.key.shape[2] + call.value.shape[2]
-        num_bytes[call.sliding_window] += call.key.shape[1] * sizes * call.key.element_size()
+        num_bytes[call.params.sliding_window] += call.key.shape[1] * sizes * call.key.element_size()
         is_last = last is not None and call.layer == last.index
-        (scored_flops if is_last else flops)[call.sliding_window] += 2 * call.query.shape[1] * sizes
+        (scored_flops if is_last else flops)[call.params.sliding_window] += 2 * call.query.shape[1] * sizes
     return tuple(AttentionSize(window, num_bytes[window], flops[window], scored_flops[window]) for window in num_bytes)

@@ -59,15 +59,6 @@ class _PagedAttention:
         self._metadata = metadata
 
     def attend(self, call: AttentionCall) -> Tensor:
-        keys, values = self._cache.keys[call.layer], self._cache.values[call.layer]
-        self._backend.write_kv(call.key, call.value, keys, values, self._metadata.slot_mapping)
-        return self._backend.paged_attention(
-            call.query,
-            keys,
-            values,
-            self._metadata,
-            scaling=call.scaling,
-            sliding_window=call.sliding_window,
-            softcap=call.softcap,
-            sinks=call.sinks,
-        )
+        cache = self._cache.layers[call.layer]
+        self._backend.write_kv(call.key, call.value, cache, self._metadata.slot_mapping)
+        return self._backend.paged_attention(call.query, cache, self._metadata, call.params)

@@ -1,14 +1,13 @@
 """Paged attention on CUDA: its arguments to FlashAttention (checked anywhere), and its results (on a GPU)."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from engine.attention import cuda, reference
+from engine.attention import LayerCache, cuda, reference
 from tests.engine.attention.paged_sequences import (
     Sequence,
     Shape,
@@ -147,11 +146,9 @@ class TestOnTheDevice:
 
     def test_exactly_the_slots_are_written(self) -> None:
         paged = lay_out([make_sequence(Shape(dtype=BF16), 9, 33)], device="cuda")
-        caches = [cache.nan_to_num(1.0) for cache in (paged.key_cache, paged.value_cache)]
+        caches = LayerCache(*(tensor.nan_to_num(1.0) for tensor in paged.cache))
         for slot in paged.metadata.slot_mapping.tolist():
             for cache in caches:
                 cache[slot // 16, :, slot % 16] = 0
-        cuda.write_kv(paged.token_keys, paged.token_values, caches[0], caches[1], paged.metadata.slot_mapping)
-        expected = replace(paged, key_cache=paged.key_cache.nan_to_num(1.0))
-        assert torch.equal(caches[0], expected.key_cache)
-        assert torch.equal(caches[1], paged.value_cache.nan_to_num(1.0))
+        cuda.write_kv(paged.token_keys, paged.token_values, caches, paged.metadata.slot_mapping)
+        assert all(torch.equal(one, other.nan_to_num(1.0)) for one, other in zip(caches, paged.cache, strict=True))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.attention import AttentionBackend, AttentionMetadata
+from engine.attention import AttentionBackend, AttentionMetadata, AttentionParams, LayerCache
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ class Paged:
     """A batch in paged caches. Every slot that no sequence owns holds NaN, so that reading one shows."""
 
     query: Tensor
-    key_cache: Tensor
-    value_cache: Tensor
+    cache: LayerCache
     metadata: AttentionMetadata
     token_keys: Tensor  # [num_tokens, kv_heads, size] of this step's tokens
     token_values: Tensor
@@ -75,13 +74,13 @@ def lay_out(sequences: ListOf[Sequence], block_size: int = 16, placement: int = 
     counts = [math.ceil(s.context_len / block_size) for s in sequences]
     free = torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(placement)).int()
     tables = torch.zeros(len(sequences), max(counts), dtype=torch.int32)
-    key_cache, value_cache = (_empty_cache(x, len(free), block_size) for x in (sequences[0].keys, sequences[0].values))
+    cache = LayerCache(*(_empty_cache(x, len(free), block_size) for x in (sequences[0].keys, sequences[0].values)))
     slots = []
     for table, count, s in zip(tables, counts, sequences, strict=True):
         table[:count], free = free[:count], free[count:]
         position = torch.arange(s.context_len)
         blocks, offsets = table[position // block_size].long(), position % block_size
-        key_cache[blocks, :, offsets], value_cache[blocks, :, offsets] = s.keys, s.values
+        cache.keys[blocks, :, offsets], cache.values[blocks, :, offsets] = s.keys, s.values
         slots.append((blocks * block_size + offsets)[s.context_len - s.query.shape[0] :])
     lengths = [s.query.shape[0] for s in sequences]
     metadata = AttentionMetadata(
@@ -94,7 +93,7 @@ def lay_out(sequences: ListOf[Sequence], block_size: int = 16, placement: int = 
     )
     new = [(s.query, s.keys[-n:], s.values[-n:]) for s, n in zip(sequences, lengths, strict=True)]
     query, keys, values = (torch.cat(parts).to(device) for parts in zip(*new, strict=True))
-    return Paged(query, key_cache.to(device), value_cache.to(device), metadata, keys, values)
+    return Paged(query, LayerCache(*(tensor.to(device) for tensor in cache)), metadata, keys, values)
 
 
 def _empty_cache(like: Tensor, num_blocks: int, block_size: int) -> Tensor:
@@ -107,7 +106,7 @@ def attend(backend: AttentionBackend, paged: Paged, **options: Any) -> list[Tens
     The scaling is 1 / sqrt(size) unless `options` have one.
     """
     options = {"scaling": paged.query.shape[2] ** -0.5, **options}
-    output = backend.paged_attention(paged.query, paged.key_cache, paged.value_cache, paged.metadata, **options)
+    output = backend.paged_attention(paged.query, paged.cache, paged.metadata, AttentionParams(**options))
     return list(output.split(paged.metadata.cu_seqlens_q.diff().tolist()))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention import AttentionBackend, cpu, reference, select_backend
+from engine.attention import AttentionBackend, AttentionParams, LayerCache, cpu, reference, select_backend
 from engine.kernels import load_kernels
 from tests.engine.attention.attention_cases import (
     BF16,
@@ -95,7 +95,7 @@ def test_an_empty_batch_has_an_empty_result(backend: AttentionBackend) -> None:
         paged.metadata, block_tables=none[:, None], cu_seqlens_q=torch.zeros(1, dtype=torch.int32), context_lens=none
     )
     query = paged.query[:0]
-    result = backend.paged_attention(query, paged.key_cache, paged.value_cache, metadata, scaling=1.0)
+    result = backend.paged_attention(query, paged.cache, metadata, AttentionParams(1.0))
     assert result.shape == (0, 4, 8)
 
 
@@ -115,34 +115,32 @@ def test_exactly_the_slots_are_written(backend: AttentionBackend, block_size: in
     shape = Shape(size=12, value_size=7, dtype=dtype)
     paged = lay_out([make_sequence(shape, 1, 20), make_sequence(shape, 9, 33), make_sequence(shape, 5, 5)], block_size)
     tokens = range(paged.query.shape[0])
-    for cache in (paged.key_cache, paged.value_cache):
+    for cache in paged.cache:
         for slot in paged.metadata.slot_mapping.tolist():
             cache[slot // block_size, :, slot % block_size] = 5.0
-    caches = paged.key_cache.clone(), paged.value_cache.clone()
-    backend.write_kv(paged.token_keys, paged.token_values, *caches, paged.metadata.slot_mapping)
+    caches = LayerCache(*(tensor.clone() for tensor in paged.cache))
+    backend.write_kv(paged.token_keys, paged.token_values, caches, paged.metadata.slot_mapping)
     for token, slot in zip(tokens, paged.metadata.slot_mapping.tolist(), strict=True):
-        paged.key_cache[slot // block_size, :, slot % block_size] = paged.token_keys[token]
-        paged.value_cache[slot // block_size, :, slot % block_size] = paged.token_values[token]
-    assert same_bits(caches[0], paged.key_cache) and same_bits(caches[1], paged.value_cache)
+        paged.cache.keys[slot // block_size, :, slot % block_size] = paged.token_keys[token]
+        paged.cache.values[slot // block_size, :, slot % block_size] = paged.token_values[token]
+    assert all(map(same_bits, caches, paged.cache))
 
 
 def test_strides_of_what_is_written_do_not_matter(backend: AttentionBackend) -> None:
     paged = lay_out([make_sequence(Shape(), 9, 33)])
-    expected = paged.key_cache, paged.value_cache
     by_heads = paged.token_keys.transpose(0, 1).contiguous().transpose(0, 1)
     by_columns = paged.token_values.mT.contiguous().mT
-    caches = paged.key_cache.nan_to_num(1.0), paged.value_cache.nan_to_num(1.0)
-    backend.write_kv(by_heads, by_columns, *caches, paged.metadata.slot_mapping)
-    assert all(torch.equal(cache, want.nan_to_num(1.0)) for cache, want in zip(caches, expected, strict=True))
+    caches = LayerCache(*(tensor.nan_to_num(1.0) for tensor in paged.cache))
+    backend.write_kv(by_heads, by_columns, caches, paged.metadata.slot_mapping)
+    assert all(torch.equal(cache, want.nan_to_num(1.0)) for cache, want in zip(caches, paged.cache, strict=True))
 
 
 def test_types_that_the_kernel_lacks_still_work() -> None:
     half = lay_out([make_sequence(Shape(dtype=torch.float16), 3, 70)])
     torch.testing.assert_close(attend(kernel_backend(), half)[0], attend(reference, half)[0])
-    written = [torch.zeros_like(cache) for cache in (half.key_cache, half.value_cache)]
-    wanted = [torch.zeros_like(cache) for cache in written]
-    cpu.write_kv(half.token_keys, half.token_values, *written, half.metadata.slot_mapping)
-    reference.write_kv(half.token_keys, half.token_values, *wanted, half.metadata.slot_mapping)
+    written, wanted = (LayerCache(*map(torch.zeros_like, half.cache)) for _ in range(2))
+    cpu.write_kv(half.token_keys, half.token_values, written, half.metadata.slot_mapping)
+    reference.write_kv(half.token_keys, half.token_values, wanted, half.metadata.slot_mapping)
     assert all(map(torch.equal, written, wanted)) and bool(written[0].any())
 
 
@@ -189,11 +187,11 @@ def test_slots_out_of_the_cache_are_refused(slot: int) -> None:
     backend, paged = kernel_backend(), lay_out([make_sequence(Shape(), 3, 70)])
     slots = torch.tensor([0, slot, 2])
     with pytest.raises(RuntimeError, match="slot is out of range"):
-        backend.write_kv(paged.token_keys, paged.token_values, paged.key_cache, paged.value_cache, slots)
+        backend.write_kv(paged.token_keys, paged.token_values, paged.cache, slots)
 
 
 def test_caches_without_heads_or_room_are_refused() -> None:
     backend, paged = kernel_backend(), lay_out([make_sequence(Shape(), 3, 70)])
-    for empty in (paged.key_cache[:, :0], paged.key_cache[:, :, :0]):
+    for empty in (paged.cache.keys[:, :0], paged.cache.keys[:, :, :0]):
         with pytest.raises(RuntimeError, match="must have kv heads"):
-            attend(backend, replace(paged, key_cache=empty, value_cache=empty))
+            attend(backend, replace(paged, cache=LayerCache(empty, empty)))

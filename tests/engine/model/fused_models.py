@@ -37,7 +37,7 @@ class PlainAttention:
         self.calls.append(call)
         query, key, value = (part.float().transpose(0, 1) for part in (call.query, call.key, call.value))
         attended = nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=call.scaling, enable_gqa=True
+            query, key, value, is_causal=True, scale=call.params.scaling, enable_gqa=True
         )
         return attended.transpose(0, 1).to(call.query.dtype)
 

@@ -1,6 +1,7 @@
 """A model that runs in one call into C++ computes, bit for bit, what its own code does."""
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def kernels() -> None:
 
 def cache_of(model: LoadedModel) -> KVCache:
     cache = KVCache(model.layers, NUM_BLOCKS, BLOCK_SIZE, model.dtype, model.device)
-    for tensor in (*cache.keys, *cache.values):
+    for tensor in chain.from_iterable(cache.layers):
         tensor.zero_()
     return cache
 
@@ -67,7 +68,7 @@ def test_one_call_changes_no_bit_of_logits_and_cache(
     expected = run(TransformersForward(model.module, caches[0], cpu), kept)
     logits = run(KernelForward(model.module, caches[1]), kept)
     assert all(map(torch.equal, logits, expected))
-    for one, other in zip(*([*cache.keys, *cache.values] for cache in caches), strict=True):
+    for one, other in zip(*([*chain.from_iterable(cache.layers)] for cache in caches), strict=True):
         assert torch.equal(one, other)
 
 
@@ -200,7 +201,7 @@ def test_the_comparison_fits_into_the_smallest_cache(tiny_model: Callable[..., L
     cache = cache_of(model)
     cache.num_blocks = 1
     assert isinstance(choose_forward(model.module, cache, cpu), KernelForward)
-    assert not any(tensor[1:].any() for tensor in (*cache.keys, *cache.values))
+    assert not any(tensor[1:].any() for tensor in chain.from_iterable(cache.layers))
 
 
 def test_attention_without_kernels_keeps_the_model_to_its_own_code(tiny_model: Callable[..., LoadedModel]) -> None:
