@@ -89,4 +89,6 @@ def test_memory_is_left_alone_far_from_what_is_written() -> None:
 
 
 def test_other_devices_have_no_pages() -> None:
-    PagePrefault([torch.empty(8, HUGE_PAGE, device="meta")]).prefault(7, 8)
+    pages = PagePrefault([torch.empty(8, HUGE_PAGE, device="meta")])
+    pages.prefault(7, 8)
+    assert pages.num_touched == 0

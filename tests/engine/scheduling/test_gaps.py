@@ -86,9 +86,12 @@ def test_gaps_are_within_the_target(law: Law, target_ms: float) -> None:
 @pytest.mark.parametrize("law", [on_a_cpu, on_a_gpu])
 def test_no_gap_is_predicted_to_be_longer_than_the_target(law: Law) -> None:
     steps = list(loaded(timed_engine(law, 140)))
-    for prefill, decode in pairwise(steps):
-        if (prefill.phase, decode.phase) == (Phase.PREFILL, Phase.DECODE) and prefill.num_tokens > MIN_CHUNK:
-            assert (prefill.predicted_s or 0) + (decode.predicted_s or 0) <= 0.14
+    predicted = [
+        (prefill.predicted_s or 0) + (decode.predicted_s or 0)
+        for prefill, decode in pairwise(steps)
+        if (prefill.phase, decode.phase) == (Phase.PREFILL, Phase.DECODE) and prefill.num_tokens > MIN_CHUNK
+    ]
+    assert 0 < max(predicted) <= 0.14
 
 
 def test_the_time_that_the_target_leaves_is_used() -> None:

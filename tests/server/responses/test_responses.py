@@ -109,11 +109,12 @@ def test_events_come_in_openais_order(agent: LiveServer) -> None:
 def test_deltas_add_up(agent: LiveServer) -> None:
     agent.engine.rule = saying_tokens(agent, THOUGHT)
     events = typed_events_of(agent.respond(tools=TOOLS, stream=True))
-    for done in events:
-        if done["type"].endswith(("text.done", "arguments.done")):
-            deltas = [each for each in events if each["type"] == done["type"].replace("done", "delta")]
-            written = "".join(each["delta"] for each in deltas if each["item_id"] == done["item_id"])
-            assert written == done.get("text", done.get("arguments"))
+    all_done = [event for event in events if event["type"].endswith(("text.done", "arguments.done"))]
+    assert len(all_done) == 4
+    for done in all_done:
+        deltas = [each for each in events if each["type"] == done["type"].replace("done", "delta")]
+        written = "".join(each["delta"] for each in deltas if each["item_id"] == done["item_id"])
+        assert written == done.get("text", done.get("arguments"))
 
 
 def test_the_scores_are_those_of_the_texts_tokens(agent: LiveServer) -> None:

@@ -30,8 +30,9 @@ class TestLoading:
             assert server.complete("Hi").status_code == 200
 
     def test_it_can_be_ended(self) -> None:
-        with live_server(FakeBackend(is_loading=True)):
-            pass
+        with live_server(FakeBackend(is_loading=True)) as server:
+            server.server.should_exit = True
+            server.wait_until(server.loop.is_closed)
 
     @pytest.mark.parametrize("failure", [ModelError("Nothing there."), ZeroDivisionError("oops")])
     def test_its_failure_ends_the_server(self, failure: Exception) -> None:
