@@ -67,10 +67,8 @@ def _check_layers(name: str, text_config: PreTrainedConfig, calls: dict[int, Att
 def check_same(name: str, before: Sequence[AttentionCall], after: Sequence[AttentionCall]) -> None:
     """Raises UnsupportedModelError unless every layer attends to the same, but for rounding."""
     for call, other in zip(before, after, strict=True):
-        is_same = call[3:7] == other[3:7] and all(
-            map(_is_close, call[:3], other[:3])
-        )  # fields layer to softcap; tensors
-        if not is_same:
+        numbers, others = ((each.layer, *each.params._replace(sinks=None)) for each in (call, other))
+        if numbers != others or not all(map(_is_close, call[:3], other[:3])):
             raise UnsupportedModelError(
                 f"{name} computes something else in layer {call.layer} once its layers are fused: this version of "
                 "transformers is not known well enough. Set TWOSTEP_KERNELS=off, which is slower, or install another."

@@ -146,4 +146,4 @@ def test_a_model_that_computes_something_else_when_fused_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="layer 2"):
         check_same("Llama", calls, turned)
     with pytest.raises(UnsupportedModelError, match="layer 0"):
-        check_same("Llama", calls, [calls[0]._replace(scaling=2.0), *calls[1:]])
+        check_same("Llama", calls, [calls[0]._replace(params=calls[0].params._replace(scaling=2.0)), *calls[1:]])
