@@ -1,9 +1,9 @@
 """Compiles the C++ kernels of this directory's folders for one ISA level into one shared library, and finds it again.
 
 A library's name is `<level>-<source key>-<compiler key>.so`. The source key covers the sources, the flags and torch's
-version; the compiler key covers the compiler. So a change of any of them compiles anew, and a machine without a
-compiler can still use a library that was made elsewhere. Libraries appear under their final name by an atomic rename:
-processes that compile at the same time each succeed, the last one's file stays, and no lock can go stale.
+version; the compiler key covers the compiler and extra flags. So a change of any of them compiles anew, and a machine
+without a compiler can still use a library that was made elsewhere. Libraries appear under their final name by an atomic
+rename: processes that compile at the same time each succeed, the last one's file stays, and no lock can go stale.
 """
 
 import hashlib
@@ -80,13 +80,15 @@ def build_libraries(levels: Sequence[IsaLevel], directory: Path) -> Iterator[Pat
             raise
 
 
-def build_library(level: IsaLevel, directory: Path, workers: Executor | None = None) -> Path:
+def build_library(
+    level: IsaLevel, directory: Path, workers: Executor | None = None, *, extra_flags: Sequence[str] = ()
+) -> Path:
     """Returns the library for `level` in `directory`, compiled now unless it is there, by `workers` or a pool of its
-    own; raises KernelBuildError."""
+    own; raises KernelBuildError. `extra_flags` follow the kernels' own where sources are compiled and linked."""
     compiler = find_compiler()
     if not compiler:
         raise KernelBuildError("no C++ compiler found; install one: apt-get install g++")
-    compiler_key = _digest([*compiler, _compiler_version(compiler)])
+    compiler_key = _digest([*compiler, _compiler_version(compiler), *extra_flags])
     path = directory / f"{level.name}-{source_key(level)}-{compiler_key}.so"
     if path.exists():
         return path
@@ -96,7 +98,7 @@ def build_library(level: IsaLevel, directory: Path, workers: Executor | None = N
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".build-", dir=directory) as scratch:
             with nullcontext(workers) if workers else _compile_workers() as pool:
-                built = _compile(compiler, level, Path(scratch), pool)
+                built = _compile(compiler, level, extra_flags, Path(scratch), pool)
             os.replace(built, path)
     except OSError as error:
         raise KernelBuildError(f"cannot write {directory} ({error}); set TWOSTEP_CACHE_DIR") from error
@@ -118,18 +120,21 @@ def _compile_workers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=os.cpu_count() or 1)
 
 
-def _compile(compiler: Sequence[str], level: IsaLevel, scratch: Path, workers: Executor) -> Path:
+def _compile(
+    compiler: Sequence[str], level: IsaLevel, extra_flags: Sequence[str], scratch: Path, workers: Executor
+) -> Path:
     """Compiles every source at once, one process each, and links them; returns the library inside `scratch`."""
     sources = sorted(SOURCE_DIR.rglob("*.cpp"))
     objects = [scratch / f"{source.stem}.o" for source in sources]
-    compile_flags = [*_level_flags(level), f"-I{SOURCE_DIR}", *_torch_compile_flags()]
+    compile_flags = [*_level_flags(level), *extra_flags, f"-I{SOURCE_DIR}", *_torch_compile_flags()]
     commands = [
         [*compiler, *compile_flags, "-c", str(source), "-o", str(target)]
         for source, target in zip(sources, objects, strict=True)
     ]
     list(workers.map(_run, commands))
     library = scratch / "kernels.so"
-    _run([*compiler, "-shared", "-pthread", *map(str, objects), *_torch_link_flags(), "-o", str(library)])
+    link_flags = [*extra_flags, "-shared", "-pthread"]
+    _run([*compiler, *link_flags, *map(str, objects), *_torch_link_flags(), "-o", str(library)])
     return library
 
 

@@ -173,7 +173,8 @@ def test_a_changed_source_flag_or_compiler_compiles_anew(
     paths.add(build_library(GENERIC, tmp_path))
     monkeypatch.setattr(build, "_compiler_version", lambda compiler: "another 1.0")
     paths.add(build_library(GENERIC, tmp_path))
-    assert len(paths) == 5
+    paths.add(build_library(GENERIC, tmp_path, extra_flags=["-DANOTHER"]))
+    assert len(paths) == 6
 
 
 @needs_compiler
