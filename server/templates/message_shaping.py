@@ -11,6 +11,7 @@ from server.tools.formats import mentions_tools
 
 _PROBE = "pRoBe"
 _HELLO = {"role": "user", "content": "Hello"}
+_LATE_SYSTEM = [_HELLO, {"role": "system", "content": _PROBE}, {"role": "assistant", "content": "Hi"}, _HELLO]
 _ID = "123456789"  # as Mistral's templates want it
 _NO_CONTENT: Sequence[Mapping[str, Any]] = ({"content": None}, {"content": ""}, {})
 """What may stand for the content of a message that has calls only: null, as clients send it, an empty text, or
@@ -44,6 +45,8 @@ class TemplateCapabilities:
     """Whether the template names the role. Others would write it into the prompt of a model that never saw it."""
     supports_system_role: bool = True
     """Whether system messages reach the prompt: some templates refuse them, or leave them out."""
+    supports_late_system_role: bool = True
+    """Whether system messages behind the first turn reach the prompt."""
     roles_with_parts: frozenset[str] = frozenset()
     """Roles whose content must be a list of parts: the template does not write a text."""
     no_content: Mapping[str, Any] = field(default_factory=lambda: {"content": ""})
@@ -70,6 +73,7 @@ class TemplateCapabilities:
         return replace(
             read,
             supports_system_role="system" in roles_with_parts or _writes_text(template, "system", named_tokens),
+            supports_late_system_role=_PROBE in _render_probe(template, _LATE_SYSTEM, named_tokens),
             roles_with_parts=roles_with_parts,
             no_content=_no_content(template, named_tokens),
             accepts_malformed_arguments=read.accepts_malformed_arguments

@@ -10,6 +10,7 @@ from server.core.errors import BadRequestError
 from server.core.prompts import EncodedPrompt
 from server.core.tokenizer_protocol import Tokenizer
 from server.protocol.chat import ConversationParams
+from server.templates.late_system import as_user_text
 from server.templates.message_shaping import TemplateCapabilities, in_parts, shape_messages
 from server.tools.dialect import Dialect, DialectSettings
 from server.tools.formats import JSON
@@ -111,6 +112,8 @@ class _ServerTemplate:
 def _conversation(params: ConversationParams, capabilities: TemplateCapabilities, dialect: Dialect) -> Conversation:
     spelling = (dialect.calls or JSON).spelling
     messages, tools = shape_messages(params.messages, capabilities), params.template_tools
+    if not capabilities.supports_late_system_role:
+        messages = as_user_text(messages)
     if not capabilities.supports_tool_calls:
         messages = calls_as_text(messages, spelling)
     if tools is not None and not capabilities.supports_tools:
