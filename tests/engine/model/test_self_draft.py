@@ -52,7 +52,7 @@ class Always:
 
 
 def let_always_draft(runs: Engine, length: int) -> Engine:
-    runs._speculation._draft_lengths = Always(length)
+    runs._scheduler._speculation._draft_lengths = Always(length)
     return runs
 
 
