@@ -54,8 +54,8 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     backend, record = context_of(request).backend, record_of(request.scope)
     _log_left_out(body, arrival.request_id)
     with renaming_for(body)():
-        chat = _chat_of(body, backend)
-        plan, answer = await arrival.within_deadline(plan_chat(chat, backend, arrival, shortens=True))
+        chat, shortens = _chat_of(body, backend), body.truncate_prompt_tokens != -1  # then the prompt makes room
+        plan, answer = await arrival.within_deadline(plan_chat(chat, backend, arrival, shortens))
         _check_fits(plan, backend.engine.info.max_model_len - 1)
         reader = OutputReader(answer, arrival.request_id, 0)
         counter = ChatUsageCounter(plan, [reader], record)

@@ -71,6 +71,12 @@ def test_an_answer_that_ends_by_itself_is_none_that_the_context_cut(server: Live
     assert server.message(max_tokens=64000).json()["stop_reason"] == "end_turn"
 
 
+def test_a_prompt_that_is_cut_to_fit_leaves_room_for_all_tokens(server: LiveServer) -> None:
+    cut = server.message("x" * 600, max_tokens=500, truncate_prompt_tokens=-1)
+    assert cut.json()["usage"]["input_tokens"] == 12 and cut.json()["stop_reason"] == "max_tokens"
+    assert server.message("x" * 600, max_tokens=512, truncate_prompt_tokens=-1).status_code == 400
+
+
 def test_thinking_that_is_omitted_is_not_told(agent: LiveServer) -> None:
     agent.engine.rule = saying_tokens(agent, THOUGHT)
     asked: dict[str, Any] = {"thinking": {"type": "adaptive", "display": "omitted"}, "max_tokens": 200}
