@@ -33,7 +33,7 @@ def test_draft_tokens_that_a_grammar_forbids_are_not_verified(max_length: int) -
         assert len(request.allowed_tokens) == 1 + request.num_drafts
         for token_id, mask in zip(request.draft, request.allowed_tokens, strict=False):
             assert token_id in tokens_in(mask)
-    assert drafting._speculation.num_drafts == sum(request.num_drafts for request in verified)
+    assert drafting._scheduler.stats.num_drafts == sum(request.num_drafts for request in verified)
 
 
 @pytest.mark.parametrize("longest", ["", "123", "312"])

@@ -209,4 +209,5 @@ def test_drafts_of_the_embedded_model_are_mostly_accepted() -> None:
     assert model.info.draft_size is not None
     add(model, "a", list(range(40, 70)), max_tokens=60, temperature=0.0)
     assert len(tokens_of(run_to_end(model)["a"])) == 60
-    assert model._speculation.num_accepted > 0.6 * model._speculation.num_drafts
+    stats = model._scheduler.stats
+    assert stats.num_accepted_drafts > 0.6 * stats.num_drafts
