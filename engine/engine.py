@@ -18,7 +18,7 @@ from engine.core.messages import AddRequest, RequestState, RequestUpdate, StepUp
 from engine.core.request import Request
 from engine.core.request_validation import check_request
 from engine.grammar.compiler import Grammars
-from engine.scheduling.cost.telemetry import StepTimes, Telemetry
+from engine.scheduling.cost.telemetry import StepCounts, StepTimes, Telemetry
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation.draft_verification import shortened
 
@@ -72,6 +72,7 @@ class Engine:
         self._marker = marker or NullMarker()
         self._clock = clock
         self._has_unreported_aborts = False
+        self._num_aborts = 0
 
     @property
     def has_work(self) -> bool:
@@ -103,9 +104,12 @@ class Engine:
             self._grammars.add(request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests without further updates; unknown ids are ignored."""
+        """End requests without further updates; unknown ids are ignored. The next step reports that they ended."""
         ids = list(request_ids)
-        self._has_unreported_aborts |= self._grammars.abort(ids) | self._scheduler.abort(ids)
+        self._grammars.abort(ids)
+        self._scheduler.abort(ids)
+        self._num_aborts += len(ids)
+        self._has_unreported_aborts = True
 
     def inspect(self, request_ids: Iterable[str]) -> list[RequestState]:
         """Returns the states of the queued and running requests among `request_ids`; one whose grammar is being
@@ -128,7 +132,9 @@ class Engine:
         self._has_unreported_aborts = False
         scheduler = self._scheduler.stats
         scheduler = scheduler._replace(num_waiting=scheduler.num_waiting + len(self._grammars))
-        stats = self._telemetry.record(result.batch, result.times, scheduler, ended_s, ended_s - started_s)
+        num_generated = sum(len(update.token_ids) for update in result.updates)
+        counts = StepCounts(num_generated, len(self._grammars), self._num_aborts)
+        stats = self._telemetry.record(result.batch, result.times, counts, scheduler, ended_s, ended_s - started_s)
         return StepUpdate(ended_s, result.updates, stats)
 
     def close(self) -> None:

@@ -2,7 +2,6 @@
 scheduling and the model run in the other process.
 """
 
-import asyncio
 import itertools
 import logging
 import sys
@@ -10,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from engine.client.aborts import Aborts
 from engine.client.admission import AdmissionControl, AdmissionLimits
 from engine.client.interface import GenerationRequest, Tenant
 from engine.client.live_request import LiveRequest, timed_update
@@ -28,7 +28,7 @@ from engine.core.errors import (
     RequestTimeoutError,
     TwostepError,
 )
-from engine.core.messages import AbortRequests, FromEngine, RequestRefused, RequestsScheduled, RequestStates, StepUpdate
+from engine.core.messages import FromEngine, RequestRefused, RequestsScheduled, RequestStates, StepUpdate
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from engine.core.request_snapshot import RequestSnapshot
@@ -74,13 +74,13 @@ class AsyncEngine:
         limits = limits or AdmissionLimits()
         self._admission = AdmissionControl(limits, config.max_num_seqs, config.max_num_batched_tokens)
         self._numbers = itertools.count()
-        self._unsent_aborts: list[str] = []
         self._info: EngineInfo | None = None
         self._last_stats: StepStats | None = None
         self._failure: TwostepError | None = None
         self._watchdog = Watchdog(max_silence_s, lambda: self._supervisor.is_up and bool(self._registry), self._on_hang)
         self._supervisor = Supervisor(config, command, RestartPolicy(max_restarts), self)
         self._registry = RequestRegistry(self._supervisor.send)
+        self._aborts = Aborts(self._supervisor.send)
         self._inspector = RequestInspector(self._supervisor)
         self._has_answered = False  # whether the current engine process has, or the last one while none is up
 
@@ -116,6 +116,10 @@ class AsyncEngine:
     @property
     def last_stats(self) -> StepStats | None:
         return self._last_stats
+
+    async def settle(self, timeout_s: float) -> None:
+        if self.is_ready:
+            await self._aborts.settle(timeout_s)
 
     @property
     def num_live(self) -> int:
@@ -214,14 +218,7 @@ class AsyncEngine:
         """Abort the request in the engine process, unless it has ended there. Idempotent."""
         if live.is_known_to_engine:
             live.is_known_to_engine = False
-            if not self._unsent_aborts:
-                asyncio.get_running_loop().call_soon(self._send_aborts)
-            self._unsent_aborts.append(live.engine_id)
-
-    def _send_aborts(self) -> None:
-        """Send one message for all requests that ended in this turn of the event loop."""
-        request_ids, self._unsent_aborts = self._unsent_aborts, []
-        self._supervisor.send(AbortRequests(request_ids))
+            self._aborts.add(live.engine_id)
 
     # What the supervisor reports.
 
@@ -246,6 +243,7 @@ class AsyncEngine:
 
     def on_engine_starting(self) -> None:
         self._last_stats = None
+        self._aborts.on_restart()
         self._observer.on_restart()
         self._report_pause()
 
@@ -274,6 +272,7 @@ class AsyncEngine:
         if self._supervisor.is_up:  # the last statistics of a dead engine are outdated
             self._last_stats = step.stats
             self._observer.on_step(step.stats)
+            self._aborts.on_stats(step.stats.num_aborts)
 
     def _report_pause(self) -> None:
         """Report to the observer, while no engine process is up, that all requests wait and no block is held."""

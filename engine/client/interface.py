@@ -90,6 +90,10 @@ class EngineClient(Protocol):
     def last_stats(self) -> StepStats | None:
         """The newest step's numbers; None before the first step."""
 
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until the newest step's numbers know of all requests that ended, or for `timeout_s`: the engine learns
+        between two steps that a request was aborted, or that a stop string ended it."""
+
     @property
     def num_live(self) -> int:
         """Number of requests between `generate` and their end."""

@@ -96,6 +96,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     forward: str
     """What computes a step: `kernels`, in one call into C++, or `transformers`, by the model's own code there."""
     vocab_size: int
+    hidden_size: int
+    """Numbers in an embedding."""
     max_model_len: int
     """Longest prompt + output, in tokens: a context of that length fits into the KV cache."""
     block_size: int

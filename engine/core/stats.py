@@ -64,6 +64,12 @@ class StepStats(msgspec.Struct, frozen=True):
     """Draft tokens that were accepted; a total."""
     drafting_s: float = 0.0
     """The part of duration_s that the draft model took."""
+    num_generated: int = 0
+    """Tokens that the step generated, for all its requests."""
+    num_deferred: int = 0
+    """The part of `num_waiting` whose grammars are being compiled."""
+    num_aborts: int = 0
+    """Aborts that the engine was told of; a total."""
 
 
 class QueueStats(msgspec.Struct, frozen=True):

@@ -96,6 +96,7 @@ def _load(config: EngineConfig) -> LoadedModel:
         dtype=dtype,
         architecture=type(module).__name__,
         vocab_size=text_config.vocab_size,
+        hidden_size=text_config.hidden_size,
         max_model_len=_context_limit(text_config),
         eos_token_ids=_eos_token_ids(config, text_config),
         weight_bytes=report.packed_bytes + sum(p.nbytes for p in module.parameters()),

@@ -49,6 +49,7 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
         linear=model.linear,
         forward=forward.name,
         vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
         max_model_len=max_model_len,
         block_size=config.block_size,
         num_blocks=num_blocks,

@@ -33,6 +33,7 @@ class LoadedModel:
     dtype: torch.dtype
     architecture: str
     vocab_size: int
+    hidden_size: int
     max_model_len: int
     """The longest context the model itself supports."""
     eos_token_ids: tuple[int, ...]

@@ -12,6 +12,7 @@ _OWN_PREFIX = "twostep_"
 _VLLM: Mapping[str, tuple[str, ...]] = {
     "requests_running": ("num_requests_running",),
     "requests_waiting": ("num_requests_waiting",),
+    "requests_waiting_by_reason": ("num_requests_waiting_by_reason",),
     "kv_cache_usage_ratio": ("kv_cache_usage_perc",),
     "cache_config_info": ("cache_config_info",),
     "time_to_first_token_seconds": ("time_to_first_token_seconds",),
@@ -29,10 +30,9 @@ _VLLM: Mapping[str, tuple[str, ...]] = {
     "preemptions": ("num_preemptions",),
     "draft_tokens": ("spec_decode_num_draft_tokens",),
     "accepted_draft_tokens": ("spec_decode_num_accepted_tokens",),
-    "step_tokens": ("iteration_tokens_total",),
+    "iteration_tokens": ("iteration_tokens_total",),
 }
 _RENAMED_LABELS = {"finish_reason": "finished_reason"}
-_DROPPED_LABELS = frozenset({"phase"})
 # Named without any prefix, as prometheus-fastapi-instrumentator does.
 _PLAIN = frozenset({"http_requests", "http_request_duration_seconds"})
 
@@ -62,14 +62,9 @@ def _aliases(metric: Metric, vllm_labels: Mapping[str, str]) -> Iterator[Metric]
 
 
 def _renamed(metric: Metric, name: str, labels: Mapping[str, str]) -> Metric:
-    """Returns the metric under another name, with its labels renamed. Samples that differ only in a dropped label are
-    added up."""
-    values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-    for sample in metric.samples:
-        kept = {label: value for label, value in sample.labels.items() if label not in _DROPPED_LABELS}
-        own = {_RENAMED_LABELS.get(label, label): value for label, value in kept.items()}
-        key = (name + sample.name.removeprefix(metric.name), tuple({**own, **labels}.items()))
-        values[key] = values.get(key, 0.0) + sample.value
+    """Returns the metric under another name, with its labels renamed and `labels` added."""
     alias = Metric(name, metric.documentation, metric.type)
-    alias.samples = [Sample(sample_name, dict(pairs), value) for (sample_name, pairs), value in values.items()]
+    for sample in metric.samples:
+        own = {_RENAMED_LABELS.get(label, label): value for label, value in sample.labels.items()}
+        alias.samples.append(Sample(name + sample.name.removeprefix(metric.name), {**own, **labels}, sample.value))
     return alias

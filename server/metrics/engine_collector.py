@@ -37,6 +37,7 @@ class EngineCollector(Collector):
         total = pool.free + pool.held + pool.cached
         yield self._gauge("requests_running", "Requests being computed.", stats.num_running if stats else 0)
         yield self._gauge("requests_waiting", "Requests waiting to be scheduled.", stats.num_waiting if stats else 0)
+        yield self._waiting(stats)
         yield self._gauge("waiting_tokens", "Prompt tokens that wait to be computed.", queue.num_waiting_tokens)
         yield self._gauge("predicted_wait_seconds", "Wait of a new request to be scheduled.", queue.predicted_wait_s)
         yield self._gauge("kv_cache_usage_ratio", "Share of KV blocks held.", pool.held / total if total else 0.0)
@@ -56,6 +57,14 @@ class EngineCollector(Collector):
 
     def _totals(self) -> Counter[str]:
         return self._totals_before + Counter(totals_of(self.stats))
+
+    def _waiting(self, stats: StepStats | None) -> Metric:
+        text = "Requests waiting, for room to be computed or for their grammars."
+        family = GaugeMetricFamily("twostep_requests_waiting_by_reason", text, labels=["reason"])
+        num_waiting, num_deferred = (stats.num_waiting, stats.num_deferred) if stats else (0, 0)
+        family.add_metric(["capacity"], num_waiting - num_deferred)
+        family.add_metric(["deferred"], num_deferred)
+        return family
 
     def _blocks(self, pool: PoolStats) -> Metric:
         family = GaugeMetricFamily("twostep_kv_blocks", "KV blocks by state.", labels=["state"])

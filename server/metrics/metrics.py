@@ -132,6 +132,8 @@ class Metrics:
         self._recent.add_step(stats)
         self._step_duration[stats.phase].observe(stats.duration_s)
         self._step_tokens[stats.phase].observe(stats.num_tokens)
+        num_computed = stats.num_tokens if stats.phase is Phase.PREFILL else 0
+        self._iteration_tokens.observe(num_computed + stats.num_generated)
         self._drafting.inc(stats.drafting_s)
         if stats.floor_s and stats.bound:
             self._step_floor[stats.phase, stats.bound].inc(stats.floor_s)
@@ -178,6 +180,12 @@ class Metrics:
         self._drafting = self._counter("drafting_seconds", "The part of decode steps in which the draft model runs.")
         duration = self._histogram("step_duration", "Duration of an engine step.", _GAP_S, "phase")
         tokens = self._step_histogram("tokens", "Tokens of an engine step.", _TOKENS)
+        self._iteration_tokens = Histogram(
+            "twostep_iteration_tokens",
+            "Tokens of prompts that an engine step computed, and tokens that it generated.",
+            buckets=_TOKENS,
+            registry=self._registry,
+        )
         ratio = self._step_histogram("prediction_ratio", "Time of an engine step over what was predicted.", _RATIO)
         self._step_duration = {phase: duration.labels(phase.value) for phase in Phase}
         self._step_tokens = {phase: tokens.labels(phase.value) for phase in Phase}

@@ -1,5 +1,6 @@
 """What is running: version, settings, what the engine measured, statistics and metrics, and a live page of them."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,15 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from server.core.errors import NotReadyError
 from server.core.version import VERSION
 from server.metrics.metrics import CONTENT_TYPE
 from server.protocol.stats import Stats
 from server.routes.documented import error_responses
 from server.runtime.context import context_of
+
+MAX_SETTLE_S = 1.0
+"""Longest wait of a scrape for the engine's numbers to be those after the requests that have ended."""
 
 router = APIRouter(tags=["Operations"])
 
@@ -68,4 +73,6 @@ async def live_page() -> HTMLResponse:
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
     """Prometheus text format. Answers also while the model loads."""
+    with suppress(NotReadyError):
+        await context_of(request).backend.engine.settle(MAX_SETTLE_S)
     return Response(context_of(request).metrics.render(), media_type=CONTENT_TYPE)

@@ -42,6 +42,7 @@ def info_of(config: EngineConfig) -> EngineInfo:
         linear="none",
         forward="none",
         vocab_size=1000,
+        hidden_size=8,
         max_model_len=config.max_model_len or 4096,
         block_size=config.block_size,
         num_blocks=config.num_blocks or 1000,
@@ -64,7 +65,7 @@ class FakeEngine:
         self._requests: dict[str, AddRequest] = {}
         self._num_done: dict[str, int] = {}
         self._scheduled: set[str] = set()
-        self._num_aborts = self._num_abort_messages = 0
+        self._num_aborts = self._num_abort_messages = self._num_told = 0
         self._has_updates = False
 
     @property
@@ -85,6 +86,7 @@ class FakeEngine:
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self._num_abort_messages += 1
         for request_id in request_ids:
+            self._num_told += 1
             self._num_aborts += self._requests.pop(request_id, None) is not None
         self._has_updates = True
 
@@ -166,7 +168,9 @@ class FakeEngine:
     def _stats(self) -> StepStats:
         pool = PoolStats(free=10 - len(self._requests), held=len(self._requests), cached=0)
         running = len(self._requests)
-        return StepStats(Phase.DECODE, self._num_aborts, 0, 0.0, 0.0, running, 0, pool, 0, self._num_abort_messages, 0)
+        messages = self._num_abort_messages
+        stats = StepStats(Phase.DECODE, self._num_aborts, 0, 0.0, 0.0, running, 0, pool, 0, messages, 0)
+        return msgspec.structs.replace(stats, num_aborts=self._num_told)
 
 
 def load(config: EngineConfig, marker: Marker) -> FakeEngine:

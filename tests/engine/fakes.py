@@ -110,6 +110,7 @@ def fake_info(
         linear="fake",
         forward="fake",
         vocab_size=VOCAB_SIZE,
+        hidden_size=8,
         max_model_len=min(max_model_len, num_blocks * block_size),
         block_size=block_size,
         num_blocks=num_blocks,

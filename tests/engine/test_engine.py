@@ -52,6 +52,32 @@ def test_a_failed_request_says_why() -> None:
     assert (failed.stats.model_s, failed.stats.floor_s, failed.stats.bound) == (0.0, None, None)
 
 
+def test_steps_count_the_tokens_that_they_generate() -> None:
+    engine = engine_with(FakeRunner(4))
+    for name in "ab":
+        add(engine, name, max_tokens=5)
+    steps = []
+    while engine.has_work:
+        steps.append(engine.step())
+    assert sum(step.stats.num_generated for step in steps) == 10
+    assert [step.stats.num_generated for step in steps] == [
+        sum(len(update.token_ids) for update in step.updates) for step in steps
+    ]
+
+
+def test_the_step_after_an_abort_knows_of_it() -> None:
+    """Even if there is nothing to abort: who waits for that step must not wait for ever."""
+    engine = engine_with(FakeRunner(4))
+    add(engine, "a")
+    engine.step()
+    engine.abort_requests(["a", "unknown"])
+    assert engine.has_work
+    stats = engine.step().stats
+    assert (stats.num_aborts, stats.num_running, stats.pool.held, stats.num_generated) == (2, 0, 0, 0)
+    engine.abort_requests(["unknown"])
+    assert engine.has_work and engine.step().stats.num_aborts == 3
+
+
 class NoTokenRunner(FakeRunner):
     """A runner that samples no token: its logits are no numbers, or allow none."""
 
@@ -141,10 +167,10 @@ def test_an_abort_is_reported_in_the_next_stats() -> None:
     assert not engine.has_work
 
 
-def test_aborting_the_unknown_makes_no_work() -> None:
+def test_aborting_the_unknown_is_reported_and_makes_no_other_work() -> None:
     engine = fake_engine()
     engine.abort_requests(["nobody"])
-    assert not engine.has_work
+    assert engine.step().stats.phase is None and not engine.has_work
 
 
 def test_a_trace_has_one_line_per_step(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ INFO = EngineInfo(
     linear="none",
     forward="none",
     vocab_size=VOCAB_SIZE,
+    hidden_size=3,
     max_model_len=512,
     block_size=16,
     num_blocks=NUM_BLOCKS,
@@ -112,6 +113,8 @@ class FakeEngine:
     last_stats: StepStats | None = None
     num_live: int = 0
     max_live_seen: int = 0
+    num_settled: int = 0
+    """Calls of `settle`."""
     num_holding: int = 0
     """Sequences that wait at `hold_at`."""
 
@@ -122,6 +125,9 @@ class FakeEngine:
     @property
     def queue_stats(self) -> QueueStats:
         return QueueStats(self.num_live, num_waiting_tokens=7, predicted_wait_s=0.5)
+
+    async def settle(self, timeout_s: float) -> None:
+        self.num_settled += 1
 
     def check_admission(self, tenant: Tenant) -> None:
         self.last_tenant_checked = tenant

@@ -20,6 +20,14 @@ class StepTimes(NamedTuple):
     """Prediction of `model_s`; None before the first step of a phase."""
 
 
+class StepCounts(NamedTuple):
+    """Counts of one step beside the scheduler's; fields as in `StepStats`."""
+
+    num_generated: int = 0
+    num_deferred: int = 0
+    num_aborts: int = 0
+
+
 class Telemetry:
     """Learns from each step what steps cost, and reports it; has no clock of its own."""
 
@@ -42,7 +50,13 @@ class Telemetry:
         self._costs.observe_drafting(batch, drafting_s)
 
     def record(
-        self, batch: Batch | None, times: StepTimes, scheduler: SchedulerStats, ended_s: float, duration_s: float
+        self,
+        batch: Batch | None,
+        times: StepTimes,
+        counts: StepCounts,
+        scheduler: SchedulerStats,
+        ended_s: float,
+        duration_s: float,
     ) -> StepStats:
         """Returns the stats of a step that ended, and writes its line of the trace."""
         floor = self._roofline.floor_of(batch) if batch and times.model_s else None
@@ -54,6 +68,7 @@ class Telemetry:
             floor_s=floor.seconds if floor else None,
             bound=floor.bound if floor else None,
             **times._asdict(),
+            **counts._asdict(),
             **scheduler._asdict(),
         )
         self._tracer.record(ended_s, batch, stats)

@@ -60,7 +60,9 @@ TABLE: dict[str, tuple[str, set[str], list[str]]] = {
     "step_floor_seconds": ("counter", {"phase", "bound"}, []),
     "ceiling_read_bytes_per_second": ("gauge", set(), []),
     "ceiling_flops_per_second": ("gauge", set(), []),
-    "step_tokens": ("histogram", {"phase"}, ["vllm:iteration_tokens_total"]),
+    "step_tokens": ("histogram", {"phase"}, []),
+    "iteration_tokens": ("histogram", set(), ["vllm:iteration_tokens_total"]),
+    "requests_waiting_by_reason": ("gauge", {"reason"}, ["vllm:num_requests_waiting_by_reason"]),
     "http_requests": ("counter", {"handler", "method", "status"}, ["http_requests"]),
     "http_request_duration_seconds": ("histogram", {"handler", "method"}, ["http_request_duration_seconds"]),
 }
@@ -100,8 +102,9 @@ def busy_metrics(with_vllm_names: bool = True) -> Metrics:
     metrics.on_engine_info(INFO)
     pool = PoolStats(10, 20, 34)
     decode = StepStats(Phase.DECODE, 1, 3, 0.01, 0.01, 5, 7, pool, 2, 100, 50, 0.008, 0.004, Bound.MEMORY)
-    metrics.on_step(msgspec.structs.replace(decode, drafting_s=0.006))
-    metrics.on_step(StepStats(Phase.PREFILL, 1, 100, 0.1, 0.1, 5, 7, pool, 2, 100, 50))
+    metrics.on_step(msgspec.structs.replace(decode, drafting_s=0.006, num_generated=2))
+    prefill = StepStats(Phase.PREFILL, 1, 100, 0.1, 0.1, 5, 7, pool, 2, 100, 50)
+    metrics.on_step(msgspec.structs.replace(prefill, num_generated=1, num_deferred=3))
     timings = RequestTimings(queue_s=0.001, prefill_s=0.002, inter_token_s=(0.004, 0.006))
     metrics.on_prompt(timings, 11)
     metrics.on_first_token(timings.ttft_s)
@@ -131,7 +134,7 @@ class TestNames:
             extra = VLLM_LABELS if alias.startswith("vllm:") else set()
             found = {label for sample in families[alias].samples for label in sample.labels} - {"le"}
             assert families[alias].type == kind
-            assert found == extra | {{"finish_reason": "finished_reason"}.get(x, x) for x in labels - {"phase"}}
+            assert found == extra | {{"finish_reason": "finished_reason"}.get(x, x) for x in labels}
 
     def test_there_are_no_others(self) -> None:
         published = {f"twostep_{name}" for name in TABLE} | {
@@ -183,17 +186,25 @@ class TestValues:
         assert self.value("twostep_key_tokens_total", key="alice", kind="generated") == 2
         assert self.value("twostep_key_rejections_total", key="alice", reason="slow_down") == 1
 
-    def test_phases_are_apart_and_their_sum_is_the_alias(self) -> None:
+    def test_requests_wait_for_room_or_for_their_grammars(self) -> None:
+        for name in ("twostep_requests_waiting_by_reason", "vllm:num_requests_waiting_by_reason"):
+            assert [self.value(name, reason=reason) for reason in ("capacity", "deferred")] == [4, 3]
+
+    def test_iterations_count_what_is_read_and_what_is_written(self) -> None:
+        """A step that verifies three tokens may generate two."""
+        for name in ("twostep_iteration_tokens", "vllm:iteration_tokens_total"):
+            assert self.value(f"{name}_sum") == 100 + 1 + 2
+            assert [self.value(f"{name}_bucket", le=le) for le in ("1.0", "2.0", "64.0", "128.0")] == [0, 1, 1, 2]
+
+    def test_phases_are_apart(self) -> None:
         assert self.value("twostep_step_tokens_sum", phase="prefill") == 100
-        assert self.value("vllm:iteration_tokens_total_sum") == 103
+        assert self.value("twostep_step_tokens_sum", phase="decode") == 3
         assert self.value("twostep_step_prediction_ratio_sum", phase="decode") == 1.25
         assert self.value("twostep_step_prediction_ratio_count", phase="prefill") == 0  # nothing was predicted
         assert self.value("twostep_drafting_seconds_total") == 0.006
         assert self.value("twostep_step_floor_seconds_total", phase="decode", bound="memory") == 0.004
         assert self.value("twostep_step_floor_seconds_total", phase="decode", bound="compute") == 0
         assert self.value("twostep_ceiling_read_bytes_per_second") == INFO.ceilings.read_bytes_per_s
-        assert self.value("vllm:iteration_tokens_total_bucket", le="4.0") == 1
-        assert self.value("vllm:iteration_tokens_total_bucket", le="+Inf") == 2
 
     def test_a_request_is_measured_in_its_parts(self) -> None:
         assert self.value("twostep_time_to_first_token_seconds_sum") == 0.003
@@ -228,6 +239,11 @@ def test_totals_go_on_over_a_restart_of_the_engine() -> None:
     families = parse(metrics.render().decode())
     names = ("engine_restarts", "preemptions", "prefix_cache_queries", "prefix_cache_hits")
     assert [families[f"twostep_{name}"].samples[0].value for name in names] == [2, 7, 120, 60]
+
+
+def test_a_scrape_waits_for_the_numbers_after_the_last_end(server: LiveServer) -> None:
+    server.client.get("/metrics")
+    assert server.engine.num_settled == 1
 
 
 def test_counters_advance_by_exactly_the_tokens_sent(server: LiveServer) -> None:
