@@ -13,6 +13,7 @@ from engine.core.errors import ContextLengthError, EngineFailedError, InvalidPar
 from engine.core.outputs import RequestOutput
 from engine.core.sampling_params import SamplingParams
 from server.core.chunked_json import json_list
+from server.core.errors import BadRequestError
 from server.core.prompts import PromptCut, encode_prompts
 from server.core.timings import PhaseReport, TokenCounts
 from server.generation.entry import Arrival
@@ -31,6 +32,9 @@ _PARAMS = SamplingParams(max_tokens=0, returns_embedding=True)
 async def plan_embeddings(request: EmbeddingRequest, backend: Backend, arrival: Arrival) -> list[GenerationRequest]:
     """Returns one request per input. Raises RequestError or BadRequestError for what the engine cannot be asked; the
     rest it refuses itself."""
+    if request.dimensions not in (None, backend.engine.info.hidden_size):
+        message = f"dimensions must be {backend.engine.info.hidden_size}: vectors have the model's hidden size."
+        raise BadRequestError(message, "dimensions")
     max_model_len = backend.engine.info.max_model_len
     cut = PromptCut.of(request, max_model_len)
     prompts = await encode_prompts(request.input, backend.tokenizer, request.add_special_tokens, cut)

@@ -7,11 +7,13 @@ from pydantic import BaseModel, Field
 from server.protocol.answers import PromptTokensDetails, Timings
 from server.protocol.prompts import Prompts
 from server.protocol.request import RequestFields
+from server.protocol.wire import Int32
 
 
 class EmbeddingRequest(RequestFields):
     input: Prompts
     encoding_format: Literal["float", "base64"] = Field("float", description="base64 is of little-endian float32.")
+    dimensions: Int32 | None = Field(None, description="Only the model's own, which is the default.")
     add_special_tokens: bool = True
 
 

@@ -132,6 +132,11 @@ def test_usage_timings_and_headers_count_the_prompts(server: LiveServer) -> None
     assert (response.headers["x-prompt-tokens"], response.headers["x-cached-tokens"]) == ("4", "4")
 
 
+@pytest.mark.parametrize("fields", [{"dimensions": 3}, {"dimensions": 3.0}, {"dimensions": None}, {"normalize": True}])
+def test_the_models_own_vectors_may_be_asked_for(server: LiveServer, fields: dict[str, Any]) -> None:
+    assert vectors(embed(server, input=[5], **fields)) == [expected([5])]
+
+
 def test_truncation_salt_and_priority_reach_the_engine(server: LiveServer) -> None:
     vectors(embed(server, input=[1, 2, 3], truncate_prompt_tokens=2, cache_salt="s", priority=-3))
     [request] = server.engine.requests
@@ -148,6 +153,8 @@ def test_truncation_salt_and_priority_reach_the_engine(server: LiveServer) -> No
         ({"input": {"text": "a"}}, "input"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ({"input": "a", "dimensions": 2}, "dimensions"),
+        ({"input": "a", "dimensions": 4}, "dimensions"),
+        ({"input": "a", "normalize": False}, "normalize"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ],
 )
