@@ -137,7 +137,7 @@ def _shape(message: Message, capabilities: TemplateCapabilities) -> dict[str, An
     if isinstance(message, AssistantMessage) and message.tool_calls:
         shaped["tool_calls"] = [_call(call, capabilities) for call in message.tool_calls]
         if message.content is None and not message.refusal:
-            return shaped | capabilities.no_content
+            return {**shaped, **capabilities.no_content}
     return shaped | {"content": text_of(message)}
 
 
