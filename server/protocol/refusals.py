@@ -9,11 +9,12 @@ from typing import Any
 MAX_LOOKED_AT, MAX_NAME_LENGTH = 8, 64  # names compared to find typos: a fraction of a millisecond each
 _MIN_SLIP_LENGTH = 4  # letters: shorter names that vendors define are too often one letter off
 
-# Bookkeeping of OpenAI and its clients: no effect on the tokens.
+# Bookkeeping of OpenAI, Anthropic and their clients: no effect on the tokens.
 WITHOUT_EFFECT = frozenset(
     {
         *("user", "metadata", "client_metadata", "store", "service_tier", "safety_identifier"),
         *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        *("cache_control", "speed", "inference_geo"),
     }
 )
 
@@ -104,11 +105,9 @@ ANTHROPIC_REFUSALS: Mapping[str, str] = {
     "n": "belongs to chat completions: there is one answer",
     "container": _NOT_SUPPORTED,
     "mcp_servers": _NOT_SUPPORTED,
-    "context_management": _NOT_SUPPORTED,
     "compaction": _NOT_SUPPORTED,
     "fallbacks": _NOT_SUPPORTED,
     "thread": "is not supported: nothing is stored; send the whole conversation as messages",
-    "speed": _NOT_SUPPORTED,
 }
 EMBEDDING_REFUSALS: Mapping[str, str] = {
     "normalize": "is not supported: vectors have length one",
@@ -126,7 +125,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "modalities": (["text"], []),
     "verbosity": ("medium",),
-    "speed": ("standard",),
     "normalize": (True,),
     "embed_dtype": ("float32",),
     "endianness": ("little", "native"),
