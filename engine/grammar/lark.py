@@ -62,6 +62,31 @@ class TextUntil:
 
 
 @dataclass(frozen=True, slots=True)
+class TextWithout:
+    """Matches text that matches the pattern and does not contain `absent`, and the literal `end` behind it."""
+
+    pattern: str
+    absent: str
+    end: str = ""
+    """Must contain `absent`, or be empty if something that is no text follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Matches this special token, which has no text. A grammar for a vocabulary without it has `text` in its place."""
+
+    token_id: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Matches what its part matches. It is written once, however often the same object is part of others."""
+
+    part: "Part"
+
+
+@dataclass(frozen=True, slots=True)
 class Sequence:
     """Matches all of the parts, one after the other."""
 
@@ -84,7 +109,7 @@ class Repeat:
     at_most: int | None = None
 
 
-Part = Literal | JsonSchema | Regex | TextUntil | Sequence | OneOf | Repeat
+Part = Literal | JsonSchema | Regex | TextUntil | TextWithout | Token | Rule | Sequence | OneOf | Repeat
 
 JSON_OBJECT = JsonSchema({"type": "object"})
 ANY_TEXT = Regex("(?s:.*)")
@@ -100,14 +125,20 @@ class Lark:
 def choice(options: Iterable[str]) -> Regex:
     """Returns a regex that matches exactly one of the options. There may be thousands; a rule has at most 2,000
     parts."""
-    return Regex("|".join(_SPECIAL.sub(lambda match: f"\\x{{{ord(match[0]):x}}}", option) for option in options))
+    return Regex("|".join(map(escaped, options)))
 
 
-def to_lark(part: Part | Lark) -> str:
-    """Returns the grammar, equal for equal parts. Raises GrammarError for errors that show without compiling it."""
+def escaped(text: str) -> str:
+    """Returns a regular expression of exactly this text."""
+    return _SPECIAL.sub(lambda match: f"\\x{{{ord(match[0]):x}}}", text)
+
+
+def to_lark(part: Part | Lark, tokens_as_text: bool = False) -> str:
+    """Returns the grammar, equal for equal parts, for the model's vocabulary, or with special tokens as text for any.
+    Raises GrammarError for errors that show without compiling it."""
     if isinstance(part, Lark):
         return _checked(part.text)
-    rules = _Rules()
+    rules = _Rules(tokens_as_text)
     start = rules.expression(part)
     return _bounded("\n".join((f"start: {start}", *rules.lines)))
 
@@ -139,7 +170,9 @@ _DIRECTIVE = re.compile(r"%(?:json|llguidance|lark)\b")
 class _Rules:
     """Translates parts to expressions; rules for parts that need one of their own are collected in `lines`."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens_as_text: bool) -> None:
+        self._tokens_as_text = tokens_as_text
+        self._shared: dict[int, str] = {}
         self.lines: list[str] = []
 
     def expression(self, part: Part) -> str:
@@ -152,12 +185,32 @@ class _Rules:
                 return f"/{llguidance.regex_to_lark(_encodable(pattern), 'd')}/"
             case TextUntil(end):
                 return self._rule(f"/(?s:.*)/ {_quote(end)}", "[lazy]")
+            case TextWithout():
+                return self._text_without(part)
+            case Token(token_id, text):
+                return _quote(text) if self._tokens_as_text else f"<[{token_id}]>"
+            case _:
+                return self._of_parts(part)
+
+    def _of_parts(self, part: "Rule | Sequence | OneOf | Repeat") -> str:
+        match part:
+            case Rule(shared):
+                if id(shared) not in self._shared:
+                    self._shared[id(shared)] = self._rule(self.expression(shared))
+                return self._shared[id(shared)]
             case Sequence(parts):
                 return " ".join(self.expression(each) for each in parts) or '""'
             case OneOf(parts):
                 return f"({' | '.join(self.expression(each) for each in parts)})"
             case Repeat(repeated, at_least, at_most):
                 return f"{self._rule(self.expression(repeated))}{{{at_least},{'' if at_most is None else at_most}}}"
+
+    def _text_without(self, part: TextWithout) -> str:
+        name = f"TEXT_{len(self.lines)}"
+        absent = llguidance.regex_to_lark(escaped(_encodable(part.absent)), "d")
+        pattern = llguidance.regex_to_lark(_encodable(part.pattern), "d")
+        self.lines.append(f"{name}: /{pattern}/ & ~/(?s:.*){absent}(?s:.*)/")
+        return self._rule(f"{name} {_quote(part.end)}", "[lazy]") if part.end else name
 
     def _rule(self, body: str, options: str = "") -> str:
         name = f"part_{len(self.lines)}"

@@ -1,20 +1,24 @@
 """How the answer to one chat request is parsed: which functions it may call, and whether the model thinks."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from engine.core.thinking_budget import ThinkingBudget
+from engine.grammar.lark import Part, Token
 from server.core.errors import BadRequestError
 from server.core.tokenizer_protocol import Tokenizer
 from server.protocol.chat import ChatRequest
+from server.tools.call_grammar import as_text
 from server.tools.dialect import Dialect
 from server.tools.formats import CallFormat
+from server.tools.harmony import HARMONY_MARKS
+from server.tools.incremental_text import Schema
 from server.tools.message_parts import MessageParser, PlainParser
 from server.tools.parser import ReadingParser
-from server.tools.readers import THINK_CLOSE, THINK_OPEN, after_thinking, read_content
-from server.tools.thinking import NoThinking, ThinkingCounter, begins_thinking
+from server.tools.readers import Reader, read_content
+from server.tools.thinking import THINK, NoThinking, ThinkingCounter, ThinkingMarks, after_thinking, begins_thinking
 
 _ID_LENGTH = 24
 
@@ -24,46 +28,72 @@ class Answer:
     """What the model's output may contain besides content, and how it is parsed."""
 
     tokenizer: Tokenizer
-    names: frozenset[str]
-    """Names of the functions that may be called."""
+    functions: Mapping[str, Schema]
+    """The functions that may be called, with the schemas of their arguments."""
     is_one_call: bool
     """Whether calls after the first are left out."""
     calls: CallFormat | None
     """The format of calls; None where nothing may be called."""
-    thinks: bool
+    thinking: ThinkingMarks | None
+    """The marks of thoughts; None if the model does not think."""
     begins_inside: bool
     """Whether the prompt has opened the thinking."""
+    message: Reader | None = None
+    """The reader of whole messages, for models whose content has marks, too."""
 
     def parser(self, response_id: str, choice: int) -> MessageParser:
-        if self.calls is None and not self.thinks:
+        reader = self._reader()
+        if reader is None:
             return PlainParser()
-        reader = read_content if self.calls is None else self.calls.read
-        if self.thinks:
-            reader = after_thinking(reader, self.begins_inside)
-        return ReadingParser(reader, self.names, partial(self._call_id, response_id, choice), self.is_one_call)
+        return ReadingParser(reader, self.functions, partial(self._call_id, response_id, choice), self.is_one_call)
+
+    def _reader(self) -> Reader | None:
+        if self.message is not None and not self.begins_inside:
+            return self.message
+        reader = self.calls.read if self.calls else self.message
+        if self.thinking is not None:
+            return after_thinking(reader or read_content, self.begins_inside, self.thinking)
+        return reader
 
     def thinking_counter(self) -> ThinkingCounter | NoThinking:
-        return ThinkingCounter(self.tokenizer, self.begins_inside) if self.thinks else NoThinking()
+        if self.thinking is None:
+            return NoThinking()
+        return ThinkingCounter(self.tokenizer, self.begins_inside, self.thinking)
 
     @property
     def shown_token_ids(self) -> tuple[int, ...]:
         """Marks that are special tokens, which would otherwise not be in the text."""
-        marks = (*(self.calls.marks if self.calls else ()), *((THINK_OPEN, THINK_CLOSE) if self.thinks else ()))
+        marks = [*(self.calls.marks if self.calls else ())]
+        if self.message is not None:
+            marks += HARMONY_MARKS
+        if self.thinking is not None:
+            marks += (self.thinking.opening, self.thinking.closing)
         return self.special_ids(*marks)
 
-    def special_ids(self, *marks: str) -> tuple[int, ...]:
-        """Returns the ids of those `marks` that are special tokens."""
-        ids = (_single_id(self.tokenizer, mark) for mark in marks)
-        return tuple(token_id for token_id in ids if token_id is not None and token_id in self.tokenizer.special_ids)
+    def special_ids(self, *texts: str) -> tuple[int, ...]:
+        """Returns the ids of the special tokens in these texts, each once."""
+        found = (token_id for text in texts for token_id in self.tokenizer.encode(text, add_special_tokens=False))
+        return tuple(dict.fromkeys(token_id for token_id in found if token_id in self.tokenizer.special_ids))
+
+    def written(self, text: str) -> tuple[Part, ...]:
+        """Returns the text as parts of a grammar, in which marks that are special tokens are those tokens."""
+        parts: list[Part] = []
+        rest = text
+        for token_id in self.tokenizer.encode(text, add_special_tokens=False):
+            mark = self.tokenizer.decode([token_id], skip_special_tokens=False)
+            if token_id in self.tokenizer.special_ids and mark in rest:
+                before, _, rest = rest.partition(mark)
+                parts += [*as_text(before), Token(token_id, mark)]
+        return (*parts, *as_text(rest))
 
     def thinking_budget(self, max_tokens: int | None) -> ThinkingBudget | None:
         """Returns the budget for so many tokens of thinking. Raises BadRequestError if the model does not think, or has
         no tokens to end it with."""
         if max_tokens is None:
             return None
-        if not self.thinks:
+        if self.thinking is None:
             raise BadRequestError("thinking_token_budget: this model does not think.", "thinking_token_budget")
-        marks = thinking_marks(self.tokenizer)
+        marks = thinking_marks(self.tokenizer, self.thinking)
         if marks is None:
             message = "thinking_token_budget is not supported: this model has no tokens that begin and end thinking."
             raise BadRequestError(message, "thinking_token_budget")
@@ -89,19 +119,21 @@ def expected_answer(
             "If you run the server, see its option --tool-call-parser.",
             "tools",
         )
+    marks = dialect.thinking
     return Answer(
         tokenizer=tokenizer,
-        names=frozenset(function.name for function in functions.values()),
+        functions={function.name: function.schema_of_arguments for function in functions.values()},
         is_one_call=request.may_call_once,
         calls=dialect.calls if functions else None,
-        thinks=dialect.thinks,
-        begins_inside=dialect.thinks and begins_thinking(prompt_token_ids, tokenizer),
+        thinking=marks,
+        begins_inside=marks is not None and begins_thinking(prompt_token_ids, tokenizer, marks),
+        message=dialect.message,
     )
 
 
-def thinking_marks(tokenizer: Tokenizer) -> tuple[int, int] | None:
+def thinking_marks(tokenizer: Tokenizer, marks: ThinkingMarks = THINK) -> tuple[int, int] | None:
     """Returns the tokens that begin and end thinking; None if there are none, so that thinking cannot be bounded."""
-    start_id, end_id = (_single_id(tokenizer, mark) for mark in (THINK_OPEN, THINK_CLOSE))
+    start_id, end_id = (_single_id(tokenizer, mark) for mark in (marks.opening, marks.closing))
     return None if start_id is None or end_id is None else (start_id, end_id)
 
 

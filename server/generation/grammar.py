@@ -16,7 +16,7 @@ async def grammar_of(constraint: OutputConstraint | None, checker: GrammarChecke
         return None
     try:
         grammar = await asyncio.to_thread(to_lark, constraint.source)
-        await checker.check(grammar, caller)
+        await checker.check(await asyncio.to_thread(to_lark, constraint.source, tokens_as_text=True), caller)
     except GrammarError as error:
         raise BadRequestError(f"{constraint.param}: {error}.", constraint.param) from error
     return grammar

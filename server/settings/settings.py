@@ -99,8 +99,8 @@ class Settings(BaseSettings):
     generation_config: str = setting("Model", "auto", "Sampling defaults: auto (the model's), none, or a directory.")
     chat_template: str | None = setting("Model", None, "Chat template: a file or the text; default: the model's.")
     trust_request_chat_template: bool = setting("Model", False, "Let requests bring a chat_template of their own.")
-    tool_call_parser: Literal["auto", "hermes", "llama3", "mistral", "json", "none"] = setting(
-        "Model", "auto", "How the model writes tool calls; auto asks its chat template."
+    tool_call_parser: Literal["auto", "hermes", "llama3", "mistral", "json", "granite", "lfm2", "harmony", "none"] = (
+        setting("Model", "auto", "How the model writes tool calls; auto asks its chat template.")
     )
     reasoning_parser: Literal["auto", "think", "none"] = setting(
         "Model", "auto", "How the model marks its thinking; auto asks its chat template."

@@ -1,9 +1,11 @@
 """A conversation -> its prompt, as text and token ids."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
+from engine.core.errors import InvalidParameterError
 from engine.text.chat_template import ChatTemplate, Conversation
 from engine.text.template_sandbox import render_isolated
 from server.core.errors import BadRequestError
@@ -36,7 +38,9 @@ class ChatRenderer:
         self._trusts_requests = trusts_requests
         self._isolated = asyncio.Semaphore(MAX_ISOLATED)
         sources = tokenizer.chat_templates if template is None else {"default": template}
-        self._templates = {name: _ServerTemplate(source, tokenizer.named_tokens) for name, source in sources.items()}
+        self._templates = {
+            name: _ServerTemplate(source, tokenizer.named_tokens, self._dialects) for name, source in sources.items()
+        }
 
     def load(self) -> None:
         """Compiles and probes the templates, which the first request would have to wait for. Raises
@@ -46,8 +50,9 @@ class ChatRenderer:
 
     def dialect_for(self, params: ConversationParams) -> Dialect:
         """Returns how the model writes calls and thinking when prompted with the template that `encode` uses."""
-        source = self._template_for(params).source if params.chat_template is None else params.chat_template
-        return self._dialects.dialect_of(source)
+        if params.chat_template is not None:
+            return self._dialects.dialect_of(params.chat_template)
+        return self._template_for(params).dialect
 
     async def encode(self, params: ConversationParams) -> EncodedPrompt:
         """Returns the prompt, made off the event loop: templates and texts may be long. Raises BadRequestError or
@@ -89,13 +94,14 @@ class ChatRenderer:
 class _ServerTemplate:
     """A template of the server, compiled and probed when it is first used."""
 
-    def __init__(self, source: str, named_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, named_tokens: Mapping[str, str], dialects: DialectSettings) -> None:
         self.source = source
         self._named_tokens = named_tokens
+        self._dialects = dialects
 
     def load(self) -> None:
         """Raises InvalidParameterError if the template is not valid."""
-        _ = self.capabilities
+        _ = self.capabilities, self.dialect
 
     def render(self, conversation: Conversation) -> str:
         return self._template.render(conversation, self._named_tokens)
@@ -103,6 +109,17 @@ class _ServerTemplate:
     @cached_property
     def capabilities(self) -> TemplateCapabilities:
         return TemplateCapabilities.from_probes(self._template, self._named_tokens)
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        return self._dialects.dialect_of(self.source, self._render_probe)
+
+    def _render_probe(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str | None:
+        """Returns the rendered messages; None if the template refuses them."""
+        try:
+            return self.render(Conversation(messages=list(messages), tools=list(tools)))
+        except InvalidParameterError:
+            return None
 
     @cached_property
     def _template(self) -> ChatTemplate:

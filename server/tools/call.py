@@ -1,15 +1,18 @@
-"""One call written as a JSON object: `{"name": ..., "arguments": {...}}`, in any order, `parameters` also allowed.
+"""One call written as a JSON object: `{"name": ..., "arguments": {...}}`, in any order; also with `tool_name` and
+`parameters`.
 
 Once the name is known and the arguments begin, the arguments are emitted as they arrive. A call in another order is
 held until it is complete.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from server.tools.incremental_text import IncrementalText, NotACall, Reading
 from server.tools.json_value import ValueEnd
 
+NAME_KEYS = ("name", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters")
 
 
@@ -19,8 +22,8 @@ def read_call(text: IncrementalText) -> Reading[None]:
     members: dict[str, str] = {}
     while True:
         key = yield from _key(text)
-        if key in ARGUMENT_KEYS and "name" in members and (yield from text.next_is("{")):
-            text.start_call(_string(members["name"]))
+        if key in ARGUMENT_KEYS and (name := _name(members)) and (yield from text.next_is("{")):
+            text.start_call(_string(name))
             yield from read_arguments(text)
             yield from _rest(text)
             return
@@ -28,7 +31,7 @@ def read_call(text: IncrementalText) -> Reading[None]:
         if (yield from text.expect(",}")) == "}":
             break
     arguments = _complete_arguments(members)
-    text.start_call(_string(members.get("name", "")))
+    text.start_call(_string(_name(members)))
     text.add_arguments(arguments)
 
 
@@ -91,6 +94,11 @@ def _complete_arguments(members: dict[str, str]) -> str:
     if not isinstance(value, dict):
         raise NotACall
     return text
+
+
+def _name(members: Mapping[str, str]) -> str:
+    """Returns the name as JSON; an empty text if there is none yet."""
+    return next((members[key] for key in NAME_KEYS if key in members), "")
 
 
 def _string(text: str) -> str:

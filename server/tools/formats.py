@@ -1,10 +1,14 @@
 """The formats of tool calls, and which of them a model was trained on, detected from its chat template."""
 
+import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from server.tools.call import NAME_KEYS
+from server.tools.harmony import HARMONY_MARKS, read_harmony
+from server.tools.named_calls import named_calls
 from server.tools.readers import (
     HERMES_CLOSE,
     HERMES_OPEN,
@@ -13,28 +17,13 @@ from server.tools.readers import (
     MISTRAL_CALLS,
     MISTRAL_ID,
     Reader,
+    marked_objects,
     read_hermes,
     read_json,
     read_llama,
     read_mistral,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Spelling:
-    """How calls are written by this server, in grammars and in prompts, so that the format's reader parses them."""
-
-    before_name: str
-    before_arguments: str
-    after_arguments: str
-    between: str
-    begin: str = ""
-    end: str = ""
-
-    def of(self, calls: Iterable[tuple[str, str]]) -> str:
-        """Returns the text of calls, each given as a name and arguments in JSON."""
-        spelled = (f"{self.before_name}{name}{self.before_arguments}{arguments}" for name, arguments in calls)
-        return self.begin + self.between.join(call + self.after_arguments for call in spelled) + self.end
+from server.tools.spelling import JsonArguments, LiteralArguments, Spelling
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +74,34 @@ MISTRAL_NAMED = CallFormat(
     id_length=9,
 )
 JSON = CallFormat("json", read_json, Spelling('{"name": "', '", "arguments": ', "}", "\n"), None)
+GRANITE = CallFormat(
+    "granite",
+    marked_objects("<|tool_call|>", ""),
+    Spelling('{"name": "', '", "arguments": ', "}", ", ", begin="<|tool_call|>[", end="]"),
+    "<|tool_call|>",
+    ("<|tool_call|>",),
+)
+_LFM_SPELLING = Spelling(
+    *("", "", "", ", "),
+    begin="<|tool_call_start|>[",
+    end="]<|tool_call_end|>",
+    arguments=LiteralArguments("(", "=", ")", "'"),
+)
+LFM = CallFormat("lfm2", named_calls(_LFM_SPELLING), _LFM_SPELLING, _LFM_SPELLING.opening, _LFM_SPELLING.texts)
+HARMONY = CallFormat(
+    "harmony",
+    read_harmony,
+    Spelling(*("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "", ""), is_single=True),
+    "<|channel|>commentary to=",
+    HARMONY_MARKS,
+)
 
-BY_NAME: Mapping[str, CallFormat] = MappingProxyType({each.name: each for each in (HERMES, LLAMA, MISTRAL_LIST, JSON)})
+BY_NAME: Mapping[str, CallFormat] = MappingProxyType(
+    {each.name: each for each in (HERMES, LLAMA, MISTRAL_LIST, JSON, GRANITE, LFM, HARMONY)}
+)
 
 _MENTIONS_TOOLS = re.compile(r"\btools\b")
+_MENTIONED = {"<|tool_list_start|>": LFM, "List of tools: [": LFM, "<|tool_call|>": GRANITE}
 
 
 def mentions_tools(template: str) -> bool:
@@ -98,12 +111,47 @@ def mentions_tools(template: str) -> bool:
 
 def format_of(template: str) -> CallFormat | None:
     """Returns the format that the template asks for or shows; None if it asks for one that no reader here parses."""
+    if is_harmony(template):
+        return HARMONY
     if not mentions_tools(template):
         return JSON
     if MISTRAL_CALLS in template:
         return MISTRAL_NAMED if MISTRAL_ARGUMENTS in template else MISTRAL_LIST
     if HERMES_OPEN in template:
-        return None if "<function=" in template else HERMES  # calls in XML
+        return None if "<function=" in template or "<arg_key>" in template else HERMES
     if LLAMA_TAG in template or ('"parameters"' in template and "ipython" in template):
         return LLAMA
+    return next((form for mark, form in _MENTIONED.items() if mark in template), None)
+
+
+def is_harmony(template: str) -> bool:
+    return all(mark in template for mark in ("<|channel|>", "<|message|>", "<|start|>"))
+
+
+def learned_format(spelling: Spelling, named: CallFormat | None, id_length: int | None) -> CallFormat:
+    """Returns the format of a learned spelling. `named` is what the template's source says: its reader is kept where it
+    begins calls alike, because it takes more variants."""
+    is_json = isinstance(spelling.arguments, JsonArguments)
+    if named is not None and is_json and named.opening == spelling.opening:
+        return replace(named, spelling=spelling, marks=(*named.marks, *spelling.texts))
+    opening = spelling.opening
+    around = _around_objects(spelling) if is_json else None
+    if around is None:
+        return CallFormat("learned", named_calls(spelling), spelling, opening, spelling.texts, id_length)
+    if not around[0].strip():
+        return named or replace(JSON, spelling=spelling)
+    return CallFormat("learned", marked_objects(*around), spelling, opening, spelling.texts, id_length)
+
+
+def _around_objects(spelling: Spelling) -> tuple[str, str] | None:
+    """Returns the texts before and after the JSON in which calls are whole; None if their names stand outside of it."""
+    text = spelling.of([("f", "{}")])
+    for begin in (found.start() for found in re.finditer(r"[{\[]", text)):
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, begin)
+        except ValueError:
+            continue
+        call = value[0] if isinstance(value, list) and value else value
+        if isinstance(call, dict) and any(call.get(key) == "f" for key in NAME_KEYS):
+            return text[:begin], text[end:]
     return None

@@ -1,8 +1,8 @@
 """The message parser of models that call tools or think: the text of one message, fed as it is generated -> parts."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 
-from server.tools.incremental_text import IncrementalText
+from server.tools.incremental_text import IncrementalText, Schema
 from server.tools.message_parts import Part, ToolCall
 from server.tools.readers import Reader
 
@@ -12,12 +12,16 @@ class ReadingParser:
     mark is held back."""
 
     def __init__(
-        self, reader: Reader, names: Collection[str], call_id: Callable[[int], str], is_one_call: bool = False
+        self,
+        reader: Reader,
+        functions: Mapping[str, Schema],
+        call_id: Callable[[int], str],
+        is_one_call: bool = False,
     ) -> None:
-        """`names` are the functions that may be called; `call_id` makes an id for the call of this index. With
-        `is_one_call` those after the first are left out."""
+        """`functions` are those that may be called, with the schemas of their arguments; `call_id` makes an id for the
+        call of this index. With `is_one_call` those after the first are left out."""
         self._is_one_call = is_one_call
-        self._text = IncrementalText(names, call_id)
+        self._text = IncrementalText(functions, call_id)
         self._reading = reader(self._text)
 
     @property

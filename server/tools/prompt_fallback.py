@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.tools.formats import Spelling
+from server.tools.spelling import Spelling
 
 _INTRODUCTION = """\
 You can call functions. To call one, answer with nothing but this, its name and arguments filled in:

@@ -1,22 +1,89 @@
-"""Thinking before an answer: whether a model does, whether the prompt begins it, and how many tokens it took."""
+"""Thinking before an answer: the marks around it, whether the prompt begins it, and how many tokens it took."""
 
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from server.core.tokenizer_protocol import Tokenizer
-from server.tools.readers import THINK_CLOSE, THINK_OPEN
+from server.tools.incremental_text import IncrementalText, NotACall, Reading, attempt
+from server.tools.learning import TOOLS, USER, Render, assistant
+from server.tools.readers import Reader
 
-_OPEN, _CLOSE = THINK_OPEN.encode(), THINK_CLOSE.encode()
 _NUM_LAST_TOKENS = 16  # more than enough to spell the mark and the white space after it
+_THOUGHT = "rEaSoNiNg"
+_LAST_MARK = re.compile(r"(<[^<>\s]+>\w*|\[[A-Z_]+\])\s*$")
+_FIRST_MARK = re.compile(r"\s*(<[^<>]+>|\[[A-Z/_]+\])")
 
 
-def mentions_thinking(template: str) -> bool:
-    return THINK_OPEN in template or THINK_CLOSE in template
+@dataclass(frozen=True, slots=True)
+class ThinkingMarks:
+    """The marks that a model writes before and after what it thinks."""
+
+    opening: str
+    closing: str
 
 
-def begins_thinking(prompt_token_ids: Sequence[int], tokenizer: Tokenizer) -> bool:
+THINK = ThinkingMarks("<think>", "</think>")
+HARMONY_ANALYSIS = ThinkingMarks("<|channel|>analysis<|message|>", "<|end|>")
+_KNOWN = (
+    THINK,
+    ThinkingMarks("[THINK]", "[/THINK]"),
+    ThinkingMarks("<seed:think>", "</seed:think>"),
+    ThinkingMarks("<|START_THINKING|>", "<|END_THINKING|>"),
+    ThinkingMarks("<|channel>thought", "<channel|>"),
+    ThinkingMarks("Here is my thought process:", "Here is my response:"),
+    ThinkingMarks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+)
+"""Marks for templates that write them only before, or only in, what they ask the model for."""
+
+
+def marks_in(source: str) -> ThinkingMarks | None:
+    """Returns the known marks that a chat template mentions."""
+    if "<|channel|>" in source and "<|message|>" in source:
+        return HARMONY_ANALYSIS
+    return next((marks for marks in _KNOWN if marks.opening in source or marks.closing in source), None)
+
+
+def learn_marks(render: Render) -> ThinkingMarks | None:
+    """Returns the marks that the template writes around the reasoning of an earlier message; None if it writes none."""
+    thought = {"content": "text", "reasoning_content": _THOUGHT}
+    for message in (assistant(**thought), assistant(("fnAlpha", {"keyOne": "x"}), **thought | {"content": ""})):
+        before, found, after = (render([USER, message], TOOLS) or "").partition(_THOUGHT)
+        opening, closing = _LAST_MARK.search(before), _FIRST_MARK.match(after)
+        if found and opening and closing:
+            known = next((marks for marks in _KNOWN if marks.closing == closing[1]), None)
+            return known or _unless_a_turn(render, ThinkingMarks(opening[1], closing[1]))
+    return None
+
+
+def _unless_a_turn(render: Render, marks: ThinkingMarks) -> ThinkingMarks | None:
+    """Returns the marks; None if they also stand around messages without reasoning."""
+    plain = render([USER, assistant(content="text")], TOOLS) or ""
+    return None if re.search(rf"{re.escape(marks.opening)}\s*text", plain) else marks
+
+
+def after_thinking(reader: Reader, starts_inside: bool, marks: ThinkingMarks = THINK) -> Reader:
+    """Returns a reader of a thought between the marks before the message that `reader` reads, and behind its calls.
+    With `starts_inside` the prompt has opened the first."""
+
+    def opens(text: IncrementalText) -> Reading[None]:
+        yield from text.read_spaces()
+        if not (yield from text.accept(marks.opening)):
+            raise NotACall
+
+    def read(text: IncrementalText) -> Reading[None]:
+        text.thought_marks = marks.opening, marks.closing
+        if starts_inside or (yield from attempt(text, opens)):
+            yield from text.read_thought()
+        yield from reader(text)
+
+    return read
+
+
+def begins_thinking(prompt_token_ids: Sequence[int], tokenizer: Tokenizer, marks: ThinkingMarks = THINK) -> bool:
     """Whether the prompt ends with the opening mark, so that the model thinks from its first token on."""
     end = tokenizer.decode(prompt_token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
-    return end.rstrip().endswith(THINK_OPEN)
+    return end.rstrip().endswith(marks.opening)
 
 
 class NoThinking:
@@ -34,8 +101,9 @@ class ThinkingCounter:
     Works on the tokens' bytes: text comes later than its tokens where a stop string may begin.
     """
 
-    def __init__(self, tokenizer: Tokenizer, starts_inside: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, starts_inside: bool, marks: ThinkingMarks = THINK) -> None:
         self._token_bytes = tokenizer.token_bytes
+        self._opening, self._closing = marks.opening.encode(), marks.closing.encode()
         self._is_inside = starts_inside
         self._is_over = False
         self._num_seen = 0
@@ -54,14 +122,14 @@ class ThinkingCounter:
             self._num_seen += 1
             self._tail += self._token_bytes(token_id)
             if not self._is_inside:
-                self._look_for_open()
+                self._look_for_opening()
             if self._is_inside:
-                self._is_over = _CLOSE in self._tail
-                self._tail = self._tail[1 - len(_CLOSE) :]
+                self._is_over = self._closing in self._tail
+                self._tail = self._tail[1 - len(self._closing) :]
 
-    def _look_for_open(self) -> None:
+    def _look_for_opening(self) -> None:
         self._tail = self._tail.lstrip(b" \t\r\n")
-        if self._tail.startswith(_OPEN):
-            self._is_inside, self._tail = True, self._tail[len(_OPEN) :]
+        if self._tail.startswith(self._opening):
+            self._is_inside, self._tail = True, self._tail[len(self._opening) :]
         else:
-            self._is_over = not _OPEN.startswith(self._tail)
+            self._is_over = not self._opening.startswith(self._tail)

@@ -1,15 +1,17 @@
 """Tool calls in text, for tests: random calls, and the parts that a reader finds."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
 
+from server.tools.incremental_text import Schema
 from server.tools.message_parts import Content, Part, Reasoning, ToolCall
 from server.tools.parser import ReadingParser
 from server.tools.readers import Reader
 
 NAMES = ("f", "get_weather", "a-b.c")
+FUNCTIONS: dict[str, Schema] = {name: {} for name in NAMES}
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.sampled_from('a"\\{}[]é<>\n'), max_size=5),
     lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text("k\\", max_size=3), children, max_size=3),
@@ -21,9 +23,9 @@ arguments = st.tuples(
 calls = st.lists(st.tuples(st.sampled_from(NAMES), arguments), min_size=1, max_size=3)
 
 
-def parse(reader: Reader, *pieces: str) -> list[Part]:
+def parse(reader: Reader, *pieces: str, functions: Mapping[str, Schema] = FUNCTIONS) -> list[Part]:
     """Returns the parts that the reader finds in the pieces, neighbours of one kind joined."""
-    parser = ReadingParser(reader, NAMES, lambda index: f"call_{index}")
+    parser = ReadingParser(reader, functions, lambda index: f"call_{index}")
     parts = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
     joined: list[Part] = []
     for part in parts:

@@ -16,6 +16,7 @@ from server.chat.message import delta_of, message_of
 from server.chat.output_reader import OutputReader
 from server.protocol.chat import ChatRequest
 from server.tools.message_parts import Content, MessageParser, Part, PlainParser, Reasoning, ToolCall
+from server.tools.thinking import ThinkingMarks
 from tests.server.byte_tokenizer import ByteTokenizer
 
 THINK = [Reasoning("Let me "), Reasoning("see")]
@@ -62,7 +63,7 @@ def outputs(*texts: str, reason: FinishReason = FinishReason.STOP) -> list[Reque
 
 
 def reader() -> OutputReader:
-    answer = ScriptedAnswer(ByteTokenizer(), frozenset(), False, None, thinks=True, begins_inside=True)
+    answer = ScriptedAnswer(ByteTokenizer(), {}, False, None, thinking=ThinkingMarks("<", ">"), begins_inside=True)
     return OutputReader(answer, "id", 0)
 
 
@@ -150,7 +151,7 @@ def test_text_held_back_is_sent_when_the_end_brings_no_text() -> None:
 
 
 def test_where_nothing_is_called_or_thought_all_text_is_content() -> None:
-    answer = Answer(ByteTokenizer(), frozenset(), False, None, thinks=False, begins_inside=False)
+    answer = Answer(ByteTokenizer(), {}, False, None, thinking=None, begins_inside=False)
     parser = answer.parser("id", 0)
     assert isinstance(parser, PlainParser)  # the usual case, and the cheapest
     assert [parser.feed("<think>"), parser.feed(""), parser.finish()] == [[Content("<think>")], [], []]

@@ -11,8 +11,8 @@ from server.tools.formats import BY_NAME, HERMES, JSON, LLAMA, MISTRAL_LIST, MIS
 from server.tools.message_parts import Reasoning
 from server.tools.parser import ReadingParser
 from server.tools.prompt_fallback import calls_as_text, describe_tools
-from server.tools.readers import after_thinking, read_content
-from server.tools.thinking import ThinkingCounter, begins_thinking, mentions_thinking
+from server.tools.readers import read_content
+from server.tools.thinking import THINK, ThinkingCounter, after_thinking, begins_thinking, marks_in
 from tests.server.byte_tokenizer import ByteTokenizer
 from tests.server.tools.call_texts import calls, cuts, parse, tool_calls
 
@@ -39,7 +39,7 @@ def test_the_format_is_detected_from_the_template(template: str, expected: CallF
 
 
 def test_formats_have_different_names() -> None:
-    assert list(BY_NAME) == ["hermes", "llama3", "mistral", "json"]
+    assert list(BY_NAME) == ["hermes", "llama3", "mistral", "json", "granite", "lfm2", "harmony"]
 
 
 @pytest.mark.parametrize("form", [HERMES, LLAMA, MISTRAL_LIST, MISTRAL_NAMED, JSON], ids=lambda form: form.name)
@@ -50,7 +50,7 @@ def test_what_is_spelled_is_read(form: CallFormat, calls: list[tuple[str, str]],
 
 @pytest.mark.parametrize("form", [HERMES, LLAMA, MISTRAL_LIST, MISTRAL_NAMED], ids=lambda form: form.name)
 def test_every_mark_of_a_spelling_is_among_the_marks(form: CallFormat) -> None:
-    spelled = "".join(getattr(form.spelling, name) for name in form.spelling.__slots__)
+    spelled = "".join(form.spelling.texts)
     for mark in ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]"):
         assert (mark in form.marks) or mark not in spelled
     assert form.opening is None or form.opening in form.marks
@@ -108,8 +108,8 @@ def test_a_prompt_that_ends_with_the_mark_begins_thinking(prompt: str, expected:
 
 
 def test_templates_that_name_the_marks_are_of_thinking_models() -> None:
-    assert mentions_thinking("{{ '<think>' }}") and mentions_thinking("content.split('</think>')")
-    assert not mentions_thinking("{{ thinking }}")
+    assert marks_in("{{ '<think>' }}") is THINK and marks_in("content.split('</think>')") is THINK
+    assert marks_in("{{ thinking }}") is None
 
 
 def num_thinking(tokens: Sequence[bytes], starts_inside: bool) -> int:
@@ -155,5 +155,5 @@ def test_there_are_tokens_of_thinking_where_there_is_text_of_it(tokens: list[str
 
 
 def test_text_without_a_parser_is_content() -> None:
-    parser = ReadingParser(read_content, (), str)
+    parser = ReadingParser(read_content, {}, str)
     assert parser.feed("") == [] and parser.finish() == []

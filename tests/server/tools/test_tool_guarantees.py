@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from engine.grammar.compiler import compile_grammar, make_tokenizer
 from server.tools.formats import HERMES as HERMES_FORMAT
 from server.tools.formats import LLAMA
 from tests.engine.grammar.grammars import accepted
@@ -84,13 +85,35 @@ def test_required_calls_are_returned_as_calls(caller: LiveServer) -> None:
     assert choice["message"]["content"] is None and choice["finish_reason"] == "tool_calls"
 
 
-def test_calls_can_be_forced_where_marks_are_special_tokens(hermes: LiveServer) -> None:
-    assert accepted(grammar(hermes, tool_choice="required"), *TEXTS) == [WEATHER_CALL, TIME_CALL, TWO_CALLS]
+SPECIAL = make_tokenizer([*(bytes([byte]) for byte in range(0xF8)), *[b""] * 9], [256])
+"""A vocabulary of bytes, in which those that are never in UTF-8 are special tokens, as in the tests' tokenizer."""
 
 
-def test_strictness_is_refused_where_marks_are_special_tokens(hermes: LiveServer) -> None:
-    error = error_of(hermes.chat(tools=[function("get_time"), function(strict=True)]))
-    assert error["param"] == "tools.1.function.strict" and "required" in error["message"]
+def accepted_tokens(server: LiveServer, lark: str, *texts: str) -> list[str]:
+    """Returns those texts that may be generated if each mark is its special token."""
+
+    def is_accepted(text: str) -> bool:
+        matcher = compile_grammar(SPECIAL, lark)
+        ids = server.engine.tokenizer.encode(text, add_special_tokens=False)
+        return matcher.consume_tokens(ids) and matcher.is_accepting()
+
+    return [text for text in texts if is_accepted(text)]
+
+
+def test_calls_are_forced_through_marks_that_are_special_tokens(hermes: LiveServer) -> None:
+    lark = grammar(hermes, tool_choice="required")
+    assert accepted_tokens(hermes, lark, *TEXTS) == [WEATHER_CALL, TIME_CALL, TWO_CALLS]
+
+
+def test_strict_calls_begin_with_marks_that_are_special_tokens(hermes: LiveServer) -> None:
+    lark = grammar(hermes, tools=STRICT)
+    good = ["Hello", WEATHER_CALL, TIME_CALL, TWO_CALLS, f"So {TIME_CALL}"]
+    assert accepted_tokens(hermes, lark, *TEXTS) == good
+
+
+def test_a_strict_mark_is_not_spelled_in_text_either(hermes: LiveServer) -> None:
+    matcher = compile_grammar(SPECIAL, grammar(hermes, tools=STRICT))
+    assert not matcher.consume_tokens(list(b"So <tool_call>"))
 
 
 def test_calls_without_a_mark_can_be_strict() -> None:
@@ -124,6 +147,10 @@ def test_a_schema_that_need_not_be_followed_is_not_blamed(caller: LiveServer) ->
     assert error_of(caller.chat(tools=TOOLS, response_format=response_format))["param"] == "response_format"
 
 
-def test_thinking_with_special_marks_rules_out_guarantees(thinker: LiveServer) -> None:
-    error = error_of(thinker.chat(tools=[function("get_time")], tool_choice="required", max_tokens=5))
-    assert error["param"] == "tool_choice" and "cannot be combined" in error["message"]
+@pytest.mark.parametrize("deep", [False, True])
+def test_thoughts_between_special_marks_come_before_what_is_guaranteed(thinker: LiveServer, deep: bool) -> None:
+    lark = grammar(thinker, tools=[function("get_time")], tool_choice="required", chat_template_kwargs={"deep": deep})
+    call = '{"name": "get_time", "arguments": {}}'
+    opened = "" if deep else "<think>"
+    texts = [f"{opened}hm</think>\n\n{call}", f"{opened}hm</think>{call}", f"{opened}hm</think>Yes", f"{opened}hm"]
+    assert accepted_tokens(thinker, lark, *texts) == texts[:2]

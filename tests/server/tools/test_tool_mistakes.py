@@ -5,7 +5,7 @@ import pytest
 from server.tools.message_parts import Content
 from server.tools.parser import ReadingParser
 from server.tools.readers import Reader, read_content, read_hermes, read_json, read_llama, read_mistral
-from tests.server.tools.call_texts import NAMES, parse, tool_calls
+from tests.server.tools.call_texts import FUNCTIONS, parse, tool_calls
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_call_that_is_cut_off_is_returned_as_far_as_it_goes() -> None:
     ],
 )
 def test_it_is_known_whether_the_last_returned_call_is_whole(text: str, is_one_call: bool, is_cut: bool) -> None:
-    parser = ReadingParser(read_llama, NAMES, str, is_one_call)
+    parser = ReadingParser(read_llama, FUNCTIONS, str, is_one_call)
     parser.feed(text)
     parser.finish()
     assert parser.is_cut is is_cut

@@ -13,14 +13,14 @@ from server.tools.message_parts import Content, Part, Reasoning, ToolCall
 from server.tools.parser import ReadingParser
 from server.tools.readers import (
     Reader,
-    after_thinking,
     read_content,
     read_hermes,
     read_json,
     read_llama,
     read_mistral,
 )
-from tests.server.tools.call_texts import NAMES, calls, cuts, parse, tool_calls
+from server.tools.thinking import after_thinking
+from tests.server.tools.call_texts import FUNCTIONS, calls, cuts, parse, tool_calls
 
 READERS = {
     "hermes": read_hermes,
@@ -147,7 +147,7 @@ def test_arguments_come_while_they_are_written(calls: list[tuple[str, str]], dat
     """Each character that is known to be of the arguments is emitted at once."""
     name, text = calls[0]
     length = data.draw(st.integers(1, len(text)))
-    parser = ReadingParser(read_hermes, NAMES, str)
+    parser = ReadingParser(read_hermes, FUNCTIONS, str)
     parts = parser.feed(hermes(name, text)[: -len(text) - len("}\n</tool_call>")])
     assert parts == []
     assert everything(parser.feed(text[:length])) == text[:length]
@@ -157,7 +157,7 @@ def test_arguments_come_while_they_are_written(calls: list[tuple[str, str]], dat
 @pytest.mark.parametrize("size", [1, 1000, 10**6])
 def test_what_is_held_is_bounded(filler: str, size: int) -> None:
     text = '<tool_call>{"id": ' + filler
-    parser = ReadingParser(read_hermes, NAMES, str)
+    parser = ReadingParser(read_hermes, FUNCTIONS, str)
     num_emitted = 0
     for begin in range(0, len(text), size):
         num_emitted += len(everything(parser.feed(text[begin : begin + size])))
