@@ -90,6 +90,9 @@ class Tokenizer:
         known = [token_id for token_id in token_ids if 0 <= token_id < _MAX_IDS]  # the library raises beyond
         return self._backend.decode_batch([known], skip_special_tokens=skip_special_tokens)[0]
 
+    def has_token(self, token_id: int) -> bool:
+        return 0 <= token_id < _MAX_IDS and self._backend.id_to_token(token_id) is not None
+
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the UTF-8 bytes the token adds in the middle of a text: perhaps only a part of a character."""
         data = self._bytes.get(token_id)

@@ -22,6 +22,8 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
+    def has_token(self, token_id: int) -> bool: ...
+
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the UTF-8 bytes that the token adds in the middle of a text: perhaps only a part of a character."""
 

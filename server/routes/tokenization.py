@@ -49,11 +49,11 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 
 @router.post("/detokenize", responses=error_responses(400, 401, 404, 413, 415, 429, 503))
 async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
-    """Token ids to text."""
+    """Token ids to text: those of the model, and what tokens the tokenizer has beyond them."""
     context = context_of(request)
     context.check_model(body.model)
-    vocab_size = context.backend.engine.info.vocab_size
-    if any(token >= vocab_size for token in body.tokens):
+    vocab_size, tokenizer = context.backend.engine.info.vocab_size, context.backend.tokenizer
+    if any(token >= vocab_size and not tokenizer.has_token(token) for token in body.tokens):
         raise InvalidParameterError("tokens", f"tokens has an id outside the vocabulary [0, {vocab_size}).")
-    text = await asyncio.to_thread(context.backend.tokenizer.decode, body.tokens, body.skip_special_tokens)
+    text = await asyncio.to_thread(tokenizer.decode, body.tokens, body.skip_special_tokens)
     return DetokenizeResponse(prompt=text)

@@ -48,6 +48,9 @@ class ByteTokenizer:
         kept = [each for each in token_ids if not (skip_special_tokens and each in self.special_ids)]
         return b"".join(self.token_bytes(each) for each in kept).decode(errors="replace")
 
+    def has_token(self, token_id: int) -> bool:
+        return token_id < VOCAB_SIZE or token_id in self._texts
+
     def token_bytes(self, token_id: int) -> bytes:
         return self._texts.get(token_id) or bytes([token_id])
 

@@ -139,6 +139,12 @@ def test_token_texts_keep_spaces_and_show_special_tokens(byte_level: Tokenizer, 
     assert sentencepiece_like.token_bytes(sentencepiece_like.encode("the")[0]).startswith(b" ")
 
 
+def test_it_has_every_token_that_it_writes_and_none_beyond(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("Hello <|eos|> wörld", add_special_tokens=True)
+    assert all(byte_level.has_token(each) for each in ids)
+    assert not any(byte_level.has_token(each) for each in (-1, byte_level.vocab_size + 10_000, 2**31 - 1, 2**40))
+
+
 def test_special_tokens_are_known(byte_level: Tokenizer) -> None:
     assert byte_level.special_ids == set(byte_level.encode("<|bos|><|eos|><|im_start|>"))
     assert byte_level.eos_token_id == byte_level.encode("<|eos|>")[0]

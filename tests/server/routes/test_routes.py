@@ -10,7 +10,7 @@ from server.protocol.chat import ChatChunk, ChatResponse
 from server.protocol.completions import CompletionRequest, CompletionResponse
 from tests.server.byte_tokenizer import BOS
 from tests.server.events import chunks_of, error_of
-from tests.server.live_server import LiveServer, live_server
+from tests.server.live_server import FakeBackend, LiveServer, live_server
 
 
 def test_models_are_listed_under_every_name() -> None:
@@ -71,6 +71,14 @@ class TestTokenize:
     def test_ids_to_text(self, server: LiveServer) -> None:
         assert server.post("/detokenize", b'{"tokens": [256, 72, 105]}').json() == {"prompt": "<s>Hi"}
         assert server.post("/detokenize", b'{"tokens": []}').json() == {"prompt": ""}
+
+    def test_ids_beyond_the_models_vocabulary_have_a_way_back(self) -> None:
+        """Tokenizers may have more tokens than the model has rows of embeddings."""
+        with live_server(FakeBackend(special_tokens={"<extra>": 1000})) as server:
+            tokens = server.post_json("/tokenize", {"prompt": "a<extra>"}).json()["tokens"]
+            assert tokens == [BOS, ord("a"), 1000]
+            assert server.post_json("/detokenize", {"tokens": tokens}).json() == {"prompt": "<s>a<extra>"}
+            assert error_of(server.post_json("/detokenize", {"tokens": [999]}))["param"] == "tokens"
 
     @pytest.mark.parametrize("tokens", ["[258]", "[-1]", "[1.5]", "1", '"a"', "[99999999999999999999]"])
     def test_what_are_no_ids_is_refused(self, server: LiveServer, tokens: str) -> None:
