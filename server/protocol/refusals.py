@@ -6,6 +6,8 @@ from difflib import get_close_matches
 from itertools import chain
 from typing import Any
 
+from server.protocol.foreign_fields import FOREIGN_FIELDS, FOREIGN_NEUTRAL
+
 MAX_LOOKED_AT, MAX_NAME_LENGTH = 8, 64  # names compared to find typos: a fraction of a millisecond each
 _MIN_SLIP_LENGTH = 4  # letters: shorter names that vendors define are too often one letter off
 
@@ -22,6 +24,7 @@ WITHOUT_EFFECT = frozenset(
 _NOT_SUPPORTED = "is not supported by this server"
 _OTHER_SAMPLER = "is not supported: use temperature, top_k, top_p and min_p"
 _REFUSED_EVERYWHERE: Mapping[str, str] = {
+    **FOREIGN_FIELDS,
     "guided_json": "is not supported: use structured_outputs.json",
     "guided_regex": "is not supported: use structured_outputs.regex",
     "guided_choice": "is not supported: use structured_outputs.choice",
@@ -64,7 +67,6 @@ COMPLETION_REFUSALS: Mapping[str, str] = {
 }
 CHAT_REFUSALS: Mapping[str, str] = {
     **_REFUSED_EVERYWHERE,
-    "reasoning_effort": _NOT_SUPPORTED,
     "functions": "is not supported: it is the older form of tools; use tools",
     "function_call": "is not supported: it is the older form of tool_choice; use that",
     "modalities": "is not supported: the model writes text only",
@@ -117,6 +119,7 @@ EMBEDDING_REFUSALS: Mapping[str, str] = {
 
 # Values that ask for nothing, which some clients always send; `elsewhere` adds neutral defaults of all endpoints.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **FOREIGN_NEUTRAL,
     "suffix": ("",),
     "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),

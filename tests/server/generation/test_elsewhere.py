@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from server.protocol.foreign_fields import FOREIGN_FIELDS, FOREIGN_NEUTRAL
 from server.protocol.refusals import find_typo
 from tests.server.live_server import LiveServer
 
@@ -129,6 +130,22 @@ def test_mistakes_are_looked_for_among_the_first_and_short_names() -> None:
 def test_looking_for_mistakes_is_bounded(server: LiveServer) -> None:
     many = {f"{'temperature' * 5}{number}": 1 for number in range(200)}
     assert server.client.post("/v1/completions", json={**BODIES["/v1/completions"], **many}).status_code == 200
+
+
+FOREIGN = [(name, value) for name, values in FOREIGN_NEUTRAL.items() for value in values]
+
+
+@pytest.mark.parametrize(("name", "value"), FOREIGN)
+def test_a_field_of_another_server_that_asks_for_nothing_is_accepted(server: LiveServer, name: str, value: Any) -> None:
+    for path, body in BODIES.items():
+        assert server.client.post(path, json={**body, name: value}).status_code == 200, path
+
+
+@pytest.mark.parametrize("name", FOREIGN_FIELDS)
+def test_a_field_of_another_server_that_changes_the_answer_is_refused_everywhere(server: LiveServer, name: str) -> None:
+    for path, body in BODIES.items():
+        response = server.client.post(path, json={**body, name: "x"})
+        assert (response.status_code, name in response.text) == (400, True), path
 
 
 @pytest.mark.parametrize(("path", "name", "value"), ASKING_FOR_NOTHING)
