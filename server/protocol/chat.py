@@ -27,10 +27,22 @@ class ConversationParams(ToolParams):
         None, description="A template for this request. Only where --trust-request-chat-template is set."
     )
     chat_template_kwargs: JsonObject = Field({}, description="Variables passed to the chat template.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="Passed to the chat template, which is also told whether to think: not at all with none."
+    )
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True), bounded_size] | None = Field(
         None, description="Passed to the chat template, if it reads them."
     )
     add_special_tokens: bool = Field(False, description="Add special tokens beside those that the template writes.")
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The variables of the chat template: those of the request's own kwargs, and what the effort says."""
+        if self.reasoning_effort is None:
+            return self.chat_template_kwargs
+        thinks = self.reasoning_effort != "none"
+        effort = {"reasoning_effort": self.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
+        return {**effort, **self.chat_template_kwargs}
 
     @property
     def opens_turn(self) -> bool:

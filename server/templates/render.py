@@ -141,5 +141,5 @@ def _conversation(params: ConversationParams, capabilities: TemplateCapabilities
         documents=params.documents,
         add_generation_prompt=params.opens_turn,
         continue_final_message=params.continue_final_message,
-        variables=params.chat_template_kwargs,
+        variables=params.template_variables,
     )

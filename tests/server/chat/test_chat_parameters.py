@@ -60,7 +60,7 @@ WORKING_IN_CHAT = {name: works for name, works in WORKING.items() if name not in
 # Parameters that the tests of templates cover.
 OF_TEMPLATES = {"chat_template", "documents"}
 # Parameters that the tests of calls and thinking cover.
-OF_TOOLS = {"tools", "tool_choice", "parallel_tool_calls", "thinking_token_budget"}
+OF_TOOLS = {"tools", "tool_choice", "parallel_tool_calls", "thinking_token_budget", "reasoning_effort"}
 
 
 def ask(server: LiveServer, **parameters: Any) -> dict[str, Any]:

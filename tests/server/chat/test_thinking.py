@@ -69,6 +69,26 @@ def test_a_budget_is_refused_where_it_could_not_be_kept(server: LiveServer) -> N
         assert error_of(other.chat(thinking_token_budget=-1))["param"] == "thinking_token_budget"
 
 
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ({}, "--"),
+        ({"reasoning_effort": "low"}, "low-True"),
+        ({"reasoning_effort": "none"}, "none-False"),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "none-True"),
+    ],
+)
+def test_the_template_is_told_the_effort(parameters: dict[str, Any], told: str) -> None:
+    template = "{{ reasoning_effort or '-' }}-{{ enable_thinking }}"
+    with live_server(FakeBackend(chat_templates={"default": template})) as server:
+        assert server.chat(max_tokens=1, **parameters).status_code == 200
+        assert bytes(server.engine.requests[0].prompt_token_ids).decode() == told
+
+
+def test_an_effort_that_is_none_is_refused(server: LiveServer) -> None:
+    assert error_of(server.chat(reasoning_effort="huge"))["param"] == "reasoning_effort"
+
+
 def test_thinking_can_be_set() -> None:
     with live_server(reasoning_parser="think") as server:
         server.engine.rule = saying("<think>hm</think>Yes")
