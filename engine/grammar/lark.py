@@ -24,12 +24,13 @@ from typing import Any
 import llguidance
 
 from engine.core.errors import GrammarError
-from engine.grammar.json_schema import check_schema, compilable
+from engine.grammar.closed_schema import closed
+from engine.grammar.exact_json import json_rules
+from engine.grammar.json_schema import check_schema
+from engine.grammar.schema_keywords import compilable
+from engine.grammar.schema_tree import flattened
 
 MAX_GRAMMAR_BYTES = 128 * 1024
-
-# At most one space, and only where Python's json.dumps puts one: no model can generate whitespace for ever.
-_JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class JsonSchema:
     """Matches JSON that satisfies the schema, with properties in the schema's order."""
 
     schema: Mapping[str, Any]
+    is_open: bool = False
+    """Whether objects that do not say whether they may have other properties than those named may have some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +182,8 @@ class _Rules:
         match part:
             case Literal(text):
                 return _quote(text)
-            case JsonSchema(schema):
-                return _json(schema)
+            case JsonSchema():
+                return self._json(part)
             case Regex(pattern):
                 return f"/{llguidance.regex_to_lark(_encodable(pattern), 'd')}/"
             case TextUntil(end):
@@ -212,6 +215,13 @@ class _Rules:
         self.lines.append(f"{name}: /{pattern}/ & ~/(?s:.*){absent}(?s:.*)/")
         return self._rule(f"{name} {_quote(part.end)}", "[lazy]") if part.end else name
 
+    def _json(self, part: JsonSchema) -> str:
+        check_schema(part.schema)
+        flat = flattened(part.schema).changed(compilable)
+        expression, lines = json_rules(flat if part.is_open else closed(flat), f"json_{len(self.lines)}")
+        self.lines += lines
+        return expression
+
     def _rule(self, body: str, options: str = "") -> str:
         name = f"part_{len(self.lines)}"
         self.lines.append(f"{name}{options}: {body}")
@@ -228,14 +238,6 @@ def _quote(text: str) -> str:
     if _CONTROL.search(_encodable(text)):
         return "/" + "".join(f"\\x{{{ord(character):x}}}" for character in text) + "/"
     return json.dumps(text, ensure_ascii=False)
-
-
-def _json(schema: Mapping[str, Any]) -> str:
-    check_schema(schema)
-    try:
-        return "%json " + json.dumps({**compilable(schema), "x-guidance": _JSON_LAYOUT}, allow_nan=False)
-    except ValueError as error:
-        raise GrammarError("the schema has a number that JSON has not") from error
 
 
 def _bounded(grammar: str) -> str:

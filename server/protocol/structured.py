@@ -60,17 +60,22 @@ def _parsed(value: Any) -> Any:
 
 
 class StructuredOutputs(ClosedModel):
-    """A constraint on the generated text: exactly one of these fields must be given."""
+    """A constraint on the generated text: exactly one of `json`, `regex`, `choice` and `grammar` must be given."""
 
     json_: Annotated[JsonObject, BeforeValidator(_parsed)] | None = Field(None, alias="json")
     regex: Text | None = Field(None, description="A regular expression that the whole text matches.")
     choice: list[Text] | None = Field(None, min_length=1, max_length=MAX_ALTERNATIVES, fail_fast=True)
     grammar: Text | None = Field(None, description="A grammar in Lark's notation.")
+    disable_additional_properties: bool = Field(
+        True, description="Beside json: objects that do not say whether they may have other properties have none."
+    )
 
     @model_validator(mode="after")
     def _check_one(self) -> "StructuredOutputs":
         if sum(value is not None for value in (self.json_, self.regex, self.choice, self.grammar)) != 1:
             raise _wrong("Exactly one of json, regex, choice and grammar must be given")
+        if not self.disable_additional_properties and self.json_ is None:
+            raise _wrong("disable_additional_properties must be false beside json only")
         return self
 
     @property
@@ -79,7 +84,7 @@ class StructuredOutputs(ClosedModel):
 
     def _source(self) -> Part | Lark:
         if self.json_ is not None:
-            return JsonSchema(self.json_)
+            return JsonSchema(self.json_, is_open=not self.disable_additional_properties)
         if self.choice is not None:
             return choice(self.choice)
         return Lark(self.grammar) if self.grammar is not None else Regex(self.regex or "")

@@ -193,12 +193,15 @@ def refusal(schema: dict[str, Any]) -> str:
         ({"uniqueItems": True}, "/uniqueItems"),
         ({"properties": {"a/b~": {"items": {"not": {}}}}}, "/properties/a~1b~0/items/not"),
         ({"anyOf": [{}, {"contains": {}}]}, "/anyOf/1/contains"),
-        ({"prefixItems": [{"format": "binary"}]}, "/prefixItems/0/format"),
-        ({"$defs": {"x": {"additionalProperties": {"if": {}}}}}, "/$defs/x/additionalProperties/if"),
-        ({"patternProperties": {"^a": {"dependentRequired": {}}}}, "/patternProperties/^a/dependentRequired"),
+        ({"prefixItems": [{"format": "regex"}]}, "/prefixItems/0/format"),
+        (
+            {"$ref": "#/$defs/x", "$defs": {"x": {"additionalProperties": {"if": {}, "then": {}}}}},
+            "/$defs/x/additionalProperties/if",
+        ),
+        ({"patternProperties": {"^a": {"dependentRequired": {"b": ["c"]}}}}, "/patternProperties/^a/dependentRequired"),
         ({"items": {"$ref": "https://example.com/x"}}, "/items/$ref"),
         ({"allOf": [{"minProperties": 2}]}, "/allOf/0/minProperties"),
-        ({"oneOf": [{"format": "unknown"}]}, "/oneOf/0/format"),
+        ({"oneOf": [{"format": "uri-reference"}]}, "/oneOf/0/format"),
         ({"items": {"format": ["date"]}}, "/items/format"),
         ({"format": {"date": 1}}, "/format"),
         ({"items": {"exclusiveMinimum": 3, "maximum": 3.5}}, "/items/exclusiveMinimum"),
@@ -232,6 +235,12 @@ def test_no_value_in_a_schema_is_more_than_a_refusal() -> None:
     "schema",
     [
         {"type": "array", "uniqueItems": False, "unevaluatedItems": True},
+        {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}},
+        {"dependencies": {}, "dependentRequired": {}, "dependentSchemas": {}, "if": {"type": "null"}, "minContains": 1},
+        {"$defs": {"unused": {"not": {}}}, "definitions": {"unused": {"format": "regex"}}, "additionalItems": False},
+        *({"type": kind, "format": kind} for kind in ("string", "number")),
+        *({"type": "string", "format": name} for name in ("password", "binary", "byte", "path", "int32")),
+        *({"type": ["number", "null"], "format": name} for name in ("double", "float", "int32", "int64", "email")),
         {"title": "T", "description": "not if then", "default": {"not": 1}, "examples": [{"if": 1}], "$schema": "s"},
         {"const": {"not": {"uniqueItems": False}}},
         {"enum": [{"format": "binary"}]},
@@ -261,7 +270,7 @@ def test_constants_are_kept_whatever_they_are_called() -> None:
 
 
 def test_properties_are_no_keywords_whatever_they_are_called() -> None:
-    banned = {"properties": {"uniqueItems": False}, "minProperties": 1}
+    banned = {"properties": {"uniqueItems": False}, "additionalProperties": True, "minProperties": 1}
     assert accepted(JsonSchema(banned), '{"uniqueItems":3}', '{"a":3}') == ['{"a":3}']
     closed = {"properties": {"unevaluatedItems": True}, "additionalProperties": False, "minProperties": 1}
     assert accepted(JsonSchema(closed), '{"unevaluatedItems":3}', '{"a":3}') == ['{"unevaluatedItems":3}']
@@ -274,7 +283,14 @@ def test_properties_are_no_keywords_whatever_they_are_called() -> None:
 def test_no_number_is_too_large_to_be_refused(number: float) -> None:
     schema = {"exclusiveMinimum": number, "maximum": 0.5, "minimum": number, "minProperties": number}
     assert "/minProperties must not" in refusal(schema) or "a number that JSON has not" in refusal(schema)
-    to_lark(JsonSchema({**dict.fromkeys(schema, -1e308), "maximum": 0.5}))
+    to_lark(JsonSchema({**dict.fromkeys(schema, -1e30), "maximum": 0.5, "minProperties": 0.0}))
+
+
+def test_whole_numbers_are_whole_numbers() -> None:
+    lengths = {"type": "string", "minLength": 2.0, "maxLength": 3.0}
+    assert accepted(JsonSchema(lengths), '"a"', '"ab"', '"abc"', '"abcd"') == ['"ab"', '"abc"']
+    counts = {"type": "array", "minItems": 1.0, "maxItems": 1e0, "items": {"type": "integer", "minimum": 3.0}}
+    assert accepted(JsonSchema(counts), "[]", "[3]", "[2]", "[3,3]") == ["[3]"]
 
 
 @pytest.mark.parametrize("wrap", [lambda inner: {"items": inner}, lambda inner: {"enum": [inner]}])

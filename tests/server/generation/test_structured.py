@@ -52,6 +52,34 @@ def test_what_is_asked_for_reaches_the_engine(server: LiveServer, parameters: di
     assert accepted(grammar(server, **parameters), *TEXTS) == texts
 
 
+OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def test_objects_are_closed_unless_the_request_opens_them(server: LiveServer) -> None:
+    texts = ['{"a": 1}', '{"a": 1, "b": 2}', '{"a": 1, "a": 2}']
+    for parameters in (
+        {"response_format": named(OPEN)},
+        {"response_format": named(OPEN, strict=True)},
+        {"structured_outputs": {"json": OPEN}},
+    ):
+        assert accepted(grammar(server, **parameters), *texts) == texts[:1]
+        server.engine.requests.clear()
+    opened = {"json": OPEN, "disable_additional_properties": False}
+    assert accepted(grammar(server, structured_outputs=opened), *texts) == texts[:2]
+    explicit = {**OPEN, "additionalProperties": True}
+    server.engine.requests.clear()
+    assert accepted(grammar(server, response_format=named(explicit)), *texts) == texts[:2]
+
+
+@pytest.mark.parametrize("number", ["9007199254740993", "1234567890123456789", "18446744073709551617", "-0.0"])
+def test_numbers_of_a_request_are_generated_as_they_were_sent(server: LiveServer, number: str) -> None:
+    schema = f'{{"type": "object", "properties": {{"id": {{"const": {number}}}}}, "required": ["id"]}}'
+    response = server.post("/v1/completions", f'{{"prompt": "Hi", "structured_outputs": {{"json": {schema}}}}}')
+    assert response.status_code == 200, response.text
+    texts = [f'{{"id": {each}}}' for each in (number, int(float(number)), float(number) + 1)]
+    assert accepted(server.engine.requests[0].params.grammar or "", *texts) == texts[:1]
+
+
 def test_chats_have_them_too(server: LiveServer) -> None:
     body = json.dumps({"messages": MESSAGES, "response_format": named(SCHEMA)})
     assert server.post("/v1/chat/completions", body).status_code == 200
@@ -99,8 +127,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown word beside the schema": ({"response_format": named(SCHEMA, strickt=True)}, "strickt"),
     "both": ({"structured_outputs": {"regex": "a"}, "response_format": named({})}, "cannot be combined"),
     "an unsupported keyword": ({"response_format": named({"items": {"not": {}}})}, "/items/not is not supported"),
-    "an unknown format": ({"response_format": named({"format": "color"})}, "/format is 'color'"),
+    "a format that is not enforced": ({"response_format": named({"format": "regex"})}, "/format is 'regex'"),
     "a format that is no text": ({"response_format": named({"format": ["date"] * 300})}, "/format is ['date', 'date'"),
+    "an option beside no schema": (
+        {"structured_outputs": {"regex": "a", "disable_additional_properties": False}},
+        "disable_additional_properties",
+    ),
     "contradictions": ({"response_format": named({"type": "integer", "minimum": 2, "maximum": 1})}, "minimum"),
     "endless recursion": ({"response_format": named({"$ref": "#"})}, "no text satisfies it"),
     "depth": ({"response_format": named(deep)}, "levels deep"),
