@@ -10,6 +10,7 @@ from tests.server.fake_engine import INFO, FakeEngine
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.tools.tool_chats import MARKS
 
+TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 LONG = replace(INFO, max_model_len=2**20)
 
 
@@ -23,6 +24,7 @@ def spacious(no_settings_from_outside: None) -> Generator[LiveServer, None, None
 
 @pytest.fixture
 def plain(no_settings_from_outside: None) -> Generator[LiveServer, None, None]:
-    """A server whose model neither thinks nor has marks for calls."""
-    with live_server(FakeBackend(FakeEngine(info=LONG)), max_waiting_tokens=2**20) as running:
+    """A server whose model does not think, and whose template knows no tools."""
+    backend = FakeBackend(FakeEngine(info=LONG), chat_templates={"default": TURNS})
+    with live_server(backend, max_waiting_tokens=2**20) as running:
         yield running

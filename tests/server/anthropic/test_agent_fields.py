@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.model_talk import ANTHROPIC_TOOLS as TOOLS
 from tests.server.model_talk import prompt_of
@@ -131,6 +132,7 @@ def test_tokens_are_counted_as_a_message_of_an_agent_uses_them(spacious: LiveSer
         "output_config": {"effort": "high"},
         "context_management": {"edits": [{**CLEAR, "keep": "all"}]},
     }
+    spacious.engine.rule = saying("So.")
     counted = spacious.client.post("/v1/messages/count_tokens", json=fields).json()
     used = spacious.message(**fields, max_tokens=32000).json()["usage"]["input_tokens"]
     assert counted == {"input_tokens": used}

@@ -139,9 +139,9 @@ def test_tools_are_in_the_prompt(agent: LiveServer, choice: dict[str, Any] | Non
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_time"}])
-def test_calls_can_be_required(server: LiveServer, choice: dict[str, Any]) -> None:
-    server.message(tools=TOOLS[1:], tool_choice=choice)
-    assert server.engine.requests[-1].params.grammar is not None
+def test_calls_can_be_required(plain: LiveServer, choice: dict[str, Any]) -> None:
+    plain.message(tools=TOOLS[1:], tool_choice=choice)
+    assert plain.engine.requests[-1].params.grammar is not None
 
 
 def test_one_call_at_a_time_can_be_asked_for(agent: LiveServer) -> None:

@@ -94,6 +94,12 @@ def test_examples_of_inputs_reach_the_model(spacious: LiveServer) -> None:
     assert function["parameters"]["examples"] == [{"city": "Oslo"}]
 
 
+def test_examples_of_inputs_are_no_part_of_what_a_call_must_satisfy(plain: LiveServer) -> None:
+    tool = {**TOOLS[0], "strict": True, "input_examples": [{"city": "Oslo"}, {"else": 1}]}
+    assert plain.message(tools=[tool], tool_choice={"type": "any"}).status_code == 200
+    assert "Oslo" in prompt_of(plain) and plain.engine.requests[-1].params.grammar is not None
+
+
 @pytest.mark.parametrize("num_tools", [129, 400])
 def test_agents_may_have_hundreds_of_tools(spacious: LiveServer, num_tools: int) -> None:
     functions = [{"name": f"mcp__server__tool_{index}", "description": "Does it."} for index in range(num_tools)]
