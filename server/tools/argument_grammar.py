@@ -70,16 +70,20 @@ def _properties(schema: Schema, path: str = "") -> tuple[dict[str, Any], set[str
     return properties, required
 
 
-def _in_order(written: Several[tuple[Part, bool]], separator: Several[Part]) -> Part:
-    """Returns a grammar of the parts in their order, those that are required and any of the others."""
+Argument = Callable[[str], Part]
+"""Returns a grammar of an argument behind this text, which is part of its first literal: a lexer takes the longest
+literal that it can begin, and that may be another one."""
+
+
+def _in_order(arguments: Several[tuple[Argument, bool]], separator: str) -> Part:
+    """Returns a grammar of the arguments in their order, those that are required and any of the others."""
     after: Part = Sequence(())
     first: Part = Sequence(())
-    for part, is_required in reversed(written):
-        shared, then = Rule(part), after
-        first = Sequence((shared, then)) if is_required else OneOf((Sequence((shared, then)), first))
-        more = Sequence((*separator, shared))
+    for argument, is_required in reversed(arguments):
+        then, more = after, argument(separator)
+        leading = Sequence((argument(""), then))
+        first = Rule(leading if is_required else OneOf((leading, first)))
         after = Rule(Sequence((more if is_required else Repeat(more, 0, 1), then)))
-        first = Rule(first)
     return first
 
 
@@ -126,24 +130,28 @@ class _Tagged:
             return self._any()
         properties, required = _properties(schema)
         written = [(self._argument(name, part), name in required) for name, part in properties.items()]
-        return _in_order(written, self._write(self._marks.between))
+        return _in_order(written, self._marks.between)
 
     def _any(self) -> Part:
         marks = self._marks
         kinds = tuple(Sequence(self._write(each)) for each in (marks.after_key, marks.after_key_of_other) if each)
-        argument = Sequence((*self._write(marks.before_key), _KEY, OneOf(kinds), self._text()))
-        return _listed(argument, self._write(marks.between))
+        first, more = (
+            Sequence((*self._write(lead + marks.before_key), _KEY, OneOf(kinds), self._text()))
+            for lead in ("", marks.between)
+        )
+        return Repeat(Sequence((first, Repeat(more))), 0, 1)
 
-    def _argument(self, name: str, schema: Any) -> Part:
+    def _argument(self, name: str, schema: Any) -> Argument:
         schema = resolved(schema, self._root)
         if not all(character.isalnum() or character in "_-.$" for character in name):
             raise GrammarError(f"the schema's /properties/{name} has a name that this model's format cannot write")
-        return OneOf(tuple(self._one(name, each) for each in _branches(schema, self._root)))
+        branches = _branches(schema, self._root)
+        return lambda lead: OneOf(tuple(self._one(lead, name, each) for each in branches))
 
-    def _one(self, name: str, schema: Schema) -> Part:
+    def _one(self, lead: str, name: str, schema: Schema) -> Part:
         marks, is_string = self._marks, types_of(schema, self._root) == STRING
         after_key = marks.after_key if is_string or marks.after_key_of_other is None else marks.after_key_of_other
-        before = self._write(f"{marks.before_key}{name}{after_key}")
+        before = self._write(f"{lead}{marks.before_key}{name}{after_key}")
         if is_string:
             return Sequence((*before, self._text(string_pattern(schema, f"/properties/{name}"))))
         if types_of(schema, self._root) == ANY:
@@ -178,14 +186,15 @@ class _Literals:
         else:
             properties, required = _properties(schema, path)
             written = [
-                (
-                    Sequence((*self._write(name + assign), self._value(part, f"{path}/properties/{name}"))),
-                    name in required,
-                )
-                for name, part in properties.items()
+                (self._member(name + assign, each, f"{path}/properties/{name}"), name in required)
+                for name, each in properties.items()
             ]
-            inner = _in_order(written, separator)
+            inner = _in_order(written, ", " if self._notation.has_escapes else ",")
         return Sequence((*self._write(opening), inner, *self._write(closing)))
+
+    def _member(self, beginning: str, schema: Any, path: str) -> Argument:
+        value = Rule(self._value(schema, path))
+        return lambda lead: Sequence((*self._write(lead + beginning), value))
 
     def _any(self) -> Part:
         if self._notation.has_escapes:

@@ -163,3 +163,14 @@ mark_pieces = st.sampled_from(["<ab>", "<ab", "<", "a", "<a", "x", "\n", ">", "b
 @given(st.lists(mark_pieces, max_size=8).map("".join))
 def test_text_without_a_mark_is_all_other_text(text: str) -> None:
     assert (re.fullmatch(_text_without("<ab>"), text) is None) == ("<ab>" in text)
+
+
+@pytest.mark.parametrize("form", LEARNED.values(), ids=LEARNED)
+@pytest.mark.parametrize(
+    "values", [{}, {"a": 1}, {"b": 2}, {"b": 2, "c": 3}, {"a": 1, "c": 3}, {"a": 1, "b": 2, "c": 3}]
+)
+def test_optional_arguments_may_be_left_out_and_required_ones_not(form: CallFormat, values: dict[str, int]) -> None:
+    properties = {name: {"type": "integer"} for name in "abc"}
+    schema = {"type": "object", "properties": properties, "required": ["b"], "additionalProperties": False}
+    part = calls_only(form, [function("f", schema)], is_one=True)
+    assert accepts(part, form.spelling.of([("f", json.dumps(values))])) == ("b" in values)
