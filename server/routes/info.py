@@ -17,7 +17,7 @@ from server.protocol.stats import Stats
 from server.routes.documented import error_responses
 from server.runtime.context import context_of
 
-MAX_SETTLE_S = 1.0
+SETTLE_S = 1.0
 """Longest wait of a scrape for the engine's numbers to be those after the requests that have ended."""
 
 router = APIRouter(tags=["Operations"])
@@ -74,5 +74,5 @@ async def live_page() -> HTMLResponse:
 async def metrics(request: Request) -> Response:
     """Prometheus text format. Answers also while the model loads."""
     with suppress(NotReadyError):
-        await context_of(request).backend.engine.settle(MAX_SETTLE_S)
+        await context_of(request).backend.engine.settle(SETTLE_S)
     return Response(context_of(request).metrics.render(), media_type=CONTENT_TYPE)
