@@ -49,6 +49,8 @@ def _read(path: Path) -> GenerationDefaults:
         raise ModelError(f"{path} is damaged: {error}; {hint}.") from error
     if known.get("top_k") == -1:
         known["top_k"] = 0
+    if values.get("do_sample") is False:
+        known["temperature"] = 0.0  # greedy, whatever else the file says
     try:
         SamplingParams(**known)
     except (InvalidParameterError, TypeError) as error:

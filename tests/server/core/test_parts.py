@@ -35,6 +35,11 @@ class TestGenerationDefaults:
     def test_without_any_they_are_neutral(self, tmp_path: Path, content: str | None) -> None:
         assert self.load(tmp_path, content) == GenerationDefaults()
 
+    def test_a_model_that_does_not_sample_is_greedy(self, tmp_path: Path) -> None:
+        content = '{"do_sample": false, "temperature": 0.7, "top_p": 0.5}'
+        assert self.load(tmp_path, content) == GenerationDefaults(temperature=0.0, top_p=0.5)
+        assert self.load(tmp_path, '{"do_sample": true}') == GenerationDefaults()
+
     def test_none_turns_them_off(self, tmp_path: Path) -> None:
         assert self.load(tmp_path, '{"temperature": 0.7}', "none") == GenerationDefaults()
 
@@ -42,7 +47,7 @@ class TestGenerationDefaults:
         (tmp_path / "generation_config.json").write_text('{"top_k": -1, "top_p": 0.5}')
         assert load_generation_defaults(str(tmp_path), "org/model", None) == GenerationDefaults(top_p=0.5)
 
-    @pytest.mark.parametrize("content", ["{", "[]", '{"top_p": 7}', '{"top_k": "x"}', "\xff"])
+    @pytest.mark.parametrize("content", ["{", "[]", '{"top_p": 7}', '{"top_k": "x"}', '{"temperature": "0.7"}', "\xff"])
     def test_a_damaged_file_is_refused(self, tmp_path: Path, content: str) -> None:
         with pytest.raises(ModelError, match="--generation-config none"):
             self.load(tmp_path, content)
