@@ -27,6 +27,7 @@ from engine.core.errors import GrammarError
 from engine.grammar.closed_schema import closed
 from engine.grammar.exact_json import json_rules
 from engine.grammar.json_schema import check_schema
+from engine.grammar.json_string import in_json_string
 from engine.grammar.schema_keywords import compilable
 from engine.grammar.schema_tree import flattened
 
@@ -112,7 +113,14 @@ class Repeat:
     at_most: int | None = None
 
 
-Part = Literal | JsonSchema | Regex | TextUntil | TextWithout | Token | Rule | Sequence | OneOf | Repeat
+@dataclass(frozen=True, slots=True)
+class JsonString:
+    """Matches a JSON string of a text that a client's grammar matches."""
+
+    source: "Lark"
+
+
+Part = Literal | JsonSchema | JsonString | Regex | TextUntil | TextWithout | Token | Rule | Sequence | OneOf | Repeat
 
 JSON_OBJECT = JsonSchema({"type": "object"})
 ANY_TEXT = Regex("(?s:.*)")
@@ -184,6 +192,8 @@ class _Rules:
                 return _quote(text)
             case JsonSchema():
                 return self._json(part)
+            case JsonString(source):
+                return f'"\\"" %lark {{\n{in_json_string(_checked(source.text))}\n}} "\\""'
             case Regex(pattern):
                 return f"/{llguidance.regex_to_lark(_encodable(pattern), 'd')}/"
             case TextUntil(end):

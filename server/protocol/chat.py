@@ -27,7 +27,7 @@ class ConversationParams(ToolParams):
         None, description="A template for this request. Only where --trust-request-chat-template is set."
     )
     chat_template_kwargs: JsonObject = Field({}, description="Variables passed to the chat template.")
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="Passed to the chat template, which is also told whether to think: not at all with none."
     )
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True), bounded_size] | None = Field(

@@ -16,6 +16,7 @@ from server.protocol.response_tool_items import (
     LeftOutItem,
     McpCallItem,
 )
+from server.protocol.response_tools import Tools
 from server.protocol.tags import field_of, text_or, type_of
 from server.protocol.wire import Text, WireModel
 
@@ -102,6 +103,13 @@ _WHY_NOT = {
 }
 
 
+class AdditionalToolsItem(WireModel):
+    """Further tools, which are offered as those of the request are."""
+
+    type: Literal["additional_tools", "tool_search_output"]
+    tools: Tools = Field([])
+
+
 class _UnsupportedItem(MessageItem):
     """A reference to a stored item, a conversation that others have encrypted, or the like. Never valid."""
 
@@ -117,6 +125,7 @@ class _UnsupportedItem(MessageItem):
 _CLASSES: tuple[type[WireModel], ...] = (
     *(MessageItem, FunctionCallItem, CallOutputItem, ReasoningItem, CustomCallItem, ClientToolCallItem),
     *(ClientToolOutputItem, McpCallItem, CodeRunItem, FileSearchItem, LeftOutItem),
+    AdditionalToolsItem,
 )
 _TAGS = {kind: f"<{each.__name__}>" for each in _CLASSES for kind in get_args(each.model_fields["type"].annotation)}
 
@@ -138,6 +147,7 @@ InputItem = Annotated[
     | Annotated[CodeRunItem, Tag("<CodeRunItem>")]
     | Annotated[FileSearchItem, Tag("<FileSearchItem>")]
     | Annotated[LeftOutItem, Tag("<LeftOutItem>")]
+    | Annotated[AdditionalToolsItem, Tag("<AdditionalToolsItem>")]
     | Annotated[SkipJsonSchema[_UnsupportedItem], Tag("<other>")],
     Discriminator(_item_tag),
 ]

@@ -138,7 +138,6 @@ class LeftOutItem(WireModel):
         "mcp_approval_request",
         "mcp_approval_response",
         "tool_search_call",
-        "tool_search_output",
         "redacted_thinking",
     ]
 

@@ -59,6 +59,16 @@ class Function(WireModel):
         return {"type": "object", **self.parameters}
 
 
+INPUT = "input"
+"""The one argument of a function of text."""
+
+
+class TextFunction(Function):
+    """A function of one text, which follows a grammar in Lark's notation. Requests of chats have none."""
+
+    grammar: Text = Field(exclude=True)  # the model is told in the description
+
+
 class Tool(WireModel):
     type: Kind
     function: Function

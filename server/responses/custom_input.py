@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from server.responses.offered import INPUT
+from server.protocol.tools import INPUT
 
 _OPENING = f'{{"{INPUT}":"'
 _BEGINNING = re.compile(rf'\s*{{\s*"{INPUT}"\s*:\s*"')

@@ -1,15 +1,15 @@
 """The tools of a request as functions, which is all that models call: custom tools and those of namespaces, too."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from server.core.errors import BadRequestError
+from server.protocol.response_items import AdditionalToolsItem
 from server.protocol.response_tools import BuiltInTool, CustomTool, FunctionTool, GrammarInput, NamespaceTool, Tool
-from server.protocol.tools import MAX_NAME_LENGTH, Function
+from server.protocol.responses import ResponsesRequest
+from server.protocol.tools import INPUT, MAX_NAME_LENGTH, Function, TextFunction
 
-INPUT = "input"
-"""The argument that holds the text of a custom tool."""
 _SEPARATOR = "__"
 
 
@@ -24,6 +24,10 @@ class OfferedTool:
     namespace: str | None
     takes_text: bool
     """Whether it is a custom tool."""
+
+    @property
+    def place_of_schema(self) -> str:
+        return f"{self.place}.{'format.definition' if self.takes_text else 'parameters'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +53,31 @@ def joined_name(namespace: str | None, name: str) -> str:
     return name if namespace is None else f"{namespace}{_SEPARATOR}{name}"
 
 
-def offered_tools(tools: Sequence[Tool]) -> OfferedTools:
-    """Returns the tools that are not built-in. Raises BadRequestError if a name is too long in its namespace, or a
-    grammar is not supported."""
-    entries = list(_entries(tools))
-    return OfferedTools(
-        tuple(_offered(tool, place, space) for place, tool, space in entries if not isinstance(tool, BuiltInTool)),
-        tuple(tool.type for _, tool, _ in entries if isinstance(tool, BuiltInTool)),
-    )
+def offered_tools(request: ResponsesRequest) -> OfferedTools:
+    """Returns the tools that are not built-in, those of the input's items, too. Raises BadRequestError if a name is too
+    long in its namespace."""
+    entries = list(_entries("tools", request.tools))
+    tools = [_offered(tool, place, space) for place, tool, space in entries if not isinstance(tool, BuiltInTool)]
+    known = {tool.function.name: tool.function for tool in tools}
+    for index, item in enumerate(() if isinstance(request.input, str) else request.input):
+        if isinstance(item, AdditionalToolsItem):
+            more = list(_entries(f"input.{index}.tools", item.tools))
+            added = [_offered(tool, place, space) for place, tool, space in more if not isinstance(tool, BuiltInTool)]
+            tools += [tool for tool in added if known.get(tool.function.name) != tool.function]  # once is enough
+            known |= {tool.function.name: tool.function for tool in added}
+            entries += more
+    return OfferedTools(tuple(tools), tuple(tool.type for _, tool, _ in entries if isinstance(tool, BuiltInTool)))
 
 
 def _entries(
-    tools: Iterable[Tool],
+    path: str, tools: Iterable[Tool]
 ) -> Iterator[tuple[str, FunctionTool | CustomTool | BuiltInTool, NamespaceTool | None]]:
     """Yields each tool with its path before it and its namespace behind it."""
     for index, tool in enumerate(tools):
         if isinstance(tool, NamespaceTool):
-            yield from ((f"tools.{index}.tools.{inner}", each, tool) for inner, each in enumerate(tool.tools))
+            yield from ((f"{path}.{index}.tools.{inner}", each, tool) for inner, each in enumerate(tool.tools))
         else:
-            yield f"tools.{index}", tool, None
+            yield f"{path}.{index}", tool, None
 
 
 def _offered(tool: FunctionTool | CustomTool, place: str, space: NamespaceTool | None) -> OfferedTool:
@@ -76,11 +86,8 @@ def _offered(tool: FunctionTool | CustomTool, place: str, space: NamespaceTool |
     if len(name) > MAX_NAME_LENGTH:
         message = f"{place}.name: with its namespace it must not have more than {MAX_NAME_LENGTH} characters."
         raise BadRequestError(message, f"{place}.name")
-    function = _text_function(tool, place) if isinstance(tool, CustomTool) else tool
-    offered = Function(
-        name=name, description=_description(tool, space), parameters=function.parameters, strict=function.strict
-    )
-    return OfferedTool(offered, place, tool.name, namespace, isinstance(tool, CustomTool))
+    fields = {"name": name, "description": _description(tool, space)}
+    return OfferedTool(_function(tool, fields), place, tool.name, namespace, isinstance(tool, CustomTool))
 
 
 def _description(tool: FunctionTool | CustomTool, space: NamespaceTool | None) -> str | None:
@@ -88,15 +95,22 @@ def _description(tool: FunctionTool | CustomTool, space: NamespaceTool | None) -
     about = [tool.description]
     if space is not None and space.description and tool is space.tools[0]:
         about.append(f"All functions whose names begin with {joined_name(space.name, '')}: {space.description}")
+    if isinstance(tool, CustomTool) and isinstance(tool.format, GrammarInput) and tool.format.syntax == "lark":
+        about.append(f"The {INPUT} follows this grammar, in Lark's notation:\n{tool.format.definition}")
     return "\n\n".join(filter(None, about)) or None
 
 
-def _text_function(tool: CustomTool, place: str) -> Function:
+def _function(tool: FunctionTool | CustomTool, fields: dict[str, Any]) -> Function:
+    """Returns the function of the tool. That of a custom tool has one argument; a grammar of it is kept."""
+    if isinstance(tool, FunctionTool):
+        return Function(parameters=tool.parameters, strict=tool.strict, **fields)
     schema: dict[str, Any] = {"type": "string"}
-    if isinstance(tool.format, GrammarInput) and tool.format.syntax == "lark":
-        place = f"{place}.format.syntax"
-        raise BadRequestError(f"{place}: 'lark' is not supported here; use 'regex'.", place)
-    if isinstance(tool.format, GrammarInput) and tool.format.syntax == "regex":
-        schema |= {"pattern": f"^(?:{tool.format.definition})$"}
     parameters = {"type": "object", "properties": {INPUT: schema}, "required": [INPUT], "additionalProperties": False}
-    return Function(name=tool.name, parameters=parameters, strict=isinstance(tool.format, GrammarInput))
+    match tool.format:
+        case GrammarInput(syntax="lark", definition=grammar):
+            return TextFunction(parameters=parameters, strict=True, grammar=grammar, **fields)
+        case GrammarInput(definition=pattern):
+            schema["pattern"] = f"^(?:{pattern})$"
+            return Function(parameters=parameters, strict=True, **fields)
+        case _:
+            return Function(parameters=parameters, **fields)

@@ -15,15 +15,17 @@ from server.responses.turns import messages_of
 
 def renaming(request: ResponsesRequest, offered: OfferedTools) -> ErrorRenaming:
     """Returns what gives errors of the chat request the names of this API, and the places that tools have in it."""
-    tools = [tool.place for tool in offered.tools]
+    tools = offered.tools
     allowed = [f"tool_choice.tools.{index}" for index, _ in _allowed_tools(request)]
     return ErrorRenaming(
         (r"tool_choice\.allowed_tools\.tools\.(\d+)\.function", lambda found: allowed[int(found[1])]),
         (r"tool_choice\.function", "tool_choice"),
-        (r"tools\.(\d+)\.function", lambda found: tools[int(found[1])]),
+        (r"tools\.(\d+)\.function\.parameters", lambda found: tools[int(found[1])].place_of_schema),
+        (r"tools\.(\d+)\.function", lambda found: tools[int(found[1])].place),
         ("max_completion_tokens|max_tokens", "max_output_tokens"),
         (r"response_format\.json_schema|response_format", "text.format"),
         (r"messages\.\d+\.tool_calls[.\w]*", "input: function calls in a row"),
+        ("reasoning_effort", "reasoning.effort"),
         ("messages", "input"),
     )
 
@@ -43,7 +45,8 @@ def to_chat(request: ResponsesRequest, offered: OfferedTools) -> ChatRequest:
         parallel_tool_calls=request.parallel_tool_calls if offered.tools else None,
         response_format=_format(request.text.format),
         thinking_token_budget=request.thinking_token_budget,
-        chat_template_kwargs=_effort(request.reasoning.effort) | request.chat_template_kwargs,
+        reasoning_effort=request.reasoning.effort,
+        chat_template_kwargs=request.chat_template_kwargs,
     )
     return chat_request(request, fields)
 
@@ -53,13 +56,6 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     if isinstance(request.input, str):
         return [*instructions, {"role": "user", "content": request.input}]
     return [*instructions, *messages_of(request.input)]
-
-
-def _effort(effort: str | None) -> dict[str, Any]:
-    """Returns the variables by which templates know how much the model should think."""
-    if effort is None:
-        return {}
-    return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
 
 
 def _choice(request: ResponsesRequest, offered: OfferedTools) -> Any:

@@ -43,7 +43,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Answer a conversation, in OpenAI's newer form. Nothing is stored: each request brings the whole conversation."""
     arrival = validate_request(body, RESPONSES_REFUSALS, request)
     backend, record = context_of(request).backend, record_of(request.scope)
-    offered = offered_tools(body.tools)
+    offered = offered_tools(body)
     if offered.left_out:
         logger.info("request %s: left out built-in tools: %s", arrival.request_id, ", ".join(offered.left_out))
     with renaming(body, offered)():

@@ -5,8 +5,8 @@ from collections.abc import Sequence as Several
 from dataclasses import replace
 
 from engine.core.errors import GrammarError
-from engine.grammar.lark import JsonSchema, Literal, OneOf, Part, Regex, Repeat, Sequence, TextWithout
-from server.protocol.tools import Function
+from engine.grammar.lark import JsonSchema, JsonString, Lark, Literal, OneOf, Part, Regex, Repeat, Sequence, TextWithout
+from server.protocol.tools import INPUT, Function, TextFunction
 from server.tools.argument_grammar import Write, argument_parts, text_up_to
 from server.tools.formats import CallFormat
 from server.tools.spelling import HOLE, JsonArguments, Spelling
@@ -48,6 +48,8 @@ def strict_calls(form: CallFormat, functions: Several[Function], is_one: bool, w
 
 def arguments_of(function: Function) -> Part:
     """Returns a grammar of a function's arguments in JSON. Without parameters it is that of an empty object."""
+    if isinstance(function, TextFunction):
+        return Sequence((Literal(f'{{"{INPUT}": '), JsonString(Lark(function.grammar)), Literal("}")))
     closed = {"additionalProperties": False} if function.parameters is None else {}
     return JsonSchema({**function.schema_of_arguments, **closed})
 

@@ -55,7 +55,8 @@ def test_hints_are_told_as_they_were_given(server: LiveServer) -> None:
     [
         ({"effort": "high"}, {}, "|high|"),
         ({"effort": "none"}, {}, "|none|off"),
-        ({"effort": "high"}, {"reasoning_effort": "max"}, "|max|"),
+        ({"effort": "max"}, {}, "|max|"),
+        ({"effort": "high"}, {"reasoning_effort": "low"}, "|low|"),
         ({}, {}, "||"),
     ],
 )

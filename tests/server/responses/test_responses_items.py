@@ -31,6 +31,7 @@ def call(name: str, arguments: str) -> str:
         {"type": "computer_call_output", "call_id": "1", "output": {"type": "computer_screenshot"}},
         {"type": "mcp_list_tools", "id": "x", "server_label": "s", "tools": []},
         {"type": "tool_search_call", "call_id": "1", "execution": "client", "arguments": {}},
+        {"type": "tool_search_output", "call_id": "1", "execution": "client", "tools": []},
         {"type": "redacted_thinking", "data": "x"},
         {"type": "reasoning", "id": "x", "summary": [], "encrypted_content": "x"},
         {"type": "reasoning", "id": "x", "summary": [], "content": None, "encrypted_content": None},

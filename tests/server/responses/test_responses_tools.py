@@ -1,6 +1,7 @@
 """/v1/responses: tools that are not functions become functions, or are left out."""
 
 import json
+from collections.abc import Generator
 from typing import Any
 
 import msgspec
@@ -8,11 +9,13 @@ import pytest
 
 from server.protocol.response_answers import ResponseBody
 from server.protocol.response_tools import BUILT_IN
-from tests.server.events import typed_events_of
+from tests.engine.grammar.grammars import accepts
+from tests.server.events import error_of, typed_events_of
 from tests.server.fake_engine import INFO
-from tests.server.live_server import LiveServer
+from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.model_talk import RESPONSES_TOOLS as TOOLS
 from tests.server.model_talk import prompt_of, saying_tokens
+from tests.server.tools.tool_chats import HERMES
 
 SEARCH = {"type": "web_search", "external_web_access": False}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits files."}
@@ -20,11 +23,18 @@ CLOSE = {"type": "function", "name": "close", "description": "Closes one.", "par
 AGENTS = {"type": "namespace", "name": "agents", "description": "Other agents.", "tools": [SEARCH, CLOSE, PATCH]}
 
 
+@pytest.fixture(scope="module")
+def shared_roomy() -> Generator[LiveServer, None, None]:
+    with live_server(FakeBackend(chat_templates={"default": HERMES})) as running:
+        yield running
+
+
 @pytest.fixture
-def roomy(server: LiveServer) -> LiveServer:
-    """A server whose model does not think and takes long prompts."""
-    server.engine.info = msgspec.structs.replace(INFO, max_model_len=4096)
-    return server
+def roomy(shared_roomy: LiveServer) -> LiveServer:
+    """A server whose model does not think, takes long prompts, and writes calls between marks that are text."""
+    shared_roomy.engine.reset()
+    shared_roomy.engine.info = msgspec.structs.replace(INFO, max_model_len=4096)
+    return shared_roomy
 
 
 def call_of(name: str, arguments: str) -> str:
@@ -143,9 +153,77 @@ def test_a_custom_tool_can_be_chosen(roomy: LiveServer) -> None:
     assert grammar is not None and "apply_patch" in grammar and "get_time" not in grammar
 
 
-def test_a_regular_expression_binds_a_custom_tools_text(roomy: LiveServer) -> None:
-    format_ = {"type": "grammar", "syntax": "regex", "definition": "a|b"}
-    body = roomy.respond(tools=[{**PATCH, "format": format_}]).json()
+def test_the_model_is_told_of_a_regular_expression(roomy: LiveServer) -> None:
+    roomy.respond(tools=[grammared("regex", "a|b")])
     assert '"input": {"type": "string", "pattern": "^(?:a|b)$"}' in prompt_of(roomy)
+
+
+LARK = 'start: "+" LINE+\nLINE: /[^\\n]+/ NL\n%import common.NEWLINE -> NL\n'
+
+
+def grammared(syntax: str, definition: str) -> dict[str, Any]:
+    return {**PATCH, "format": {"type": "grammar", "syntax": syntax, "definition": definition}}
+
+
+@pytest.mark.parametrize(("syntax", "definition"), [("lark", LARK), ("regex", r"\+([^\n]+(\r?\n)+)+")])
+def test_a_grammar_binds_a_custom_tools_text(roomy: LiveServer, syntax: str, definition: str) -> None:
+    tool = grammared(syntax, definition)
+    body = roomy.respond(
+        tools=[tool], tool_choice={"type": "custom", "name": "apply_patch"}, max_output_tokens=9
+    ).json()
     grammar = roomy.engine.requests[-1].params.grammar
-    assert grammar is not None and "(?:a|b)" in grammar and body["tools"][0]["format"] == format_
+    assert grammar is not None and body["tools"] == [tool]
+
+    def call(text: str) -> str:
+        return f"<tool_call>\n{json.dumps({'name': 'apply_patch', 'arguments': {'input': text}})}\n</tool_call>"
+
+    assert [text for text in ('+"a"\n\nb\\\n', "+\n", "a\n", "+a") if accepts(grammar, call(text))] == ['+"a"\n\nb\\\n']
+
+
+def test_the_model_is_told_of_a_lark_grammar(roomy: LiveServer) -> None:
+    roomy.respond(tools=[grammared("lark", LARK)], max_output_tokens=9)
+    told = json.dumps("Edits files.\n\nThe input follows this grammar, in Lark's notation:\n" + LARK)
+    prompt = prompt_of(roomy)
+    assert told in prompt and '"grammar"' not in prompt and "pattern" not in prompt
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition", "why"),
+    [
+        ("lark", 'start: "a" start | ""', "circular"),
+        ("lark", "start: <think>", "<think> is not supported within a JSON string"),
+        ("lark", 'start: %json {"type": "string"}', "must not contain %json"),
+        ("lark", "start: missing", "unknown name"),
+        ("regex", "(a", "(a"),
+        ("regex", "a(?=b)", "look"),
+    ],
+)
+def test_a_grammar_that_cannot_be_kept_is_refused_by_its_place(
+    roomy: LiveServer, syntax: str, definition: str, why: str
+) -> None:
+    namespace = {"type": "namespace", "name": "n", "tools": [SEARCH, grammared(syntax, definition)]}
+    error = error_of(roomy.respond(tools=[SEARCH, TOOLS[1], namespace]))
+    assert error["param"] == "tools.2.tools.1.format.definition"
+    assert error["message"].startswith("tools.2.tools.1.format.definition: ") and why in error["message"]
+
+
+def test_tools_of_the_input_are_offered_as_those_of_the_request_are(agent: LiveServer) -> None:
+    agent.engine.info = msgspec.structs.replace(INFO, max_model_len=4096)
+    more = {"type": "additional_tools", "role": "developer", "tools": [SEARCH, TOOLS[1], AGENTS]}
+    agent.engine.rule = saying_tokens(agent, call_of("agents__apply_patch", '{"input": "+a"}'))
+    body = agent.respond([more, {"role": "user", "content": "Hi"}, more], tools=[TOOLS[1]]).json()
+    assert [function["name"] for function in offered(agent)] == ["get_time", "agents__close", "agents__apply_patch"]
+    [item] = body["output"]
+    assert (item["type"], item["namespace"], item["name"]) == ("custom_tool_call", "agents", "apply_patch")
+
+
+def test_tools_of_the_input_have_their_places(agent: LiveServer) -> None:
+    more = {"type": "additional_tools", "tools": [{**TOOLS[1], "description": "Another."}]}
+    error = error_of(agent.respond([{"role": "user", "content": "Hi"}, more], tools=[TOOLS[1]]))
+    assert error["param"] == "input.1.tools.0.name" and "must not be 'get_time' again" in error["message"]
+
+
+def test_a_schema_that_cannot_be_kept_is_refused_by_its_place(roomy: LiveServer) -> None:
+    function = {"type": "function", "name": "f", "strict": True, "parameters": {"type": "object", "enum": 1}}
+    error = error_of(roomy.respond(tools=[SEARCH, {**AGENTS, "tools": [SEARCH, function]}]))
+    assert error["param"] == "tools.1.tools.1.parameters"

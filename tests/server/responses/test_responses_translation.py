@@ -109,9 +109,9 @@ def test_one_call_at_a_time_can_be_asked_for(agent: LiveServer) -> None:
     assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
 
 
-def test_calls_can_be_required(server: LiveServer) -> None:
-    server.respond(tools=TOOLS[1:], tool_choice="required", max_output_tokens=9)
-    assert server.engine.requests[-1].params.grammar is not None
+def test_calls_can_be_required(hermes: LiveServer) -> None:
+    hermes.respond(tools=TOOLS[1:], tool_choice="required", max_output_tokens=9)
+    assert hermes.engine.requests[-1].params.grammar is not None
 
 
 def test_template_variables_can_be_passed(agent: LiveServer) -> None:
