@@ -29,8 +29,15 @@ def main() -> int:
     options = _parser().parse_args()
     names = options.clients or list(CLIENTS)
     console = Console()
-    with _server(options.url) as url:
-        results = [(CLIENTS[name], *_try_client(CLIENTS[name], url, options, console)) for name in names]
+    agents = [CLIENTS[name] for name in names if CLIENTS[name].replies]
+    others = [CLIENTS[name] for name in names if not CLIENTS[name].replies]
+    results = []
+    if others:
+        with _server(options.url) as url:
+            results += [(client, *_try_client(client, url, options, console)) for client in others]
+    for client in agents:
+        with _started("-m", "tests.compat.scripted_model", client.name) as url:
+            results.append((client, *_try_client(client, url, options, console)))
     table = Table("client", "version", "result", "seconds")
     for client, version, is_ok, seconds in results:
         table.add_row(client.name, version, "[green]works" if is_ok else "[red]fails", f"{seconds:.0f}")
@@ -57,37 +64,49 @@ def _try_client(client: Client, url: str, options: argparse.Namespace, console: 
     """Returns the client's version, whether its script passed, and how long that took. Prints a failed script's
     output."""
     with console.status(f"{client.name}: installing"):
-        command, version = install(client, options.environments)
+        installed = install(client, options.environments)
     environment = os.environ | {
         "TWOSTEP_URL": url,
-        "TWOSTEP_MODEL": options.model,
+        "TWOSTEP_MODEL": "scripted" if client.replies else options.model,
         "TWOSTEP_TOKENIZER": options.tokenizer,
-        "PATH": f"{Path(command[0]).parent}:{os.environ['PATH']}",
+        "PATH": f"{installed.programs}:{os.environ['PATH']}",
     }
     environment.pop("PYTHONPATH", None)
     started_s = time.monotonic()
-    with console.status(f"{client.name} {version}: running"), tempfile.TemporaryDirectory() as directory:
+    with console.status(f"{client.name} {installed.version}: running"), tempfile.TemporaryDirectory() as directory:
         script = str(Path(__file__).parent / "clients" / client.script)
         try:
             done = subprocess.run(
-                [*command, script], cwd=directory, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+                [*installed.interpreter, script],
+                cwd=directory,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
             )
             is_ok, output = done.returncode == 0, done.stdout + done.stderr
         except subprocess.TimeoutExpired:
             is_ok, output = False, f"not done after {TIMEOUT_S} s"
-    console.print(f"{client.name} {version}: {'works' if is_ok else 'fails'}")
+    console.print(f"{client.name} {installed.version}: {'works' if is_ok else 'fails'}")
     if not is_ok:
         console.print("\n".join(output.splitlines()[-TAIL_LINES:]), markup=False, highlight=False)
-    return version, is_ok, time.monotonic() - started_s
+    return installed.version, is_ok, time.monotonic() - started_s
 
 
 @contextmanager
 def _server(url: str | None) -> Iterator[str]:
+    """Yields the address of a server with a model: the given one, or one with the embedded model."""
     if url is not None:
         yield url.rstrip("/")
         return
-    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--log-level", "warning"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    with _started("-m", "server", "serve", "--port", "0", "--log-level", "warning") as started:
+        yield started
+
+
+@contextmanager
+def _started(*arguments: str) -> Iterator[str]:
+    """Yields the address of a server that runs as a program of its own."""
+    process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         yield next(line.split()[1] for line in process.stdout if line.startswith("  listens "))

@@ -5,8 +5,17 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 CONSTRAINTS = Path(__file__).resolve().parent.parent.parent / "constraints.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a scripted model answers to prompts that contain a text."""
+
+    when: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,17 +24,31 @@ class Client:
     packages: tuple[str, ...]
     """Packages to install; the first is the client itself."""
     script: str
+    registry: Literal["pypi", "npm"] = "pypi"
+    replies: tuple[Reply, ...] = ()
+    """The script of the model that it is tried with, for agents; others are tried with the server's model."""
+    models: tuple[str, ...] = ()
+    """Further names of that model, which the client knows."""
 
-    @property
-    def is_node(self) -> bool:
-        return self.script.endswith(".mjs")
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    version: str
+    interpreter: tuple[str, ...]
+    """The command that runs a client's script."""
+    programs: Path
+    """The folder of the commands that came with the packages."""
+
+
+def calling(name: str, arguments: str) -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
 
 
 CLIENTS = {
     client.name: client
     for client in (
         Client("openai", ("openai",), "openai_python.py"),
-        Client("openai-node", ("openai",), "openai_node.mjs"),
+        Client("openai-node", ("openai",), "openai_node.mjs", "npm"),
         Client("anthropic", ("anthropic",), "anthropic_python.py"),
         Client("litellm", ("litellm",), "litellm_python.py"),
         Client("langchain", ("langchain-openai",), "langchain_python.py"),
@@ -34,19 +57,45 @@ CLIENTS = {
         Client("guidellm", ("guidellm",), "guidellm_command.py"),
         Client("schemathesis", ("schemathesis",), "schemathesis_command.py"),
         Client("lm-eval", ("lm-eval[api]", "transformers"), "lm_eval_command.py"),
+        Client(
+            "codex",
+            ("@openai/codex",),
+            "codex_command.py",
+            "npm",
+            replies=(
+                Reply("twostep-42", "The command wrote twostep-42."),
+                Reply('"exec_command"', calling("exec_command", '{"cmd": "echo twostep-$((40 + 2))"}')),
+                Reply('"functions__exec"', calling("functions__exec", '{"input": "text(`twostep-${6 * 7}`);"}')),
+            ),
+            models=("codex-auto-review",),
+        ),
+        Client(
+            "claude-code",
+            ("@anthropic-ai/claude-code",),
+            "claude_code_command.py",
+            "npm",
+            replies=(
+                Reply("You are an assistant for performing a web search", "Nothing was found."),
+                Reply("twostep-42", "The command wrote twostep-42."),
+                Reply(
+                    '"Bash"',
+                    calling("Bash", '{"command": "echo twostep-$((40 + 2))", "description": "Adds"}')
+                    + calling("WebSearch", '{"query": "twostep"}'),
+                ),
+            ),
+        ),
     )
 }
 
 
-def install(client: Client, directory: Path) -> tuple[list[str], str]:
-    """Installs the client, unless that was done before, and returns the command that runs a script there, and its
-    version."""
+def install(client: Client, directory: Path) -> Installed:
+    """Installs the client, unless that was done before."""
     home = directory / client.name
     home.mkdir(parents=True, exist_ok=True)
-    return _install_node(client, home) if client.is_node else _install_python(client, home)
+    return _install_npm(client, home) if client.registry == "npm" else _install_python(client, home)
 
 
-def _install_python(client: Client, home: Path) -> tuple[list[str], str]:
+def _install_python(client: Client, home: Path) -> Installed:
     python = home / "bin" / "python"
     if not (home / "installed").exists():
         _run([sys.executable, "-m", "venv", str(home)])
@@ -58,18 +107,21 @@ def _install_python(client: Client, home: Path) -> tuple[list[str], str]:
         (home / "installed").touch()
     distribution = client.packages[0].partition("[")[0]
     code = f"from importlib.metadata import version; print(version({distribution!r}))"
-    return [str(python)], _run([str(python), "-c", code]).strip()
+    return Installed(_run([str(python), "-c", code]).strip(), (str(python),), python.parent)
 
 
-def _install_node(client: Client, home: Path) -> tuple[list[str], str]:
+def _install_npm(client: Client, home: Path) -> Installed:
     if not (home / "installed").exists():
         _run(["npm", "install", "--silent", "--no-fund", "--no-audit", "--prefix", str(home), *client.packages])
         (home / "installed").touch()
-    package = json.loads((home / "node_modules" / client.packages[0] / "package.json").read_text())
+    version = json.loads((home / "node_modules" / client.packages[0] / "package.json").read_text())["version"]
+    programs = home / "node_modules" / ".bin"
+    if not client.script.endswith(".mjs"):
+        return Installed(version, (sys.executable,), programs)
     # Modules are looked for beside the script that imports them: NODE_PATH does not count for those.
     loader = home / "run.mjs"
     loader.write_text(_NODE_LOADER)
-    return ["node", str(loader)], str(package["version"])
+    return Installed(version, ("node", str(loader)), programs)
 
 
 _NODE_LOADER = """\
