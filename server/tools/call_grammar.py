@@ -61,8 +61,6 @@ def arguments_part(form: CallFormat, function: Function, write: Write = as_text)
         return schema
     if not isinstance(schema, JsonSchema):
         raise GrammarError("a grammar for its text is not supported by this model's format of calls")
-    if not isinstance(schema, JsonSchema):
-        raise GrammarError("a grammar of a text is not supported by this model's format of calls")
     return argument_parts(form.spelling.arguments, schema.schema, write)
 
 

@@ -11,12 +11,14 @@ from server.protocol.response_answers import ResponseBody
 from server.protocol.response_tools import BUILT_IN
 from tests.engine.grammar.grammars import accepts
 from tests.server.events import error_of, typed_events_of
-from tests.server.fake_engine import INFO
+from tests.server.fake_engine import INFO, FakeEngine
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.server.model_talk import RESPONSES_TOOLS as TOOLS
 from tests.server.model_talk import prompt_of, saying_tokens
+from tests.server.tools.call_templates import PARAMETERS
 from tests.server.tools.tool_chats import HERMES
 
+ROOMY = msgspec.structs.replace(INFO, max_model_len=4096)
 SEARCH = {"type": "web_search", "external_web_access": False}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits files."}
 CLOSE = {"type": "function", "name": "close", "description": "Closes one.", "parameters": {"type": "object"}}
@@ -33,7 +35,7 @@ def shared_roomy() -> Generator[LiveServer, None, None]:
 def roomy(shared_roomy: LiveServer) -> LiveServer:
     """A server whose model does not think, takes long prompts, and writes calls between marks that are text."""
     shared_roomy.engine.reset()
-    shared_roomy.engine.info = msgspec.structs.replace(INFO, max_model_len=4096)
+    shared_roomy.engine.info = ROOMY
     return shared_roomy
 
 
@@ -208,7 +210,7 @@ def test_a_grammar_that_cannot_be_kept_is_refused_by_its_place(
 
 
 def test_tools_of_the_input_are_offered_as_those_of_the_request_are(agent: LiveServer) -> None:
-    agent.engine.info = msgspec.structs.replace(INFO, max_model_len=4096)
+    agent.engine.info = ROOMY
     more = {"type": "additional_tools", "role": "developer", "tools": [SEARCH, TOOLS[1], AGENTS]}
     agent.engine.rule = saying_tokens(agent, call_of("agents__apply_patch", '{"input": "+a"}'))
     body = agent.respond([more, {"role": "user", "content": "Hi"}, more], tools=[TOOLS[1]]).json()
@@ -227,3 +229,10 @@ def test_a_schema_that_cannot_be_kept_is_refused_by_its_place(roomy: LiveServer)
     function = {"type": "function", "name": "f", "strict": True, "parameters": {"type": "object", "enum": 1}}
     error = error_of(roomy.respond(tools=[SEARCH, {**AGENTS, "tools": [SEARCH, function]}]))
     assert error["param"] == "tools.1.tools.1.parameters"
+
+
+def test_a_lark_grammar_is_refused_where_calls_are_not_written_in_json(no_settings_from_outside: None) -> None:
+    with live_server(FakeBackend(FakeEngine(info=ROOMY), chat_templates={"default": PARAMETERS})) as server:
+        error = error_of(server.respond(tools=[grammared("lark", LARK)]))
+        assert error["param"] == "tools.0.format.definition" and "this model's format of calls" in error["message"]
+        assert server.respond(tools=[grammared("regex", "a")], max_output_tokens=1).status_code == 200
