@@ -15,10 +15,10 @@ from engine.core.request import Constraint, FinishReason, Request, RequestStatus
 from engine.core.stats import SchedulerStats
 from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.kv_allocator import KVAllocator
+from engine.scheduling.output_tokens import append_tokens, why_no_token
 from engine.scheduling.prefill_budget import PrefillBudget, PrefillPace
 from engine.scheduling.request_reports import state_of, take_first_token_info
 from engine.scheduling.speculation.planner import NO_PLANNED_DRAFT, PlannedDraft, SpeculationPlanner
-from engine.scheduling.stop_conditions import append_tokens, why_no_token
 
 
 class Scheduler:

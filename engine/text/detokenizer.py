@@ -6,8 +6,9 @@ not depend on the text before it, and the concatenated deltas are the full decod
 
 import codecs
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 from typing import Protocol
+
+from engine.text.stop_strings import StopStringFinder
 
 
 class TokenTable(Protocol):
@@ -43,7 +44,7 @@ class IncrementalDetokenizer:
         self._skipped_ids: Set[int] = table.special_ids if skip_special_tokens else frozenset()
         if shown_token_ids:
             self._skipped_ids = self._skipped_ids - frozenset(shown_token_ids)
-        self._finder = _StopFinder(stop) if stop else None
+        self._finder = StopStringFinder(stop) if stop else None
         self._includes_stop = include_stop_str_in_output
         self._min_tokens = min_tokens
         self._num_tokens = 0
@@ -81,62 +82,3 @@ class IncrementalDetokenizer:
         self.stop_string, self._held = found.string, ""
         end = len(held) - len(text) + found.end
         return held[: end if self._includes_stop else end - len(found.string)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A stop string found in the text."""
-
-    string: str
-    end: int
-    """Index in the text of the last `feed`, just behind the stop string's last character."""
-
-
-class _StopFinder:
-    """Searches for several strings in a text that arrives in pieces (Knuth, Morris and Pratt 1977, one automaton
-    each)."""
-
-    def __init__(self, strings: Sequence[str]) -> None:
-        # Longest first: of several that end at the same character, the first in this order is reported.
-        self._automata = [(string, _borders(string)) for string in sorted(strings, key=len, reverse=True)]
-        self._matched = [0] * len(strings)  # characters of each string that the text so far ends with
-
-    @property
-    def num_held(self) -> int:
-        """Number of characters at the end of the text that may be the beginning of a match."""
-        return max(self._matched)
-
-    def feed(self, text: str, may_stop: bool) -> _Found | None:
-        """Returns the first match that ends in `text`; without `may_stop`, matches that end in it are ignored."""
-        for position, character in enumerate(text):
-            string = self._advance(character)
-            if string is not None and may_stop:
-                return _Found(string, position + 1)
-        return None
-
-    def _advance(self, character: str) -> str | None:
-        """Returns the longest string that is complete with this character."""
-        found = None
-        for index, (string, borders) in enumerate(self._automata):
-            length = self._matched[index]
-            while length and string[length] != character:
-                length = borders[length - 1]
-            if string[length] == character:
-                length += 1
-            if length == len(string):
-                found = found or string
-                length = borders[length - 1]
-            self._matched[index] = length
-        return found
-
-
-def _borders(string: str) -> list[int]:
-    """Returns, for each prefix, the length of its longest proper prefix that is also its suffix."""
-    borders = [0] * len(string)
-    length = 0
-    for index in range(1, len(string)):
-        while length and string[index] != string[length]:
-            length = borders[length - 1]
-        length += string[index] == string[length]
-        borders[index] = length
-    return borders

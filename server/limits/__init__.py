@@ -77,7 +77,7 @@ The parameters
                       2**17 values in arguments
                       server.protocol.messages:bounded_parts, server.protocol.messages:MAX_PARTS,
                       server.protocol.messages:MAX_TOOL_CALLS
-  tools               128 tools, 2**20 characters of them as JSON                                400
+  tools               4096 tools, 2**20 characters of them as JSON                               400
                       server.protocol.tools:ToolParams
   structured output   8192 choices; 2**20 characters of a schema that is written as a string     400
                       server.protocol.structured:StructuredOutputs
@@ -89,6 +89,8 @@ The parameters
                       engine.core.sampling_params:SamplingParams
   metadata            16 entries of `metadata`, 16 of `include`                                  400
                       server.protocol.responses:ResponsesRequest
+  context edits       16 edits of `context_management`                                           400
+                      server.protocol.anthropic_context:MAX_EDITS
   salts and ids       1024 characters of `cache_salt`, 128 of a request id (in a header it is    400
                       replaced)
                       server.protocol.request:RequestFields, server.core.request_record:is_sane_request_id
