@@ -1,4 +1,4 @@
-"""Which of a step's tokens a request takes, and whether one finishes it: EOS, a stop token or its length; torch-free."""
+"""Which of a step's tokens a request takes, whether one finishes it: EOS, a stop token or its length; torch-free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
