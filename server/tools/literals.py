@@ -8,7 +8,7 @@ from server.tools.incremental_text import IncrementalText, NotACall, Reading
 QUOTE_MARK = '<|"|>'
 _CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_WORD = re.compile(r"[A-Za-z_$][\w$.-]*")
+_WORD = re.compile(r"(?:[^\W\d]|\$)[\w$.-]*")
 _SPACES = re.compile(r"\s*")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\\": "\\", "'": "'", '"': '"', "/": "/", "\n": ""}

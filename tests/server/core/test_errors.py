@@ -162,8 +162,8 @@ def test_our_bug_in_a_stream_is_an_event(server: LiveServer) -> None:
     [
         ("GET", "/nothing", 404, "not_found"),
         ("POST", "/v1/nothing", 404, "not_found"),
-        ("POST", "/v1/completions/", 404, "not_found"),
-        ("GET", "/health/", 404, "not_found"),
+        ("POST", "/v1/completions/x", 404, "not_found"),
+        ("GET", "/health/x", 404, "not_found"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("DELETE", "/health", 405, "method_not_allowed"),
         ("GET", "/v1/models/other", 404, "model_not_found"),
