@@ -199,20 +199,16 @@ def test_thoughts_are_free_and_the_answer_is_not(deep: bool, texts: list[str]) -
 @pytest.mark.parametrize(
     ("backend", "parameters"),
     [
-        (FakeBackend(chat_templates={"default": THINKING}, special_tokens={"<think>": 0xFA, "</think>": 0xFB}), {}),
         (FakeBackend(chat_templates={"default": THINKING}), {"structured_outputs": {"grammar": 'start: "a"'}}),
         (FakeBackend(chat_templates={"default": CALLING.replace("<tool_call>", "<|python_tag|>")}), {"tools": [TOOL]}),
-        (FakeBackend(chat_templates={"default": CALLING}, special_tokens={"<tool_call>": 0xFA}), {"tools": [TOOL]}),
         (
             FakeBackend(chat_templates={"default": CALLING}),
             {"structured_outputs": {"regex": "a"}, "tools": [TOOL]},
         ),
     ],
     ids=[
-        "special marks",
         "a whole grammar after thinking",
         "calls without a mark",
-        "special marks of calls",
         "a regex and calls",
     ],
 )
@@ -222,6 +218,22 @@ def test_what_cannot_be_combined_is_refused(backend: FakeBackend, parameters: di
     error = error_of(response)
     assert (response.status_code, error["param"]) == (400, next(iter(constraint or parameters)))
     assert "cannot be combined" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("template", "special_tokens", "parameters"),
+    [
+        (THINKING, {"<think>": 0xFA, "</think>": 0xFB}, {}),
+        (CALLING, {"<tool_call>": 0xFA}, {"tools": [TOOL]}),
+    ],
+    ids=["thinking", "calls"],
+)
+def test_marks_that_are_tokens_are_tokens_of_the_grammar(
+    template: str, special_tokens: dict[str, int], parameters: dict[str, Any]
+) -> None:
+    backend = FakeBackend(chat_templates={"default": template}, special_tokens=special_tokens)
+    response, lark = chat(backend, response_format={"type": "json_object"}, **parameters)
+    assert response.status_code == 200 and all(f"<[{token_id}]>" in lark for token_id in special_tokens.values())
 
 
 def test_tools_that_may_not_be_called_are_no_hindrance() -> None:
