@@ -28,7 +28,7 @@ LEAST = {
 }
 
 
-LONG = {"drafts", "linear", "memory", "quantization", "serving"}
+LONG = {"attention", "drafts", "linear", "memory", "quantization", "serving"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in programs()])
