@@ -68,8 +68,8 @@ def _integer(rng: Random, depth: int) -> Schema:
 
 def _number(rng: Random, depth: int) -> Schema:
     low = round(rng.uniform(-100, 100), rng.randint(0, 3))
-    bounds = {"minimum": low, "maximum": low + rng.choice((0.5, 1, 99.25))}
-    exclusive = {"exclusiveMinimum": low, "exclusiveMaximum": low + rng.choice((1, 10))}
+    bounds = {"minimum": low, "maximum": round(low + rng.choice((0.5, 1, 99.25)), 3)}
+    exclusive = {"exclusiveMinimum": low, "exclusiveMaximum": round(low + rng.choice((1, 10)), 3)}
     return {"type": "number", **rng.choice(({}, bounds, exclusive, {"minimum": low}, {"maximum": low}))}
 
 
