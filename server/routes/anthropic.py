@@ -99,9 +99,10 @@ def _chat_of(body: AnthropicConversation, backend: Backend) -> ChatRequest:
     """Returns the chat request. Where thinking is disabled, a model that thinks all the same must end it at once, if it
     has tokens for that. A model that does not think keeps within any budget."""
     chat = to_chat(body)
-    if not backend.chat.dialect_for(chat).thinks:
+    marks = backend.chat.dialect_for(chat).thinking
+    if marks is None:
         return chat.model_copy(update={"thinking_token_budget": None})
-    if body.thinking is not None and body.thinking.type == "disabled" and thinking_marks(backend.tokenizer):
+    if body.thinking is not None and body.thinking.type == "disabled" and thinking_marks(backend.tokenizer, marks):
         return chat.model_copy(update={"thinking_token_budget": 0})
     return chat
 

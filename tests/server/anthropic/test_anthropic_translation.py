@@ -107,6 +107,15 @@ def test_a_model_that_does_not_think_need_not_be_stopped(server: LiveServer) -> 
     assert server.engine.requests[-1].params.thinking is None
 
 
+def test_a_model_that_thinks_between_other_marks_is_stopped_at_those() -> None:
+    template = THINKING.replace("<think>", "[THINK]").replace("</think>", "[/THINK]")
+    backend = FakeBackend(chat_templates={"default": template}, special_tokens={"[THINK]": 0xFA, "[/THINK]": 0xFB})
+    with live_server(backend) as server:
+        assert server.message(thinking={"type": "disabled"}).status_code == 200
+        bound = server.engine.requests[-1].params.thinking
+        assert bound is not None and bound.max_tokens == 0
+
+
 def test_a_model_without_tokens_for_its_marks_is_not_stopped() -> None:
     """Only its template can turn the thinking off."""
     with live_server(FakeBackend(chat_templates={"default": THINKING + "{{ enable_thinking }}"})) as server:
