@@ -1,6 +1,7 @@
 """Numbers that the compiler of schemas, which reads doubles, would change, and regular expressions of exact ranges."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 EXACT_INTEGERS = 2**53  # every integer up to this is a double
@@ -29,23 +30,22 @@ def has_inexact_number(value: Any) -> bool:
 
 def integers(low: int | None, high: int | None) -> str:
     """Returns a regular expression of the integers from `low` to `high`, both included; None for no bound."""
-    parts = []
-    if high is None or high >= 0:
-        parts.append(_naturals(max(low or 0, 0), high))
-    if low is None or low < 0:
-        least = 1 if high is None or high >= 0 else -high
-        parts.append(f"-{_naturals(least, None if low is None else -low)}")
-    return _either(parts)
+    return _signed(low, high, _naturals, 1)
 
 
 def numbers(low: int | None, high: int | None) -> str:
     """Returns a regular expression of the numbers from `low` to `high`, with any fraction and no exponent."""
+    return _signed(low, high, _magnitudes, 0)
+
+
+def _signed(low: int | None, high: int | None, magnitudes: Callable[[int, int | None], str], least: int) -> str:
+    """Returns a regular expression of both signs; `least` is the smallest magnitude that may be negative."""
     parts = []
     if high is None or high >= 0:
-        parts.append(_magnitudes(max(low or 0, 0), high))
+        parts.append(magnitudes(max(low or 0, 0), high))
     if low is None or low < 0:
-        least = 0 if high is None or high >= 0 else -high
-        parts.append(f"-{_magnitudes(least, None if low is None else -low)}")
+        nearest = least if high is None or high >= 0 else -high
+        parts.append(f"-{magnitudes(nearest, None if low is None else -low)}")
     return _either(parts)
 
 

@@ -1,9 +1,7 @@
 """Batch invariance of linear layers: a row's result depends on that row alone, to the last bit."""
 
 import itertools
-import resource
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from engine.kernels import load_kernels
 from engine.weights.batch_invariant_matmul import BatchInvariantWeight
 from engine.weights.linear import PackedLinear, prepare_linears
 from engine.weights.packed_weight import KernelWeight, PackedWeight, pack_weight
+from tests.resident_memory import resident_bytes
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -37,10 +36,6 @@ def pack(request: pytest.FixtureRequest) -> Pack:
 def random_layer(n: int, k: int, dtype: torch.dtype, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns a random weight [N, K], bias [N] and input x [rows, K]."""
     return torch.randn(n, k).to(dtype), torch.randn(n).to(dtype), torch.randn(rows, k).to(dtype)
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def exact(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
