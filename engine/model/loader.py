@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine.attention import registry
-from engine.attention.kv_cache import LayerShape
 from engine.attention.registry import AttentionCall
 from engine.checkpoint.hub import optional_file
 from engine.checkpoint.local import check_checkpoint, check_model_type, check_unquantized, is_local, read_config
@@ -31,7 +30,8 @@ from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
 from engine.model.fusion import fuse_modules
 from engine.model.kernel_layer import move_layers_to_kernels
-from engine.model.probe import check_same, probe_layers
+from engine.model.paging_proof import prove_paging
+from engine.model.probe import check_same, layer_shape, probe_layers
 from engine.model.self_draft import draft_model_of
 from engine.model.step_work import size_of
 from engine.runner.loaded_model import DraftModel, LoadedModel
@@ -79,7 +79,7 @@ def _load(config: EngineConfig) -> LoadedModel:
     dtype = _dtype(config.dtype, device, hf_config, kernels)
     module = _load_weights(config, source, device, dtype)
     text_config = hf_config.get_text_config(decoder=True)
-    calls = probe_layers(module, text_config, device)
+    calls = _checked_layers(module, text_config, device)
     _replace_for_cpu(module, calls, device, kernels is not None)
     draft = _draft_model(module, calls, kernels is not None, config.draft_quantization)
     report = prepare_linears(module, kernels is not None, config.quantization)
@@ -91,7 +91,7 @@ def _load(config: EngineConfig) -> LoadedModel:
         probe_layers(each, text_config, device)  # fused and packed, it must still run
     return LoadedModel(
         module=module,
-        layers=tuple(_layer_shape(call) for call in calls),
+        layers=tuple(layer_shape(call) for call in calls),
         device=device,
         dtype=dtype,
         architecture=type(module).__name__,
@@ -106,6 +106,15 @@ def _load(config: EngineConfig) -> LoadedModel:
         head_inputs=HeadInputs(module.get_output_embeddings()),
         draft=draft,
     )
+
+
+def _checked_layers(
+    module: PreTrainedModel, text_config: PreTrainedConfig, device: torch.device
+) -> tuple[AttentionCall, ...]:
+    """Returns the attention call of each layer. Raises UnsupportedModelError unless the model can run paged."""
+    calls = probe_layers(module, text_config, device)
+    prove_paging(module, _context_limit(text_config))
+    return calls
 
 
 def _replace_for_cpu(
@@ -125,10 +134,6 @@ def _draft_model(
     module: PreTrainedModel, calls: Sequence[AttentionCall], has_kernels: bool, quantization: str
 ) -> DraftModel | None:
     return None if quantization == "none" else draft_model_of(module, calls, has_kernels, quantization)
-
-
-def _layer_shape(call: AttentionCall) -> LayerShape:
-    return LayerShape(call.key.shape[1], call.key.shape[2], call.value.shape[2])
 
 
 def _linear_name(kernels: KernelInfo | None, quantization: str) -> str:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from engine.attention.kv_cache import LayerShape
 from engine.attention.registry import AttentionCall, attention_handler
 from engine.core.errors import UnsupportedModelError
 from engine.host.available_memory import is_memory_shortage
@@ -45,6 +46,11 @@ def probe_layers(
         ) from error
     _check_layers(name, text_config, recorder.calls)
     return tuple(recorder.calls[layer] for layer in sorted(recorder.calls))
+
+
+def layer_shape(call: AttentionCall) -> LayerShape:
+    """Returns what the layer caches per token."""
+    return LayerShape(call.key.shape[1], call.key.shape[2], call.value.shape[2])
 
 
 def _check_layers(name: str, text_config: PreTrainedConfig, calls: dict[int, AttentionCall]) -> None:

@@ -1,0 +1,210 @@
+"""Proof, before a model is served, that over the paged cache it computes what it computes in one piece.
+
+A model whose layers mix tokens by anything but the registered attention (a scan, a convolution, a window of their own)
+would answer, and answer wrongly. So a copy that is cut to a few narrow layers, with random weights, runs both ways:
+transformers' own dense forward without a cache is the reference; the other computes the same tokens in uneven chunks,
+two sequences in one batch, and then one by one.
+"""
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from engine.attention import approximate
+from engine.attention.kv_cache import KVCache
+from engine.attention.registry import ATTENTION_NAME
+from engine.core.batch import ScheduledRequest
+from engine.core.errors import UnsupportedModelError, reason_of
+from engine.core.sampling_params import SamplingParams
+from engine.host.available_memory import is_memory_shortage
+from engine.model.probe import layer_shape, probe_layers
+from engine.runner.forward import TransformersForward
+from engine.runner.model_inputs import build_inputs
+
+__all__ = ["prove_paging", "randomize"]
+
+BLOCK_SIZE = 8
+NUM_VOCAB = 256
+MAX_WIDTH = 64
+"""Of each MLP and expert. Attention and the residual stream keep their widths, which depend on one another."""
+MAX_WINDOW = 8
+STEPS = ((1, 20), (5, 0), (24, 1), (0, 11), (17, 2), *((1, 1),) * 3)
+"""How many tokens of each of the two sequences a step computes."""
+TOLERANCE = 1e-3
+"""Of the largest logit. Sums in another order differ by 1e-6, what a layer leaves out by 1e-2 and more."""
+MAX_OUTLIERS = 0.02
+"""Share of the positions that may differ by more: a router whose scores are nearly equal chooses another expert."""
+
+
+def prove_paging(module: PreTrainedModel, context_limit: int) -> None:
+    """Raises UnsupportedModelError unless the model's code computes the same over pages as in one piece."""
+    name = type(module).__name__
+    try:
+        with torch.inference_mode():
+            _compare(name, _small_copy(module), context_limit)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # models' code raises anything
+        if is_memory_shortage(error):
+            raise
+        raise UnsupportedModelError(
+            f"{name} cannot run over a paged KV cache: {type(error).__name__}: {reason_of(error)}"
+        ) from error
+
+
+def _compare(name: str, module: PreTrainedModel, context_limit: int) -> None:
+    steps = [*_limited(STEPS, context_limit)]
+    vocab_size = module.config.get_text_config(decoder=True).vocab_size
+    generator = torch.Generator().manual_seed(0)
+    sequences = [
+        torch.randint(vocab_size, (total,), generator=generator).tolist()
+        for total in map(sum, zip(*steps, strict=True))
+    ]
+    module.set_attn_implementation("eager")
+    expected = [_dense(module, token_ids) for token_ids in sequences]
+    module.set_attn_implementation(ATTENTION_NAME)
+    computed = _paged(module, sequences, steps)
+    for one, other in zip(expected, computed, strict=True):
+        differs = (one - other).abs().amax(-1) > TOLERANCE * one.abs().max()
+        if not bool(one.isfinite().all()) or float(differs.float().mean()) > MAX_OUTLIERS:
+            first = int(differs.nonzero()[0])
+            raise UnsupportedModelError(
+                f"{name} computes something else over a paged KV cache than in one piece, from position {first} on: "
+                "one of its layers mixes tokens in a way that is not known here."
+            )
+
+
+def _limited(steps: Sequence[tuple[int, int]], limit: int) -> Iterator[tuple[int, int]]:
+    """Yields the steps as far as no sequence gets longer than `limit`."""
+    totals = [0, 0]
+    for step in steps:
+        counts = [min(count, limit - total) for count, total in zip(step, totals, strict=True)]
+        totals = [total + count for count, total in zip(counts, totals, strict=True)]
+        if any(counts):
+            yield counts[0], counts[1]
+
+
+def _dense(module: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
+    """Returns the logits [T, vocab] that transformers computes, with a mask, for all tokens at once."""
+    return cast(Tensor, module(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0])
+
+
+def _paged(module: PreTrainedModel, sequences: Sequence[list[int]], steps: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Returns each sequence's logits [T, vocab], computed step by step over a paged cache."""
+    num_blocks = [-(-len(token_ids) // BLOCK_SIZE) for token_ids in sequences]
+    tables = [tuple(range(num_blocks[0])), tuple(reversed(range(num_blocks[0], sum(num_blocks))))]
+    calls = probe_layers(module, module.config.get_text_config(decoder=True), torch.device("cpu"))
+    layers = [layer_shape(call) for call in calls]
+    cache = KVCache(layers, sum(num_blocks), BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    forward = TransformersForward(module, cache, approximate)
+    logits: list[list[Tensor]] = [[], []]
+    starts = [0, 0]
+    for counts in steps:
+        chunks = [
+            (index, token_ids[start : start + count], start)
+            for index, (token_ids, start, count) in enumerate(zip(sequences, starts, counts, strict=True))
+            if count
+        ]
+        requests = [_request(tokens, start, tables[index]) for index, tokens, start in chunks]
+        rows = forward(build_inputs(requests, BLOCK_SIZE, torch.device("cpu")), None)
+        parts = rows.split_with_sizes([len(tokens) for _, tokens, _ in chunks])
+        for (index, tokens, _), part in zip(chunks, parts, strict=True):
+            logits[index].append(part)
+            starts[index] += len(tokens)
+    return [torch.cat(parts) for parts in logits]
+
+
+def _request(token_ids: list[int], start: int, table: tuple[int, ...]) -> ScheduledRequest:
+    return ScheduledRequest("", token_ids, start, table, SamplingParams(), [], [], True)
+
+
+def _small_copy(module: PreTrainedModel) -> PreTrainedModel:
+    """Returns a model of the same code on the CPU, with few layers, small vocabulary and random weights in float32."""
+    num_layers = _num_kept_layers(module)
+    try:
+        small = _build(module, num_layers)
+    except Exception:  # some have a setting that does not allow for fewer layers
+        small = _build(module, module.config.get_text_config(decoder=True).num_hidden_layers)
+    randomize(small.float())
+    return small.eval()
+
+
+def _build(module: PreTrainedModel, num_layers: int) -> PreTrainedModel:
+    config = copy.deepcopy(module.config)
+    _cut(config.get_text_config(decoder=True), num_layers)
+    with torch.device("cpu"):
+        return type(module)(config)
+
+
+def _cut(config: PreTrainedConfig, num_layers: int) -> None:
+    """Cuts a text model's configuration in place."""
+    all_layers = config.num_hidden_layers
+    for name, value in [*vars(config).items()]:
+        if isinstance(value, list) and len(value) == all_layers:
+            setattr(config, name, value[:num_layers])
+        elif name.endswith("layers") and value == all_layers:
+            setattr(config, name, num_layers)
+        elif name.endswith("token_id") and value is not None:
+            setattr(config, name, 0)
+        elif type(value) is int:
+            setattr(config, name, min(value, _limit_of(name)))
+
+
+def _limit_of(name: str) -> float:
+    """Returns how large the number of this name may stay."""
+    if name == "vocab_size":
+        return NUM_VOCAB
+    if name.endswith(("sliding_window", "index_topk", "index_block_size")):
+        return MAX_WINDOW
+    if name.endswith("index_topk_blocks"):
+        return 2
+    return MAX_WIDTH if name.endswith(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")) else math.inf
+
+
+def _num_kept_layers(module: PreTrainedModel) -> int:
+    """Returns how many of the first layers hold one layer of each kind."""
+    num_layers = module.config.get_text_config(decoder=True).num_hidden_layers
+    lists = (each for each in module.modules() if isinstance(each, nn.ModuleList))
+    layers = next((each for each in lists if len(each) == num_layers), None)
+    if layers is None:
+        return int(num_layers)
+    kinds = [_kind(layer) for layer in layers]
+    return 1 + max(kinds.index(kind) for kind in {*kinds})
+
+
+def _kind(layer: nn.Module) -> str:
+    """Returns a text that is the same for layers which differ by nothing but their weights and their index."""
+    facts = []
+    for name, module in layer.named_modules():
+        settings = {
+            key: value
+            for key, value in vars(module).items()
+            if isinstance(value, (int, float, str, type(None))) and "idx" not in key and "index" not in key
+        }
+        shapes = [tuple(parameter.shape) for parameter in module.parameters(recurse=False)]
+        facts.append((name, type(module).__name__, sorted(settings.items()), shapes))
+    return repr(facts)
+
+
+def randomize(module: nn.Module) -> None:
+    """Sets all weights to numbers with which each layer adds about as much as it gets.
+
+    Those that the model's code has drawn are scaled, which is faster than to draw them again.
+    """
+    generator = torch.Generator().manual_seed(0)
+    embeddings = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
+    for parameter in module.parameters():
+        if parameter.dim() < 2:
+            parameter.add_(torch.empty_like(parameter).normal_(generator=generator), alpha=0.1)
+            continue
+        std = 1.0 if id(parameter) in embeddings else max(1, parameter.shape[-1]) ** -0.5
+        own = float(parameter[:1].std()) if parameter[:1].numel() > 1 else 0.0
+        if own > 0:
+            parameter.mul_(std / own)
+        else:
+            parameter.normal_(std=std, generator=generator)

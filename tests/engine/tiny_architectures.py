@@ -1,0 +1,87 @@
+"""Tiny models of every causal architecture that transformers knows, made from its default configurations."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+CAUSAL_TYPES: tuple[str, ...] = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+NUM_LAYERS = 4
+NUM_HEADS = 4
+_SIZES: dict[str, int] = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size"), 64),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), NUM_HEADS),
+    "encoder_attention_heads": NUM_HEADS,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "n_inner", "dim_ff"), 128),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 32),
+    "ffn_hidden_size": 128,
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 128),
+    "hidden_size_per_layer_input": 16,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts"), 2),
+    **dict.fromkeys(("n_group", "topk_group"), 1),
+    **{"kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
+    "qk_head_dim": 24,
+    **{"sliding_window": 8, "index_topk": 8, "image_size": 28, "patch_size": 14},
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 512),
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    **dict.fromkeys(("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers"), NUM_LAYERS),
+}
+_SET_WHERE_NONE = ("num_key_value_heads", "head_dim", "num_attention_heads", "num_experts_per_tok")
+_CHANGES: dict[str, dict[str, Any]] = {
+    **{kind: {"mamba_n_heads": 4, "mamba_d_head": 32} for kind in ("bamba", "granitemoehybrid")},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "mamba2": {"head_dim": 32},
+    "zaya": {"num_experts_per_tok": 1},
+}
+_LATENT = {"num_key_value_heads": NUM_HEADS, "head_dim": 8}  # of one latent vector for all heads
+
+
+def tiny_config(model_type: str, changes: Mapping[str, Any] | None = None) -> PreTrainedConfig:
+    """Returns the type's default configuration with small sizes, and with `changes` to its text part."""
+    config = CONFIG_MAPPING[model_type]()
+    text_config = config.get_text_config(decoder=True)
+    parts = [config, text_config, *(part for part in vars(config).values() if isinstance(part, PreTrainedConfig))]
+    for part in {id(part): part for part in parts}.values():
+        _shrink(part)
+    for name, value in {**_CHANGES.get(model_type, {}), **(changes or {})}.items():
+        setattr(text_config, name, value)
+    return config
+
+
+def tiny_model(model_type: str, changes: Mapping[str, Any] | None = None) -> PreTrainedModel:
+    """Returns a seeded random model; transformers' code raises anything where its default configuration is no model."""
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(tiny_config(model_type, changes), dtype=torch.float32)
+    return model.eval()
+
+
+def _shrink(config: PreTrainedConfig) -> None:
+    names = {*vars(config), *getattr(config, "attribute_map", {})}
+    num_layers = vars(config).get("num_hidden_layers")
+    per_layer = {name: value for name, value in vars(config).items() if _is_per_layer(value, num_layers)}
+    sizes = {**_SIZES, **_LATENT} if "kv_lora_rank" in names else _SIZES
+    for name in names & sizes.keys():
+        _set_size(config, name, sizes[name])
+    for name, value in per_layer.items():
+        setattr(config, name, value[:NUM_LAYERS])
+
+
+def _is_per_layer(value: object, num_layers: object) -> bool:
+    return isinstance(value, list) and len(value) == num_layers
+
+
+def _set_size(config: PreTrainedConfig, name: str, size: int) -> None:
+    """Sets the number, unless the configuration has none, or one for each layer, which it guards by an exception."""
+    try:
+        value = getattr(config, name)
+    except Exception:
+        return
+    if type(value) is int or name.endswith("token_id") or (value is None and name in _SET_WHERE_NONE):
+        setattr(config, name, size)
