@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine.attention import registry
 from engine.attention.registry import AttentionCall
-from engine.checkpoint.hub import optional_file
+from engine.checkpoint.eos_tokens import find_eos_token_ids
 from engine.checkpoint.local import check_checkpoint, check_model_type, check_unquantized, is_local, read_config
 from engine.core.config import EngineConfig
 from engine.core.errors import (
@@ -255,19 +255,5 @@ def _context_limit(text_config: PreTrainedConfig) -> int:
 
 
 def _eos_token_ids(config: EngineConfig, text_config: PreTrainedConfig) -> tuple[int, ...]:
-    """Returns the EOS tokens that are in the vocabulary: others are never sampled."""
-    path = optional_file(config.model, config.revision, "generation_config.json")
-    try:
-        eos = None if path is None else GenerationConfig.from_pretrained(str(path.parent)).eos_token_id
-    except OSError as error:
-        logger.warning("%s: which tokens end a text is taken from config.json", reason_of(error))
-        eos = None
-    if eos is None:
-        eos = getattr(text_config, "eos_token_id", None)
-    if eos is None:
-        return ()
-    token_ids = tuple(map(int, eos if isinstance(eos, list) else [eos]))
-    known = tuple(token_id for token_id in token_ids if 0 <= token_id < text_config.vocab_size)
-    if known != token_ids:
-        logger.warning("eos_token_id %s: not all are in the vocabulary [0, %d)", eos, text_config.vocab_size)
-    return known
+    usual = getattr(text_config, "eos_token_id", None)
+    return find_eos_token_ids(config.model, config.revision, text_config.vocab_size, usual)
