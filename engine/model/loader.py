@@ -34,6 +34,7 @@ from engine.model.paging_proof import prove_paging
 from engine.model.probe import check_same, layer_shape, probe_layers
 from engine.model.self_draft import draft_model_of
 from engine.model.step_work import size_of
+from engine.model.written_dtype import dtype_override
 from engine.runner.loaded_model import DraftModel, LoadedModel
 from engine.runner.pooling import HeadInputs
 from engine.weights.linear import prepare_linears
@@ -71,7 +72,7 @@ def _load(config: EngineConfig) -> LoadedModel:
     source = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     if is_local(config.model):
         check_model_type(read_config(Path(config.model)), config.model, config.trust_remote_code)
-    hf_config = AutoConfig.from_pretrained(config.model, **source)
+    hf_config = AutoConfig.from_pretrained(config.model, **source, **dtype_override(config.model, config.revision))
     _check_architecture(hf_config, config)
     device = _device(config.device)
     _check_quantization(config, device)

@@ -47,7 +47,28 @@ class TestGenerationDefaults:
         (tmp_path / "generation_config.json").write_text('{"top_k": -1, "top_p": 0.5}')
         assert load_generation_defaults(str(tmp_path), "org/model", None) == GenerationDefaults(top_p=0.5)
 
-    @pytest.mark.parametrize("content", ["{", "[]", '{"top_p": 7}', '{"top_k": "x"}', '{"temperature": "0.7"}', "\xff"])
+    @pytest.mark.parametrize(
+        ("fields", "rule"),
+        [
+            ({"temperature": "0.7"}, "temperature must be a number, not '0.7'"),
+            ({"top_p": True}, "top_p must be a number, not 'True'"),
+            ({"top_k": "x"}, "top_k must be a whole number, not 'x'"),
+            ({"top_k": 5.5}, "top_k must be a whole number, not '5.5'"),
+            ({"min_p": [0.1]}, r"min_p must be a number, not '\[0.1\]'"),
+            ({"do_sample": "false"}, "do_sample must be true or false, not 'false'"),
+            ({"do_sample": 0}, "do_sample must be true or false, not '0'"),
+        ],
+    )
+    def test_a_value_of_another_kind_is_refused_by_name(
+        self, tmp_path: Path, fields: dict[str, Any], rule: str
+    ) -> None:
+        with pytest.raises(ModelError, match=rf"generation_config\.json: {rule}; .*--generation-config none"):
+            self.load(tmp_path, json.dumps(fields))
+
+    def test_whole_numbers_are_whole_numbers(self, tmp_path: Path) -> None:
+        assert self.load(tmp_path, '{"top_k": 20.0, "temperature": 1}') == GenerationDefaults(top_k=20)
+
+    @pytest.mark.parametrize("content", ["{", "[]", '{"top_p": 7}', "\xff"])
     def test_a_damaged_file_is_refused(self, tmp_path: Path, content: str) -> None:
         with pytest.raises(ModelError, match="--generation-config none"):
             self.load(tmp_path, content)
