@@ -7,6 +7,7 @@ post-processor of tokenizer.json decides about BOS and EOS tokens, and add_bos_t
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from engine.core.errors import ModelError, reason_of
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _VOCABULARY_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")
+_SENTENCEPIECE_PACKAGES = ("sentencepiece", "google.protobuf")
 _HUB_FILES = (
     *("tokenizer*", "special_tokens_map.json", "chat_template*", "additional_chat_templates/*", "config.json"),
     *("merges.txt", "added_tokens.json", "tokenization_*.py", *_VOCABULARY_FILES),  # for AutoTokenizer
@@ -75,6 +77,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _from_transformers(folder: Path, trust_remote_code: bool) -> TokenizerFiles:
+    _check_sentencepiece(folder)
     if (folder / "config.json").is_file():
         check_model_type(read_config(folder), str(folder), trust_remote_code)
     from transformers import AutoTokenizer
@@ -91,6 +94,24 @@ def _from_transformers(folder: Path, trust_remote_code: bool) -> TokenizerFiles:
     named = {name: str(token) for name in _NAMED_TOKENS if (token := getattr(tokenizer, name, None))}
     template = getattr(tokenizer, "chat_template", None) or {}
     return TokenizerFiles(_plain(backend), named, template if isinstance(template, dict) else {"default": template})
+
+
+def _check_sentencepiece(folder: Path) -> None:
+    """Raises ModelError if the vocabulary is a SentencePiece model, which takes packages that are not installed."""
+    names = {path.name for pattern in _VOCABULARY_FILES for path in folder.glob(pattern)}
+    is_sentencepiece = all(name.endswith(".model") and name != "tiktoken.model" for name in names)
+    if names and is_sentencepiece and not all(map(_is_installed, _SENTENCEPIECE_PACKAGES)):
+        raise ModelError(
+            f"The tokenizer in {folder} is a SentencePiece model ({min(names)}): install what reads it with "
+            "pip install 'twostep[sentencepiece]', or copy tokenizer.json beside it."
+        )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
 
 
 def _plain(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

@@ -264,6 +264,52 @@ def test_a_checkpoint_without_tokenizer_json_goes_through_transformers(tmp_path:
     assert Tokenizer.from_pretrained(str(tmp_path)).encode(text) == backend.encode(text).ids
 
 
+def write_sentencepiece(folder: Path) -> Path:
+    """Trains a SentencePiece model, and writes a checkpoint that has no other tokenizer; returns the model's path."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    (folder / "text.txt").write_text(sample_tokenizers.TEXT * 20)
+    arguments = {"model_type": "bpe", "vocab_size": 400, "byte_fallback": True, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text.txt"), model_prefix=str(folder / "tokenizer"), **arguments
+    )
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"}')
+    return folder / "tokenizer.model"
+
+
+def test_a_sentencepiece_model_alone_is_a_tokenizer(tmp_path: Path) -> None:
+    model = write_sentencepiece(tmp_path)
+    tokenizer, text = Tokenizer.from_pretrained(str(tmp_path)), "The quick fox, été, 日本語 😀"
+    theirs = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_file=str(model))
+    assert tokenizer.encode(text, add_special_tokens=False) == theirs.encode(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.eos_token_id == theirs.eos_id()
+
+
+@pytest.mark.parametrize("missing", ["sentencepiece", "google", "google.protobuf"])
+def test_what_a_sentencepiece_model_takes_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    def found(package: str) -> bool | None:
+        if missing == "google" and package != "sentencepiece":
+            raise ModuleNotFoundError("No module named 'google'")
+        return None if package == missing else True
+
+    monkeypatch.setattr("engine.text.tokenizer_files.find_spec", found)
+    (tmp_path / "tokenizer.model").write_bytes(b"\n")
+    with pytest.raises(ModelError, match=r"SentencePiece model \(tokenizer.model\): .* 'twostep\[sentencepiece\]', or"):
+        Tokenizer.from_pretrained(str(tmp_path))
+
+
+def test_other_vocabularies_take_no_sentencepiece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.text.tokenizer_files.find_spec", lambda package: None)
+    backend = sample_tokenizers.byte_level()
+    backend.model.save(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "spiece.model").write_bytes(b"\n")
+    assert Tokenizer.from_pretrained(str(tmp_path)).encode("fox") == backend.encode("fox").ids
+
+
 def test_tokenizing_and_chat_templates_import_no_torch(tmp_path: Path) -> None:
     backend = sample_tokenizers.byte_level()
     sample_tokenizers.write_checkpoint(tmp_path, backend, chat_template=sample_tokenizers.CHAT_TEMPLATE)
