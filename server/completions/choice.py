@@ -9,6 +9,7 @@ from server.completions.logprobs import LogprobsFormatter, join_logprobs
 from server.core.prompts import EncodedPrompt
 from server.core.tokenizer_protocol import Tokenizer
 from server.generation.logprobs import prompt_logprobs
+from server.generation.outputs import join_outputs
 from server.protocol.completions import CompletionRequest
 
 
@@ -21,6 +22,8 @@ class ChoiceFormatter:
         self._prompt = prompt
         self._tokenizer = tokenizer
         self._is_first = True
+        self._unsent: list[RequestOutput] = []
+        """Outputs since the last chunk: their tokens are in the next one."""
         self._logprobs = (
             None
             if request.logprobs is None
@@ -30,7 +33,13 @@ class ChoiceFormatter:
         )
 
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
-        return [self.format(output)]
+        """Returns nothing while text is held back: the next chunk has the tokens since the last one."""
+        self._unsent.append(output)
+        has_prompt = self._is_first and (self._request.echo or output.prompt_logprobs is not None)
+        if not (output.text or output.is_finished or has_prompt):
+            return []
+        outputs, self._unsent = self._unsent, []
+        return [self.format(join_outputs(outputs))]
 
     def format(self, output: RequestOutput) -> dict[str, Any]:
         """Returns the choice's entry for this output. Logprobs are iterators: they are made when they are encoded."""

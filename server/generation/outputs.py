@@ -17,8 +17,10 @@ async def collect(outputs: AsyncGenerator[IndexedOutput, None], counter: UsageCo
 
 
 def join_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
-    """Returns all outputs of a finished sequence as one."""
+    """Returns outputs of one sequence, in their order, as one."""
     first, last = outputs[0], outputs[-1]
+    if first is last:
+        return first
     return RequestOutput(
         request_id=last.request_id,
         text="".join(output.text for output in outputs),

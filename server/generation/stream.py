@@ -18,8 +18,8 @@ class StreamedChoice(Protocol):
     """Formats the outputs of one generation, in their order."""
 
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
-        """Returns what the output adds to its choice, one entry of `choices` per event: at least one for the first
-        output and for the last."""
+        """Returns what the output adds to its choice, one entry of `choices` per event: none while text is held back,
+        at least one for the last output, and for the first one where the first event has fields of its own."""
 
 
 FirstEventFields = Callable[[RequestOutput], Mapping[str, Any]]
@@ -64,7 +64,8 @@ class GenerationStream:
     ) -> AsyncGenerator[bytes, None]:
         """Yields all events from the first token to `[DONE]`. An error from here on is an event: the status is sent."""
         try:
-            yield await self._events_of(first, self._first_event_fields(first[1]))
+            if events := await self._events_of(first, self._first_event_fields(first[1])):
+                yield events
             async for indexed_output in outputs:
                 if events := await self._events_of(indexed_output, {}):
                     yield events

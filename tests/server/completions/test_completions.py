@@ -46,7 +46,31 @@ def test_one_chunk_per_token_and_no_more(server: LiveServer) -> None:
 def test_characters_are_never_split(server: LiveServer) -> None:
     server.engine.rule = saying("a€b")
     chunks = chunks_of(server.complete("Hi", stream=True))
-    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["a", "", "", "€", "b", ""]
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["a", "€", "b", ""]
+
+
+@pytest.mark.parametrize("text", ["€uro", "a€", "aSTO", "€"])
+def test_tokens_whose_text_is_held_back_are_in_the_next_chunk(server: LiveServer, text: str) -> None:
+    server.engine.rule = saying(text)
+    asked: dict[str, Any] = {"logprobs": 1, "return_token_ids": True, "stop": ["STOP"], "max_tokens": 20}
+    whole = server.complete("Hi", **asked).json()
+    *chunks, usage = chunks_of(server.complete("Hi", stream=True, stream_options={"include_usage": True}, **asked))
+    pieces = [chunk["choices"][0] for chunk in chunks]
+    assert all(piece["text"] for piece in pieces[:-1])
+    for name, entries in whole["choices"][0]["logprobs"].items():
+        assert [entry for piece in pieces for entry in piece["logprobs"][name]] == entries
+    assert [each for piece in pieces for each in piece["token_ids"]] == whole["choices"][0]["token_ids"]
+    assert [each for piece in pieces for each in piece.get("prompt_token_ids", ())] == [BOS, 72, 105]
+    assert [piece["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + ["stop"]
+    assert usage["choices"] == [] and usage["usage"] == whole["usage"]
+
+
+def test_a_stream_whose_first_text_is_held_back_begins_with_that_text(server: LiveServer) -> None:
+    server.engine.rule = saying("€b")
+    chunks = chunks_of(server.complete("Hi", stream=True))
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["€", "b", ""]
+    echoed = chunks_of(server.complete("Hi", stream=True, echo=True))
+    assert [chunk["choices"][0]["text"] for chunk in echoed] == ["Hi", "€", "b", ""]
 
 
 def test_eos_stops_without_a_reason_to_name(server: LiveServer) -> None:
