@@ -4,6 +4,7 @@ import msgspec
 
 from server.chat.answer import Answer, expected_answer
 from server.chat.constraint import chat_grammar
+from server.chat.omitted_images import log_omitted_images
 from server.core.prompts import EncodedPrompt, PromptCut
 from server.generation.entry import Arrival
 from server.generation.plan import GenerationPlan, ResponseNames, make_plan
@@ -22,6 +23,7 @@ async def plan_chat(
     """Returns the plan of a request, and how its answer is parsed. If it `shortens`, an answer may end with the context
     before it has as many tokens as the request allows. Raises RequestError or BadRequestError for what the engine
     cannot be asked; the rest it refuses itself."""
+    log_omitted_images(request, arrival.request_id)
     prompt = await chat_prompt(request, backend)
     left = _tokens_left(backend.engine.info.max_model_len, len(prompt.token_ids))
     wanted = left if request.token_limit is None else request.token_limit

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, bounded_parts, refusing_part
+from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, bounded_parts, omitting_image, refusing_part
 from server.protocol.tags import by_type, field_of, text_or, type_of
 from server.protocol.wire import ClosedModel, Text, WireModel, bounded_size
 
@@ -19,7 +19,12 @@ class _UnsupportedBlock(TextBlock):
     _refuse = model_validator(mode="before")(refusing_part("text"))
 
 
+class _OmittedImage(TextBlock):
+    _omit = model_validator(mode="before")(omitting_image("text"))
+
+
 _Text = Annotated[TextBlock, Tag("<text>")]
+_Image = Annotated[SkipJsonSchema[_OmittedImage], Tag("<image>")]
 _Other = Annotated[SkipJsonSchema[_UnsupportedBlock], Tag("<other>")]
 _Texts = list[Annotated[_Text | _Other, by_type("text")]]
 _Bounds = Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)
@@ -94,11 +99,15 @@ _READ = ("text", "document", "search_result", "tool_reference")
 
 
 class ToolResultBlock(WireModel):
+    """What a tool returned. The model is told of images in text."""
+
     type: Literal["tool_result"]
     tool_use_id: Text
     content: Annotated[
         Annotated[Text, Tag("<text>")]
-        | Annotated[list[Annotated[_Read | _Other, by_type(*_READ)]], _MaybeEmptyBounds, Tag("<blocks>")],
+        | Annotated[
+            list[Annotated[_Read | _Image | _Other, by_type(*_READ, "image")]], _MaybeEmptyBounds, Tag("<blocks>")
+        ],
         text_or("<blocks>"),
     ] = ""
     is_error: bool = Field(False, description='The model gets the result with "Error: " before it.')

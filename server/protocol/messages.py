@@ -42,8 +42,21 @@ def refusing_part(*types: str) -> Callable[[Any], Any]:
     return refuse
 
 
+OMITTED_IMAGE = "[image omitted: this model reads text only]"
+
+
+def omitting_image(kind: str) -> Callable[[Any], Any]:
+    """Returns a validator that takes an image for a part of this type, whose text says that there was one. Agents
+    cannot help sending back the images that their tools return, and the model must know that it does not see them."""
+    return lambda data: {"type": kind, "text": OMITTED_IMAGE} if isinstance(data, dict) else data
+
+
 class _UnsupportedPart(TextPart):
     _refuse = model_validator(mode="before")(refusing_part("text"))
+
+
+class _OmittedImage(TextPart):
+    _omit = model_validator(mode="before")(omitting_image("text"))
 
 
 Part = Annotated[
@@ -57,11 +70,20 @@ Content = Annotated[
     | Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("<parts>")],
     text_or("<parts>"),
 ]
+ResultPart = Annotated[
+    Annotated[TextPart, Tag("<text>")]
+    | Annotated[SkipJsonSchema[_OmittedImage], Tag("<image_url>")]
+    | Annotated[RefusalPart, Tag("<refusal>")]
+    | Annotated[SkipJsonSchema[_UnsupportedPart], Tag("<other>")],
+    by_type("text", "refusal", "image_url"),
+]
 ResultContent = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True), Tag("<parts>")],
+    Annotated[Text, Tag("<text>")]
+    | Annotated[list[ResultPart], Field(max_length=MAX_PARTS, fail_fast=True), Tag("<parts>")],
     text_or("<parts>"),
 ]
-"""A tool's result. It may be a list without parts: MCP servers return one for a tool that has nothing to return."""
+"""A tool's result, in which images are told of in text. It may be a list without parts: MCP servers return one for a
+tool that has nothing to return."""
 
 
 class _Message(WireModel):

@@ -6,7 +6,15 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, FunctionCall, RefusalPart, bounded_parts, refusing_part
+from server.protocol.messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    FunctionCall,
+    RefusalPart,
+    bounded_parts,
+    omitting_image,
+    refusing_part,
+)
 from server.protocol.response_tool_items import (
     ClientToolCallItem,
     ClientToolOutputItem,
@@ -40,8 +48,19 @@ class _UnsupportedPart(TextItemPart):
     _refuse = model_validator(mode="before")(refusing_part("input_text", "output_text"))
 
 
+class _OmittedImage(TextItemPart):
+    _omit = model_validator(mode="before")(omitting_image("input_text"))
+
+
+_PART_TAGS = {"input_text": "<text>", "output_text": "<text>", "refusal": "<refusal>"}
+
+
 def _part_tag(part: Any) -> str:
-    return {"input_text": "<text>", "output_text": "<text>", "refusal": "<refusal>"}.get(str(type_of(part)), "<other>")
+    return _PART_TAGS.get(str(type_of(part)), "<other>")
+
+
+def _result_tag(part: Any) -> str:
+    return "<image>" if type_of(part) == "input_image" else _part_tag(part)
 
 
 ItemPart = Annotated[
@@ -55,12 +74,20 @@ ItemContent = Annotated[
     | Annotated[list[ItemPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag("<parts>")],
     text_or("<parts>"),
 ]
+ResultPart = Annotated[
+    Annotated[TextItemPart, Tag("<text>")]
+    | Annotated[SkipJsonSchema[_OmittedImage], Tag("<image>")]
+    | Annotated[RefusalPart, Tag("<refusal>")]
+    | Annotated[SkipJsonSchema[_UnsupportedPart], Tag("<other>")],
+    Discriminator(_result_tag),
+]
 ResultContent = Annotated[
     Annotated[Text, Tag("<text>")]
-    | Annotated[list[ItemPart], Field(max_length=MAX_PARTS, fail_fast=True), Tag("<parts>")],
+    | Annotated[list[ResultPart], Field(max_length=MAX_PARTS, fail_fast=True), Tag("<parts>")],
     text_or("<parts>"),
 ]
-"""A function's result. It may be a list without parts: MCP servers return one for a tool that has nothing to return."""
+"""A function's result, in which images are told of in text. It may be a list without parts: MCP servers return one for
+a tool that has nothing to return."""
 
 
 class MessageItem(WireModel):

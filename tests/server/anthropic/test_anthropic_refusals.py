@@ -36,7 +36,7 @@ USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
         ),
         ({"messages": [{"role": "user", "content": [{**NOTE, "citations": CITED}]}]}, "messages.0.content.0.citations"),
         ({"messages": [{"role": "user", "content": [{"type": "container_upload"}]}]}, "0: 'container_upload'"),
-        ({"messages": [{"role": "user", "content": [{**RESULT, "content": [IMAGE]}]}]}, "content.0.content.0: 'image'"),
+        ({"messages": [{"role": "user", "content": [{**RESULT, "content": [PDF]}]}]}, "content.0.content.0: 'base64'"),
         ({"messages": [{"role": "user", "content": [USE]}]}, "messages.0.content.0: 'tool_use'"),
         ({"messages": [{"role": "assistant", "content": [{"type": "compaction", "content": "x"}]}]}, "'compaction'"),
         ({"messages": [{"role": "assistant", "content": [{"type": "text", "text": "So "}, USE]}]}, "messages cannot"),
