@@ -18,6 +18,7 @@ from server.tools.incremental_text import Schema
 from server.tools.message_parts import MessageParser, PlainParser
 from server.tools.parser import ReadingParser
 from server.tools.readers import Reader, read_content
+from server.tools.response_marks import RESPONSE_MARKS, WithoutResponseMarks
 from server.tools.thinking import THINK, NoThinking, ThinkingCounter, ThinkingMarks, after_thinking, begins_thinking
 
 _ID_LENGTH = 24
@@ -40,12 +41,18 @@ class Answer:
     """Whether the prompt has opened the thinking."""
     message: Reader | None = None
     """The reader of whole messages, for models whose content has marks, too."""
+    marks_responses: bool = False
+    """Whether there are marks around the answers behind thoughts, too."""
+    skips_special_tokens: bool = True
+    """Whether special tokens other than marks are left out of the text."""
 
     def parser(self, response_id: str, choice: int) -> MessageParser:
         reader = self._reader()
         if reader is None:
             return PlainParser()
-        return ReadingParser(reader, self.functions, partial(self._call_id, response_id, choice), self.is_one_call)
+        call_id = partial(self._call_id, response_id, choice)
+        parser = ReadingParser(reader, self.functions, call_id, self.is_one_call)
+        return WithoutResponseMarks(parser, *RESPONSE_MARKS) if self.marks_responses else parser
 
     def _reader(self) -> Reader | None:
         if self.message is not None and not self.begins_inside:
@@ -58,7 +65,8 @@ class Answer:
     def thinking_counter(self) -> ThinkingCounter | NoThinking:
         if self.thinking is None:
             return NoThinking()
-        return ThinkingCounter(self.tokenizer, self.begins_inside, self.thinking)
+        skipped = self.tokenizer.special_ids if self.skips_special_tokens else frozenset[int]()
+        return ThinkingCounter(self.tokenizer, skipped - frozenset(self.shown_token_ids))
 
     @property
     def shown_token_ids(self) -> tuple[int, ...]:
@@ -128,6 +136,8 @@ def expected_answer(
         thinking=marks,
         begins_inside=marks is not None and begins_thinking(prompt_token_ids, tokenizer, marks),
         message=dialect.message,
+        marks_responses=marks is not None and dialect.marks_responses,
+        skips_special_tokens=request.skip_special_tokens,
     )
 
 

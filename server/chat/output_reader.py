@@ -17,7 +17,7 @@ class OutputReader:
     @property
     def num_reasoning_tokens(self) -> int:
         """Reasoning tokens so far."""
-        return self._thinking.num_tokens
+        return self._thinking.num_tokens(self._parser.thoughts)
 
     @property
     def is_cut(self) -> bool:

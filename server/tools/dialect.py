@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from server.tools.formats import BY_NAME, HARMONY, CallFormat, format_of, is_harmony, learned_format
 from server.tools.learning import Render, id_length_of, learn_spelling, writes_calls
 from server.tools.readers import Reader
+from server.tools.response_marks import RESPONSE_MARKS
 from server.tools.thinking import HARMONY_ANALYSIS, THINK, ThinkingMarks, learn_marks, marks_in
 
 
@@ -14,6 +15,8 @@ class Dialect:
     """The format of tool calls; None if calls cannot be parsed."""
     thinking: ThinkingMarks | None
     """The marks of thoughts; None if the model does not think."""
+    marks_responses: bool = False
+    """Whether there are marks around the answers behind thoughts, too."""
 
     @property
     def thinks(self) -> bool:
@@ -35,10 +38,11 @@ class DialectSettings:
     def dialect_of(self, template: str, render: Render | None = None) -> Dialect:
         """Returns the dialect of a template. `render` renders with it; without that only its source is read."""
         calls = _learned(template, render) if self.tool_calls == "auto" else BY_NAME.get(self.tool_calls)
+        marks_responses = all(mark in template for mark in RESPONSE_MARKS)
         if self.reasoning == "auto":
             learned = None if render is None or is_harmony(template) else learn_marks(render)
-            return Dialect(calls, learned or marks_in(template))
-        return Dialect(calls, (marks_in(template) or THINK) if self.reasoning == "think" else None)
+            return Dialect(calls, learned or marks_in(template), marks_responses)
+        return Dialect(calls, (marks_in(template) or THINK) if self.reasoning == "think" else None, marks_responses)
 
 
 def _learned(template: str, render: Render | None) -> CallFormat | None:

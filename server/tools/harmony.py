@@ -8,7 +8,7 @@ import re
 
 from server.tools.call import read_arguments
 from server.tools.incremental_text import IncrementalText, NotACall, Reading
-from server.tools.message_parts import Content, Reasoning
+from server.tools.message_parts import Content
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 FINAL = "<|channel|>final<|message|>"
@@ -30,9 +30,11 @@ def read_harmony(text: IncrementalText) -> Reading[None]:
         if function and (yield from _read_call(text, function[1])):
             yield from _read_end(text)
             continue
+        if not function and "analysis" in header:
+            yield from text.read_thought_until((*_ENDS, START))
+            continue
         text.discard()
-        is_thought = not function and "analysis" in header
-        yield from text.read_until_any((*_ENDS, START), Reasoning if is_thought else Content)
+        yield from text.read_until_any((*_ENDS, START), Content)
         text.discard()
 
 

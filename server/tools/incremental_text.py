@@ -10,7 +10,7 @@ its own code. What it has read is held until it decides what that text is: conte
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from server.tools.message_parts import Content, Part, Reasoning, ToolCall
+from server.tools.message_parts import Content, Part, Reasoning, Thought, ToolCall
 from server.tools.spelling import HOLE
 
 T = TypeVar("T")
@@ -46,8 +46,13 @@ class IncrementalText:
         """Whether the arguments of a call have begun and are not complete."""
         self.thought_marks: tuple[str, str] | None = None
         """The marks of thoughts that may stand behind calls; None if there are none."""
+        self.thoughts: list[Thought] = []
+        """Where thoughts were found so far."""
+        self._num_forgotten = 0
+        """Characters before those of `_text`."""
 
     def feed(self, text: str) -> None:
+        self._num_forgotten += self._start
         self._text = self._text[self._start :] + text
         self._position -= self._start
         self._start = 0
@@ -147,7 +152,7 @@ class IncrementalText:
         `on_text` after each step; what it leaves is held, without bound."""
         while True:
             found = self._text.find(mark, self._position)
-            num_waiting = _overlap(self._text, mark, self._position)
+            num_waiting = num_overlapping(self._text, mark, self._position)
             self._position = found if found >= 0 else len(self._text) - num_waiting
             on_text()
             if found >= 0:
@@ -160,12 +165,19 @@ class IncrementalText:
         return (yield from self.read_until_any((mark,), kind))
 
     def read_thought(self) -> Reading[None]:
-        """Emits the rest of a thought, whose opening mark was read, and skips the spaces behind it."""
+        """Emits the rest of a thought, whose opening mark is held, and skips the spaces behind it."""
         assert self.thought_marks is not None
-        self.discard()
-        yield from self.read_until(self.thought_marks[1], Reasoning)
-        self.discard()
+        yield from self.read_thought_until((self.thought_marks[1],))
         yield from self.skip_spaces()
+
+    def read_thought_until(self, marks: Sequence[str]) -> Reading[None]:
+        """Emits a thought up to the first of its closing `marks`, which is discarded, as is the mark that is held."""
+        begin = self._num_forgotten + self._start
+        self.thoughts.append((begin, None))
+        self.discard()
+        if (yield from self.read_until_any(marks, Reasoning)):
+            self.thoughts[-1] = begin, self._num_forgotten + self._position
+        self.discard()
 
     def skip_after_call(self) -> Reading[None]:
         """Skips the spaces behind a call, and emits a thought that stands there."""
@@ -177,7 +189,9 @@ class IncrementalText:
         """Emit the text before the first of `marks` that comes, and read that mark. False if the text ends before."""
         while True:
             found, mark = min(((_place(self._text, mark, self._position), mark) for mark in marks), key=_first)
-            num_waiting = 0 if self._is_ended else max(_overlap(self._text, mark, self._position) for mark in marks)
+            num_waiting = (
+                0 if self._is_ended else max(num_overlapping(self._text, mark, self._position) for mark in marks)
+            )
             end = len(self._text)
             self._position = found if found < end else end - num_waiting
             self.emit(kind)
@@ -285,7 +299,7 @@ def _first(found: tuple[int, str]) -> tuple[int, int]:
     return found[0], -len(found[1])
 
 
-def _overlap(text: str, mark: str, begin: int) -> int:
+def num_overlapping(text: str, mark: str, begin: int = 0) -> int:
     """Returns how many characters at the end of `text[begin:]` may be the beginning of `mark`."""
     longest = min(len(text) - begin, len(mark) - 1)
     return next((count for count in range(longest, 0, -1) if text.endswith(mark[:count])), 0)

@@ -6,6 +6,7 @@ added up, as the whole message. So both are the same, whatever the parser.
     outputs --text--> MessageParser --parts--> ChatChoice --> delta of a chunk | message
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +36,8 @@ class ToolCall:
 
 
 Part = Content | Reasoning | ToolCall
+Thought = tuple[int, int | None]
+"""A half-open range of a text's characters, marks included; without an end while the thought has none."""
 
 
 class MessageParser(Protocol):
@@ -43,6 +46,10 @@ class MessageParser(Protocol):
     @property
     def is_cut(self) -> bool:
         """Whether the text so far ends inside the arguments of a call."""
+
+    @property
+    def thoughts(self) -> Sequence[Thought]:
+        """Where in the text thoughts were found so far."""
 
     def feed(self, text: str) -> list[Part]:
         """Returns the parts that have become certain, which may be none."""
@@ -55,6 +62,7 @@ class PlainParser:
     """Parses all text as content, for requests without tools to a model that does not think."""
 
     is_cut = False
+    thoughts = ()
 
     def feed(self, text: str) -> list[Part]:
         return [Content(text)] if text else []

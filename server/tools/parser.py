@@ -1,9 +1,9 @@
 """The message parser of models that call tools or think: the text of one message, fed as it is generated -> parts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from server.tools.incremental_text import IncrementalText, Schema
-from server.tools.message_parts import Part, ToolCall
+from server.tools.message_parts import Part, Thought, ToolCall
 from server.tools.readers import Reader
 
 
@@ -27,6 +27,10 @@ class ReadingParser:
     @property
     def is_cut(self) -> bool:
         return self._text.is_cut and not (self._is_one_call and self._text.num_calls > 1)
+
+    @property
+    def thoughts(self) -> Sequence[Thought]:
+        return self._text.thoughts
 
     def feed(self, text: str) -> list[Part]:
         self._text.feed(text)

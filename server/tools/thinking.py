@@ -1,12 +1,16 @@
 """Thinking before an answer: the marks around it, whether the prompt begins it, and how many tokens it took."""
 
+import codecs
 import re
-from collections.abc import Iterable, Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from server.core.tokenizer_protocol import Tokenizer
 from server.tools.incremental_text import IncrementalText, NotACall, Reading, attempt
 from server.tools.learning import TOOLS, USER, Render, assistant
+from server.tools.message_parts import Thought
 from server.tools.readers import Reader
 
 _NUM_LAST_TOKENS = 16  # more than enough to spell the mark and the white space after it
@@ -89,47 +93,45 @@ def begins_thinking(prompt_token_ids: Sequence[int], tokenizer: Tokenizer, marks
 class NoThinking:
     """Counts no tokens, for models that do not think."""
 
-    num_tokens = 0
-
     def add(self, token_ids: Iterable[int]) -> None:
         pass
 
+    def num_tokens(self, thoughts: Sequence[Thought]) -> int:
+        return 0
+
 
 class ThinkingCounter:
-    """Counts the tokens of the thinking, those of its marks included.
+    """Counts the tokens of thoughts, those of their marks included, by where in the text each token stands.
 
-    Works on the tokens' bytes: text comes later than its tokens where a stop string may begin.
+        text      <think>Hm.</think>So: <tool_call>...
+        tokens    [0, 7) [7, 9) [9, 10) [10, 18) [18, 20) ...
+        thought   [0,                       18)
+
+    The text may come later than its tokens, because a stop string may begin with it: in a thought that has not ended,
+    all tokens so far count.
     """
 
-    def __init__(self, tokenizer: Tokenizer, starts_inside: bool, marks: ThinkingMarks = THINK) -> None:
+    def __init__(self, tokenizer: Tokenizer, skipped_ids: Set[int]) -> None:
+        """`skipped_ids` are special tokens that are not in the text."""
         self._token_bytes = tokenizer.token_bytes
-        self._opening, self._closing = marks.opening.encode(), marks.closing.encode()
-        self._is_inside = starts_inside
-        self._is_over = False
-        self._num_seen = 0
-        self._tail = b""
-        """Inside the thinking, the last bytes, in which the closing mark may begin; before it, all bytes that may be
-        the opening mark."""
-
-    @property
-    def num_tokens(self) -> int:
-        return self._num_seen if self._is_inside else 0
+        self._skipped_ids = skipped_ids
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begins, self._ends = array("Q"), array("Q")
+        """Of each token the characters that it adds to the text."""
+        self._num_chars = 0
 
     def add(self, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:
-            if self._is_over:
-                return
-            self._num_seen += 1
-            self._tail += self._token_bytes(token_id)
-            if not self._is_inside:
-                self._look_for_opening()
-            if self._is_inside:
-                self._is_over = self._closing in self._tail
-                self._tail = self._tail[1 - len(self._closing) :]
+            self._begins.append(self._num_chars)
+            if token_id not in self._skipped_ids:
+                self._num_chars += len(self._decoder.decode(self._token_bytes(token_id)))
+            self._ends.append(self._num_chars)
 
-    def _look_for_opening(self) -> None:
-        self._tail = self._tail.lstrip(b" \t\r\n")
-        if self._tail.startswith(self._opening):
-            self._is_inside, self._tail = True, self._tail[len(self._opening) :]
-        else:
-            self._is_over = not self._opening.startswith(self._tail)
+    def num_tokens(self, thoughts: Sequence[Thought]) -> int:
+        """Returns how many tokens so far are part of these thoughts. A token of two thoughts counts once."""
+        count = last = 0
+        for begin, end in thoughts:
+            first = max(last, bisect_right(self._ends, begin)) if begin else 0  # the first may be half a character
+            last = len(self._begins) if end is None else bisect_left(self._begins, end)
+            count += last - first
+        return count

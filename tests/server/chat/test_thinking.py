@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from engine.core.thinking_budget import ThinkingBudget
-from tests.server.events import error_of, first
+from tests.server.events import chunks_of, error_of, first
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, live_server
-from tests.server.model_talk import saying_tokens
-from tests.server.tools.tool_chats import GOLDEN, THINKING, exact_bytes
+from tests.server.model_talk import CALL, WEATHER, saying_tokens
+from tests.server.tools.tool_chats import GOLDEN, THINKING, exact_bytes, function
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,18 @@ def test_tokens_of_thinking_count_although_their_text_is_held_back(thinker: Live
 def test_thinking_of_all_choices_is_counted(thinker: LiveServer) -> None:
     thinker.engine.rule = saying_tokens(thinker, "<think>hm</think>Yes")
     assert thinker.chat(n=2).json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 8}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thinking_behind_calls_is_counted_too(agent: LiveServer, stream: bool) -> None:
+    """Of the special tokens the marks are in the text, and `</s>` is not."""
+    asked: dict[str, Any] = {"tools": [function(parameters=WEATHER)], "ignore_eos": True, "stop_token_ids": [ord("!")]}
+    agent.engine.rule = saying_tokens(agent, f"<think>a</think>{CALL}</s><think>bb</think>{CALL}!")
+    if stream:
+        usage = chunks_of(agent.chat(stream=True, stream_options={"include_usage": True}, **asked))[-1]["usage"]
+    else:
+        usage = agent.chat(**asked).json()["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 3 + 4}
 
 
 def test_a_model_that_does_not_think_has_only_content(server: LiveServer) -> None:

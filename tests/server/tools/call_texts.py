@@ -26,20 +26,24 @@ calls = st.lists(st.tuples(st.sampled_from(NAMES), arguments), min_size=1, max_s
 def parse(reader: Reader, *pieces: str, functions: Mapping[str, Schema] = FUNCTIONS) -> list[Part]:
     """Returns the parts that the reader finds in the pieces, neighbours of one kind joined."""
     parser = ReadingParser(reader, functions, lambda index: f"call_{index}")
-    parts = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
-    joined: list[Part] = []
+    return joined([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
+
+
+def joined(parts: Sequence[Part]) -> list[Part]:
+    """Returns the parts, neighbours of one kind joined."""
+    whole: list[Part] = []
     for part in parts:
-        match joined[-1:], part:
+        match whole[-1:], part:
             case [Content(before)], Content(text):
-                joined[-1] = Content(before + text)
+                whole[-1] = Content(before + text)
             case [Reasoning(before)], Reasoning(text):
-                joined[-1] = Reasoning(before + text)
+                whole[-1] = Reasoning(before + text)
             case [ToolCall(index, before, call_id, name)], ToolCall(id=None, arguments=text):
                 assert part.index == index and part.name is None
-                joined[-1] = ToolCall(index, before + text, call_id, name)
+                whole[-1] = ToolCall(index, before + text, call_id, name)
             case _:
-                joined.append(part)
-    return joined
+                whole.append(part)
+    return whole
 
 
 def tool_calls(calls: Sequence[tuple[str, str]]) -> list[Part]:

@@ -93,6 +93,13 @@ def test_channels_are_read_without_tools_too(harmony: LiveServer) -> None:
     assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == len(THOUGHT)
 
 
+def test_all_thoughts_are_counted(harmony: LiveServer) -> None:
+    harmony.engine.rule = saying(f"{THOUGHT}{NEXT}{CALL}<|call|>{NEXT}{THOUGHT}")
+    body = harmony.chat(tools=TOOLS).json()
+    assert first(body)["message"]["reasoning_content"] == "Hm.Hm."
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2 * len(THOUGHT) + len(NEXT)
+
+
 def test_calls_are_returned_as_calls(harmony: LiveServer) -> None:
     harmony.engine.rule = saying(f"{THOUGHT}{NEXT}{CALL}<|call|>")
     choice = first(harmony.chat(tools=TOOLS).json())

@@ -30,6 +30,7 @@ class ScriptedParser:
         self._held: list[Part] = []
 
     is_cut = False
+    thoughts = ((0, None),)
 
     def feed(self, text: str) -> list[Part]:
         if "!" in text:

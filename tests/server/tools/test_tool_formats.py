@@ -11,10 +11,10 @@ from server.tools.formats import BY_NAME, HERMES, JSON, LLAMA, MISTRAL_LIST, MIS
 from server.tools.message_parts import Reasoning
 from server.tools.parser import ReadingParser
 from server.tools.prompt_fallback import calls_as_text, describe_tools
-from server.tools.readers import read_content
+from server.tools.readers import read_content, read_hermes
 from server.tools.thinking import THINK, ThinkingCounter, after_thinking, begins_thinking, marks_in
 from tests.server.byte_tokenizer import ByteTokenizer
-from tests.server.tools.call_texts import calls, cuts, parse, tool_calls
+from tests.server.tools.call_texts import FUNCTIONS, calls, cuts, parse, tool_calls
 
 SAYS_TOOLS = "{% if tools %}"
 
@@ -112,15 +112,21 @@ def test_templates_that_name_the_marks_are_of_thinking_models() -> None:
     assert marks_in("{{ thinking }}") is None
 
 
+F = b'<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+
 def num_thinking(tokens: Sequence[bytes], starts_inside: bool) -> int:
     class Tokens(ByteTokenizer):
         def token_bytes(self, token_id: int) -> bytes:
             return tokens[token_id]
 
-    counter = ThinkingCounter(Tokens(), starts_inside)
+    counter = ThinkingCounter(Tokens(), frozenset())
+    parser = ReadingParser(after_thinking(read_hermes, starts_inside), FUNCTIONS, str)
+    parser.feed(b"".join(tokens).decode())
+    parser.finish()
     for token_id in range(len(tokens)):
         counter.add([token_id])
-    return counter.num_tokens
+    return counter.num_tokens(parser.thoughts)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +142,10 @@ def num_thinking(tokens: Sequence[bytes], starts_inside: bool) -> int:
         ([b"<think></think>Yes", b"Yes"], False, 1),
         ([], True, 0),
         ([b"<thin"], False, 0),
+        ([b"<think>", b"a", b"</think>", F, b"\n", b"<think>", b"b", b"</think>", F], False, 6),
+        ([b"a", b"</think>" + F + b"<think>", b"b", b"</think>" + F + b"<think>", b"c"], True, 5),
+        ([b"<think>", b"a", b"</think>", F, b"So <think>", b"b", b"</think>"], False, 3),
+        ([b"<think>", b"a", b"</think>", F.replace(b"{}", b'{"a": "<think>"}'), b"b", b"</think>"], False, 3),
     ],
 )
 def test_thinking_is_counted_in_tokens_with_its_marks(tokens: list[bytes], inside: bool, expected: int) -> None:
