@@ -3,15 +3,17 @@
 import json
 import math
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any
 
 from engine.core.errors import GrammarError
-from engine.grammar.number_ranges import integers, is_exact, numbers
+from engine.grammar.number_ranges import decimals, integers, is_exact, numbers
 from engine.grammar.schema_keywords import BOUNDS, TYPES, types_of
 
 COMMA, COLON = "/, ?/", "/: ?/"
 """At most one space, and only where Python's json.dumps puts one: no model can generate whitespace for ever."""
 
+_MAX_FRACTION_DIGITS = 40
 _SURROGATES = range(0xD800, 0xE000)
 
 
@@ -62,9 +64,9 @@ def number_range(path: str, schema: Mapping[str, Any]) -> tuple[list[dict[str, A
     bounds = {keyword: schema[keyword] for keyword in BOUNDS if keyword in schema}
     if types_of(schema) & {"integer", "number"} == {"integer"}:
         return [], [_range(path, integers, _least_integer(bounds, 1), _least_integer(bounds, -1))]
+    if not all(is_exact(value) or float(value).is_integer() for value in bounds.values()):
+        return [], [_decimal_range(path, bounds)]
     for keyword, value in bounds.items():
-        if not is_exact(value) and not float(value).is_integer():
-            raise GrammarError(f"the schema's {path}/{keyword} has more digits than can be enforced for numbers")
         bounds[keyword] = (
             value if is_exact(value) else _double(value, math.inf if keyword.lower().endswith("minimum") else -math.inf)
         )
@@ -83,6 +85,25 @@ def _range(path: str, written: Callable[[int | None, int | None], str], low: int
     if low is not None and high is not None and low > high:
         raise GrammarError(f"the schema's {path}/minimum is greater than its maximum")
     return f"/{written(low, high)}/"
+
+
+def _decimal_range(path: str, bounds: Mapping[str, Any]) -> str:
+    """Returns the numbers whose digits are within the bounds, which may be fractions of any digits. A parser rounds
+    them to doubles that are so, too, since a bound is what its own digits are rounded to."""
+    for keyword, bound in bounds.items():
+        if -int(Decimal(repr(bound)).as_tuple().exponent) > _MAX_FRACTION_DIGITS:
+            raise GrammarError(f"the schema's {path}/{keyword} is nearer to zero than can be enforced")
+    ends = list[Decimal | None]()
+    for sign in (1, -1):
+        inclusive, exclusive = _names(sign)
+        candidates = [sign * Decimal(repr(bounds[inclusive]))] if inclusive in bounds else []
+        if exclusive in bounds:
+            candidates.append(sign * Decimal(repr(math.nextafter(bounds[exclusive], sign * math.inf))))
+        ends.append(max(candidates) * sign if candidates else None)
+    low, high = ends
+    if low is not None and high is not None and low > high:
+        raise GrammarError(f"the schema's {path}/minimum is greater than its maximum")
+    return f"/{decimals(low, high)}/"
 
 
 def _double(bound: float, inwards: float) -> int:

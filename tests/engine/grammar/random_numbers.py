@@ -10,7 +10,7 @@ EDGES = (2**53, 2**63, 2**64, 10**19, 10**30)
 
 def random_number_schema(rng: Random, depth: int = 3) -> Schema:
     """Returns a schema with large numbers somewhere, beside others."""
-    simple = (_constant, _constants, _integers, _numbers, _format, _small)
+    simple = (_constant, _constants, _integers, _numbers, _fractions, _format, _small)
     nested = (_array, _tuple, _object, _map, _any_of)
     return rng.choice(nested if depth and rng.random() < 0.6 else simple)(rng, depth)
 
@@ -43,6 +43,12 @@ def _numbers(rng: Random, depth: int) -> Schema:
     )
     high = rng.choice(({"maximum": 3.4028234663852886e38}, {"exclusiveMaximum": 2.0**60}, {"maximum": 2**64}))
     return {"type": rng.choice(("number", ["number", "null"])), **low, **high}
+
+
+def _fractions(rng: Random, depth: int) -> Schema:
+    low, high = sorted(rng.uniform(-1, 1) * 10 ** rng.randint(-9, 15) for _ in range(2))
+    lower = rng.choice(({"minimum": low}, {"exclusiveMinimum": low}, {}))
+    return {"type": "number", **lower, **rng.choice(({"maximum": high}, {"exclusiveMaximum": high}))}
 
 
 def _format(rng: Random, depth: int) -> Schema:

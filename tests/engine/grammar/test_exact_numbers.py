@@ -2,6 +2,7 @@
 
 import json
 import re
+from decimal import Decimal
 from random import Random
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from engine.core.errors import GrammarError
 from engine.grammar.lark import JsonSchema, to_lark
-from engine.grammar.number_ranges import integers, numbers
+from engine.grammar.number_ranges import decimals, integers, numbers
 from tests.engine.grammar.grammars import accepted
 from tests.engine.grammar.random_numbers import random_number_schema
 from tests.engine.grammar.random_texts import random_text
@@ -68,6 +69,17 @@ def test_random_texts_of_large_numbers_satisfy_their_schemas() -> None:
         ({"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308}, [0.5, 1e300], []),
         ({"type": "number", "maximum": 2**60 + 1, "minimum": 2**59 - 1}, [2**60, 2**59], [2**60 + 2, 2**59 - 2]),
         ({"minimum": 2**60}, [2**60, "text", [None]], [2**60 - 1]),
+        ({"type": "number", "minimum": 0.1 + 0.2}, [0.1 + 0.2, 0.4, 7, 1e15], [0.3, 0, -1]),
+        ({"type": "number", "maximum": 0.1 + 0.2}, [0.1 + 0.2, 0.3, 0, -7.5], [0.30000000000000010, 0.4, 1]),
+        ({"type": "number", "exclusiveMinimum": 0.1 + 0.2}, [0.4, 0.3000000000000001], [0.1 + 0.2, 0.3]),
+        (
+            {"type": "number", "minimum": -2.718281828459045, "exclusiveMaximum": 3.141592653589793},
+            [3, -2.7],
+            [3.2, -3],
+        ),
+        ({"type": "integer", "minimum": 0.1 + 0.2, "maximum": 3.141592653589793}, [1, 3], [0, 4]),
+        ({"type": ["number", "null"], "minimum": 1.2345678901234567e-7}, [1.25e-1, None, 1], [0, -1, 0.0000001]),
+        ({"minimum": 12345678901234.567, "maximum": 2**60}, [12345678901234.567, 2**60, "a"], [12345678901234.5, 1]),
         ({"enum": [2**60, 2**60 + 2, 5, 7.5], "minimum": 6, "maximum": 2**60 + 1}, [2**60, 7.5], [2**60 + 2, 5]),
     ],
 )
@@ -86,6 +98,20 @@ def test_expressions_of_ranges_match_the_numbers_within(seed: int) -> None:
             assert bool(whole.fullmatch(str(number))) == is_within(number, least, greatest)
             for text in (str(number), f"{number}.0", f"{number}.5", f"{number}.999"):
                 assert bool(any_fraction.fullmatch(text)) == is_within(float(text), least, greatest), text
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_expressions_of_decimals_match_the_numbers_within(seed: int) -> None:
+    rng = Random(seed)
+    low, high = sorted(Decimal(rng.randint(-3000, 3000)).scaleb(-rng.randint(0, 3)) for _ in range(2))
+    step = Decimal("0.0001")
+    for least, greatest in ((low, high), (None, high), (low, None), (low, low), (high, high)):
+        expression = re.compile(decimals(least, greatest))
+        others = (Decimal(rng.randint(-30_000, 30_000)).scaleb(-rng.randint(0, 4)) for _ in range(20))
+        for number in (low, low + step, low - step, high, high + step, high - step, Decimal(0), *others):
+            is_inside = (least is None or number >= least) and (greatest is None or number <= greatest)
+            for text in (f"{number:f}", f"{number:f}0" if "." in f"{number:f}" else f"{number:f}.0"):
+                assert bool(expression.fullmatch(text)) == is_inside, (text, expression.pattern)
 
 
 def is_within(number: float, low: int | None, high: int | None) -> bool:
@@ -119,7 +145,8 @@ def test_schemas_around_large_numbers_mean_what_they_say() -> None:
     ("schema", "place"),
     [
         ({"items": {"type": "integer", "minimum": 2**60, "multipleOf": 3}}, "/items/multipleOf"),
-        ({"items": {"minimum": 0.1234567890123456}}, "/items/minimum"),
+        ({"items": {"minimum": 1.2345678901234567e-30, "maximum": 1}}, "/items/minimum is nearer to zero"),
+        ({"minimum": 0.30000000000000004, "maximum": 0.1}, "/minimum is greater"),
         ({"type": "integer", "maximum": 10**100}, "/maximum"),
         ({"type": "integer", "multipleOf": 2**32}, "/multipleOf"),
         ({"type": "number", "multipleOf": 0.07}, "/multipleOf"),
