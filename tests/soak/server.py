@@ -111,7 +111,8 @@ def _name(name: str, labels: dict[str, str]) -> str:
 
 @contextmanager
 def running_server(*flags: str) -> Iterator[ServerProcess]:
-    """Runs a server of the embedded model on a free port, ready; kills it at the end if it still runs."""
+    """Runs a server on a free port, ready, with the embedded model unless the flags name one; kills it at the end if it
+    still runs."""
     command = [sys.executable, "-m", "server", "serve", "--port", "0", "--log-level", "warning", *flags]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
