@@ -44,6 +44,13 @@ def calling(name: str, arguments: str) -> str:
     return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
 
 
+_ADDING = (
+    Reply("twostep-42", "The tool said twostep-42."),
+    Reply('"add"', calling("add", '{"a": 40, "b": 2}')),
+)
+"""A call of a tool that adds, which says what the sum is behind "twostep-"."""
+_WRONG_FILE, _RIGHT_FILE = (f"answer.py\n```python\nprint('twostep-{sum}')\n```\n" for sum in ("wrong", "42"))
+
 CLIENTS = {
     client.name: client
     for client in (
@@ -82,6 +89,46 @@ CLIENTS = {
                     calling("Bash", '{"command": "echo twostep-$((40 + 2))", "description": "Adds"}')
                     + calling("WebSearch", '{"query": "twostep"}'),
                 ),
+            ),
+        ),
+        Client("openai-agents", ("openai-agents",), "openai_agents_python.py", replies=_ADDING),
+        Client(
+            "pydantic-ai",
+            ("pydantic-ai-slim[openai,anthropic]",),
+            "pydantic_ai_python.py",
+            replies=_ADDING,
+        ),
+        Client(
+            "smolagents",
+            ("smolagents[openai]",),
+            "smolagents_python.py",
+            replies=(
+                Reply("twostep-42", calling("final_answer", '{"answer": "The tool said twostep-42."}')),
+                Reply('"add"', calling("add", '{"a": 40, "b": 2}')),
+            ),
+        ),
+        Client("ai-sdk", ("ai", "@ai-sdk/openai-compatible", "zod"), "ai_sdk_node.mjs", "npm", replies=_ADDING),
+        Client(
+            "opencode",
+            ("opencode-ai",),
+            "opencode_command.py",
+            "npm",
+            replies=(
+                Reply("twostep-42", "The command wrote twostep-42."),
+                Reply(
+                    '"bash"',
+                    calling("bash", '{"command": "echo twostep-$((40 + 2))", "description": "Adds"}'),
+                ),
+                Reply("", "A title"),
+            ),
+        ),
+        Client(
+            "aider",
+            ("aider-chat",),
+            "aider_command.py",
+            replies=(
+                Reply("twostep-wrong", _RIGHT_FILE),
+                Reply("", _WRONG_FILE),
             ),
         ),
     )
