@@ -1,6 +1,5 @@
 """Checkpoints in a directory on this machine, and which config.json can be served; torch-free."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 from engine.core.errors import ModelError, UnsupportedModelError
 
-_WEIGHT_FILES = ("*.safetensors", "*.bin")
 _SAFETENSORS = "serve the checkpoint that it was made from, with config.json and safetensors files."
 
 
@@ -45,14 +43,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def checkpoint_fingerprint(folder: Path) -> str:
-    """Returns a hash that changes when config.json or weights are replaced. Weights are not read: their names, sizes
-    and times of modification are hashed. Raises ModelError."""
-    files = sorted(path for pattern in _WEIGHT_FILES for path in folder.glob(pattern))
-    facts = [_content(folder / "config.json"), *((path.name, _size_and_time(path)) for path in files)]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()  # a file name may not be valid UTF-8: repr escapes it
-
-
 def check_model_type(config: Mapping[str, Any], model: str, trust_remote_code: bool) -> None:
     """Raises UnsupportedModelError for a model type that transformers does not know. Imports transformers."""
     from transformers import __version__
@@ -86,15 +76,6 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _size_and_time(path: Path) -> tuple[int, int] | None:
-    """Returns size in bytes and modification time in ns; None for a broken link."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns
 
 
 def _without_config(path: Path) -> ModelError:

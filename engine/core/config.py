@@ -103,6 +103,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_blocks: int
     eos_token_ids: tuple[int, ...]
+    weights_fingerprint: str
+    """Hash of the model's configuration and of all its numbers, as they were loaded. Directories with equal weights
+    have equal ones."""
     weight_bytes: int
     kv_cache_bytes: int
     load_s: float

@@ -34,6 +34,7 @@ from engine.model.paging_proof import prove_paging
 from engine.model.probe import check_same, layer_shape, probe_layers
 from engine.model.self_draft import draft_model_of
 from engine.model.step_work import size_of
+from engine.model.weights_fingerprint import weights_fingerprint
 from engine.model.written_dtype import dtype_override
 from engine.runner.loaded_model import DraftModel, LoadedModel
 from engine.runner.pooling import HeadInputs
@@ -70,15 +71,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
 def _load(config: EngineConfig) -> LoadedModel:
     warm_up_vector_functions()
     source = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
-    if is_local(config.model):
-        check_model_type(read_config(Path(config.model)), config.model, config.trust_remote_code)
-    hf_config = AutoConfig.from_pretrained(config.model, **source, **dtype_override(config.model, config.revision))
-    _check_architecture(hf_config, config)
+    hf_config = _read_hf_config(config, source)
     device = _device(config.device)
     _check_quantization(config, device)
     kernels = load_kernels() if device.type == "cpu" else None
     dtype = _dtype(config.dtype, device, hf_config, kernels)
     module = _load_weights(config, source, device, dtype)
+    fingerprint = weights_fingerprint(module)
     text_config = hf_config.get_text_config(decoder=True)
     calls = _checked_layers(module, text_config, device)
     _replace_for_cpu(module, calls, device, kernels is not None)
@@ -100,6 +99,7 @@ def _load(config: EngineConfig) -> LoadedModel:
         hidden_size=text_config.hidden_size,
         max_model_len=_context_limit(text_config),
         eos_token_ids=_eos_token_ids(config, text_config),
+        weights_fingerprint=fingerprint,
         weight_bytes=report.packed_bytes + sum(p.nbytes for p in module.parameters()),
         size=size_of(module, text_config, calls),
         linear=_linear_name(kernels, config.quantization),
@@ -107,6 +107,14 @@ def _load(config: EngineConfig) -> LoadedModel:
         head_inputs=HeadInputs(module.get_output_embeddings()),
         draft=draft,
     )
+
+
+def _read_hf_config(config: EngineConfig, source: dict[str, Any]) -> PreTrainedConfig:
+    if is_local(config.model):
+        check_model_type(read_config(Path(config.model)), config.model, config.trust_remote_code)
+    hf_config = AutoConfig.from_pretrained(config.model, **source, **dtype_override(config.model, config.revision))
+    _check_architecture(hf_config, config)
+    return hf_config
 
 
 def _checked_layers(

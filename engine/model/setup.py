@@ -54,6 +54,7 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
         block_size=config.block_size,
         num_blocks=num_blocks,
         eos_token_ids=model.eos_token_ids,
+        weights_fingerprint=model.weights_fingerprint,
         weight_bytes=model.weight_bytes,
         kv_cache_bytes=cache.num_bytes,
         load_s=time.monotonic() - started_s,

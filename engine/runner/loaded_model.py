@@ -37,6 +37,8 @@ class LoadedModel:
     max_model_len: int
     """The longest context the model itself supports."""
     eos_token_ids: tuple[int, ...]
+    weights_fingerprint: str
+    """See `engine.model.weights_fingerprint`."""
     weight_bytes: int
     size: ModelSize
     """Bytes that the model's steps read, and operations that they do."""

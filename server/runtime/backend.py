@@ -7,10 +7,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from engine.checkpoint.hub import look_for_hub, pinned
-from engine.checkpoint.local import check_checkpoint, checkpoint_fingerprint, is_local
+from engine.checkpoint.local import check_checkpoint, is_local
 from engine.client.interface import EngineClient
 from engine.client.observer import EngineObserver
 from engine.client.tenant_quotas import max_tenant_places, max_tenant_tokens
@@ -56,18 +55,22 @@ class Backend:
     defaults: GenerationDefaults
     admission_size: AdmissionSize
     grammars: GrammarChecker
-    weights: str = ""
-    """Fingerprint of the weights at start: their commit on the hub, or the state of their directory."""
     loaded_at: int = field(default_factory=lambda: int(time.time()))
     """Unix time at which the model was loaded; `created` in the list of models."""
 
     @property
     def fingerprint(self) -> str:
-        """OpenAI's `system_fingerprint`. Servers with equal fingerprints give equal responses to equal seeds. Equal
-        weights in two directories may have two fingerprints."""
+        """OpenAI's `system_fingerprint`. Servers with equal fingerprints give equal responses to equal seeds."""
         info = self.engine.info
-        model = (Path(info.model).name, self.weights, info.architecture)
-        parts = (VERSION, *model, info.device, info.dtype, info.attention, info.linear)
+        parts = (
+            VERSION,
+            info.architecture,
+            info.weights_fingerprint,
+            info.device,
+            info.dtype,
+            info.attention,
+            info.linear,
+        )
         return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
 
 
@@ -99,11 +102,6 @@ def _check_revision(settings: Settings, model: str) -> None:
         raise ConfigError(f"--revision names a branch, tag or commit on the hub, and {what}: leave it out.")
 
 
-def _weights_of(config: EngineConfig) -> str:
-    """Returns the fingerprint of the weights that a pinned configuration names. Raises ModelError."""
-    return config.revision or checkpoint_fingerprint(Path(config.model))
-
-
 @asynccontextmanager
 async def _open_backend(
     settings: Settings, config: EngineConfig, observer: EngineObserver
@@ -113,7 +111,6 @@ async def _open_backend(
     from engine.text.tokenizer import Tokenizer as EngineTokenizer
 
     config = await asyncio.to_thread(pinned, config)
-    weights = await asyncio.to_thread(_weights_of, config)
     defaults = await asyncio.to_thread(
         load_generation_defaults, settings.generation_config, config.model, config.revision
     )
@@ -138,7 +135,7 @@ async def _open_backend(
         tokenizer.max_tokens = MAX_CONTEXTS * info.max_model_len
         size = AdmissionSize(settings.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
         trim_after_startup()
-        yield Backend(engine, tokenizer, chat, defaults, size, grammars, weights)
+        yield Backend(engine, tokenizer, chat, defaults, size, grammars)
     finally:
         grammars.close()
         await engine.stop()

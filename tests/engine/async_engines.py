@@ -131,7 +131,7 @@ def children() -> set[int]:
 def is_engine(pid: int) -> bool:
     """Returns whether a child is an engine, or has ended and was not waited for: then its command is unknown."""
     command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    return command == b"" or COMMAND[1].encode() in command
+    return command == b"" or COMMAND[1].encode() in command or b"engine.process" in command
 
 
 def cpu_s(pid: int) -> float:

@@ -47,6 +47,7 @@ def info_of(config: EngineConfig) -> EngineInfo:
         block_size=config.block_size,
         num_blocks=config.num_blocks or 1000,
         eos_token_ids=(0,),
+        weights_fingerprint="0123",
         weight_bytes=0,
         kv_cache_bytes=0,
         load_s=time.monotonic(),  # this and the ceilings differ in every process

@@ -115,6 +115,7 @@ def fake_info(
         block_size=block_size,
         num_blocks=num_blocks,
         eos_token_ids=(EOS,),
+        weights_fingerprint="0123",
         weight_bytes=0,
         kv_cache_bytes=0,
         load_s=0.0,

@@ -43,6 +43,7 @@ INFO = EngineInfo(
     block_size=16,
     num_blocks=NUM_BLOCKS,
     eos_token_ids=(EOS,),
+    weights_fingerprint="0123",
     weight_bytes=2**20,
     kv_cache_bytes=2**20,
     load_s=0.1,

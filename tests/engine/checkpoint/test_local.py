@@ -1,14 +1,13 @@
 """Checkpoints that cannot be served are refused with the reason, most of them before transformers is imported."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
 
-from engine.checkpoint.local import check_checkpoint, checkpoint_fingerprint
+from engine.checkpoint.local import check_checkpoint
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, UnsupportedModelError
 from engine.model.loader import load_model
@@ -50,38 +49,6 @@ def test_a_gguf_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_text("GGUF")
     with pytest.raises(UnsupportedModelError, match="is a GGUF file"):
         check_checkpoint(str(tmp_path / "model.gguf"))
-
-
-def test_a_fingerprint_changes_with_whatever_is_replaced_and_with_nothing_else(tmp_path: Path) -> None:
-    write_config(tmp_path, model_type="llama")
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(b"one")
-    os.utime(weights, ns=(0, 1))
-    fingerprints = [checkpoint_fingerprint(tmp_path)]
-    os.utime(tmp_path / "config.json", ns=(0, 1))
-    (tmp_path / "README.md").write_text("Hello")
-    assert checkpoint_fingerprint(tmp_path) == fingerprints[0]
-    for change in (
-        lambda: write_config(tmp_path, model_type="qwen2"),
-        lambda: os.utime(weights, ns=(0, 2)),
-        lambda: (weights.write_bytes(b"three"), os.utime(weights, ns=(0, 2))),
-        lambda: weights.rename(tmp_path / "other.safetensors"),
-        lambda: (tmp_path / "pytorch_model.bin").touch(),
-    ):
-        change()
-        fingerprints.append(checkpoint_fingerprint(tmp_path))
-        assert checkpoint_fingerprint(tmp_path) == fingerprints[-1]
-    assert len(set(fingerprints)) == len(fingerprints)
-
-
-def test_odd_files_have_a_fingerprint_too(tmp_path: Path) -> None:
-    write_config(tmp_path)
-    (tmp_path / "a.bin").symlink_to("nowhere")
-    (tmp_path / "b.bin").symlink_to("b.bin")
-    (tmp_path / "c.bin").mkdir()
-    os.mkfifo(tmp_path / "d.safetensors")
-    open(os.fsencode(tmp_path) + b"/\xff.bin", "w").close()
-    assert checkpoint_fingerprint(tmp_path) == checkpoint_fingerprint(tmp_path)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,8 +1,6 @@
-"""Loading of the backend: the weights' fingerprint, and one commit of the hub for all files."""
+"""Loading of the backend: its fingerprint, and one commit of the hub for all files."""
 
 import asyncio
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -57,29 +55,26 @@ def test_a_revision_of_what_is_not_on_the_hub_is_refused(model: list[str]) -> No
         backend_opener(read(*model, "--revision", "main"))
 
 
-def fingerprint_of(model: Path | str) -> str:
+def fingerprint_of(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> str:
+    """Returns the fingerprint of a server whose engine reports these facts."""
+
+    class ChangedEngine(InstantEngine):
+        def __init__(self, config: EngineConfig, *_: Any, **__: Any) -> None:
+            self.info = msgspec.structs.replace(INFO, **facts)
+
     async def load() -> str:
-        async with backend_opener(read(str(model)))(NullObserver()) as backend:
+        async with backend_opener(read(str(EMBEDDED_MODEL_DIR)))(NullObserver()) as backend:
             return backend.fingerprint
 
+    monkeypatch.setattr("engine.client.async_engine.AsyncEngine", ChangedEngine)
     return asyncio.run(load())
 
 
-def test_the_fingerprint_tells_a_directorys_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.client.async_engine.AsyncEngine", InstantEngine)
-    one, other = (Path(shutil.copytree(str(EMBEDDED_MODEL_DIR), tmp_path / name / "model")) for name in "ab")
-    assert fingerprint_of(one) == fingerprint_of(one)
-    os.utime(one / "model.safetensors", ns=(0, 1))
-    os.utime(other / "model.safetensors", ns=(0, 2))
-    assert fingerprint_of(one) != fingerprint_of(other)
-
-
-def test_the_fingerprint_tells_the_commit(main_ref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.client.async_engine.AsyncEngine", InstantEngine)
-    (main_ref.parents[1] / "snapshots" / NEW).symlink_to(str(EMBEDDED_MODEL_DIR))
-    before, again = fingerprint_of("org/model"), fingerprint_of("org/model")
-    main_ref.write_text(NEW)
-    assert fingerprint_of("org/model") != before == again
+def test_the_fingerprint_tells_the_weights_and_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint_of(monkeypatch)
+    assert before == fingerprint_of(monkeypatch, model="/elsewhere/model", load_s=77.0)
+    for fact in ("weights_fingerprint", "device", "dtype", "attention", "linear"):
+        assert fingerprint_of(monkeypatch, **{fact: "other"}) != before
 
 
 def test_all_is_of_the_commit_that_the_branch_was_at_the_start(main_ref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
