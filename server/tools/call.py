@@ -14,6 +14,7 @@ from server.tools.json_value import ValueEnd
 
 NAME_KEYS = ("name", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters")
+_SILENT_KEYS = {*NAME_KEYS, "id", "type", "tool_call_id"}
 
 
 def read_call(text: IncrementalText) -> Reading[None]:
@@ -31,6 +32,8 @@ def read_call(text: IncrementalText) -> Reading[None]:
         if (yield from text.expect(",}")) == "}":
             break
     arguments = _complete_arguments(members)
+    if not members.keys() & {*ARGUMENT_KEYS} and members.keys() - _SILENT_KEYS:
+        raise NotACall  # its arguments have other names, and would be lost
     text.start_call(_string(_name(members)))
     text.add_arguments(arguments)
 

@@ -19,6 +19,14 @@ _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 HARMONY_MARKS = (START, CHANNEL, MESSAGE, "<|constrain|>", *_ENDS)
 _FUNCTION = re.compile(r"to=functions\.([\w.-]+)")
 _MAX_HEADER = 500
+_TO = r"(?:to=[\w.-]+)?\s*"
+_HEADER = re.compile(
+    rf"\s*(?:<\|start\|>\s*)?(?:assistant)?\s*{_TO}(?:<\|channel\|>\s*\w+)?\s*{_TO}(?:(?:<\|constrain\|>)?\s*\w+)?\s*"
+    r"<\|message\|>",
+    re.ASCII,
+)
+_BEGINNING = re.compile(r"<\|?(?!.*<\|(?:end|call|return)\|>)[\w.=<|>\s-]*", re.ASCII | re.DOTALL)
+"""A header that is cut off."""
 
 
 def read_harmony(text: IncrementalText) -> Reading[None]:
@@ -47,10 +55,12 @@ def _read_header(text: IncrementalText) -> Reading[str]:
         text.unread_to(begin)
     while has_header and (yield from text.arrived()) and text.num_held - begin < _MAX_HEADER:
         if (yield from text.accept(MESSAGE)):
-            return text.held(begin)
+            if _HEADER.fullmatch(text.held(begin)):
+                return text.held(begin)
+            break
         text.hold(1)
-    if text.held(begin).startswith("<") and (yield from text.is_over()):
-        text.discard()  # a header that is cut off
+    if (yield from text.is_over()) and _BEGINNING.fullmatch(text.held(begin)):
+        text.discard()
         return ""
     text.unread_to(begin)
     return ""

@@ -8,8 +8,17 @@ from collections.abc import Callable, Sequence
 
 from server.tools.argument_types import STRING, types_of_argument, value_json
 from server.tools.call import read_arguments
-from server.tools.incremental_text import NAME_CHARACTERS, IncrementalText, NotACall, Reading, Schema, attempt
-from server.tools.literals import literal_json, read_literal
+from server.tools.incremental_text import (
+    NAME_CHARACTERS,
+    IncrementalText,
+    NotACall,
+    Reading,
+    Schema,
+    attempt,
+    num_overlapping,
+)
+from server.tools.json_beginning import begins_json
+from server.tools.literals import QUOTE_MARK, literal_json, read_literal
 from server.tools.spelling import JsonArguments, LiteralArguments, Spelling, TaggedArguments
 
 _NO_KEY = " \t\r\n,(){}[]'\"<"
@@ -101,8 +110,10 @@ def _read_argument(
     text: IncrementalText, schema: Schema, marks: TaggedArguments, separator: str, after: str
 ) -> Reading[bool]:
     """Reads an argument from its key on. False if the text ends within."""
-    key, is_other = yield from _read_key(text, marks)
-    if key is None:
+    key, is_other, is_cut = yield from _read_key(text, marks)
+    if is_cut:
+        text.discard()
+        text.add_arguments(separator + _dumps(key)[:-1] if key else "")
         return False
     types = types_of_argument(schema, key)
     if marks.after_key_of_other is not None:
@@ -121,6 +132,7 @@ def _read_argument(
             value.end(num_before)
             return True
         text.unread_to(num_before + 1)
+    value.cut()
     return False
 
 
@@ -131,18 +143,20 @@ def _may_follow_any(text: IncrementalText, options: Sequence[str]) -> Reading[bo
     return False
 
 
-def _read_key(text: IncrementalText, marks: TaggedArguments) -> Reading[tuple[str | None, bool]]:
-    """Reads a key and the mark behind it. Returns the key, None if the text ends before, and whether the mark is that
-    of a value that is no string."""
+def _read_key(text: IncrementalText, marks: TaggedArguments) -> Reading[tuple[str, bool, bool]]:
+    """Reads a key and the mark behind it. Returns the key, whether the mark is that of a value that is no string, and
+    whether the text ends before that mark."""
     begin = text.num_held
     after, other = marks.after_key.rstrip(), (marks.after_key_of_other or "").rstrip()
     while (yield from text.arrived()):
         end = text.num_held
         for mark in filter(None, (after, other)):
             if (yield from text.accept_words(mark)):
-                return text.held(begin)[: end - begin].strip(), mark == other
+                return text.held(begin)[: end - begin].strip(), mark == other, False
         text.hold(1)
-    return None, False
+    key = text.held(begin)
+    num_of_mark = max(num_overlapping(key, mark) for mark in (after, other))
+    return key[: len(key) - num_of_mark].strip(), False, True
 
 
 class _Value:
@@ -167,6 +181,16 @@ class _Value:
         self._text.discard()
         self._text.add_arguments(_dumps(value)[1:] if self._types == STRING else value_json(value, self._types))
 
+    def cut(self) -> None:
+        """Emits the rest of a value that has no end: as much as there is, as JSON that could go on. What may be the
+        beginning of the mark behind it is discarded."""
+        held = self._text.held()
+        value = held.removesuffix("\n") if self._ends_with_break else held
+        received, position = self._text.unread()
+        self._text.hold(len(received) - position)
+        self._text.discard()
+        self._text.add_arguments(_dumps(value)[1:-1] if self._types == STRING else _beginning(value))
+
 
 def _read_literals(text: IncrementalText, name: str, notation: LiteralArguments) -> Reading[None]:
     """Reads arguments that are literals, and emits each as JSON when it is complete."""
@@ -175,11 +199,9 @@ def _read_literals(text: IncrementalText, name: str, notation: LiteralArguments)
     separator = "{"
     while not (yield from text.accept_words(notation.closing)):
         argument = yield from _read_literal_argument(text, notation)
-        if argument is None and separator == "{":
+        is_over = yield from text.is_over()
+        if separator == "{" and (argument is None or is_over):
             raise NotACall
-        if argument is None and (yield from text.is_over()):
-            text.discard()
-            return
         if argument is None:
             text.is_cut = False
             text.add_arguments("}")
@@ -188,7 +210,9 @@ def _read_literals(text: IncrementalText, name: str, notation: LiteralArguments)
             text.start_call(name)
             text.is_cut = True
         text.discard()
-        text.add_arguments(separator + argument)
+        text.add_arguments(separator + argument if argument else "")
+        if is_over:
+            return
         separator = ", "
         yield from text.accept_words(",")
     if separator == "{":
@@ -199,21 +223,30 @@ def _read_literals(text: IncrementalText, name: str, notation: LiteralArguments)
 
 
 def _read_literal_argument(text: IncrementalText, notation: LiteralArguments) -> Reading[str | None]:
-    """Reads a key and its value. Returns them as JSON; None if they are none, or the text ends within."""
+    """Reads a key and its value. Returns them as JSON, or as much of that as there is where the text ends within; None
+    if they are none."""
     yield from text.read_spaces()
     begin = text.num_held
     while (yield from text.arrived()) and not (yield from text.next_is(_NO_KEY + notation.assign)):
         text.hold(1)
     key = text.held(begin)
     if not key or not (yield from text.accept_words(notation.assign)):
-        return None
+        return (_dumps(key)[:-1] if key else "") if (yield from text.is_over()) else None
     literal = yield from read_literal(text)
-    if (yield from text.is_over()):
-        return None
+    is_over = yield from text.is_over()
     try:
         return f"{_dumps(key)}: {literal_json(literal)}"
     except NotACall:
-        return None
+        return f"{_dumps(key)}: {_beginning(literal)}" if is_over else None
+
+
+def _beginning(text: str) -> str:
+    """Returns JSON that could go on, of a value that is cut off: the text itself, or a string that begins with it."""
+    text = text.lstrip()
+    if not text or begins_json(text):
+        return text
+    without_quote = text.removeprefix(QUOTE_MARK) if text.startswith(QUOTE_MARK) else text.removeprefix("'")
+    return _dumps(without_quote[: len(without_quote) - num_overlapping(without_quote, QUOTE_MARK)])[:-1]
 
 
 def _dumps(value: object) -> str:

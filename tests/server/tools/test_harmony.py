@@ -47,6 +47,8 @@ FINAL = "<|channel|>final<|message|>Yes"
         ("assistant: to=x", [Content("assistant: to=x")]),
         ("<|channel|>analysis<|message|>Hm", [Reasoning("Hm")]),
         ("<|channel|>anal", []),
+        ("<|start|>Well, so<|channel|>final<|message|>Yes", [Content("Well, so<|channel|>final<|message|>Yes")]),
+        ("<|channel|>analysis<|mess ž", [Content("<|channel|>analysis<|mess ž")]),
         ("", []),
     ],
 )

@@ -201,3 +201,22 @@ def test_what_closes_a_call_may_be_forgotten(end: str) -> None:
 def test_what_follows_a_broken_argument_is_content_and_the_call_stands() -> None:
     text = "<|py|>[f(a='x', b=1+2)]<|/py|>"
     assert parse(LEARNED["python"].read, *text) == [*tool_calls([("f", '{"a": "x"}')]), Content(", b=1+2)]<|/py|>")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("parameters", "<do>\n<function=f>\n<parameter=a>\n[1, 2", '{"a": [1, 2'),
+        ("parameters", "<do>\n<function=f>\n<parameter=a>\nsome te", '{"a": "some te'),
+        ("parameters", "<do>\n<function=f>\n<parameter=a>\nsome te\n</para", '{"a": "some te'),
+        ("parameters", "<do>\n<function=f>\n<parameter=na", '{"na'),
+        ("pairs", "<do>f\n<key>a</key>\n<value>1</value>\n<key>b</ke", '{"a": 1, "b'),
+        ("python", "<|py|>[f(a='x', b='so", '{"a": "x", "b": "so'),
+        ("python", "<|py|>[f(a='x', b='y'", '{"a": "x", "b": "y"'),
+        ("python", "<|py|>[f(a='x', na", '{"a": "x", "na'),
+        ("braces", '<|tool>call:f{a:1,b:<|"|>so<|"', '{"a": 1, "b": "so'),
+    ],
+)
+def test_of_a_call_that_is_cut_off_there_is_as_much_as_was_written(name: str, text: str, arguments: str) -> None:
+    parser = ReadingParser(LEARNED[name].read, {"f": {}}, str)
+    assert _joined([*parser.feed(text), *parser.finish()]) == arguments and parser.is_cut

@@ -185,6 +185,14 @@ def test_long_messages_take_linear_time() -> None:
     assert len(parse(read_hermes, text * 20_000)) == 20_000
 
 
+@pytest.mark.parametrize(
+    "text", ['{"name": "f", "argument": {"a": 1}}', '{"name": "f", "id": 7, "args": {}}', '{"name": "f", "a": 1}']
+)
+def test_a_call_whose_arguments_have_another_name_is_content(text: str) -> None:
+    """They would be lost."""
+    assert parse(read_json, *text) == [Content(text)]
+
+
 THINKING = [
     ("<think>hm</think>\n\nYes", [Reasoning("hm"), Content("Yes")]),
     ("\n<think>\nhm\n</think>Yes", [Reasoning("\nhm\n"), Content("Yes")]),
