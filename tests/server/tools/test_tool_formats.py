@@ -135,6 +135,7 @@ def num_thinking(tokens: Sequence[bytes], starts_inside: bool) -> int:
         ([b"<think>", b"hm", b"</think>", b"Yes"], False, 3),
         ([b"\n", b"<th", b"ink>", b"h\xc3", b"\xa4</", b"think", b">Yes", b"Yes"], False, 7),
         ([b"hm", b"</think>", b"Yes"], True, 2),
+        ([b"\xc3", b"\xa9", b"</think>", b"Yes"], True, 3),
         ([b"hm", b"</thin", b"</th", b"ink>", b"Yes"], True, 4),
         ([b"<think>", b"hm"], False, 2),
         ([b"Yes", b"<think>", b"hm"], False, 0),
