@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
 
 #include <cstdint>
 #include <optional>
@@ -21,6 +22,22 @@ at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& packed, const std:
                        Activation activation = Activation::kNone, const Buffer& out = {});
 at::Tensor linear_int4(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
                        Activation activation = Activation::kNone, const Buffer& out = {});
+
+// A packed weight, its bias [N] if it has one, and how many of the rows are its share.
+struct Share {
+  const at::Tensor* packed;
+  at::Tensor bias;  // contiguous, or undefined
+  int64_t rows;
+};
+
+// Weights of one size in one loop over tasks: the first rows of x [T, K] are the first weight's share, and so on.
+using Shares = c10::ArrayRef<Share>;
+at::Tensor grouped_linear(const at::Tensor& x, Shares shares, int64_t n, Activation activation = Activation::kNone,
+                          const Buffer& out = {});
+at::Tensor grouped_linear_int8(const at::Tensor& x, Shares shares, int64_t n,
+                               Activation activation = Activation::kNone, const Buffer& out = {});
+at::Tensor grouped_linear_int4(const at::Tensor& x, Shares shares, int64_t n,
+                               Activation activation = Activation::kNone, const Buffer& out = {});
 
 // Rows of blocks of kGateBlock columns, gate and up in turn (the last two may be narrower) -> activation(gate) * up.
 constexpr int64_t kGateBlock = 16;

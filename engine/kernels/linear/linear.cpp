@@ -3,7 +3,6 @@
 #include <torch/library.h>
 
 #include <optional>
-#include <type_traits>
 #include <utility>
 
 #include "linear/vector.h"
@@ -54,15 +53,17 @@ std::pair<int64_t, int64_t> panel_sizes([[maybe_unused]] at::ScalarType dtype) {
   return {vector::kPanel, vector::kStep};
 }
 
-void multiply_any(const Problem<float>& p, const float* packed) {
-  vector::multiply<vector::Float32>(p, packed);
-}
+void multiply_plain(Problems<float> problems) { vector::multiply<vector::Float32>(problems); }
 
-void multiply_any(const Problem<at::BFloat16>& p, const at::BFloat16* packed) {
+// In tiles problems are multiplied one after the other, each by all threads.
+void multiply_plain(Problems<at::BFloat16> problems) {
 #if defined(__AMX_BF16__)
-  if (amx::is_granted()) return amx::multiply(p, packed);
+  if (amx::is_granted()) {
+    for (const auto& p : problems) amx::multiply(p, static_cast<const at::BFloat16*>(p.packed));
+    return;
+  }
 #endif
-  vector::multiply<vector::BFloat16>(p, packed);
+  vector::multiply<vector::BFloat16>(problems);
 }
 
 #if defined(__AVX2__)
@@ -73,42 +74,57 @@ bool is_coded(const at::Tensor& packed, int64_t n, int64_t k) {
   return vector::is_coded(packed, n, k);
 }
 
-at::Tensor multiply_coded(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
-                          int64_t n, Activation activation, const Buffer& out) {
-  TORCH_CHECK(x.scalar_type() == at::kBFloat16 && is_coded(packed, n, x.size(1)),
-              "rows and packed weight differ in size or dtype");
-  return multiply_rows_of(x, bias, n, activation, out, [&]<class Element>(const Problem<Element>& p) {
-    if constexpr (std::is_same_v<Element, at::BFloat16>) {
-      const auto* numbers = packed.const_data_ptr<uint8_t>();
+void multiply_coded(Problems<at::BFloat16> problems) {
 #if defined(__AMX_BF16__)
-      if (amx::is_granted()) return amx::multiply_coded(p, numbers);
+  if (amx::is_granted()) {
+    for (const auto& p : problems) amx::multiply_coded(p, static_cast<const uint8_t*>(p.packed));
+    return;
+  }
 #endif
-      vector::multiply_coded(p, numbers, packed.size(1));
-    }
-  });
+  vector::multiply_coded(problems);
 }
 #endif
 
+// Whether the weight was packed for rows [T, k] of that dtype, and has n columns.
+bool fits(const at::Tensor& packed, at::ScalarType dtype, int64_t n, int64_t k) {
+#if defined(__AVX2__)
+  if (packed.scalar_type() == at::kByte) return dtype == at::kBFloat16 && is_coded(packed, n, k);
+#endif
+  const auto [panel, step] = panel_sizes(dtype);
+  return packed.sizes() == at::IntArrayRef({divide_up(n, panel), divide_up(k, step), panel, step}) &&
+         packed.is_contiguous() && packed.scalar_type() == dtype;
+}
+
+void multiply_all(Problems<float> problems) { multiply_plain(problems); }
+
+// Not all weights may be coded: those that are, and those that are not, have a loop each.
+void multiply_all(Problems<at::BFloat16> problems) {
+  ProblemList<at::BFloat16> coded, plain;
+  for (const auto& p : problems) (p.is_bytes ? coded : plain).push_back(p);
+#if defined(__AVX2__)
+  if (!coded.empty()) multiply_coded(coded);
+#endif
+  if (!plain.empty()) multiply_plain(Problems<at::BFloat16>(plain));
+}
+
 }  // namespace
 
-// x [T, K], packed of a weight [N, K], bias [N] -> [T, N]. Sums in float32, adds the bias to the sum, rounds once.
-at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
-                  Activation activation, const Buffer& out) {
+// x [T, K], packed of weights [N, K], biases [N] -> [T, N]. Sums in float32, adds the bias to the sum, rounds once.
+at::Tensor grouped_linear(const at::Tensor& x, Shares shares, int64_t n, Activation activation, const Buffer& out) {
   check_dtype(x);
   TORCH_CHECK(x.dim() == 2, "linear takes rows [T, K]");
   if (activation != Activation::kNone && !gates_itself(n)) {
-    return gate(linear(x, packed, bias, n), activation, out);
+    return gate(grouped_linear(x, shares, n), activation, out);
   }
-#if defined(__AVX2__)
-  if (packed.scalar_type() == at::kByte) return multiply_coded(x, packed, bias, n, activation, out);
-#endif
-  const auto [panel, step] = panel_sizes(x.scalar_type());
-  TORCH_CHECK(packed.sizes() == at::IntArrayRef({divide_up(n, panel), divide_up(x.size(1), step), panel, step}) &&
-                  packed.is_contiguous() && packed.scalar_type() == x.scalar_type(),
-              "rows and packed weight differ in size or dtype");
-  return multiply_rows_of(x, bias, n, activation, out, [&]<class Element>(const Problem<Element>& p) {
-    multiply_any(p, packed.const_data_ptr<Element>());
-  });
+  for (const Share& each : shares) {
+    TORCH_CHECK(fits(*each.packed, x.scalar_type(), n, x.size(1)), "rows and packed weight differ in size or dtype");
+  }
+  return multiply_rows_of(x, shares, n, activation, out, [](auto problems) { multiply_all(problems); });
+}
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
+                  Activation activation, const Buffer& out) {
+  return grouped_linear(x, share_of(x, packed, bias), n, activation, out);
 }
 
 }  // namespace twostep

@@ -89,20 +89,15 @@ Prefetcher multiply_tile(const typename Format::Element* x, int64_t stride, int6
   return ahead;
 }
 
-// Rows of x, and the panel that they are multiplied with.
-struct Task {
-  int64_t row = 0, row_end = 0, panel = 0;
-};
-
-// Multiplies one task, in one piece where one tile holds all rows. Meanwhile the next task is prefetched.
+// Multiplies one task, in one piece where one tile holds all rows. Meanwhile the next panel is prefetched.
 template <class Panels, class Element>
 class PanelProduct {
   using Format = typename Panels::Format;
   using Factor = typename Format::Element;
 
  public:
-  // x [rows, k] of the problem, sums [kRowsPerTask, kPanel]; next may be a task of no rows.
-  PanelProduct(const Problem<Element>& p, const Factor* x, const Panels& panels, const Task& task, const Task& next,
+  // x [rows, k] of the problem, sums [kRowsPerTask, kPanel]; `next` is another panel that is read then, or null.
+  PanelProduct(const Problem<Element>& p, const Factor* x, const Panels& panels, const Task& task, const void* next,
                float* sums)
       : p_(p), x_(x), panels_(panels), task_(task), next_(next), sums_(sums), writer_(p, task.panel),
         all_steps_(divide_up(p.k, kStep)),
@@ -151,90 +146,91 @@ class PanelProduct {
     for (int64_t r = 0; r < kRows; ++r) writer_.write(row + r, sums + r * kPanel);
   }
 
-  // The piece that is multiplied after all passes over this one; a piece of no steps if there is none.
-  Piece piece_after(const Piece& now) const {
-    const int64_t end = now.step + now.steps;
-    if (end < all_steps_) return {now.panel, end, std::min(max_steps_, all_steps_ - end)};
-    const bool has_one = next_.row < next_.row_end && next_.panel != now.panel;
-    return has_one ? Piece{next_.panel, 0, max_steps_} : Piece{};
-  }
-
-  // What to prefetch in all passes over a piece.
+  // What to prefetch in all passes over a piece: the piece that is multiplied after them.
   Prefetcher ahead_of(const Piece& now) const {
-    const Piece then = piece_after(now);
-    const int64_t lines = divide_up(then.steps * Panels::kStepBytes, kLineBytes);
-    return Prefetcher(panels_.start_of(then), lines, 0, 1, now.steps * passes_);
+    const int64_t end = now.step + now.steps;
+    const void* then = end < all_steps_ ? panels_.start_of({now.panel, end}) : next_;
+    const int64_t steps = !then ? 0 : end < all_steps_ ? std::min(max_steps_, all_steps_ - end) : max_steps_;
+    return Prefetcher(then, divide_up(steps * Panels::kStepBytes, kLineBytes), 0, 1, now.steps * passes_);
   }
 
   const Problem<Element>& p_;
   const Factor* const x_;
   const Panels& panels_;
-  const Task &task_, &next_;
+  const Task& task_;
+  const void* const next_;
   float* const sums_;
   const SumsWriter<Element> writer_;
   const int64_t all_steps_, passes_, max_steps_;
   Prefetcher ahead_;
 };
 
-// Returns the problem's rows as numbers to multiply, in memory that the calling thread keeps for its next call.
+// Returns the rows of all problems as numbers to multiply, in memory that the calling thread keeps for its next call.
 template <class Factor, class Element>
-const Factor* rows_as(const Problem<Element>& p) {
-  if constexpr (std::is_same_v<Factor, Element>) return p.x;
+const Factor* rows_as(Problems<Element> problems) {
+  const Element* x = problems.front().x;
+  if constexpr (std::is_same_v<Factor, Element>) return x;
   else {
     static thread_local Scratch<Factor> scratch;
-    Factor* numbers = scratch.get(p.rows * p.k);
+    const int64_t count = problems.back().x - x + problems.back().rows * problems.back().k;
+    Factor* numbers = scratch.get(count);
     constexpr int64_t kGrain = 1 << 15;
-    run_ranges(p.rows * p.k, kGrain, [&](int64_t begin, int64_t end) {
+    run_ranges(count, kGrain, [&](int64_t begin, int64_t end) {
       for_each_vector(end - begin, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
-        store_upto(numbers + begin + i, count, load_upto(p.x + begin + i, count));
+        store_upto(numbers + begin + i, count, load_upto(x + begin + i, count));
       });
     });
     return numbers;
   }
 }
 
-// Multiplies by the panels that panels_of_thread() returns on each thread.
-template <class Element, class PanelsOfThread>
-void multiply_panels(const Problem<Element>& p, const PanelsOfThread& panels_of_thread) {
-  if (p.rows == 0) return;
-  using Panels = decltype(panels_of_thread());
-  const auto* x = rows_as<typename Panels::Format::Element>(p);
-  const int64_t tiles = divide_up(p.rows, kTileRows), blocks = divide_up(p.rows, kRowsPerTask);
-  const int64_t rows = divide_up(tiles, blocks) * kTileRows, tasks = divide_up(p.n, kPanel) * blocks;
-  const auto task_at = [&](int64_t i) {
-    return i < tasks ? Task{i % blocks * rows, std::min((i % blocks + 1) * rows, p.rows), i / blocks} : Task{};
-  };
-  run_foreseen_tasks(tasks, is_small(p), [&](int64_t i, int64_t then) {
+// Multiplies by the panels that panels_of(problem) returns on each thread.
+template <class Element, class PanelsOf>
+void multiply_panels(Problems<Element> problems, const PanelsOf& panels_of) {
+  using Panels = decltype(panels_of(problems.front()));
+  const auto* x = rows_as<typename Panels::Format::Element>(problems);
+  const Tasks<Element> tasks(problems, kPanel, kTileRows, kRowsPerTask);
+  run_foreseen_tasks(tasks.count(), is_small(problems), [&](int64_t i, int64_t then) {
     static thread_local Scratch<float> scratch;
-    const Panels panels = panels_of_thread();
-    const Task task = task_at(i), next = task_at(then);
-    PanelProduct(p, x, panels, task, next, scratch.get(kRowsPerTask * kPanel)).compute();
+    const Task task = tasks[i], next = then < tasks.count() ? tasks[then] : task;
+    const Problem<Element>& p = problems[task.problem];
+    const Panels panels = panels_of(p);
+    const bool has_next = next.problem != task.problem || next.panel != task.panel;
+    const void* next_panel = has_next ? panels_of(problems[next.problem]).start_of({next.panel}) : nullptr;
+    float* sums = scratch.get(kRowsPerTask * kPanel);
+    PanelProduct(p, x + (p.x - problems.front().x), panels, task, next_panel, sums).compute();
   });
 }
 
-// Multiplies by the same panels on all threads: as they are, or widened.
-template <class Element, class Panels>
-void multiply_by(const Problem<Element>& p, const Panels& panels) {
+// Multiplies by panels as they are, or widened.
+template <class Element, class PanelsOf>
+void multiply_by(Problems<Element> problems, const PanelsOf& panels_of) {
   if constexpr (kWidens && std::is_same_v<Element, at::BFloat16>) {
-    multiply_panels(p, [&] {
+    using Panels = WidenedPanels<decltype(panels_of(problems.front()))>;
+    multiply_panels(problems, [&](const auto& p) {
       static thread_local Scratch<float> scratch;
-      return WidenedPanels<Panels>{panels, scratch.get(WidenedPanels<Panels>::kPieceSteps * kStepElements)};
+      return Panels{panels_of(p), scratch.get(Panels::kPieceSteps * kStepElements)};
     });
   } else {
-    multiply_panels(p, [&] { return panels; });
+    multiply_panels(problems, panels_of);
   }
 }
 
-// Multiplies by a weight that `pack` made.
+// Multiplies by weights that `pack` made.
 template <class Format>
-void multiply(const Problem<typename Format::Element>& p, const typename Format::Element* packed) {
-  multiply_by(p, PlainPanels<Format>{packed, divide_up(p.k, kStep)});
+void multiply(Problems<typename Format::Element> problems) {
+  multiply_by(problems, [](const auto& p) {
+    return PlainPanels<Format>{static_cast<const typename Format::Element*>(p.packed), divide_up(p.k, kStep)};
+  });
 }
 
 #if defined(__AVX2__)
-// Multiplies by a weight that `pack_coded` made.
-inline void multiply_coded(const Problem<at::BFloat16>& p, const uint8_t* packed, int64_t panel_bytes) {
-  multiply_by(p, CodedPanels{high_bytes::Panels(packed, panel_bytes, divide_up(p.k, kStep))});
+// Multiplies by weights that `pack_coded` made.
+inline void multiply_coded(Problems<at::BFloat16> problems) {
+  multiply_by(problems, [](const auto& p) {
+    const auto* bytes = static_cast<const uint8_t*>(p.packed);
+    return CodedPanels{high_bytes::Panels(bytes, p.panel_bytes, divide_up(p.k, kStep))};
+  });
 }
 #endif
 

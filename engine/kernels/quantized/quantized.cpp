@@ -69,29 +69,43 @@ void check_codes(const at::Tensor& codes, int64_t length, std::initializer_list<
   }
 }
 
+// With any that has rows enough for tiles, problems are multiplied one after the other.
 template <class Weight, class Element>
-void multiply(const Problem<Element>& p, const uint8_t* packed) {
-  const integers::RowsOf<Weight> rows = integers::round_rows<typename Weight::Precision>(p);
+void multiply(Problems<Element> problems) {
 #if defined(__AMX_INT8__)
-  if (p.rows > Weight::kFewRows && amx::is_granted()) return integers::multiply_amx<Weight>(p, rows, packed);
+  const auto has_many = [](const auto& p) { return p.rows > Weight::kFewRows; };
+  const bool uses_tiles = amx::is_granted() && std::any_of(problems.begin(), problems.end(), has_many);
+  if (uses_tiles && problems.size() > 1) {
+    for (const auto& p : problems) multiply<Weight, Element>(p);
+    return;
+  }
 #endif
-  integers::multiply_vectors<Weight>(p, rows, packed);
+  const auto rows = integers::round_rows<typename Weight::Precision>(problems);
+#if defined(__AMX_INT8__)
+  if (uses_tiles) {
+    const auto& p = problems.front();
+    return integers::multiply_amx<Weight>(p, rows.front(), static_cast<const uint8_t*>(p.packed));
+  }
+#endif
+  integers::multiply_vectors<Weight, Element>(problems, rows);
 }
 
-// x [T, K] times a packed quantized weight, with rows rounded to integers; the arguments are those of `linear`.
+// x [T, K] times packed quantized weights, with rows rounded to integers; the arguments are those of `grouped_linear`.
 template <class Weight>
-at::Tensor multiply_all(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
-                        Activation activation, const Buffer& out = {}) {
+at::Tensor multiply_all(const at::Tensor& x, Shares shares, int64_t n, Activation activation, const Buffer& out) {
   check_dtype(x.scalar_type(), "linear takes");
-  TORCH_CHECK(x.dim() == 2 && packed.dim() == 2, "linear takes rows [T, K] and a packed weight");
-  TORCH_CHECK(packed.size(0) == divide_up(n, integers::kPanel) &&
-                  packed.size(1) == integers::panel_bytes<Weight>(x.size(1)) && packed.is_contiguous(),
-              "rows and packed weight differ in size");
-  if (activation != Activation::kNone && n % integers::kPanel != 0) {
-    return gate(multiply_all<Weight>(x, packed, bias, n, Activation::kNone), activation, out);
+  TORCH_CHECK(x.dim() == 2, "linear takes rows [T, K]");
+  for (const Share& each : shares) {
+    TORCH_CHECK(each.packed->sizes() == at::IntArrayRef({divide_up(n, integers::kPanel),
+                                                         integers::panel_bytes<Weight>(x.size(1))}) &&
+                    each.packed->is_contiguous() && each.packed->scalar_type() == at::kByte,
+                "rows and packed weight differ in size or dtype");
   }
-  return multiply_rows_of(x, bias, n, activation, out, [&](const auto& problem) {
-    multiply<Weight>(problem, packed.const_data_ptr<uint8_t>());
+  if (activation != Activation::kNone && n % integers::kPanel != 0) {
+    return gate(multiply_all<Weight>(x, shares, n, Activation::kNone, {}), activation, out);
+  }
+  return multiply_rows_of(x, shares, n, activation, out, []<class Element>(Problems<Element> problems) {
+    multiply<Weight, Element>(problems);
   });
 }
 
@@ -211,19 +225,29 @@ using Int4Weight = int4::Weight;
 
 at::Tensor linear_int8_wide_rows(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
                                  int64_t n) {
-  return multiply_all<Int8WeightForWideRows>(x, packed, bias, n, Activation::kNone);
+  return multiply_all<Int8WeightForWideRows>(x, share_of(x, packed, bias), n, Activation::kNone, {});
 }
 
 }  // namespace
 
+at::Tensor grouped_linear_int8(const at::Tensor& x, Shares shares, int64_t n, Activation activation,
+                               const Buffer& out) {
+  return multiply_all<Int8Weight>(x, shares, n, activation, out);
+}
+
+at::Tensor grouped_linear_int4(const at::Tensor& x, Shares shares, int64_t n, Activation activation,
+                               const Buffer& out) {
+  return multiply_all<Int4Weight>(x, shares, n, activation, out);
+}
+
 at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
                        Activation activation, const Buffer& out) {
-  return multiply_all<Int8Weight>(x, packed, bias, n, activation, out);
+  return grouped_linear_int8(x, share_of(x, packed, bias), n, activation, out);
 }
 
 at::Tensor linear_int4(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,
                        Activation activation, const Buffer& out) {
-  return multiply_all<Int4Weight>(x, packed, bias, n, activation, out);
+  return grouped_linear_int4(x, share_of(x, packed, bias), n, activation, out);
 }
 
 }  // namespace twostep

@@ -66,6 +66,11 @@ struct Rows {
   int32_t* half_sums_of(int64_t tile, int64_t step) const { return half_sums + (tile * steps + step) * kTileRows; }
   int64_t place(int64_t tile, int64_t group) const { return (tile * groups + group) * kTileRows; }
   int64_t steps_of(int64_t group) const { return std::min(kGroupSteps, steps - group * kGroupSteps); }
+
+  // The tiles from `tile` on.
+  Rows from(int64_t tile) const {
+    return {steps, groups, numbers_of(tile, 0), scales + place(tile, 0), sums + place(tile, 0), half_sums_of(tile, 0)};
+  }
 };
 
 template <class Element>
@@ -122,20 +127,25 @@ void round_group(const Element* row, int64_t k, const Rows<Precision>& rows, int
   rows.sums[at] = typename Precision::Sum(fold_add(to_floats(total)));
 }
 
-// Quantizes the problem's rows, in memory that the calling thread keeps for its next call.
+// Quantizes the rows of each problem, in memory that the calling thread keeps for its next call.
 template <class Precision, class Element>
-Rows<Precision> round_rows(const Problem<Element>& p) {
+c10::SmallVector<Rows<Precision>, 1> round_rows(Problems<Element> problems) {
   static thread_local Scratch<int8_t> numbers;
   static thread_local Scratch<float> scales;
   static thread_local Scratch<typename Precision::Sum> sums;
   static thread_local Scratch<int32_t> half_sums;
-  const int64_t steps = divide_up(p.k, kStep), groups = divide_up(p.k, kGroup);
-  const int64_t rows = round_up(p.rows, kTileRows);
-  const Rows<Precision> rounded{steps, groups, numbers.get(rows * steps * kStep * Precision::kBytes),
-                                scales.get(rows * groups), sums.get(rows * groups),
-                                Precision::kSumsHalves ? half_sums.get(rows * steps) : nullptr};
-  run_tasks(p.rows, p.rows * p.k < 1 << 15, [&](int64_t i) {
-    for (int64_t group = 0; group < groups; ++group) round_group(p.x + i * p.k, p.k, rounded, i, group);
+  const int64_t k = problems.front().k, steps = divide_up(k, kStep), groups = divide_up(k, kGroup);
+  Runs rows;
+  int64_t size = 0;  // of whole tiles
+  for (const auto& p : problems) rows.add(p.rows), size += round_up(p.rows, kTileRows);
+  Rows<Precision> rest{steps, groups, numbers.get(size * steps * kStep * Precision::kBytes), scales.get(size * groups),
+                       sums.get(size * groups), half_sums.get(Precision::kSumsHalves ? size * steps : 0)};
+  c10::SmallVector<Rows<Precision>, 1> rounded;
+  for (const auto& p : problems) rounded.push_back(rest), rest = rest.from(divide_up(p.rows, kTileRows));
+  run_tasks(rows.count(), rows.count() * k < 1 << 15, [&](int64_t i) {
+    const auto [problem, row] = rows[i];
+    const Element* x = problems[problem].x + row * k;
+    for (int64_t group = 0; group < groups; ++group) round_group(x, k, rounded[problem], row, group);
   });
   return rounded;
 }

@@ -245,18 +245,21 @@ void multiply_span(const RowsOf<Weight>& rows, const Span& span, const uint8_t* 
 // prefetched meanwhile: else few rows would wait for memory, and then memory for them. A panel that would be expanded
 // many times is expanded beforehand.
 template <class Weight, class Element>
-void multiply_vectors(const Problem<Element>& p, const RowsOf<Weight>& rows, const uint8_t* packed) {
-  const int64_t blocks = divide_up(p.rows, kRowsPerTask);
-  const int64_t panels = divide_up(p.n, kPanel), bytes = panel_bytes<Weight>(p.k), lines = bytes / kLineBytes;
-  run_foreseen_tasks(panels * blocks, is_small(p), [&](int64_t task, int64_t then) {
-    const int64_t panel = task / blocks, next = then / blocks, first = task % blocks * kRowsPerTask;
-    const bool has_next = next != panel && next < panels;
-    const Span span{first, std::min(kRowsPerTask, p.rows - first)};
+void multiply_vectors(Problems<Element> problems, c10::ArrayRef<RowsOf<Weight>> all_rows) {
+  const Tasks<Element> tasks(problems, kPanel, kTileRows, kRowsPerTask);
+  const int64_t bytes = panel_bytes<Weight>(problems.front().k), lines = bytes / kLineBytes;
+  const auto panel_of = [&](const Task& task) {
+    return static_cast<const uint8_t*>(problems[task.problem].packed) + task.panel * bytes;
+  };
+  run_foreseen_tasks(tasks.count(), is_small(problems), [&](int64_t i, int64_t then) {
+    const Task task = tasks[i];
+    const uint8_t *at = panel_of(task), *next = then < tasks.count() ? panel_of(tasks[then]) : at;
+    const Span span{task.row, task.row_end - task.row};
     const int64_t passes = span.passes<Weight>();
-    const PanelWriter<Element> writer(p, panel);
-    const uint8_t* at = packed + panel * bytes;
+    const PanelWriter<Element> writer(problems[task.problem], task.panel);
+    const RowsOf<Weight>& rows = all_rows[task.problem];
     const auto ahead_for = [&](int64_t turns) {
-      return Prefetcher(packed + next * bytes, has_next ? lines : 0, 0, 1, turns * rows.steps);
+      return Prefetcher(next, next == at ? 0 : lines, 0, 1, turns * rows.steps);
     };
     if (passes == 1) return multiply_span<Weight, true>(rows, span, at, writer, Prefetcher());
     if constexpr (requires { typename Weight::Expanded; }) {

@@ -45,8 +45,8 @@ void multiply() {
   const auto bias = numbers.reals<Element>(n), x = numbers.reals<Element>(21 * k);
   for (int64_t rows : {1, 2, 7, 21}) {
     std::vector<Element> out(rows * n);
-    vector::multiply<Format>(Problem<Element>{x.data(), bias.data(), out.data(), rows, k, n, Activation::kNone},
-                             weight.data());
+    const Problem<Element> p{x.data(), bias.data(), out.data(), rows, k, n, Activation::kNone, weight.data()};
+    vector::multiply<Format>(p);
     print("linear", out);
   }
 }

@@ -53,7 +53,7 @@ void multiply(const char* what, const uint8_t* panel, Activation activation = Ac
   const std::vector<float> x = numbers.reals(kRows * kLength, 3.0f), bias = numbers.reals(kColumns);
   std::vector<float> out(kRows * kColumns);
   const Problem<float> problem{x.data(), bias.data(), out.data(), kRows, kLength, kColumns, activation};
-  const RowsOf<Weight> rows = round_rows<typename Weight::Precision>(problem);
+  const RowsOf<Weight> rows = round_rows<typename Weight::Precision, float>(problem).front();
   const PanelWriter<float> writer(problem, 0);
   for (int64_t row = 0; row + kRowsAtOnce <= kRows; row += kRowsAtOnce)
     multiply_panel<Weight, kRowsAtOnce, false>(rows, 0, row, panel, writer, Prefetcher());
