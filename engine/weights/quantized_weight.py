@@ -1,6 +1,5 @@
 """Quantized weights with the interface of `engine.weights.packed_weight`, multiplied by the C++ kernels or by torch."""
 
-import functools
 from dataclasses import fields, replace
 from typing import Any, cast
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.core.errors import ModelError
-from engine.weights.affine_quantization import NUM_REFITS, QuantizedMatrix, dequantize, map_rows, quantize
+from engine.weights.affine_quantization import NUM_REFITS, QuantizedMatrix, dequantize, quantize
 from engine.weights.batch_invariant_matmul import BatchInvariantWeight
 from engine.weights.int4_levels import Int4Matrix, to_levels
 from engine.weights.packed_weight import check_rows
@@ -29,13 +28,9 @@ class KernelQuantizedWeight:
         _check_finite(weight)
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
         self.bits, self.row_bits, ops = bits, row_bits, torch.ops.twostep
-        parts = map_rows(functools.partial(_quantize_rows, bits=bits, row_bits=row_bits), weight)
-        self.packed: Tensor
-        if bits == 4:
-            self._linear, self.packed = ops.linear_int4, ops.pack_int4(*parts)
-        else:
-            self._linear = ops.linear_int8 if row_bits == 8 else ops.linear_int8_wide_rows
-            self.packed = ops.pack_int8(*parts)
+        self.packed: Tensor = ops.quantize_and_pack(weight.detach(), bits, row_bits, NUM_REFITS[bits])
+        linear_int8 = ops.linear_int8 if row_bits == 8 else ops.linear_int8_wide_rows
+        self._linear = ops.linear_int4 if bits == 4 else linear_int8
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         check_rows(x, self.shape)
@@ -50,15 +45,6 @@ def _check_finite(weight: Tensor) -> None:
     """Raises ModelError for NaN or infinity, which quantization would spread over a group until it looks harmless."""
     if not all(end.isfinite() for end in weight.aminmax()):  # NaN is both
         raise ModelError(f"A weight {[*weight.shape]} of the checkpoint has NaN or infinity: it is damaged.")
-
-
-def _quantize_rows(weight: Tensor, bits: int, row_bits: int) -> tuple[Tensor, ...]:
-    """Quantizes some rows of a weight, after the transform if there is one, to the tensors that the kernels pack."""
-    ops = torch.ops.twostep
-    if row_bits == 8:
-        weight = ops.inverse_hadamard(weight)
-    codes, scales, minimums = ops.quantize(weight, bits, NUM_REFITS[bits])  # as quantize(weight, bits) does
-    return ops.to_levels(weight, scales, minimums) if bits == 4 else (codes, scales, minimums)
 
 
 class TorchQuantizedWeight:

@@ -2,11 +2,14 @@
 
 #include <torch/library.h>
 
-#include "base/huge_pages.h"
+#include <algorithm>
+
 #include "quantized/int4.h"
 #include "quantized/int4_levels.h"
 #include "quantized/int8.h"
+#include "quantized/pack.h"
 #include "quantized/quantize.h"
+#include "quantized/quantize_lanes.h"
 
 #if defined(__AMX_INT8__)
 #include "quantized/int4_amx.h"
@@ -36,27 +39,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> quantize(const at::Tensor& weight
       auto *s = scales.mutable_data_ptr<at::BFloat16>() + i * groups;
       auto *m = minimums.mutable_data_ptr<at::BFloat16>() + i * groups;
       bits == 8 ? quantizing::quantize_row<quantizing::kGroup8>(rows + i * k, k, bits, num_refits, to, s, m)
-                : quantizing::quantize_row<quantizing::kGroup4>(rows + i * k, k, bits, num_refits, to, s, m);
+                : quantizing::quantize_row_in_lanes(rows + i * k, k, bits, num_refits, to, s, m);
     });
   };
   w.scalar_type() == at::kFloat ? quantize_all(w.const_data_ptr<float>())
                                 : quantize_all(w.const_data_ptr<at::BFloat16>());
   return {codes, scales, minimums};
-}
-
-// Packs columns into [panels, bytes of one] uint8, which is opaque: calls pack_column(column, place of its panel).
-template <class Weight, class PackColumn>
-at::Tensor pack(int64_t n, int64_t k, const PackColumn& pack_column) {
-  const int64_t panels = divide_up(n, integers::kPanel), bytes = integers::panel_bytes<Weight>(k);
-  at::Tensor packed = zeros_in_huge_pages({panels, bytes}, at::TensorOptions().dtype(at::kByte));
-  uint8_t* to = packed.mutable_data_ptr<uint8_t>();
-  run_tasks(panels, false, [&](int64_t panel) {
-    const int64_t first = panel * integers::kPanel;
-    for (int64_t column = first; column < std::min(first + integers::kPanel, n); ++column) {
-      pack_column(column, to + panel * bytes);
-    }
-  });
-  return packed;
 }
 
 // Checks codes [N, K], and that `others` have a number for each group of `length` along K.
@@ -124,36 +112,18 @@ at::Tensor inverse_hadamard(const at::Tensor& weight) {
 
 // ---- 8 bits ----
 
-struct Quantized {
-  const uint8_t* codes;                   // [n, k]
-  const at::BFloat16 *scales, *minimums;  // [n, groups]
-  int64_t n, k, groups;
-};
-
-void pack_int8_column(const Quantized& q, int64_t column, uint8_t* panel) {
-  using integers::kStep, integers::kGroupBytes, int8::Weight;
-  const int64_t tile = column % integers::kPanel / kLanes, lane = column % kLanes;
-  for (int64_t group = 0; group < q.groups; ++group) {
-    const int64_t from = column * q.groups + group;
-    const uint32_t word = uint32_t{q.scales[from].x} << 16 | q.minimums[from].x;
-    uint8_t* words = panel + group * kGroupBytes<Weight> + tile * integers::kWordBytes;
-    std::memcpy(words + lane * sizeof(word), &word, sizeof(word));
-  }
-  for (int64_t i = 0; i < q.k; ++i) {
-    const int64_t step = i / kStep, group = step / integers::kGroupSteps;
-    uint8_t* to = panel + (group + 1) * Weight::kHeaderBytes + step * Weight::kStepBytes + tile * integers::kTileBytes;
-    to[i % kStep / 4 * kLineBytes + lane * 4 + i % 4] = q.codes[column * q.k + i];
-  }
-}
-
 // Packs a weight that `quantize` made in 8 bits.
 at::Tensor pack_int8(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& minimums) {
   check_codes(codes, quantizing::kGroup8, {scales, minimums});
   const at::Tensor c = codes.contiguous(), s = scales.contiguous(), m = minimums.contiguous();
-  const Quantized q{c.const_data_ptr<uint8_t>(), s.const_data_ptr<at::BFloat16>(), m.const_data_ptr<at::BFloat16>(),
-                    c.size(0), c.size(1), s.size(1)};
+  const int64_t n = c.size(0), k = c.size(1), groups = s.size(1);
+  const auto* codes_of = c.const_data_ptr<uint8_t>();
+  const auto *scales_of = s.const_data_ptr<at::BFloat16>(), *minimums_of = m.const_data_ptr<at::BFloat16>();
   static_assert(quantizing::kGroup8 == integers::kGroup);
-  return pack<int8::Weight>(q.n, q.k, [&](int64_t column, uint8_t* panel) { pack_int8_column(q, column, panel); });
+  return packing::pack<int8::Weight>(n, k, [&](int64_t i, uint8_t* panel) {
+    packing::pack_int8_column({codes_of + i * k, scales_of + i * groups, minimums_of + i * groups, k, groups},
+                              i % integers::kPanel, panel);
+  });
 }
 
 // ---- 4 bits ----
@@ -180,37 +150,32 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> to_levels(const at::Tensor& weigh
   return {codes, found, shared};
 }
 
-struct Leveled {
-  const uint8_t *codes, *levels;  // [n, k], [n, subgroups]
-  const at::BFloat16* scales;     // [n, groups]
-  int64_t n, k, subgroups, groups;
-};
-
-void pack_int4_column(const Leveled& q, int64_t column, uint8_t* panel) {
-  using integers::kStep;
-  const int64_t lane = column % kLanes;
-  uint8_t* tile = panel + column % integers::kPanel / kLanes * int4::kTileBytes;
-  for (int64_t subgroup = 0; subgroup < q.subgroups; ++subgroup) {
-    const int64_t start = subgroup * int4::kSubgroup;
-    uint32_t word = uint32_t{q.scales[column * q.groups + start / levels::kScaleGroup].x} << 16;
-    word |= uint32_t{q.levels[column * q.subgroups + subgroup]} << start % kStep / int4::kSubgroup * 8;
-    uint32_t& header = reinterpret_cast<uint32_t*>(tile + start / kStep * int4::Weight::kStepBytes)[lane];
-    header |= word;
-  }
-  for (int64_t i = 0; i < q.k; ++i) {
-    uint8_t* codes = tile + i / kStep * int4::Weight::kStepBytes + integers::kWordBytes;
-    codes[i % kStep / 8 * kLineBytes + lane * 4 + i % 4] |= q.codes[column * q.k + i] << i % 8 / 4 * 4;
-  }
-}
-
 // Packs a weight that to_levels made.
 at::Tensor pack_int4(const at::Tensor& codes, const at::Tensor& levels, const at::Tensor& scales) {
   check_codes(codes, levels::kGroup, {levels});
   check_codes(codes, levels::kScaleGroup, {scales});
   const at::Tensor c = codes.contiguous(), l = levels.contiguous(), s = scales.contiguous();
-  const Leveled q{c.const_data_ptr<uint8_t>(), l.const_data_ptr<uint8_t>(), s.const_data_ptr<at::BFloat16>(),
-                  c.size(0), c.size(1), l.size(1), s.size(1)};
-  return pack<int4::Weight>(q.n, q.k, [&](int64_t column, uint8_t* panel) { pack_int4_column(q, column, panel); });
+  const int64_t n = c.size(0), k = c.size(1), subgroups = l.size(1), groups = s.size(1);
+  const auto *codes_of = c.const_data_ptr<uint8_t>(), *levels_of = l.const_data_ptr<uint8_t>();
+  const auto* scales_of = s.const_data_ptr<at::BFloat16>();
+  return packing::pack<int4::Weight>(n, k, [&](int64_t i, uint8_t* panel) {
+    packing::pack_int4_column({codes_of + i * k, levels_of + i * subgroups, scales_of + i * groups, k, subgroups},
+                              i % integers::kPanel, panel);
+  });
+}
+
+// weight [N, K] -> packed, as by the operators above one after the other: `inverse_hadamard` for rows of 8 bits,
+// `quantize`, `to_levels` for 4 bits, and a `pack`.
+at::Tensor quantize_and_pack(const at::Tensor& weight, int64_t bits, int64_t row_bits, int64_t num_refits) {
+  TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0 && (bits == 8 || (bits == 4 && row_bits == 8)),
+              "what is quantized must be a non-empty matrix, to 8 or 4 bits");
+  check_dtype(weight.scalar_type(), "what is quantized must be");
+  const at::Tensor w = weight.contiguous();
+  const auto quantize_rows = [&](const auto* rows) {
+    return packing::quantize_and_pack(rows, w.size(0), w.size(1), {bits, num_refits, row_bits == 8});
+  };
+  return w.scalar_type() == at::kFloat ? quantize_rows(w.const_data_ptr<float>())
+                                       : quantize_rows(w.const_data_ptr<at::BFloat16>());
 }
 
 #if defined(__AMX_INT8__)
@@ -257,6 +222,7 @@ TORCH_LIBRARY_FRAGMENT(twostep, m) {
   m.def("to_levels(Tensor weight, Tensor scales, Tensor minimums) -> (Tensor, Tensor, Tensor)");
   m.def("pack_int8(Tensor codes, Tensor scales, Tensor minimums) -> Tensor");
   m.def("pack_int4(Tensor codes, Tensor levels, Tensor scales) -> Tensor");
+  m.def("quantize_and_pack(Tensor weight, int bits, int row_bits, int num_refits) -> Tensor");
   m.def("inverse_hadamard(Tensor weight) -> Tensor");
   m.def("linear_int8(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
   m.def("linear_int8_wide_rows(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
@@ -268,6 +234,7 @@ TORCH_LIBRARY_IMPL(twostep, CPU, m) {
   m.impl("to_levels", twostep::to_levels);
   m.impl("pack_int8", twostep::pack_int8);
   m.impl("pack_int4", twostep::pack_int4);
+  m.impl("quantize_and_pack", twostep::quantize_and_pack);
   m.impl("linear_int8", [](const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
                             int64_t n) { return twostep::linear_int8(x, packed, bias, n); });
   m.impl("inverse_hadamard", twostep::inverse_hadamard);

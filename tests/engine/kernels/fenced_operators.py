@@ -125,6 +125,9 @@ def _packing(dtype: torch.dtype) -> Iterator[Case]:
         _, scales, minimums = ops.quantize(weight, 4, NUM_REFITS[4])
         yield f"to_levels of {size}", ops.to_levels, (weight, scales, minimums)
         yield f"pack_int4 of {size}", ops.pack_int4, ops.to_levels(weight, scales, minimums)
+        for bits, row_bits in ((8, 8), (8, 16), (4, 8)):
+            inputs = (weight, bits, row_bits, NUM_REFITS[bits])
+            yield f"quantize_and_pack of {bits} bits for rows of {row_bits}, {size}", ops.quantize_and_pack, inputs
 
 
 def _products(dtype: torch.dtype) -> Iterator[Case]:

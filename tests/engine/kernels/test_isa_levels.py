@@ -53,6 +53,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "to_levels": ALL,
     "pack_int8": ALL,
     "pack_int4": ALL,
+    "quantize_and_pack": ALL,
     "activations": FUSED,
     "gate": FUSED,
     "token_weights": FUSED,
