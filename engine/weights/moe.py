@@ -12,6 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from engine.weights.expert_stack import PackedStack
+from engine.weights.kernel_experts import kernel_experts
 from engine.weights.packed_weight import WeightHandle
 from engine.weights.packing_policy import Pack
 
@@ -36,8 +38,8 @@ def _has_experts_interface(module: nn.Module) -> bool:
 
 
 class _ExpertStacks(nn.Module):
-    up: "_PackedStack"
-    down: "_PackedStack"
+    up: PackedStack
+    down: PackedStack
 
     @property
     def nbytes(self) -> int:
@@ -49,18 +51,28 @@ class _ExpertStacks(nn.Module):
 
 
 class PackedExperts(_ExpertStacks):
-    """Replaces a layer's experts. Each expert multiplies the rows routed to it; a row sums its slots in their order."""
+    """Replaces a layer's experts. Each expert multiplies the rows routed to it; a row sums its slots in their order.
+
+    All experts are one call into C++ where that has their weights' format and their gate, with the same bits as theirs
+    one by one.
+    """
 
     def __init__(self, experts: nn.Module, pack: Pack) -> None:
         """Takes the weights out of `experts`, which is kept for its gate function and norm."""
         super().__init__()
         self.experts = experts
-        pack_stack = functools.partial(_PackedStack, experts, bool(experts.is_transposed), pack)
+        pack_stack = functools.partial(PackedStack, experts, bool(experts.is_transposed), pack)
         self.up = pack_stack("gate_up_proj" if experts.has_gate else "up_proj")
         self.down = pack_stack("down_proj")
+        self.kernel = kernel_experts(experts, self.up, self.down)
+        self._run = self.run_one_by_one if self.kernel is None else self.kernel.run
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Runs the chosen experts [T, S] with their weights [T, S] on hidden_states [T, H]; returns [T, H]."""
+        return self._run(hidden_states, top_k_index, top_k_weights)
+
+    def run_one_by_one(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Runs the experts as `forward` does: the plain path, for any weights and any gate."""
         num_rows, num_slots = top_k_index.shape
         slots = top_k_index.reshape(-1)  # [T * S], slot s of row t at t * S + s
         weights = top_k_weights.reshape(-1, 1)
@@ -91,8 +103,8 @@ class PackedLlama4Experts(_ExpertStacks):
         """Takes the weights out of `experts`, which is kept for its activation."""
         super().__init__()
         self.experts = experts
-        self.up = _PackedStack(experts, True, pack, "gate_up_proj")
-        self.down = _PackedStack(experts, True, pack, "down_proj")
+        self.up = PackedStack(experts, True, pack, "gate_up_proj")
+        self.down = PackedStack(experts, True, pack, "down_proj")
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # [E * T, H], expert by expert -> [E * T, H]
         chunks = hidden_states.view(len(self.up), -1, hidden_states.shape[-1])
@@ -101,33 +113,6 @@ class PackedLlama4Experts(_ExpertStacks):
     def _run_expert(self, expert: int, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
         gate, up = self.up.multiply(expert, x).chunk(2, dim=-1)
         return self.down.multiply(expert, up * cast(Any, self.experts).act_fn(gate))
-
-
-class _PackedStack:
-    """One packed weight per expert, and the biases, taken out of the module that held them as parameters."""
-
-    def __init__(self, experts: nn.Module, is_transposed: bool, pack: Pack, name: str) -> None:
-        stack = cast(Tensor, experts._parameters.pop(name)).detach()  # [E, N, K], or [E, K, N] when transposed
-        if is_transposed:
-            stack = stack.transpose(1, 2)
-        self._weights = [pack(weight) for weight in stack]
-        biases = experts._parameters.pop(f"{name}_bias", None)
-        self._biases = None if biases is None else biases.detach().clone()  # [E, N], off the mapped checkpoint file
-
-    def __len__(self) -> int:
-        return len(self._weights)
-
-    def multiply(self, expert: int, x: Tensor) -> Tensor:
-        return self._weights[expert].multiply(x, None if self._biases is None else self._biases[expert])
-
-    @property
-    def nbytes(self) -> int:
-        biases = 0 if self._biases is None else self._biases.nbytes
-        return biases + sum(weight.nbytes for weight in self._weights)
-
-    @property
-    def num_weights(self) -> int:
-        return sum(weight.shape.numel() for weight in self._weights)
 
 
 class RouterWeight(WeightHandle):

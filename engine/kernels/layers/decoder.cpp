@@ -16,6 +16,7 @@
 #include "base/operators.h"
 #include "base/rows.h"
 #include "layers/rotary.h"
+#include "moe/experts.h"
 
 namespace twostep {
 namespace {
@@ -241,6 +242,7 @@ at::Tensor run_decoder(const Ref<Decoder>& decoder, const at::Tensor& token_ids,
 
 TORCH_LIBRARY_FRAGMENT(twostep, library) {
   using namespace twostep;
+  moe::register_classes(library);
   library.class_<Linear>("Linear").def(torch::init<at::Tensor, OptionalTensor, int64_t, int64_t>());
   library.class_<Norm>("Norm").def(torch::init<at::Tensor, double>());
   library.class_<BeforeAttention>("BeforeAttention")

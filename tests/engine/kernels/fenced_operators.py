@@ -6,6 +6,7 @@ each case before it begins.
 """
 
 import ctypes
+import math
 import mmap
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from engine.kernels import load_kernels
-from engine.weights.affine_quantization import NUM_REFITS
+from engine.weights.affine_quantization import BITS, NUM_REFITS
+from engine.weights.packing_policy import packing_for
 from engine.weights.quantized_weight import KernelQuantizedWeight
 from tests.engine.attention.attention_cases import LENGTHS, SHAPES
 
@@ -78,6 +80,7 @@ def cases() -> Iterator[Case]:
         yield from _attention(dtype)
         yield from _packing(dtype)
         yield from _products(dtype)
+        yield from _experts(dtype)
         yield from _logits(dtype)
 
 
@@ -146,6 +149,21 @@ def _products(dtype: torch.dtype) -> Iterator[Case]:
             for name, one in packed.items():
                 op = getattr(ops, name.split(",")[0])
                 yield f"{name} of [{n}, {k}] and {rows} rows, {dtype}", op, (x, one, bias, n)
+
+
+def _experts(dtype: torch.dtype) -> Iterator[Case]:
+    classes, (hidden, inner, num_experts) = torch.classes.twostep, (70, 24, 5)
+    for quantization, bits in (("none", 0), *BITS.items()):
+        pack, gate = packing_for(quantization, True).layers, classes.ExpertGate("silu", math.inf, 1.0, False)
+        stacks = []
+        for n, k in ((2 * inner, hidden), (hidden, inner)):
+            packed: list[Any] = [pack(torch.randn(n, k).to(dtype)) for _ in range(num_experts)]
+            biases = torch.randn(num_experts, n).to(dtype)
+            stacks.append(classes.ExpertStack([weight.packed for weight in packed], biases, n, bits))
+        for rows in ROWS:
+            chosen, weights = torch.rand(rows, num_experts).topk(2).indices, torch.rand(rows, 2)
+            inputs = (torch.randn(rows, hidden).to(dtype), chosen, weights)
+            yield f"experts of {bits} bits and {rows} rows, {dtype}", classes.Experts(*stacks, gate).run, inputs
 
 
 def _logits(dtype: torch.dtype) -> Iterator[Case]:

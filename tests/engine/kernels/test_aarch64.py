@@ -50,7 +50,7 @@ TARGETS = {
 # Sources that are in no program are compiled alone; products of integers as a whole for each level that has its own.
 SOURCES = [
     *((source, ARM[0]) for source in ("attention/write_kv", "layers/decoder", "layers/elementwise", "sampling/argmax")),
-    *((source, ARM[0]) for source in ("attention/attention", "linear/linear")),
+    *((source, ARM[0]) for source in ("attention/attention", "linear/linear", "moe/experts")),
     *(("quantized/quantized", target) for target in ARM),
 ]
 

@@ -64,6 +64,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "linear_int4": FUSED,
     "linear, float32": FUSED,
     "linear, bfloat16": BFLOAT16_PRODUCTS,
+    "experts, float32": FUSED,
+    "experts, bfloat16": BFLOAT16_ATTENTION,
     "paged_attention, float32": FUSED,
     "paged_attention, bfloat16": BFLOAT16_ATTENTION,
     "decoder, float32": FUSED,

@@ -1,0 +1,84 @@
+"""All chosen experts of a layer in one call into C++ (`engine/kernels/moe`), where that computes the same bits.
+
+A gate is recognized by what it computes: numbers of every magnitude tell the kernels' gates apart, and one that
+computes something else is left to the module.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from engine.weights.expert_stack import PackedStack
+from engine.weights.packed_weight import KernelWeight
+from engine.weights.quantized_weight import KernelQuantizedWeight
+
+__all__ = ["KernelExperts", "kernel_experts"]
+
+
+class KernelExperts(Protocol):
+    """All experts of a layer, as the C++ operators take them."""
+
+    def run(self, hidden_states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Runs the chosen experts [T, S] with their weights [T, S] on hidden_states [T, H]; returns [T, H]."""
+        ...
+
+
+_GATES = ("silu", "gelu_tanh", "swiglu")
+_LIMITS, _ALPHAS = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha")  # names of a module's numbers
+_NEARLY_ZERO = 1e-30  # what is subnormal on the way may become zero in the kernels
+
+
+def kernel_experts(experts: nn.Module, up: PackedStack, down: PackedStack) -> KernelExperts | None:
+    """Returns the experts for C++, or None where the weights' format or the module's formula is not the kernels'."""
+    if not experts.has_gate or experts.has_post_expert_norm or not all(map(_has_kernel_weights, (up, down))):
+        return None
+    gate, classes = _find_gate(experts, up.weights[0].dtype), torch.classes.twostep
+    return None if gate is None else cast(KernelExperts, classes.Experts(_bound(up), _bound(down), gate))
+
+
+def _has_kernel_weights(stack: PackedStack) -> bool:
+    return all(
+        isinstance(weight, KernelWeight) or (isinstance(weight, KernelQuantizedWeight) and weight.row_bits == 8)
+        for weight in stack.weights
+    )
+
+
+def _bound(stack: PackedStack) -> Any:
+    """Returns the stack as the C++ operators take it."""
+    weights = cast("list[KernelWeight | KernelQuantizedWeight]", stack.weights)
+    packed = [weight.packed for weight in weights]
+    return torch.classes.twostep.ExpertStack(packed, stack.biases, weights[0].shape[0], weights[0].bits)
+
+
+def _find_gate(experts: Any, dtype: torch.dtype) -> Any | None:
+    """Returns the kernels' gate that computes what the module's own does; None if there is none."""
+    numbers = _numbers_of_every_magnitude(dtype)
+    expected = _without_tiny(experts._apply_gate(numbers))
+    gates = _gates_with(experts, dtype)
+    return next((gate for gate in gates if torch.equal(_without_tiny(gate.run(numbers)), expected)), None)
+
+
+def _gates_with(experts: nn.Module, dtype: torch.dtype) -> Iterator[Any]:
+    """Yields the kernels' gates, with the module's own numbers and without; columns of gate and up in both orders."""
+    limits = [math.inf, *(float(torch.tensor(limit, dtype=dtype)) for limit in _attributes(experts, _LIMITS))]
+    alpha = next(_attributes(experts, _ALPHAS), 1.0)
+    for name, limit, is_in_turn in product(_GATES, limits, (False, True)):
+        yield torch.classes.twostep.ExpertGate(name, limit, alpha, is_in_turn)
+
+
+def _attributes(module: nn.Module, names: Sequence[str]) -> Iterator[float]:
+    return (float(value) for name in names if isinstance(value := getattr(module, name, None), float | int))
+
+
+def _numbers_of_every_magnitude(dtype: torch.dtype) -> Tensor:  # [512, 128]
+    generator = torch.Generator().manual_seed(0)
+    exponents = torch.rand(512, 128, generator=generator) * 10 - 6
+    return (10**exponents * (torch.rand(512, 128, generator=generator) - 0.5).sign()).to(dtype)
+
+
+def _without_tiny(x: Tensor) -> Tensor:
+    return torch.where(x.abs() < _NEARLY_ZERO, torch.zeros_like(x), x)
