@@ -9,13 +9,17 @@ import dis
 import functools
 import inspect
 from types import CodeType, FunctionType
+from typing import Any, cast
 
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
+from transformers.models.mixtral import modeling_mixtral
+from transformers.models.olmoe import modeling_olmoe
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
+from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from engine.weights.module_replacement import has_hooks
 
@@ -27,8 +31,11 @@ __all__ = [
     "is_decoder_layer",
     "is_embedding",
     "is_gated_mlp",
+    "is_mixture",
+    "is_normalizing_router",
     "is_rms_norm",
     "is_rotary_embedding",
+    "is_rounding_router",
 ]
 
 _ATTENTIONS = (
@@ -41,7 +48,16 @@ _DECODERS = (
     modeling_llama.LlamaModel,
     modeling_qwen2.Qwen2Model,  # with masks, which are not used here
     modeling_mistral.MistralModel,
+    modeling_mixtral.MixtralModel,
+    modeling_qwen3_moe.Qwen3MoeModel,
 )
+_DECODER_LAYERS = (modeling_llama.LlamaDecoderLayer, modeling_mixtral.MixtralDecoderLayer)
+_MIXTURES = (
+    modeling_mixtral.MixtralSparseMoeBlock,  # with noise, in training
+    modeling_olmoe.OlmoeSparseMoeBlock,
+    modeling_qwen3_moe.Qwen3MoeSparseMoeBlock,
+)
+_MIXTURES_FOR_CAUSAL_LM = (modeling_mixtral.MixtralForCausalLM, modeling_qwen3_moe.Qwen3MoeForCausalLM)
 _FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # their frequencies are the same in every batch
 
 
@@ -54,7 +70,7 @@ def is_gated_mlp(module: nn.Module) -> bool:
 
 
 def is_decoder_layer(module: nn.Module) -> bool:
-    return _is_like(module, modeling_llama.LlamaDecoderLayer)
+    return any(_is_like(module, kind) for kind in _DECODER_LAYERS)
 
 
 def is_embedding(module: nn.Module) -> bool:
@@ -72,8 +88,26 @@ def is_decoder(module: nn.Module) -> bool:
 
 
 def is_causal_lm(module: nn.Module) -> bool:
-    """Whether the module is a decoder with a language-model head."""
-    return _is_like(module, modeling_llama.LlamaForCausalLM)
+    """Whether the module is a decoder with a language-model head, and returns nothing of its routers."""
+    is_mixture = any(_is_like(module, kind) for kind in _MIXTURES_FOR_CAUSAL_LM)
+    return _is_like(module, modeling_llama.LlamaForCausalLM) or (
+        is_mixture and not cast(Any, module).config.output_router_logits
+    )
+
+
+def is_mixture(module: nn.Module) -> bool:
+    """Whether the module routes rows to `experts` by `gate`, and does nothing else."""
+    return any(_is_like(module, kind) for kind in _MIXTURES) and not module.training
+
+
+def is_normalizing_router(module: nn.Module) -> bool:
+    """Whether the module chooses the likeliest of all experts, by a softmax; their weights add up to one."""
+    return _is_like(module, modeling_mixtral.MixtralTopKRouter)
+
+
+def is_rounding_router(module: nn.Module) -> bool:
+    """Whether the module does so with weights of the rows' dtype, which add up to one if `norm_topk_prob`."""
+    return _is_like(module, modeling_qwen3_moe.Qwen3MoeTopKRouter)
 
 
 def is_attention(module: nn.Module) -> bool:

@@ -32,8 +32,10 @@ logger = logging.getLogger(__name__)
 _FAMILIES = (
     "llama",
     "mistral",
+    "mixtral",
     "qwen2",
     "qwen3",
+    "qwen3_moe",
 )  # their models run in the kernels, all but those with parts of their own
 
 

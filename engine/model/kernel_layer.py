@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from engine.attention.kv_cache import KVCache
 from engine.attention.registry import attend
 from engine.model.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
+from engine.model.mixture import is_known_mixture, kernel_mixture, router_weight
 from engine.weights.linear import PackedLinear
 from engine.weights.module_replacement import replace_modules
 from engine.weights.packed_weight import KernelWeight
@@ -30,7 +31,7 @@ class KernelDecoderLayer(nn.Module):
     def __init__(self, layer: FusedDecoderLayer) -> None:
         super().__init__()
         self.layer = layer
-        attention, mlp, classes = cast(FusedAttention, layer.self_attn), layer.mlp, torch.classes.twostep
+        attention, classes = cast(FusedAttention, layer.self_attn), torch.classes.twostep
         self._before = classes.BeforeAttention(
             kernel_norm(layer.input_layernorm),
             *(None if norm is None else kernel_norm(norm) for norm in (attention.q_norm, attention.k_norm)),
@@ -39,11 +40,7 @@ class KernelDecoderLayer(nn.Module):
             attention.num_kv_heads,
         )
         self._after = classes.AfterAttention(
-            _linear(attention.o_proj),
-            kernel_norm(layer.post_attention_layernorm),
-            _linear(mlp.gate_up_proj),
-            _linear(mlp.down_proj),
-            mlp.activation,
+            _linear(attention.o_proj), kernel_norm(layer.post_attention_layernorm), *_mlp_or_mixture(layer.mlp)
         )
         self._call = attention.call
 
@@ -54,9 +51,16 @@ class KernelDecoderLayer(nn.Module):
 
     @property
     def weights_after_attention(self) -> list[KernelWeight | KernelQuantizedWeight]:
-        """Packed weights of the output projection and the MLP, which keys and values do not depend on."""
-        attention, mlp = cast(FusedAttention, self.layer.self_attn), self.layer.mlp
-        return [linear.packed for linear in (attention.o_proj, mlp.gate_up_proj, mlp.down_proj)]
+        """Packed weights of the output projection and the MLP or router, which keys and values do not depend on."""
+        attention_out, mlp = cast(FusedAttention, self.layer.self_attn).o_proj.packed, self.layer.mlp
+        if not isinstance(mlp, FusedMLP):
+            return [attention_out, router_weight(mlp)]
+        return [attention_out, mlp.gate_up_proj.packed, mlp.down_proj.packed]
+
+    @property
+    def num_expert_weights(self) -> int:
+        """Numbers in the weights of all experts, none for an MLP."""
+        return 0 if isinstance(self.layer.mlp, FusedMLP) else cast(int, self.layer.mlp.experts.num_weights)
 
     def forward(
         self,
@@ -81,15 +85,26 @@ def _kernel_layer(module: nn.Module) -> nn.Module | None:
 
 def _is_known(layer: FusedDecoderLayer) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
-    if not isinstance(attention, FusedAttention) or not isinstance(mlp, FusedMLP):
+    if not isinstance(attention, FusedAttention):
         return False
-    linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+    linears = [attention.qkv_proj, attention.o_proj]
+    if isinstance(mlp, FusedMLP):
+        linears += [mlp.gate_up_proj, mlp.down_proj]
+    elif not is_known_mixture(mlp):
+        return False
     return all(isinstance(linear, PackedLinear) and _is_known_weight(linear.packed) for linear in linears)
 
 
 def _is_known_weight(packed: object) -> bool:
     """Whether the C++ layers support the weight: dense ones, and quantized ones whose rows have 8 bits."""
     return isinstance(packed, KernelWeight) or (isinstance(packed, KernelQuantizedWeight) and packed.row_bits == 8)
+
+
+def _mlp_or_mixture(mlp: Any) -> tuple[Any | None, Any | None]:
+    """Returns the layer's MLP, or its mixture, as the C++ operators take it, and None in the other's place."""
+    if not isinstance(mlp, FusedMLP):
+        return None, kernel_mixture(mlp)
+    return torch.classes.twostep.Mlp(_linear(mlp.gate_up_proj), _linear(mlp.down_proj), mlp.activation), None
 
 
 def kernel_norm(norm: FusedRMSNorm) -> Any:

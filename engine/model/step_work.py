@@ -36,13 +36,17 @@ def size_of(module: PreTrainedModel, text_config: PreTrainedConfig, calls: Itera
     return ModelSize(
         layer_bytes=sum(w.nbytes for w in layers),
         layer_flops=int(2 * (_num_weights(layers) + share * num_in_experts)),
-        last_flops=2 * _num_weights(last.weights_after_attention) if last else 0,
+        last_flops=_flops_after_attention(last, share) if last else 0,
         expert_bytes=sum(m.nbytes for m in (*experts, *stacks)),
         expert_share=share,
         head_bytes=sum(w.nbytes for w in head_weights),
         head_flops=2 * _num_weights(head_weights),
         attention=_attention_sizes(calls, last),
     )
+
+
+def _flops_after_attention(layer: KernelDecoderLayer, share: float) -> int:
+    return int(2 * (_num_weights(layer.weights_after_attention) + share * layer.num_expert_weights))
 
 
 def _num_weights(weights: Sequence[Weight]) -> int:

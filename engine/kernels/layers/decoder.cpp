@@ -15,72 +15,12 @@
 
 #include "base/operators.h"
 #include "base/rows.h"
+#include "layers/feed_forward.h"
+#include "layers/modules.h"
 #include "layers/rotary.h"
-#include "moe/experts.h"
 
 namespace twostep {
 namespace {
-
-using OptionalTensor = std::optional<at::Tensor>;
-
-template <class T>
-using Ref = c10::intrusive_ptr<T>;
-
-// A linear layer with a packed weight of 8 or 4 bits, or 0 if it is not quantized.
-struct Linear : torch::CustomClassHolder {
-  at::Tensor packed;
-  OptionalTensor bias;
-  int64_t out_features, bits;
-
-  Linear(at::Tensor packed, OptionalTensor bias, int64_t out_features, int64_t bits)
-      : packed(std::move(packed)), bias(std::move(bias)), out_features(out_features), bits(bits) {}
-
-  at::Tensor operator()(const at::Tensor& x, const Buffer& out, Activation activation = Activation::kNone) const {
-    const auto& multiply = bits == 8 ? linear_int8 : bits == 4 ? linear_int4 : linear;
-    return multiply(x, packed, bias, out_features, activation, out);
-  }
-};
-
-struct Norm : torch::CustomClassHolder {
-  at::Tensor weight;
-  double eps;
-
-  Norm(at::Tensor weight, double eps) : weight(std::move(weight)), eps(eps) {}
-
-  at::Tensor operator()(const at::Tensor& x) const { return rms_norm(x, weight, eps); }
-
-  // Returns residual + x, and the norm of that sum.
-  std::tuple<at::Tensor, at::Tensor> add_and_norm(const at::Tensor& residual, const at::Tensor& x, const Buffer& sum,
-                                                  const Buffer& normed) const {
-    return add_rms_norm(residual, x, weight, eps, sum, normed);
-  }
-};
-
-// Splits rows that have the heads of queries, keys and values side by side: [T, heads, head_size] each.
-struct Heads {
-  at::Tensor query, key, value;
-};
-
-// Intermediate results of a layer, which the next layer overwrites.
-class Workspace {
- public:
-  Buffer qkv, attended, residual, normed, gated, added;
-
-  // Views of `qkv`, which are kept as long as it is.
-  const Heads& heads_of(const at::Tensor& rows, int64_t num_heads, int64_t num_kv_heads) {
-    if (!viewed_.is_same(rows) || heads_.query.size(1) != num_heads || heads_.key.size(1) != num_kv_heads) {
-      const at::Tensor all = rows.view({rows.size(0), num_heads + 2 * num_kv_heads, -1});
-      heads_ = {all.narrow(1, 0, num_heads), all.narrow(1, num_heads, num_kv_heads),
-                all.narrow(1, num_heads + num_kv_heads, num_kv_heads)};
-      viewed_ = rows;
-    }
-    return heads_;
-  }
-
- private:
-  at::Tensor viewed_;
-  Heads heads_;
-};
 
 struct BeforeAttention : torch::CustomClassHolder {
   Ref<Norm> input_norm;
@@ -103,37 +43,30 @@ struct BeforeAttention : torch::CustomClassHolder {
   }
 };
 
-// Tokens whose gated rows are in memory at once: these rows are several times as wide as all others, and for more
-// tokens they would take most of a step's memory.
-constexpr int64_t kGatedTokens = 1024;
-
 struct AfterAttention : torch::CustomClassHolder {
   Ref<Linear> attention_out;
   Ref<Norm> norm;
-  Ref<Linear> gate_up, down;
-  Activation activation;
+  Ref<FeedForward> feed_forward;
 
-  AfterAttention(Ref<Linear> attention_out, Ref<Norm> norm, Ref<Linear> gate_up, Ref<Linear> down,
-                 const std::string& activation)
-      : attention_out(std::move(attention_out)), norm(std::move(norm)), gate_up(std::move(gate_up)),
-        down(std::move(down)), activation(activation_named(activation)) {}
+  AfterAttention(Ref<Linear> attention_out, Ref<Norm> norm, Ref<FeedForward> feed_forward)
+      : attention_out(std::move(attention_out)), norm(std::move(norm)), feed_forward(std::move(feed_forward)) {}
 
   // x [T, H], attended [T, num_heads * head_size] -> both [T, H]: their sum is the layer's output
   std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& x, const at::Tensor& attended,
                                                 Workspace& work) const {
     const at::Tensor projected = (*attention_out)(attended, work.added);
     const auto [residual, normed] = norm->add_and_norm(x, projected, work.residual, work.normed);
-    if (normed.size(0) <= kGatedTokens) {
-      return {residual, (*down)((*gate_up)(normed, work.gated, activation), work.added)};
-    }
-    for (int64_t first = 0; first < normed.size(0); first += kGatedTokens) {
-      const int64_t count = std::min(kGatedTokens, normed.size(0) - first);
-      const at::Tensor gated = (*gate_up)(normed.narrow(0, first, count), work.gated, activation);
-      (*down)(gated, Buffer(projected.narrow(0, first, count)));  // whose rows are no longer needed
-    }
-    return {residual, projected};
+    return {residual, (*feed_forward)(normed, work)};
   }
 };
+
+// A layer's feed-forward part is an MLP or a mixture: one of both.
+Ref<AfterAttention> after_attention_of(Ref<Linear> attention_out, Ref<Norm> norm, std::optional<Ref<Mlp>> mlp,
+                                       std::optional<Ref<Mixture>> mixture) {
+  TORCH_CHECK(mlp.has_value() != mixture.has_value(), "a layer has an MLP or a mixture");
+  const Ref<FeedForward> feed_forward = mlp ? Ref<FeedForward>(*mlp) : Ref<FeedForward>(*mixture);
+  return c10::make_intrusive<AfterAttention>(std::move(attention_out), std::move(norm), feed_forward);
+}
 
 // x [1, T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size]
 std::tuple<at::Tensor, at::Tensor, at::Tensor> before_attention(const Ref<BeforeAttention>& layer, const at::Tensor& x,
@@ -247,8 +180,10 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.class_<Norm>("Norm").def(torch::init<at::Tensor, double>());
   library.class_<BeforeAttention>("BeforeAttention")
       .def(torch::init<Ref<Norm>, std::optional<Ref<Norm>>, std::optional<Ref<Norm>>, Ref<Linear>, int64_t, int64_t>());
-  library.class_<AfterAttention>("AfterAttention")
-      .def(torch::init<Ref<Linear>, Ref<Norm>, Ref<Linear>, Ref<Linear>, std::string>());
+  library.class_<Mlp>("Mlp").def(torch::init<Ref<Linear>, Ref<Linear>, std::string>());
+  library.class_<Router>("Router").def(torch::init<Ref<Linear>, int64_t, bool, bool>());
+  library.class_<Mixture>("Mixture").def(torch::init<Ref<Router>, Ref<moe::Experts>>());
+  library.class_<AfterAttention>("AfterAttention").def(torch::init(&after_attention_of));
   library.class_<Layer>("Layer").def(
       torch::init<Ref<BeforeAttention>, Ref<AfterAttention>, at::Tensor, at::Tensor, double, std::optional<int64_t>,
                   std::optional<double>, OptionalTensor>());

@@ -20,6 +20,7 @@ PARTS = {
     "qwen3": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 4},
     "mistral": {"FusedAttention": 1, "FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
     "qwen3_moe": {"FusedAttention": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 4},
+    "mixtral": {"FusedAttention": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
     "smollm3": {"FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
     "phi3": {"FusedRMSNorm": 2},
     "gemma2": {"FusedMLP": 1},

@@ -23,7 +23,7 @@ from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint, 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-KNOWN = ("llama", "qwen2", "qwen3", "mistral")
+KNOWN = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe")
 NUM_BLOCKS, BLOCK_SIZE = 12, 8
 # (start, number of tokens, blocks) of each request: prompts, a chunk, then decoding beside a prompt
 STEPS = (

@@ -15,7 +15,15 @@ from tests.engine.model.fused_models import LAYERS, PARTS, constants, fuse, mode
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
 
-WHOLLY_FUSED = [name for name, parts in PARTS.items() if len(parts) == 4]
+MIXTURES = ["mixtral", "qwen3_moe"]
+WHOLLY_FUSED = [*(name for name, parts in PARTS.items() if len(parts) == 4), *MIXTURES]
+
+
+# Code that a router or experts may have in the place of what is known.
+OTHER_CODE: dict[str, dict[str, Any]] = {
+    "gate": {"forward": lambda self, x: super(type(self), self).forward(x)},
+    "experts": {"_apply_gate": lambda self, x: self.act_fn(x.chunk(2, dim=-1)[0])},
+}
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
@@ -33,9 +41,13 @@ def test_layers_in_the_kernels_change_no_bit(name: str, dtype: torch.dtype, quan
     assert [constants(call) for call in calls] == [constants(call) for call in plain_calls]
 
 
-def test_layers_whose_experts_are_not_known_stay() -> None:
+@pytest.mark.parametrize("part", ["gate", "experts"])
+def test_layers_whose_router_or_experts_are_not_known_stay(part: str) -> None:
     model = model_of("qwen3_moe")
     fuse(model)
+    for layer in model.model.layers:
+        other = getattr(layer.mlp, part)
+        other.__class__ = type("Other", (type(other),), OTHER_CODE[part])
     prepare_linears(model, True)
     move_layers_to_kernels(model)
     assert not any(isinstance(module, KernelDecoderLayer) for module in model.modules())
@@ -70,12 +82,13 @@ def test_a_matmul_that_applies_the_gate_is_the_matmul_and_then_the_gate(size: in
     down, attention_out = (pack_weight(weight, True) for weight in (weight_of(k, size), torch.zeros(k, 16).bfloat16()))
     ones = torch.ones(k, dtype=torch.bfloat16)
     norm = torch.classes.twostep.Norm(ones, 1e-6)
-    mlp = torch.classes.twostep.AfterAttention(bound(attention_out), norm, bound(gate_up), bound(down), "silu")
+    mlp = torch.classes.twostep.Mlp(bound(gate_up), bound(down), "silu")
+    after = torch.classes.twostep.AfterAttention(bound(attention_out), norm, mlp, None)
     for num_rows in (1, 17, 33, 300, 700):
         x = torch.randn(1, num_rows, k).bfloat16()
         normed = torch.ops.twostep.rms_norm(x, ones, 1e-6)[0]
         gated = torch.ops.twostep.gate(gate_up.multiply(normed, None), "silu")
-        out = torch.ops.twostep.after_attention(mlp, x, torch.zeros(num_rows, 1, 16).bfloat16())
+        out = torch.ops.twostep.after_attention(after, x, torch.zeros(num_rows, 1, 16).bfloat16())
         assert torch.equal(out[0], x[0] + down.multiply(gated, None))
 
 

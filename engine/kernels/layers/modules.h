@@ -1,0 +1,78 @@
+// Linear layers and norms, as layers hold them, and the memory that layers compute in.
+
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/custom_class.h>
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "base/operators.h"
+
+namespace twostep {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+template <class T>
+using Ref = c10::intrusive_ptr<T>;
+
+// A linear layer with a packed weight of 8 or 4 bits, or 0 if it is not quantized.
+struct Linear : torch::CustomClassHolder {
+  at::Tensor packed;
+  OptionalTensor bias;
+  int64_t out_features, bits;
+
+  Linear(at::Tensor packed, OptionalTensor bias, int64_t out_features, int64_t bits)
+      : packed(std::move(packed)), bias(std::move(bias)), out_features(out_features), bits(bits) {}
+
+  at::Tensor operator()(const at::Tensor& x, const Buffer& out, Activation activation = Activation::kNone) const {
+    const auto& multiply = bits == 8 ? linear_int8 : bits == 4 ? linear_int4 : linear;
+    return multiply(x, packed, bias, out_features, activation, out);
+  }
+};
+
+struct Norm : torch::CustomClassHolder {
+  at::Tensor weight;
+  double eps;
+
+  Norm(at::Tensor weight, double eps) : weight(std::move(weight)), eps(eps) {}
+
+  at::Tensor operator()(const at::Tensor& x) const { return rms_norm(x, weight, eps); }
+
+  // Returns residual + x, and the norm of that sum.
+  std::tuple<at::Tensor, at::Tensor> add_and_norm(const at::Tensor& residual, const at::Tensor& x, const Buffer& sum,
+                                                  const Buffer& normed) const {
+    return add_rms_norm(residual, x, weight, eps, sum, normed);
+  }
+};
+
+// Splits rows that have the heads of queries, keys and values side by side: [T, heads, head_size] each.
+struct Heads {
+  at::Tensor query, key, value;
+};
+
+// Intermediate results of a layer, which the next layer overwrites.
+class Workspace {
+ public:
+  Buffer qkv, attended, residual, normed, gated, added;
+
+  // Views of `qkv`, which are kept as long as it is.
+  const Heads& heads_of(const at::Tensor& rows, int64_t num_heads, int64_t num_kv_heads) {
+    if (!viewed_.is_same(rows) || heads_.query.size(1) != num_heads || heads_.key.size(1) != num_kv_heads) {
+      const at::Tensor all = rows.view({rows.size(0), num_heads + 2 * num_kv_heads, -1});
+      heads_ = {all.narrow(1, 0, num_heads), all.narrow(1, num_heads, num_kv_heads),
+                all.narrow(1, num_heads + num_kv_heads, num_kv_heads)};
+      viewed_ = rows;
+    }
+    return heads_;
+  }
+
+ private:
+  at::Tensor viewed_;
+  Heads heads_;
+};
+
+}  // namespace twostep
