@@ -25,10 +25,12 @@ class KernelQuantizedWeight:
     """
 
     def __init__(self, weight: Tensor, bits: int, row_bits: int = 8) -> None:  # [N, K]
-        _check_finite(weight)
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
         self.bits, self.row_bits, ops = bits, row_bits, torch.ops.twostep
-        self.packed: Tensor = ops.quantize_and_pack(weight.detach(), bits, row_bits, NUM_REFITS[bits])
+        self.packed: Tensor
+        self.packed, is_finite = ops.quantize_and_pack(weight.detach(), bits, row_bits, NUM_REFITS[bits])
+        if not is_finite:
+            raise _not_finite(weight)
         linear_int8 = ops.linear_int8 if row_bits == 8 else ops.linear_int8_wide_rows
         self._linear = ops.linear_int4 if bits == 4 else linear_int8
 
@@ -41,10 +43,9 @@ class KernelQuantizedWeight:
         return self.packed.nbytes
 
 
-def _check_finite(weight: Tensor) -> None:
-    """Raises ModelError for NaN or infinity, which quantization would spread over a group until it looks harmless."""
-    if not all(end.isfinite() for end in weight.aminmax()):  # NaN is both
-        raise ModelError(f"A weight {[*weight.shape]} of the checkpoint has NaN or infinity: it is damaged.")
+def _not_finite(weight: Tensor) -> ModelError:
+    """Says that there is NaN or infinity, which quantization would spread over a group until it looks harmless."""
+    return ModelError(f"A weight {[*weight.shape]} of the checkpoint has NaN or infinity: it is damaged.")
 
 
 class TorchQuantizedWeight:
@@ -54,7 +55,8 @@ class TorchQuantizedWeight:
     """
 
     def __init__(self, weight: Tensor, bits: int) -> None:  # [N, K]
-        _check_finite(weight)
+        if not all(end.isfinite() for end in weight.aminmax()):  # NaN is both
+            raise _not_finite(weight)
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
         matrix = quantize(weight, bits)
         self._matrix = matrix if bits == 8 else _with_two_codes_per_byte(to_levels(weight, matrix))

@@ -30,6 +30,12 @@ inline Vec to_floats(const Dots& dots) {
   return each_part([&](int i) { return __builtin_convertvector(dots.part[i], PartF); });
 }
 
+inline Dots to_integers(Vec numbers) {
+  Dots integers;
+  unroll<kParts>([&](auto i) { integers.part[i] = __builtin_convertvector(numbers.part[i], PartI); });
+  return integers;
+}
+
 // The low bytes of sixteen integers.
 inline void store_low_bytes(int8_t* to, const Dots& integers) {
   typedef int8_t PartB __attribute__((vector_size(kPartLanes)));

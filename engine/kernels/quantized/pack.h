@@ -5,8 +5,11 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <tuple>
+#include <utility>
 
 #include "base/huge_pages.h"
 #include "base/scratch.h"
@@ -89,13 +92,21 @@ struct Settings {
 // One column on its way from a row of numbers into a panel, in memory that a thread keeps for its next one.
 class Quantizer {
  public:
-  // Loads a row of `count` numbers, inversely transformed and padded with zeros for that if they shall be.
+  // Loads a row of `count` numbers, inversely transformed and padded with zeros for that if they shall be; returns
+  // whether all are finite.
   template <class Element>
-  void load(const Element* row, int64_t count, bool is_transformed) {
+  bool load(const Element* row, int64_t count, bool is_transformed) {
     k_ = is_transformed ? round_up(count, hadamard::kSmallestBlock) : count;
     row_ = numbers_.get(k_);
-    std::fill(std::copy_n(row, count, row_), row_ + k_, 0.0f);
+    Vec nothing{};
+    for_each_vector(count, [&](int64_t i, int64_t size) TWOSTEP_INLINE {
+      const Vec numbers = load_upto(row + i, size);
+      store_upto(row_ + i, size, numbers);
+      nothing = nothing + (numbers - numbers);
+    });
+    std::fill(row_ + count, row_ + k_, 0.0f);
     if (is_transformed) hadamard::invert(row_, k_);
+    return fold_add(nothing) == 0;
   }
 
   void pack_8_bits(int64_t num_refits, int64_t column_of_panel, uint8_t* panel) {
@@ -124,17 +135,20 @@ class Quantizer {
   int64_t k_ = 0;
 };
 
-// rows [n, k] -> packed
+// rows [n, k] -> packed, and whether all numbers are finite
 template <class Element>
-at::Tensor quantize_and_pack(const Element* rows, int64_t n, int64_t k, const Settings& settings) {
+std::tuple<at::Tensor, bool> quantize_and_pack(const Element* rows, int64_t n, int64_t k, const Settings& settings) {
+  std::atomic<bool> is_finite{true};
   const auto pack_column = [&](int64_t column, uint8_t* panel) {
     static thread_local Quantizer quantizer;
-    quantizer.load(rows + column * k, k, settings.is_transformed);
+    if (!quantizer.load(rows + column * k, k, settings.is_transformed)) return is_finite.store(false);
     const int64_t place = column % integers::kPanel;
     settings.bits == 8 ? quantizer.pack_8_bits(settings.num_refits, place, panel)
                        : quantizer.pack_4_bits(settings.num_refits, place, panel);
   };
-  return settings.bits == 8 ? pack<int8::Weight>(n, k, pack_column) : pack<int4::Weight>(n, k, pack_column);
+  const bool has_8_bits = settings.bits == 8;
+  at::Tensor packed = has_8_bits ? pack<int8::Weight>(n, k, pack_column) : pack<int4::Weight>(n, k, pack_column);
+  return {std::move(packed), is_finite.load()};
 }
 
 }  // namespace twostep::packing

@@ -9,6 +9,7 @@
 
 #include "base/sizes.h"
 #include "base/vec.h"
+#include "quantized/int_dot.h"
 #include "quantized/quantize.h"
 
 namespace twostep::quantizing {
@@ -157,12 +158,15 @@ void quantize_lanes(const Element* row, int64_t start, int64_t end, int64_t bits
   load_lanes(row, start, end, numbers);
   LaneFitter fitter(numbers, float((1 << bits) - 1));
   const auto fit = fitter.best(num_refits);
-  alignas(64) float lanes[kLaneGroup][kLanes];
-  fitter.for_each_code(fit, [&](int i, Vec values) { store(lanes[i], values); });
-  for (int64_t i = start; i < std::min(start + kLanes * kLaneGroup, end); ++i) {
-    codes[i] = uint8_t(int32_t(lanes[(i - start) % kLaneGroup][(i - start) / kLaneGroup]));
-  }
+  int8_t lanes[kLaneGroup][kLanes];
+  fitter.for_each_code(fit, [&](int i, Vec values) {
+    integers::store_low_bytes(lanes[i], integers::to_integers(values));
+  });
   const int64_t groups = std::min<int64_t>(divide_up(end - start, kLaneGroup), kLanes);
+  for (int64_t lane = 0; lane < groups; ++lane) {
+    const int64_t first = start + lane * kLaneGroup, count = std::min<int64_t>(kLaneGroup, end - first);
+    for (int64_t i = 0; i < count; ++i) codes[first + i] = uint8_t(lanes[i][lane]);
+  }
   alignas(64) float scale[kLanes], minimum[kLanes];
   store(scale, fit.scale), store(minimum, fit.minimum);
   std::copy_n(scale, groups, scales), std::copy_n(minimum, groups, minimums);

@@ -165,8 +165,10 @@ at::Tensor pack_int4(const at::Tensor& codes, const at::Tensor& levels, const at
 }
 
 // weight [N, K] -> packed, as by the operators above one after the other: `inverse_hadamard` for rows of 8 bits,
-// `quantize`, `to_levels` for 4 bits, and a `pack`.
-at::Tensor quantize_and_pack(const at::Tensor& weight, int64_t bits, int64_t row_bits, int64_t num_refits) {
+// `quantize`, `to_levels` for 4 bits, and a `pack`; and whether all of its numbers are finite, without which others may
+// be missing.
+std::tuple<at::Tensor, bool> quantize_and_pack(const at::Tensor& weight, int64_t bits, int64_t row_bits,
+                                               int64_t num_refits) {
   TORCH_CHECK(weight.dim() == 2 && weight.numel() > 0 && (bits == 8 || (bits == 4 && row_bits == 8)),
               "what is quantized must be a non-empty matrix, to 8 or 4 bits");
   check_dtype(weight.scalar_type(), "what is quantized must be");
@@ -222,7 +224,7 @@ TORCH_LIBRARY_FRAGMENT(twostep, m) {
   m.def("to_levels(Tensor weight, Tensor scales, Tensor minimums) -> (Tensor, Tensor, Tensor)");
   m.def("pack_int8(Tensor codes, Tensor scales, Tensor minimums) -> Tensor");
   m.def("pack_int4(Tensor codes, Tensor levels, Tensor scales) -> Tensor");
-  m.def("quantize_and_pack(Tensor weight, int bits, int row_bits, int num_refits) -> Tensor");
+  m.def("quantize_and_pack(Tensor weight, int bits, int row_bits, int num_refits) -> (Tensor, bool)");
   m.def("inverse_hadamard(Tensor weight) -> Tensor");
   m.def("linear_int8(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
   m.def("linear_int8_wide_rows(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");

@@ -124,7 +124,24 @@ def test_bits_that_a_weight_takes(pack: Callable[[Tensor, int], PackedWeight], b
 def test_a_damaged_weight_is_refused(
     pack: type[KernelQuantizedWeight | TorchQuantizedWeight], number: float, bits: int
 ) -> None:
+    if pack is KernelQuantizedWeight:
+        needs_kernels()
     weight = torch.randn(40, 70).bfloat16()
     weight[7, 9] = number
     with pytest.raises(ModelError, match="damaged"):
         pack(weight, bits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("bits", "row_bits"), [(8, 8), (8, 16), (4, 8)])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (33, 65), (40, 511), (70, 1100)])
+@pytest.mark.usefixtures("ops")
+def test_one_pass_has_the_bits_of_its_operators(n: int, k: int, bits: int, row_bits: int, dtype: torch.dtype) -> None:
+    """Sizes end within a panel, and within sixteen groups of 32."""
+    ops, weight = torch.ops.twostep, torch.randn(n, k).to(dtype)
+    packed, is_finite = ops.quantize_and_pack(weight, bits, row_bits, NUM_REFITS[bits])
+    rows = ops.inverse_hadamard(weight) if row_bits == 8 else weight
+    codes, scales, minimums = ops.quantize(rows, bits, NUM_REFITS[bits])
+    levels = ops.to_levels(rows, scales, minimums) if bits == 4 else None
+    expected = ops.pack_int8(codes, scales, minimums) if levels is None else ops.pack_int4(*levels)
+    assert is_finite and torch.equal(packed, expected)
