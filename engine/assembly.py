@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 
 from engine.core.config import EngineConfig, EngineInfo
+from engine.core.crash_marker import Marker
 from engine.core.draft import Drafter
-from engine.core.marker import Marker
 from engine.core.request import Request
 from engine.engine import Engine, Runner
 from engine.grammar.compiler import Grammars, NoGrammars, load_grammars

@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol
 
 from engine.core.batch import Batch, Phase, ScheduledRequest, StepOutput
 from engine.core.config import EngineInfo
+from engine.core.crash_marker import Marker, NullMarker
 from engine.core.draft import Drafter
 from engine.core.errors import InvalidParameterError
-from engine.core.marker import Marker, NullMarker
 from engine.core.messages import AddRequest, RequestState, RequestUpdate, StepUpdate
 from engine.core.request import Request
 from engine.core.request_validation import check_request

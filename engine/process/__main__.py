@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from engine.core.config import EngineConfig, EngineInfo
+from engine.core.crash_marker import Marker
 from engine.core.errors import ConfigError, ModelError, RequestError
-from engine.core.marker import Marker
 from engine.core.messages import (
     AbortRequests,
     AddRequest,

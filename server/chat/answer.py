@@ -11,11 +11,11 @@ from server.core.errors import BadRequestError
 from server.core.tokenizer_protocol import Tokenizer
 from server.protocol.chat import ChatRequest
 from server.tools.call_grammar import as_text
-from server.tools.dialect import Dialect
 from server.tools.formats import CallFormat
 from server.tools.harmony import HARMONY_MARKS
 from server.tools.incremental_text import Schema
 from server.tools.message_parts import MessageParser, PlainParser
+from server.tools.model_format import Dialect
 from server.tools.parser import ReadingParser
 from server.tools.readers import Reader, read_content
 from server.tools.response_marks import RESPONSE_MARKS, WithoutResponseMarks

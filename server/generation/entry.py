@@ -16,7 +16,7 @@ from engine.core.sampling_params import SamplingParams
 from server.auth.api_keys import ApiKey
 from server.core.errors import BadRequestError
 from server.core.request_record import caller_of, is_sane_request_id, record_of
-from server.protocol.elsewhere import find_refused
+from server.protocol.other_endpoints import find_refused
 from server.protocol.refusals import find_typo, find_unknown
 from server.protocol.request import RequestFields
 from server.runtime.context import context_of

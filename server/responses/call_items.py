@@ -4,8 +4,8 @@ from typing import Any
 
 from server.chat.blocks import Event
 from server.responses.custom_input import CustomInput
+from server.responses.function_tools import OfferedTool
 from server.responses.item_state import ItemState, PendingLogprobs
-from server.responses.offered import OfferedTool
 from server.tools.message_parts import Part, ToolCall
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from server.chat.blocks import Event
 from server.responses.call_items import CallItem
+from server.responses.function_tools import OfferedTools
 from server.responses.item_state import ItemState, PendingLogprobs
-from server.responses.offered import OfferedTools
 from server.tools.message_parts import Content, Part, Reasoning, ToolCall
 
 

@@ -9,7 +9,7 @@ from server.protocol.chat import ChatRequest
 from server.protocol.response_tools import AllowedTools, BuiltInTool, NamedTool
 from server.protocol.responses import ResponsesRequest, SchemaFormat, TextFormat
 from server.protocol.tools import Tool
-from server.responses.offered import OfferedTools
+from server.responses.function_tools import OfferedTools
 from server.responses.turns import messages_of
 
 

@@ -19,7 +19,7 @@ from server.protocol.response_tool_items import (
     FileSearchItem,
     McpCallItem,
 )
-from server.responses.offered import joined_name
+from server.responses.function_tools import joined_name
 
 Message = dict[str, Any]
 

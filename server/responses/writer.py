@@ -13,9 +13,9 @@ from server.chat.logprobs import ChatLogprobsFormatter
 from server.chat.output_reader import OutputReader
 from server.chat.usage import ChatUsageCounter
 from server.core.errors import ErrorKind
+from server.responses.function_tools import OfferedTools
 from server.responses.item_state import PendingLogprobs
 from server.responses.items import Item, item_maker
-from server.responses.offered import OfferedTools
 from server.tools.message_parts import Content
 
 

@@ -18,8 +18,8 @@ from server.generation.typed_stream import TypedStream
 from server.protocol.refusals import RESPONSES_REFUSALS
 from server.protocol.response_answers import ResponseBody
 from server.protocol.responses import ResponsesRequest
+from server.responses.function_tools import offered_tools
 from server.responses.head import response_head
-from server.responses.offered import offered_tools
 from server.responses.translate import renaming, to_chat
 from server.responses.whole import whole_response
 from server.responses.writer import ResponseWriter

@@ -14,8 +14,8 @@ from server.core.tokenizer_protocol import Tokenizer
 from server.protocol.chat import ConversationParams
 from server.templates.late_system import as_user_text
 from server.templates.message_shaping import TemplateCapabilities, in_parts, shape_messages
-from server.tools.dialect import Dialect, DialectSettings
 from server.tools.formats import JSON
+from server.tools.model_format import Dialect, DialectSettings
 from server.tools.prompt_fallback import calls_as_text, describe_tools
 
 MAX_ISOLATED = 2

@@ -7,7 +7,7 @@ from engine.core.errors import ConfigError, InvalidParameterError
 from server.core.tokenizer_protocol import Tokenizer
 from server.settings.settings import Settings
 from server.templates.render import ChatRenderer
-from server.tools.dialect import DialectSettings
+from server.tools.model_format import DialectSettings
 
 logger = logging.getLogger("twostep.server")
 

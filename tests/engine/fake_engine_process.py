@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from engine.core.batch import Phase
 from engine.core.config import EngineConfig, EngineInfo
+from engine.core.crash_marker import Marker, NullMarker
 from engine.core.errors import InvalidParameterError, ModelError, ModelMemoryError
 from engine.core.machine import Ceilings, ModelSize
-from engine.core.marker import Marker, NullMarker
 from engine.core.messages import AddRequest, FirstTokenInfo, RequestState, RequestUpdate, StepUpdate
 from engine.core.request import FinishReason
 from engine.core.stats import PoolStats, StepStats

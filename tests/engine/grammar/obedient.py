@@ -8,8 +8,8 @@ from typing import Any
 from engine.assembly import assemble
 from engine.core.batch import ScheduledRequest
 from engine.core.config import EngineConfig
+from engine.core.crash_marker import Marker
 from engine.core.draft import Drafter
-from engine.core.marker import Marker
 from engine.core.messages import RequestUpdate
 from engine.core.request import Constraint, FinishReason
 from engine.engine import Engine

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 from engine.core.config import EngineConfig
+from engine.core.crash_marker import Marker, NullMarker
 from engine.core.errors import ConfigError, UnsupportedModelError
-from engine.core.marker import Marker, NullMarker
 from engine.core.messages import (
     AbortRequests,
     AddRequest,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from server.protocol.completions import CompletionRequest
-from server.protocol.elsewhere import find_refused
+from server.protocol.other_endpoints import find_refused
 from server.protocol.refusals import COMPLETION_REFUSALS, WITHOUT_EFFECT
 from tests.server.byte_tokenizer import BOS
 from tests.server.contract import EXTENSIONS, OPENAI, STREAMED, WORKING

@@ -2,9 +2,9 @@
 
 import pytest
 
-from server.tools.dialect import DialectSettings
 from server.tools.formats import HARMONY, HERMES, JSON, MISTRAL_NAMED
 from server.tools.learning import learn_spelling
+from server.tools.model_format import DialectSettings
 from server.tools.spelling import HOLE, LiteralArguments, Spelling, TaggedArguments
 from server.tools.thinking import HARMONY_ANALYSIS, THINK, ThinkingMarks, learn_marks, marks_in
 from tests.server.tools.call_templates import ALL, OBJECTS, each_call, rendering, template

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.tools.dialect import DialectSettings
 from server.tools.message_parts import Content, Part, Reasoning
+from server.tools.model_format import DialectSettings
 from server.tools.parser import ReadingParser
 from server.tools.readers import Reader, read_content, read_hermes
 from server.tools.response_marks import RESPONSE_MARKS, WithoutResponseMarks
