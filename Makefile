@@ -44,7 +44,7 @@ test: $(DEV_STAMP) ## run the tests that take minutes: every law, on this machin
 	$(BIN)/python -m pytest $(ON_ALL_CORES) -m "not slow" $(ARGS)
 
 test-slow: $(DEV_STAMP) ## run what is slow and broad: other instruction sets, sanitizers, whole programs
-	TWOSTEP_FUZZ=$${TWOSTEP_FUZZ:-5} $(BIN)/python -m pytest -m "slow or fuzz" $(ARGS)
+	TWOSTEP_FUZZ=$${TWOSTEP_FUZZ:-5} $(BIN)/python -m pytest $(ON_ALL_CORES) -m "slow or fuzz" $(ARGS)
 
 test-newest: $(BIN)/python ## run the fast tests with the newest versions that pip finds, but for torch
 	$(PYTHON) -m venv $(NEWEST)

@@ -56,7 +56,7 @@ def test_answers_do_not_depend_on_the_engines_deaths(tmp_path: Path) -> None:
 
 
 def becomes(server: ServerProcess, name: str, condition: Callable[[float], bool]) -> bool:
-    return eventually(lambda: condition(server.metrics()[name]), within_s=30)
+    return eventually(lambda: condition(server.metrics()[name]), within_s=120)
 
 
 @pytest.mark.slow
