@@ -34,6 +34,7 @@ from engine.model.paging_proof import prove_paging
 from engine.model.probe import check_same, layer_shape, probe_layers
 from engine.model.self_draft import draft_model_of
 from engine.model.step_work import size_of
+from engine.model.text_part import TEXT_PART_NAMES, has_text_part, text_part_of
 from engine.model.weights_fingerprint import weights_fingerprint
 from engine.model.written_dtype import dtype_override
 from engine.runner.loaded_model import DraftModel, LoadedModel
@@ -70,8 +71,9 @@ def load_model(config: EngineConfig) -> LoadedModel:
 
 def _load(config: EngineConfig) -> LoadedModel:
     warm_up_vector_functions()
-    source = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
-    hf_config = _read_hf_config(config, source)
+    source: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    hf_config, names = _read_hf_config(config, source)
+    source |= {"config": hf_config, "key_mapping": names}
     device = _device(config.device)
     _check_quantization(config, device)
     kernels = load_kernels() if device.type == "cpu" else None
@@ -109,12 +111,20 @@ def _load(config: EngineConfig) -> LoadedModel:
     )
 
 
-def _read_hf_config(config: EngineConfig, source: dict[str, Any]) -> PreTrainedConfig:
+def _read_hf_config(config: EngineConfig, source: dict[str, Any]) -> tuple[PreTrainedConfig, dict[str, str] | None]:
+    """Returns the configuration of the model to serve, which may be a part of the checkpoint, and what its tensors are
+    called there; None if as in the model."""
     if is_local(config.model):
         check_model_type(read_config(Path(config.model)), config.model, config.trust_remote_code)
     hf_config = AutoConfig.from_pretrained(config.model, **source, **dtype_override(config.model, config.revision))
+    check_unquantized(hf_config.to_dict(), config.model)
+    check_unquantized(hf_config.get_text_config(decoder=True).to_dict(), config.model)
+    names = TEXT_PART_NAMES if has_text_part(hf_config) else None
+    if names:
+        logger.info("%s: of this multimodal checkpoint, the text model is served", config.model)
+        hf_config = text_part_of(hf_config)
     _check_architecture(hf_config, config)
-    return hf_config
+    return hf_config, names
 
 
 def _checked_layers(
@@ -162,7 +172,6 @@ def _check_architecture(hf_config: PreTrainedConfig, config: EngineConfig) -> No
     remote = config.trust_remote_code and hasattr(hf_config, "auto_map")
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
         raise UnsupportedModelError(f"{kind} is not a causal language model known to transformers.")
-    check_unquantized(hf_config.to_dict(), config.model)
 
 
 def _check_quantization(config: EngineConfig, device: torch.device) -> None:
@@ -197,7 +206,6 @@ def _load_weights(
     config: EngineConfig, source: dict[str, Any], device: torch.device, dtype: torch.dtype
 ) -> PreTrainedModel:
     registry.register()
-
     module, info = AutoModelForCausalLM.from_pretrained(
         config.model,
         dtype=dtype,

@@ -1,0 +1,37 @@
+"""The text model inside a multimodal checkpoint, loaded by itself: parts for images are neither loaded nor served.
+
+Of each kind that is listed here, the text model was found to compute what the whole model computes of a text.
+"""
+
+from transformers import PreTrainedConfig
+
+__all__ = ["TEXT_PART_NAMES", "has_text_part", "text_part_of"]
+
+_WHOLE_MODELS = frozenset(
+    (
+        *("aria", "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "hyperclovax_vision_v2", "idefics2", "idefics3"),
+        *("internvl", "janus", "lfm2_vl", "lfm3_vl", "lighton_ocr", "llava", "llava_next", "llava_next_video"),
+        *("llava_onevision", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "mistral3", "nemotron_h_omni", "ovis2"),
+        *("paligemma", "pp_chart2table", "shieldgemma2", "smolvlm", "video_llama_3", "video_llava", "vipllava"),
+    )
+)
+TEXT_PART_NAMES = {
+    r"^(?:model\.)?language_model\.model\.": "model.",
+    r"^(?:model\.)?language_model\.lm_head\.": "lm_head.",
+    r"^model\.(?:language_model|text_model)\.": "model.",
+    r"^language_model\.": "model.",
+}
+"""Pattern of a tensor's name in a multimodal checkpoint -> what takes its place in that of a text model."""
+
+
+def has_text_part(config: PreTrainedConfig) -> bool:
+    """Whether the configuration is that of a multimodal model whose text part is known to be a model of its own."""
+    return config.model_type in _WHOLE_MODELS
+
+
+def text_part_of(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Returns the text model's configuration; whether it has a head of its own is said by the whole one."""
+    text_config = config.get_text_config(decoder=True)
+    own = text_config.tie_word_embeddings
+    text_config.tie_word_embeddings = getattr(config, "tie_word_embeddings", own)
+    return text_config
