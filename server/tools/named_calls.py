@@ -243,10 +243,18 @@ def _read_literal_argument(text: IncrementalText, notation: LiteralArguments) ->
 def _beginning(text: str) -> str:
     """Returns JSON that could go on, of a value that is cut off: the text itself, or a string that begins with it."""
     text = text.lstrip()
-    if not text or begins_json(text):
+    if not text or (begins_json(text) and not _ends_before(text)):
         return text
     without_quote = text.removeprefix(QUOTE_MARK) if text.startswith(QUOTE_MARK) else text.removeprefix("'")
     return _dumps(without_quote[: len(without_quote) - num_overlapping(without_quote, QUOTE_MARK)])[:-1]
+
+
+def _ends_before(text: str) -> bool:
+    """Whether more text follows a whole value of JSON."""
+    try:
+        return json.JSONDecoder().raw_decode(text)[1] < len(text.rstrip())
+    except (ValueError, RecursionError):
+        return False
 
 
 def _dumps(value: object) -> str:

@@ -209,6 +209,7 @@ def test_what_follows_a_broken_argument_is_content_and_the_call_stands() -> None
         ("parameters", "<do>\n<function=f>\n<parameter=a>\n[1, 2", '{"a": [1, 2'),
         ("parameters", "<do>\n<function=f>\n<parameter=a>\nsome te", '{"a": "some te'),
         ("parameters", "<do>\n<function=f>\n<parameter=a>\nsome te\n</para", '{"a": "some te'),
+        ("parameters", "<do>\n<function=f>\n<parameter=a>\ntrue, so", '{"a": "true, so'),
         ("parameters", "<do>\n<function=f>\n<parameter=na", '{"na'),
         ("pairs", "<do>f\n<key>a</key>\n<value>1</value>\n<key>b</ke", '{"a": 1, "b'),
         ("python", "<|py|>[f(a='x', b='so", '{"a": "x", "b": "so'),
