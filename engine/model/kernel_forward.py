@@ -22,7 +22,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.model import code_fingerprint
 from engine.model.fused_modules import FusedRMSNorm
 from engine.model.kernel_layer import KernelDecoderLayer, kernel_norm
-from engine.runner.forward import Forward, TransformersForward, kept_rows
+from engine.runner.forward import Forward, ForwardOutput, TransformersForward, kept_rows
 from engine.runner.model_inputs import ModelInputs, build_inputs
 
 __all__ = ["KernelForward", "choose_forward", "is_known"]
@@ -98,7 +98,7 @@ class KernelForward:
             kernel_norm(decoder.norm),
         ).run  # called as an operator with an object, torch throws and catches two exceptions
 
-    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> Tensor:
+    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> ForwardOutput:
         paged = inputs.attention
         num_tokens = len(inputs.token_ids)
         rows = None if kept is None or [*kept] == [*range(num_tokens)] else kept_rows(kept, inputs)
@@ -111,7 +111,7 @@ class KernelForward:
             paged.slot_mapping,
             rows,
         )
-        return cast(Tensor, self._head(hidden))
+        return ForwardOutput(self._head(hidden), hidden)
 
 
 @torch.inference_mode()
@@ -123,7 +123,7 @@ def _is_same(one: Forward, other: Forward, cache: KVCache) -> bool:
         for block, (start, num_tokens) in enumerate([(0, min(3, cache.block_size)), (0, 1)][: cache.num_blocks])
     ]
     inputs = build_inputs(requests, cache.block_size, device)
-    return all(_are_equal(one(inputs, kept), other(inputs, kept)) for kept in (None, [0]))
+    return all(_are_equal(one(inputs, kept).logits, other(inputs, kept).logits) for kept in (None, [0]))
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:

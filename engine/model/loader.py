@@ -38,7 +38,6 @@ from engine.model.text_part import TEXT_PART_NAMES, has_text_part, text_part_of
 from engine.model.weights_fingerprint import weights_fingerprint
 from engine.model.written_dtype import dtype_override
 from engine.runner.loaded_model import DraftModel, LoadedModel
-from engine.runner.pooling import HeadInputs
 from engine.weights.linear import prepare_linears
 
 logger = logging.getLogger(__name__)
@@ -106,7 +105,6 @@ def _load(config: EngineConfig) -> LoadedModel:
         size=size_of(module, text_config, calls),
         linear=_linear_name(kernels, config.quantization),
         has_kernels=kernels is not None,
-        head_inputs=HeadInputs(module.get_output_embeddings()),
         draft=draft,
     )
 

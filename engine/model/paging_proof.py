@@ -111,7 +111,7 @@ def _paged(module: PreTrainedModel, sequences: Sequence[list[int]], steps: Seque
             if count
         ]
         requests = [_request(tokens, start, tables[index]) for index, tokens, start in chunks]
-        rows = forward(build_inputs(requests, BLOCK_SIZE, torch.device("cpu")), None)
+        rows, _ = forward(build_inputs(requests, BLOCK_SIZE, torch.device("cpu")), None)
         parts = rows.split_with_sizes([len(tokens) for _, tokens, _ in chunks])
         for (index, tokens, _), part in zip(chunks, parts, strict=True):
             logits[index].append(part)

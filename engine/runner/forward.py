@@ -1,10 +1,11 @@
 """The forward pass, from a batch's inputs to the logits of its positions, through the model code of transformers."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from engine.attention import AttentionBackend, AttentionMetadata
@@ -12,7 +13,15 @@ from engine.attention.kv_cache import KVCache
 from engine.attention.registry import AttentionCall, attention_handler
 from engine.runner.model_inputs import ModelInputs
 
-__all__ = ["Forward", "TransformersForward", "kept_rows"]
+__all__ = ["Forward", "ForwardOutput", "TransformersForward", "kept_rows"]
+
+
+class ForwardOutput(NamedTuple):
+    """What a forward pass computes at the positions that are kept. The next pass may overwrite it."""
+
+    logits: Tensor  # [num_kept, vocab]
+    hidden: Tensor  # [num_kept, hidden_size]
+    """Hidden states of the last layer after the final norm, the input of the language-model head."""
 
 
 class Forward(Protocol):
@@ -20,8 +29,8 @@ class Forward(Protocol):
     def name(self) -> str:
         """What computes the step, as `EngineInfo.forward` has it."""
 
-    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> Tensor:
-        """Returns logits [num_kept, vocab] at the `kept` positions of the flat batch; None keeps all.
+    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> ForwardOutput:
+        """Computes the batch, with results at the `kept` positions of the flat batch; None keeps all.
 
         Also writes the batch's keys and values to the KV cache.
         """
@@ -34,15 +43,28 @@ class TransformersForward:
 
     def __init__(self, module: PreTrainedModel, cache: KVCache, backend: AttentionBackend) -> None:
         self._module = module
+        self._head = cast(nn.Module, module.get_output_embeddings())
         self._cache = cache
         self._backend = backend
 
-    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> Tensor:
+    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> ForwardOutput:
         rows = 0 if kept is None else kept_rows(kept, inputs)  # models read 0 as "all"
         token_ids, positions = inputs.token_ids[None], inputs.positions[None]  # one long sequence to the model
-        with attention_handler(_PagedAttention(self._backend, self._cache, inputs.attention)):
+        handler = _PagedAttention(self._backend, self._cache, inputs.attention)
+        with attention_handler(handler), _recorded_input(self._head) as hidden:
             output = self._module(input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=rows)
-        return output.logits[0]  # type: ignore[no-any-return]
+        return ForwardOutput(output.logits[0], hidden[0].flatten(0, -2))
+
+
+@contextmanager
+def _recorded_input(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Yields a list that gets the input of each call of the module."""
+    inputs: list[Tensor] = []
+    hook = module.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    try:
+        yield inputs
+    finally:
+        hook.remove()
 
 
 def kept_rows(kept: Sequence[int], inputs: ModelInputs) -> Tensor:

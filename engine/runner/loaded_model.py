@@ -7,7 +7,6 @@ from transformers import PreTrainedModel
 
 from engine.attention.kv_cache import LayerShape
 from engine.core.machine import ModelSize
-from engine.runner.pooling import HeadInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +44,5 @@ class LoadedModel:
     linear: str
     """Name of the matmul backend."""
     has_kernels: bool
-    head_inputs: HeadInputs
     draft: DraftModel | None
     """The self-speculative draft model; None unless the configuration asks for one."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
-from engine.runner.forward import Forward
+from engine.runner.forward import Forward, ForwardOutput
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.logprobs import Scorer
 from engine.runner.model_inputs import build_inputs
@@ -43,13 +43,13 @@ class ModelRunner:
     def prefill(self, batch: Batch) -> StepOutput:
         """Computes a chunk of each prompt, and samples a token for the requests whose last chunk it is."""
         counts = [_num_kept(request) for request in batch.requests]
-        logits = self._forward(batch, _kept_positions(batch.requests, counts))
+        logits, hidden = self._forward(batch, _kept_positions(batch.requests, counts))
         rows = _consecutive(counts)
         sampling = [(own[-1], request) for own, request in zip(rows, batch.requests, strict=True) if request.samples]
         outputs = self._sample_one_each(logits[[row for row, _ in sampling]], [request for _, request in sampling])
         if not sampling:
             logits[-1, 0].item()  # waits for a GPU: step durations, from which gaps are predicted, must be true
-        embeddings = self._embed(sampling)
+        embeddings = _embeddings(sampling, hidden)
         return StepOutput(
             tuple(
                 replace(
@@ -67,7 +67,7 @@ class ModelRunner:
 
         A request gets one token, and one more for each accepted draft token.
         """
-        logits = self._forward(batch, None)
+        logits, _ = self._forward(batch, None)
         sampled = self._sampler.sample(logits, [row for request in batch.requests for row in rows_of(request)])
         rows = _consecutive([len(request.token_ids) for request in batch.requests])
         return StepOutput(tuple(self._outputs_of(batch.requests, rows, logits, sampled)))
@@ -79,13 +79,13 @@ class ModelRunner:
         requests = list(batch.requests)
         while wanting := [index for index, each in enumerate(requests) if each.num_wanted > each.num_drafts]:
             rows = [last_row(requests[index]) for index in wanting]
-            logits = self._run_draft_model(build_inputs(rows, self._cache.block_size, self._model.device), None)
+            logits, _ = self._run_draft_model(build_inputs(rows, self._cache.block_size, self._model.device), None)
             for index, token_id in zip(wanting, self._sampler.sample(logits, rows), strict=True):
                 requests[index] = with_draft_token(requests[index], token_id)
         return replace(batch, requests=tuple(requests))
 
-    def _forward(self, batch: Batch, kept: Sequence[int] | None) -> Tensor:
-        """Returns logits [num_kept, vocab] at the `kept` positions of the flat batch; None keeps all."""
+    def _forward(self, batch: Batch, kept: Sequence[int] | None) -> ForwardOutput:
+        """Runs the model, with results at the `kept` positions of the flat batch; None keeps all."""
         block_size = self._cache.block_size
         last_block = max(request.block_table[(request.end - 1) // block_size] for request in batch.requests)
         self._cache.prefault(last_block, batch.num_tokens)
@@ -135,13 +135,12 @@ class ModelRunner:
         targets = request.prompt_token_ids[request.start + 1 : request.end + 1]
         return self._scorer.score(logits[: len(targets)], targets, request.params.prompt_logprobs or 0)
 
-    def _embed(self, rows: Sequence[tuple[int, ScheduledRequest]]) -> dict[str, bytes]:
-        """Returns the embeddings of the requests that ask for one, each from its row of the head's inputs."""
-        return {
-            request.request_id: embedding_bytes(self._model.head_inputs.newest[row])
-            for row, request in rows
-            if request.params.returns_embedding
-        }
+
+def _embeddings(rows: Sequence[tuple[int, ScheduledRequest]], hidden: Tensor) -> dict[str, bytes]:
+    """Returns the embeddings of the requests that ask for one, each from its row of the hidden states."""
+    return {
+        request.request_id: embedding_bytes(hidden[row]) for row, request in rows if request.params.returns_embedding
+    }
 
 
 def _kept_tokens(

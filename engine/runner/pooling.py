@@ -6,19 +6,7 @@ that they were trained for.
 """
 
 import torch
-from torch import Tensor, nn
-
-
-class HeadInputs:
-    """Records the input of the language-model head: hidden states at the positions whose logits are computed."""
-
-    def __init__(self, head: nn.Module) -> None:
-        self.newest = torch.empty(0)
-        """Hidden states of the newest forward pass, [num_kept, hidden_size], in the model's dtype."""
-        head.register_forward_pre_hook(self._record)
-
-    def _record(self, _: nn.Module, args: tuple[Tensor, ...]) -> None:
-        self.newest = args[0].flatten(0, -2)
+from torch import Tensor
 
 
 def embedding_bytes(hidden: Tensor) -> bytes:

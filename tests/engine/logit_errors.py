@@ -13,7 +13,7 @@ from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
 from engine.model.kernel_forward import choose_forward
-from engine.runner.forward import Forward
+from engine.runner.forward import Forward, ForwardOutput
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import ModelInputs
 from engine.runner.model_runner import ModelRunner
@@ -36,10 +36,10 @@ class _RecordingForward:
         self._forward = forward
         self.logits: list[Tensor] = []  # of each step, [num_tokens, vocab]
 
-    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> Tensor:
-        logits = self._forward(inputs, kept)
-        self.logits.append(logits.float())
-        return logits
+    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> ForwardOutput:
+        output = self._forward(inputs, kept)
+        self.logits.append(output.logits.float())
+        return output
 
 
 def runner_logits(model: LoadedModel, token_ids: Sequence[Sequence[int]], chunk: int) -> list[Tensor]:

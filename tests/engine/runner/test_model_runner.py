@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.sampling_params import SamplingParams
-from engine.runner.forward import Forward
+from engine.runner.forward import ForwardOutput
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
 
@@ -28,8 +28,21 @@ class Reads(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def runner_of(model: LoadedModel, forward: Forward) -> ModelRunner:
-    return ModelRunner(model, KVCache(model.layers, 1, 16, model.dtype, model.device), forward)
+class Logits:
+    """A forward pass with given logits."""
+
+    name = "given"
+
+    def __init__(self, logits_of: Callable[[Any, Any], Tensor]) -> None:
+        self._logits_of = logits_of
+
+    def __call__(self, inputs: Any, kept: Any) -> ForwardOutput:
+        logits = self._logits_of(inputs, kept)
+        return ForwardOutput(logits, torch.zeros(len(logits), 4))
+
+
+def runner_of(model: LoadedModel, logits_of: Callable[[Any, Any], Tensor]) -> ModelRunner:
+    return ModelRunner(model, KVCache(model.layers, 1, 16, model.dtype, model.device), Logits(logits_of))
 
 
 def chunk(samples: bool, scores_prompt: bool = False) -> ScheduledRequest:
@@ -49,10 +62,10 @@ def chunk(samples: bool, scores_prompt: bool = False) -> ScheduledRequest:
 def test_a_prefill_step_ends_when_the_device_has_done_it(
     tiny_model: Callable[..., LoadedModel], chunks: list[ScheduledRequest]
 ) -> None:
-    def forward(_: Any, kept: Any) -> Tensor:
+    def logits_of(_: Any, kept: Any) -> Tensor:
         return torch.zeros(len(kept) or 1, 10)
 
-    runner = runner_of(tiny_model("llama"), forward)
+    runner = runner_of(tiny_model("llama"), logits_of)
     with Reads() as reads:
         runner.prefill(Batch(Phase.PREFILL, tuple(chunks)))
     assert reads.count >= 1
@@ -64,12 +77,12 @@ def test_a_prefill_step_ends_when_the_device_has_done_it(
 def test_where_no_token_is_possible_the_output_says_whether_logits_were_finite(
     tiny_model: Callable[..., LoadedModel], logit: float, is_finite: bool, phase: str, temperature: float
 ) -> None:
-    def forward(_: Any, kept: Any) -> Tensor:
+    def logits_of(_: Any, kept: Any) -> Tensor:
         return torch.tensor([[0.0, logit, 0.0]])
 
     banned = [0, 2] if logit else [0, 1, 2]
     params = SamplingParams(temperature=temperature, bad_words=tuple((token,) for token in banned))
-    runner = runner_of(tiny_model("llama"), forward)
+    runner = runner_of(tiny_model("llama"), logits_of)
     request = ScheduledRequest("a", range(1), 8, (0,), params, range(9), (), True)
     [output] = getattr(runner, phase)(Batch(Phase(phase), (request,))).requests
     assert (output.token_ids, output.is_finite) == ((), is_finite)
