@@ -116,13 +116,19 @@ class KernelForward:
 
 @torch.inference_mode()
 def _is_same(one: Forward, other: Forward, cache: KVCache) -> bool:
-    """Whether both compute the same logits of two prompts in one batch."""
-    device, params = cache.layers[0].keys.device, SamplingParams()
+    """Whether both compute the same logits of two texts in one batch: of their first tokens, and of a next one."""
+    lengths = (max(1, min(3, cache.block_size - 1)), 1)
+    first = _are_all_equal(one, other, cache, [0] * len(lengths), lengths)
+    return first and (cache.block_size == 1 or _are_all_equal(one, other, cache, lengths, [1] * len(lengths)))
+
+
+def _are_all_equal(one: Forward, other: Forward, cache: KVCache, starts: Sequence[int], lengths: Sequence[int]) -> bool:
+    """Whether both compute the same logits of a step, in which each text has a block of its own."""
     requests = [
-        ScheduledRequest("", [1] * num_tokens, start, (block,), params, [], [], True)
-        for block, (start, num_tokens) in enumerate([(0, min(3, cache.block_size)), (0, 1)][: cache.num_blocks])
+        ScheduledRequest("", [1] * length, start, (block,), SamplingParams(), [], [], True)
+        for block, (start, length) in enumerate(zip(starts, lengths, strict=True))
     ]
-    inputs = build_inputs(requests, cache.block_size, device)
+    inputs = build_inputs(requests[: cache.num_blocks], cache.block_size, cache.layers[0].keys.device)
     return all(_are_equal(one(inputs, kept).logits, other(inputs, kept).logits) for kept in (None, [0]))
 
 

@@ -1,6 +1,6 @@
 """A model that runs in one call into C++ computes, bit for bit, what its own code does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
 from engine.model.kernel_forward import KernelForward, choose_forward, is_known
-from engine.runner.forward import Forward, TransformersForward
+from engine.runner.forward import Forward, ForwardOutput, TransformersForward
 from engine.runner.loaded_model import LoadedModel
-from engine.runner.model_inputs import build_inputs
+from engine.runner.model_inputs import ModelInputs, build_inputs
 from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint, make_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -174,6 +174,20 @@ def test_a_known_model_that_computes_something_else_runs_its_own_code(
     monkeypatch.setattr("engine.model.kernel_forward.is_known", lambda _: True)
     assert isinstance(choose_forward(llama.module, cache_of(llama), cpu), TransformersForward)
     assert "LlamaForCausalLM of transformers" in caplog.text and "it computes something else" in caplog.text
+
+
+def test_a_known_model_that_decodes_something_else_runs_its_own_code(
+    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = KernelForward.__call__
+
+    def forget_the_past(self: KernelForward, inputs: ModelInputs, kept: Sequence[int] | None) -> ForwardOutput:
+        output = compute(self, inputs, kept)
+        has_past = inputs.attention.max_context_len > inputs.attention.max_seqlen_q
+        return output._replace(logits=output.logits * 2) if has_past else output
+
+    monkeypatch.setattr(KernelForward, "__call__", forget_the_past)
+    assert isinstance(choose_forward(llama.module, cache_of(llama), cpu), TransformersForward)
 
 
 def test_a_family_that_is_known_does_not_get_slow_in_silence(
