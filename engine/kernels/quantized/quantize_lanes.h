@@ -35,6 +35,22 @@ inline Vec bfloat16_below(Vec x) {
   });
 }
 
+// Combines value(i) of a group's numbers with value(i + 16), then halves again, down to one.
+template <class Value, class Combine>
+Vec fold_lanes(const Value& value, const Combine& combine) {
+  Vec values[kLaneGroup / 2];
+  for (int i = 0; i < kLaneGroup / 2; ++i) values[i] = combine(value(i), value(i + kLaneGroup / 2));
+  for (int half = kLaneGroup / 4; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) values[i] = combine(values[i], values[i + half]);
+  }
+  return values[0];
+}
+
+template <class Value>
+Vec lane_sum(const Value& value) {
+  return fold_lanes(value, [](Vec a, Vec b) { return a + b; });
+}
+
 class LaneFitter {
  public:
   // The fit's codes are those nearest to its line.
@@ -44,10 +60,10 @@ class LaneFitter {
 
   // numbers[i] has number i of each group; it must outlive this.
   LaneFitter(const Vec* numbers, float max_code) : numbers_(numbers), max_code_(max_code) {
-    const Vec opposite = fold([&](int i) { return Vec{} - numbers_[i]; }, max);
+    const Vec opposite = fold_lanes([&](int i) { return Vec{} - numbers_[i]; }, max);
     lowest_ = broadcast(-1.0f) * opposite;
-    highest_ = fold([&](int i) { return numbers_[i]; }, max);
-    mean_ = sum([&](int i) { return numbers_[i]; }) / broadcast(kLaneGroup);
+    highest_ = fold_lanes([&](int i) { return numbers_[i]; }, max);
+    mean_ = lane_sum([&](int i) { return numbers_[i]; }) / broadcast(kLaneGroup);
   }
 
   Fit best(int64_t num_refits) {
@@ -65,22 +81,6 @@ class LaneFitter {
   }
 
  private:
-  // Combines value i with value i + 16, then halves again, down to one.
-  template <class Value, class Combine>
-  static Vec fold(const Value& value, const Combine& combine) {
-    Vec values[kLaneGroup / 2];
-    for (int i = 0; i < kLaneGroup / 2; ++i) values[i] = combine(value(i), value(i + kLaneGroup / 2));
-    for (int half = kLaneGroup / 4; half > 0; half /= 2) {
-      for (int i = 0; i < half; ++i) values[i] = combine(values[i], values[i + half]);
-    }
-    return values[0];
-  }
-
-  template <class Value>
-  static Vec sum(const Value& value) {
-    return fold(value, [](Vec a, Vec b) { return a + b; });
-  }
-
   static void keep_better(Fit& best, const Fit& other) {
     const auto choose = [&](Vec a, Vec b) { return where_less(other.error, best.error, a, b); };
     best = {choose(other.scale, best.scale), choose(other.minimum, best.minimum), choose(other.error, best.error)};
@@ -100,9 +100,9 @@ class LaneFitter {
 
   // The least-squares line through the codes of the last fit and their numbers.
   Fit refitted() {
-    const Vec mean_code = sum([&](int i) { return codes_[i]; }) / broadcast(kLaneGroup);
-    const Vec covariance = sum([&](int i) { return (codes_[i] - mean_code) * (numbers_[i] - mean_); });
-    const Vec variance = sum([&](int i) {
+    const Vec mean_code = lane_sum([&](int i) { return codes_[i]; }) / broadcast(kLaneGroup);
+    const Vec covariance = lane_sum([&](int i) { return (codes_[i] - mean_code) * (numbers_[i] - mean_); });
+    const Vec variance = lane_sum([&](int i) {
       const Vec centred = codes_[i] - mean_code;
       return centred * centred;
     });
@@ -114,7 +114,7 @@ class LaneFitter {
   Fit with(Vec scale, Vec minimum) {
     scale = nearest_bfloat16(scale), minimum = nearest_bfloat16(minimum);
     const Vec divisor = divisor_of(scale);
-    const Vec error = sum([&](int i) {
+    const Vec error = lane_sum([&](int i) {
       codes_[i] = code_of(i, minimum, divisor);
       const Vec error = minimum + codes_[i] * scale - numbers_[i];
       return error * error;
@@ -137,17 +137,29 @@ class LaneFitter {
   Vec codes_[kLaneGroup];
 };
 
-// Sixteen groups from row[start] on, lane by lane; numbers beyond the row are its last.
+// Sixteen groups from row[start] on, lane by lane, with a number that is taken for those beyond the row.
 template <class Element>
-void load_lanes(const Element* row, int64_t start, int64_t end, Vec* numbers) {
+void load_lanes(const Element* row, int64_t start, int64_t end, Element beyond, Vec* numbers) {
   alignas(64) float lanes[kLaneGroup][kLanes];
   for (int64_t lane = 0; lane < kLanes; ++lane) {
     const Element* from = row + start + lane * kLaneGroup;
     const int64_t count = std::clamp<int64_t>(row + end - from, 0, kLaneGroup);
     for (int64_t i = 0; i < count; ++i) lanes[i][lane] = from[i];
-    for (int64_t i = count; i < kLaneGroup; ++i) lanes[i][lane] = row[end - 1];
+    for (int64_t i = count; i < kLaneGroup; ++i) lanes[i][lane] = beyond;
   }
   for (int i = 0; i < kLaneGroup; ++i) numbers[i] = twostep::load(lanes[i]);
+}
+
+// Stores the codes of sixteen groups from codes[start] on, or as many as there are; for_each_code(use) calls use(i,
+// codes of numbers i).
+template <class ForEachCode>
+void store_lane_codes(int64_t start, int64_t end, uint8_t* codes, const ForEachCode& for_each_code) {
+  int8_t lanes[kLaneGroup][kLanes];
+  for_each_code([&](int i, Vec values) { integers::store_low_bytes(lanes[i], integers::to_integers(values)); });
+  for (int64_t lane = 0, first = start; lane < kLanes && first < end; ++lane, first += kLaneGroup) {
+    const int64_t count = std::min<int64_t>(kLaneGroup, end - first);
+    for (int64_t i = 0; i < count; ++i) codes[first + i] = uint8_t(lanes[i][lane]);
+  }
 }
 
 // Quantizes sixteen groups from row[start] on, or as many as there are, to codes [k] and a scale and a minimum each.
@@ -155,18 +167,11 @@ template <class Element>
 void quantize_lanes(const Element* row, int64_t start, int64_t end, int64_t bits, int64_t num_refits, uint8_t* codes,
                     at::BFloat16* scales, at::BFloat16* minimums) {
   Vec numbers[kLaneGroup];
-  load_lanes(row, start, end, numbers);
+  load_lanes(row, start, end, row[end - 1], numbers);  // which is in the last group anyway
   LaneFitter fitter(numbers, float((1 << bits) - 1));
   const auto fit = fitter.best(num_refits);
-  int8_t lanes[kLaneGroup][kLanes];
-  fitter.for_each_code(fit, [&](int i, Vec values) {
-    integers::store_low_bytes(lanes[i], integers::to_integers(values));
-  });
+  store_lane_codes(start, end, codes, [&](const auto& use) { fitter.for_each_code(fit, use); });
   const int64_t groups = std::min<int64_t>(divide_up(end - start, kLaneGroup), kLanes);
-  for (int64_t lane = 0; lane < groups; ++lane) {
-    const int64_t first = start + lane * kLaneGroup, count = std::min<int64_t>(kLaneGroup, end - first);
-    for (int64_t i = 0; i < count; ++i) codes[first + i] = uint8_t(lanes[i][lane]);
-  }
   alignas(64) float scale[kLanes], minimum[kLanes];
   store(scale, fit.scale), store(minimum, fit.minimum);
   std::copy_n(scale, groups, scales), std::copy_n(minimum, groups, minimums);
