@@ -1,14 +1,18 @@
 """Loads a Hugging Face checkpoint into a module that runs over the paged cache, or refuses it with a clear reason."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from engine.attention import registry
 from engine.attention.registry import AttentionCall
@@ -169,6 +173,11 @@ def _check_architecture(hf_config: PreTrainedConfig, config: EngineConfig) -> No
         raise UnsupportedModelError(f"{kind} is an encoder-decoder model; only decoder-only models can be served.")
     remote = config.trust_remote_code and hasattr(hf_config, "auto_map")
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
+        if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+            raise UnsupportedModelError(
+                f"{kind} is a multimodal model whose text part is no model of its own to transformers, so it cannot be "
+                "served; docs/models.md lists multimodal types of which it can."
+            )
         raise UnsupportedModelError(f"{kind} is not a causal language model known to transformers.")
 
 
@@ -204,19 +213,32 @@ def _load_weights(
     config: EngineConfig, source: dict[str, Any], device: torch.device, dtype: torch.dtype
 ) -> PreTrainedModel:
     registry.register()
-    module, info = AutoModelForCausalLM.from_pretrained(
-        config.model,
-        dtype=dtype,
-        attn_implementation=registry.ATTENTION_NAME,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # reported below, by name
-        **source,
-    )
+    with _only_errors_of("transformers.modeling_utils"):
+        module, info = AutoModelForCausalLM.from_pretrained(
+            config.model,
+            dtype=dtype,
+            attn_implementation=registry.ATTENTION_NAME,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, by name
+            **source,
+        )
     _check_fit(config.model, module, info)
     module.requires_grad_(False)
     for owner in module.modules():  # buffers may be views: see _unmap_checkpoint
         owner._buffers.update({name: buffer.clone() for name, buffer in owner._buffers.items() if buffer is not None})
     return module.eval().to(device)
+
+
+@contextmanager
+def _only_errors_of(name: str) -> Iterator[None]:
+    """Keeps a logger from warning: transformers lists each tensor of the parts that are not loaded, as if it failed."""
+    its_logger = logging.getLogger(name)
+    level = its_logger.level
+    its_logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        its_logger.setLevel(level)
 
 
 def _check_fit(model: str, module: PreTrainedModel, info: dict[str, Any]) -> None:

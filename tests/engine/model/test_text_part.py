@@ -57,9 +57,14 @@ def test_the_part_has_a_head_of_its_own_if_the_whole_model_says_so(tmp_path: Pat
     assert serve(tmp_path, prompts) == [generate(whole, prompt) for prompt in prompts]
 
 
-def test_parts_for_images_are_not_in_memory(tmp_path: Path) -> None:
+def test_parts_for_images_are_not_in_memory_nor_listed_as_if_they_lacked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     save_whole_model("llava", tmp_path)
-    loaded = load_model(EngineConfig(model=str(tmp_path), device="cpu", dtype="float32"))
+    with caplog.at_level("INFO"):
+        loaded = load_model(EngineConfig(model=str(tmp_path), device="cpu", dtype="float32"))
+    assert "of this multimodal checkpoint, the text model is served" in caplog.text
+    assert "UNEXPECTED" not in caplog.text
     assert loaded.architecture == "LlamaForCausalLM"
     assert not [name for name, _ in loaded.module.named_modules() if "vision" in name]
 
@@ -69,6 +74,12 @@ def test_parts_for_images_are_not_in_memory(tmp_path: Path) -> None:
 def test_a_part_that_cannot_be_served_is_refused_for_its_own_reason(kind: str, tmp_path: Path) -> None:
     save_whole_model(kind, tmp_path)
     with pytest.raises(UnsupportedModelError, match=r"recurrent state|attention registry|paged|mask of its own"):
+        load_model(EngineConfig(model=str(tmp_path), device="cpu", dtype="float32"))
+
+
+def test_a_multimodal_type_without_a_known_text_part_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
+    with pytest.raises(UnsupportedModelError, match=r"qwen2_5_vl is a multimodal model .* docs/models\.md"):
         load_model(EngineConfig(model=str(tmp_path), device="cpu", dtype="float32"))
 
 
