@@ -85,7 +85,8 @@ def run_operators(sanitizer: Sanitizer, level: IsaLevel, folder: Path) -> None:
 
 
 def require(sanitizer: Sanitizer, folder: Path) -> str:
-    """Returns the path of the sanitizer's runtime; skips the test where the compiler has none that runs here."""
+    """Returns the libraries that a process loads first, for `LD_PRELOAD`; skips the test where the compiler has none
+    that runs here."""
     if not find_compiler():
         pytest.skip("no C++ compiler")
     (folder / "empty.cpp").write_text("int main() {}\n")
@@ -93,10 +94,16 @@ def require(sanitizer: Sanitizer, folder: Path) -> str:
     for command in ([*compile_command(sanitizer), str(folder / "empty.cpp"), "-o", program], [program]):
         if (done := run(command)).returncode != 0:
             pytest.skip(f"no {' '.join(sanitizer.flags)} here: {done.stderr.strip()[-200:]}")
-    runtime = run([*find_compiler(), f"-print-file-name={sanitizer.runtime}"]).stdout.strip()
-    if not Path(runtime).is_absolute():
+    # The library of C++ as well: the sanitizer looks for the function that throws when it is loaded itself.
+    libraries = [library_path(name) for name in (sanitizer.runtime, "libstdc++.so.6")]
+    if not all(map(Path.is_absolute, libraries)):
         pytest.skip(f"the compiler has no {sanitizer.runtime}")
-    return runtime
+    return " ".join(map(str, libraries))
+
+
+def library_path(name: str) -> Path:
+    """Returns where the compiler finds a library; the name alone if it has none."""
+    return Path(run([*find_compiler(), f"-print-file-name={name}"]).stdout.strip())
 
 
 def compile_command(sanitizer: Sanitizer) -> list[str]:
