@@ -22,6 +22,7 @@ class Runs {
 
   // Returns the run that a number below count() is in, and its offset from the run's first.
   Place operator[](int64_t number) const {
+    if (ends_.size() == 1) return {0, number};
     const int64_t run = std::upper_bound(ends_.begin(), ends_.end(), number) - ends_.begin();
     return {run, run == 0 ? number : number - ends_[run - 1]};
   }

@@ -69,13 +69,17 @@ class Tasks {
   Tasks(Problems<Element> problems, int64_t panel_columns, int64_t tile_rows, int64_t block_rows)
       : problems_(problems), tile_rows_(tile_rows), block_rows_(block_rows) {
     const int64_t panels = divide_up(problems.front().n, panel_columns);
-    for (const auto& p : problems) tasks_.add(panels * divide_up(p.rows, block_rows));
+    for (const auto& p : problems) {
+      most_blocks_ = std::max(most_blocks_, divide_up(p.rows, block_rows));
+      tasks_.add(panels * divide_up(p.rows, block_rows));
+    }
   }
 
   int64_t count() const { return tasks_.count(); }
 
   Task operator[](int64_t i) const {
     const auto [problem, number] = tasks_[i];
+    if (most_blocks_ == 1) return {problem, 0, problems_[problem].rows, number};  // without a division
     const int64_t all_rows = problems_[problem].rows, blocks = divide_up(all_rows, block_rows_);
     const int64_t rows = round_up(divide_up(all_rows, blocks), tile_rows_), row = number % blocks * rows;
     return {problem, row, std::min(row + rows, all_rows), number / blocks};
@@ -84,6 +88,7 @@ class Tasks {
  private:
   const Problems<Element> problems_;
   const int64_t tile_rows_, block_rows_;
+  int64_t most_blocks_ = 0;  // of a problem
   Runs tasks_;
 };
 

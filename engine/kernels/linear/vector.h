@@ -195,8 +195,9 @@ void multiply_panels(Problems<Element> problems, const PanelsOf& panels_of) {
     const Task task = tasks[i], next = then < tasks.count() ? tasks[then] : task;
     const Problem<Element>& p = problems[task.problem];
     const Panels panels = panels_of(p);
-    const bool has_next = next.problem != task.problem || next.panel != task.panel;
-    const void* next_panel = has_next ? panels_of(problems[next.problem]).start_of({next.panel}) : nullptr;
+    const void* next_panel = nullptr;
+    if (next.problem != task.problem) next_panel = panels_of(problems[next.problem]).start_of({next.panel});
+    else if (next.panel != task.panel) next_panel = panels.start_of({next.panel});
     float* sums = scratch.get(kRowsPerTask * kPanel);
     PanelProduct(p, x + (p.x - problems.front().x), panels, task, next_panel, sums).compute();
   });
