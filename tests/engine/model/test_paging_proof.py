@@ -105,6 +105,13 @@ def test_a_parameter_that_is_lost_is_seen(
         prove_paging(tiny_model(model_type, changes), 512)
 
 
+def test_what_is_not_a_number_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = approximate.paged_attention
+    monkeypatch.setattr(approximate, "paged_attention", lambda *arguments: attend(*arguments) * torch.nan)
+    with pytest.raises(UnsupportedModelError, match="computes something else"):
+        prove_paging(tiny_model("llama"), 512)
+
+
 @pytest.mark.parametrize(
     "params",
     [
