@@ -38,6 +38,13 @@ void wait_until(const IsDone& is_done, const Sleep& sleep) {
   }
 }
 
+// What all threads read, in cache lines that hold nothing else: on the stack of the thread that shares it, it would lie
+// beside variables that are written all the time, and each write takes the line from the other threads.
+template <class T>
+struct alignas(64) OwnLines {
+  T value;
+};
+
 // The worker threads of the process; the calling thread works, too.
 class Threads {
  public:
@@ -54,9 +61,10 @@ class Threads {
   void run(int64_t count, const Work& work) {
     std::unique_lock lock(mutex_, std::defer_lock);
     if (count <= 1 || is_inside() || !lock.try_lock()) return work(0);
-    const auto call = [](const void* each, int64_t i) { (*static_cast<const Work*>(each))(i); };
-    const Round round(*this, {call, &work, count});
-    work(0);
+    const OwnLines<Work> shared{work};
+    const auto call = [](const void* each, int64_t i) { static_cast<const OwnLines<Work>*>(each)->value(i); };
+    const Round round(*this, {call, &shared, count});
+    shared.value(0);
   }
 
  private:
@@ -202,7 +210,7 @@ void run_foreseen_tasks(int64_t num_tasks, bool serial, const Task& task) {
     return;
   }
   TaskShares shares(num_tasks, num_threads);
-  Threads::of_process().run(num_threads, [&](int64_t thread) {
+  Threads::of_process().run(num_threads, [&shares, num_tasks, task](int64_t thread) {
     for (int64_t i = shares.take(thread), then; i < num_tasks; i = then < num_tasks ? then : shares.take(thread)) {
       then = shares.take_own(thread);
       task(i, then);

@@ -18,8 +18,9 @@
 
 namespace twostep {
 
+// In lines of its own, as all threads read it (see OwnLines).
 template <class Element>
-struct Problem {
+struct alignas(64) Problem {
   const Element* x;     // [rows, k]
   const Element* bias;  // [n], or null
   Element* out;         // [rows, n]
@@ -63,7 +64,7 @@ struct Task {
 // The tasks of all problems, each a panel of columns and a block of rows. Those of one panel follow each other, then
 // those of one problem: so a thread reads weights in the order in which they lie in memory.
 template <class Element>
-class Tasks {
+class alignas(64) Tasks {
  public:
   // Blocks have at most so many rows, of whole tiles, and about equally many.
   Tasks(Problems<Element> problems, int64_t panel_columns, int64_t tile_rows, int64_t block_rows)

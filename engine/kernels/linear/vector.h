@@ -190,7 +190,7 @@ void multiply_panels(Problems<Element> problems, const PanelsOf& panels_of) {
   using Panels = decltype(panels_of(problems.front()));
   const auto* x = rows_as<typename Panels::Format::Element>(problems);
   const Tasks<Element> tasks(problems, kPanel, kTileRows, kRowsPerTask);
-  run_foreseen_tasks(tasks.count(), is_small(problems), [&](int64_t i, int64_t then) {
+  run_foreseen_tasks(tasks.count(), is_small(problems), [problems, x, &tasks, &panels_of](int64_t i, int64_t then) {
     static thread_local Scratch<float> scratch;
     const Task task = tasks[i], next = then < tasks.count() ? tasks[then] : task;
     const Problem<Element>& p = problems[task.problem];

@@ -248,10 +248,10 @@ template <class Weight, class Element>
 void multiply_vectors(Problems<Element> problems, c10::ArrayRef<RowsOf<Weight>> all_rows) {
   const Tasks<Element> tasks(problems, kPanel, kTileRows, kRowsPerTask);
   const int64_t bytes = panel_bytes<Weight>(problems.front().k), lines = bytes / kLineBytes;
-  const auto panel_of = [&](const Task& task) {
+  const auto panel_of = [problems, bytes](const Task& task) {
     return static_cast<const uint8_t*>(problems[task.problem].packed) + task.panel * bytes;
   };
-  run_foreseen_tasks(tasks.count(), is_small(problems), [&](int64_t i, int64_t then) {
+  run_foreseen_tasks(tasks.count(), is_small(problems), [=, &tasks](int64_t i, int64_t then) {
     const Task task = tasks[i];
     const uint8_t *at = panel_of(task), *next = then < tasks.count() ? panel_of(tasks[then]) : at;
     const Span span{task.row, task.row_end - task.row};
