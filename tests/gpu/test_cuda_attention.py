@@ -1,11 +1,14 @@
 """Paged attention on CUDA: its arguments to FlashAttention (checked anywhere), and its results (on a GPU)."""
 
+import importlib.util
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 
 from engine.attention import LayerCache, cuda, reference
 from tests.engine.attention.paged_sequences import (
@@ -49,7 +52,7 @@ def flash_by_definition(
     lengths_q = cu_seq_q.diff().tolist()
     lengths_k = options["seqused_k"].tolist() if cu_seq_k is None else cu_seq_k.diff().tolist()
     assert max(lengths_q) <= max_q and max(lengths_k) <= max_k
-    assert options["enable_gqa"] == (query.shape[1] != key.shape[-2])
+    assert options.get("enable_gqa", False) == (query.shape[1] != key.shape[-2])
     left, right = options["window_size"]
     assert right == 0 and options["scale"] == query.shape[2] ** -0.5
     if cu_seq_k is None:
@@ -63,10 +66,36 @@ def flash_by_definition(
     return torch.cat([dense_attention(s, sliding_window=None if left < 0 else left + 1) for s in sequences])
 
 
-@pytest.fixture(params=[False, True], ids=["gathered", "blocks"])
+class Flash:
+    """Stands for a `varlen_attn` of some torch: it refuses what that one has no parameter for."""
+
+    def __init__(self, signature: inspect.Signature) -> None:
+        self.__signature__ = signature
+
+    def __call__(self, *args: Any, **options: Any) -> Tensor:
+        self.__signature__.bind(*args, **options)
+        return flash_by_definition(*args, **options)
+
+
+NEWEST = inspect.signature(varlen_attn)
+
+
+def without(*names: str) -> inspect.Signature:
+    return NEWEST.replace(parameters=[p for name, p in NEWEST.parameters.items() if name not in names])
+
+
+@pytest.fixture(
+    params=[
+        (NEWEST, False),
+        (NEWEST, True),
+        (without("enable_gqa", "seqused_k", "block_table", "num_splits"), False),  # torch 2.11
+    ],
+    ids=["gathered", "blocks", "gathered by torch 2.11"],
+)
 def flash(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "varlen_attn", flash_by_definition)
-    monkeypatch.setattr(cuda, "_has_flash3", lambda device: request.param)
+    signature, has_blocks = request.param
+    monkeypatch.setattr(cuda, "varlen_attn", Flash(signature))
+    monkeypatch.setattr(cuda, "_has_flash3", lambda device: has_blocks)
     monkeypatch.setattr(cuda._has_flash3, "cache_clear", lambda: None, raising=False)
 
 
@@ -85,7 +114,9 @@ def test_decode_is_kept_on_the_kernel_of_prefill(monkeypatch: pytest.MonkeyPatch
     seen: list[int] = []
     monkeypatch.setattr(cuda, "_has_flash3", lambda device: False)
     monkeypatch.setattr(cuda._has_flash3, "cache_clear", lambda: None, raising=False)
-    monkeypatch.setattr(cuda, "varlen_attn", lambda q, k, v, cu_q, cu_k, max_q, max_k, **_: seen.append(max_q) or q)
+    monkeypatch.setattr(
+        cuda, "varlen_attn", lambda q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size: seen.append(max_q) or q
+    )
     alone(cuda, make_sequence(Shape(dtype=BF16), 1, 9))
     assert seen == [2]
 
@@ -108,6 +139,25 @@ def test_what_flash_attention_lacks_is_done_by_the_reference_with_one_warning(
     for _ in range(2):
         assert torch.equal(alone(cuda, sequence, **options), alone(reference, sequence, **options))
     assert len(caplog.records) == 1 and reason in caplog.text
+
+
+def test_a_torch_without_windows_is_left_to_the_reference(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cuda, "varlen_attn", Flash(without("window_size")))
+    sequence = make_sequence(Shape(dtype=BF16), 3, 40)
+    assert torch.equal(alone(cuda, sequence), alone(reference, sequence))
+    assert "scaling or windows in torch" in caplog.text
+
+
+def test_block_tables_are_not_handed_to_a_torch_that_takes_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cuda, "varlen_attn", Flash(without("block_table")))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert not cuda._has_flash3(torch.device("cuda"))
+    assert "cannot hand block tables" in caplog.text
 
 
 def on_gpu(sequences: list[Sequence], block_size: int = 16, **options: Any) -> list[Tensor]:
