@@ -92,7 +92,7 @@ def _attend_gathered(
     return output
 
 
-def _grouped(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, dict[str, bool]]:
+def _grouped(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Returns keys and values [tokens, heads, size] and the option that lets query heads share them.
 
     A torch without that option gets a copy for each query head: the same numbers in the same order.
