@@ -13,7 +13,7 @@ from engine.core.batch import Batch, Phase, ScheduledRequest, StepOutput
 from engine.core.config import EngineInfo
 from engine.core.crash_marker import Marker, NullMarker
 from engine.core.draft import Drafter
-from engine.core.errors import InvalidParameterError
+from engine.core.errors import DeviceFailedError, InvalidParameterError
 from engine.core.messages import AddRequest, RequestState, RequestUpdate, StepUpdate
 from engine.core.request import Request
 from engine.core.request_validation import check_request
@@ -117,8 +117,9 @@ class Engine:
         return self._scheduler.inspect(request_ids)
 
     def step(self, on_scheduled: Callable[[list[str]], None] = lambda _: None) -> StepUpdate:
-        """Schedule, run, update. A step that raises ends its own requests with an error, and no others. Before it runs,
-        `on_scheduled` is called with the ids of the requests that run for the first time, if there are any."""
+        """Schedule, run, update. A step that raises ends its own requests with an error, and no others; raises
+        DeviceFailedError where no later step can run. Before it runs, `on_scheduled` is called with the ids of the
+        requests that run for the first time, if there are any."""
         started_s = self._clock()
         self._queue_compiled()
         running_ids = self._scheduler.running_ids
@@ -162,6 +163,8 @@ class Engine:
             batch = self._with_masks(batch)
             predicted_s = self._telemetry.predict(batch)
             output = run(batch)
+        except DeviceFailedError:
+            raise  # another engine process takes over
         except Exception as error:
             logger.exception("a %s step of %d requests failed", batch.phase, len(batch.requests))
             return _StepResult(batch, self._scheduler.fail(batch, f"The engine failed on this request: {error}"))

@@ -13,6 +13,7 @@
     ├── RequestTimeoutError         it waited for longer than allowed; `.is_own_limit` if by a limit of its own
     │   └── DeadlineError           its deadline passed
     ├── RequestAbortedError         the request was ended from outside before its first token
+    ├── DeviceFailedError           the device is lost to the engine process, which ends
     └── EngineUnavailableError      the engine process is loading, dead or shutting down
         ├── EngineRestartingError   the engine is being restarted, and the queue is full; `.retry_after_s`
         ├── EngineGivenUpError      no engine will be started again
@@ -91,6 +92,10 @@ class DeadlineError(RequestTimeoutError):
 
 class RequestAbortedError(TwostepError):
     """The request was ended from outside before its first token."""
+
+
+class DeviceFailedError(TwostepError):
+    """The device failed and is lost to this process: whatever it runs there next fails, too."""
 
 
 class EngineUnavailableError(TwostepError):

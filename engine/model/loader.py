@@ -201,6 +201,8 @@ def _dtype(name: str, device: torch.device, hf_config: PreTrainedConfig, kernels
         chosen: torch.dtype = getattr(torch, name)
         if chosen is torch.float16 and device.type == "cpu":
             raise ConfigError("--dtype float16 is not supported on the CPU; use bfloat16 or float32.")
+        if chosen is torch.float32 and device.type == "cuda":
+            logger.warning("--dtype float32 on a GPU: attention runs in plain torch, many times slower than in 16 bits")
         return chosen
     if device.type == "cpu":
         widens = kernels is not None and kernels.isa != "generic"  # to float32, in the time that reading less saves

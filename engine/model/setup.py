@@ -16,6 +16,7 @@ from engine.kernels import load_kernels
 from engine.model.kernel_forward import choose_forward
 from engine.model.loader import load_model
 from engine.model.machine_ceilings import measure_ceilings
+from engine.model.trial_step import bytes_of_a_step
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
 
@@ -35,9 +36,10 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
     ceilings = measure_ceilings(model.device, model.dtype, model.weight_bytes, quantization)
     give_back_freed_memory()
     max_model_len = _max_model_len(config, model)
-    num_blocks, max_model_len = _size_pool(config, model, max_model_len)
-    cache = _new_cache(config, model, num_blocks)
     backend = select_backend(model.device, load_kernels() if model.has_kernels else None)
+    step_bytes = bytes_of_a_step(config, model, max_model_len, backend) if model.device.type == "cuda" else 0
+    num_blocks, max_model_len = _size_pool(config, model, max_model_len, step_bytes)
+    cache = _new_cache(config, model, num_blocks)
     forward = choose_forward(model.module, cache, backend)
     draft_forward = choose_forward(model.draft.module, cache, backend) if model.draft else None
     info = EngineInfo(
@@ -104,13 +106,13 @@ def _max_model_len(config: EngineConfig, model: LoadedModel) -> int:
     return config.max_model_len
 
 
-def _size_pool(config: EngineConfig, model: LoadedModel, max_model_len: int) -> tuple[int, int]:
-    """Returns the number of blocks, and the context length that they allow.
+def _size_pool(config: EngineConfig, model: LoadedModel, max_model_len: int, step_bytes: int) -> tuple[int, int]:
+    """Returns the number of blocks, which leave `step_bytes` of memory, and the context length that they allow.
 
     A configured context length must fit; the model's own limit is lowered to what fits.
     """
     per_block = bytes_per_block(model.layers, config.block_size, model.dtype)
-    num_blocks = config.num_blocks or _kv_bytes(config, model, max_model_len, per_block) // per_block
+    num_blocks = config.num_blocks or _kv_bytes(config, model, max_model_len, per_block, step_bytes) // per_block
     capacity = num_blocks * config.block_size
     if capacity >= max_model_len:
         return num_blocks, max_model_len
@@ -124,11 +126,12 @@ def _size_pool(config: EngineConfig, model: LoadedModel, max_model_len: int) -> 
     return num_blocks, capacity
 
 
-def _kv_bytes(config: EngineConfig, model: LoadedModel, max_model_len: int, per_block: int) -> int:
-    """Returns the configured memory, else a share of what is free, at most what all sequences together can use."""
+def _kv_bytes(config: EngineConfig, model: LoadedModel, max_model_len: int, per_block: int, step_bytes: int) -> int:
+    """Returns the configured memory, else a share of what is free and what no step needs, at most what all sequences
+    together can use."""
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
-    share = int(available_bytes(model.device) * SHARE_OF_AVAILABLE[model.device.type])
+    share = int((available_bytes(model.device) - step_bytes) * SHARE_OF_AVAILABLE[model.device.type])
     if model.device.type == "cpu":
         share = min(share, MAX_DEFAULT_KV_BYTES)
     blocks_per_sequence = -(-max_model_len // config.block_size)

@@ -5,7 +5,8 @@ samples what follows; `draft` proposes draft tokens with the self-speculative dr
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
+from engine.core.errors import DeviceFailedError, reason_of
 from engine.runner.forward import Forward, ForwardOutput
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.logprobs import Scorer
@@ -23,6 +25,16 @@ from engine.runner.sampler import Sampler
 from engine.scheduling.speculation.draft_verification import last_row, num_accepted_drafts, rows_of, with_draft_token
 
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def _telling_of_the_device() -> Iterator[None]:
+    """Raises DeviceFailedError where a CUDA error has ended the process's use of the device. Where memory runs out,
+    which is another error, later steps can still run."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise DeviceFailedError(f"The device failed: {reason_of(error)}") from error
 
 
 class ModelRunner:
@@ -40,6 +52,7 @@ class ModelRunner:
         self._sampler = Sampler(model.device, model.has_kernels, model.eos_token_ids)
 
     @torch.inference_mode()
+    @_telling_of_the_device()
     def prefill(self, batch: Batch) -> StepOutput:
         """Computes a chunk of each prompt, and samples a token for the requests whose last chunk it is."""
         counts = [_num_kept(request) for request in batch.requests]
@@ -62,6 +75,7 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
+    @_telling_of_the_device()
     def decode(self, batch: Batch) -> StepOutput:
         """Computes the newest token and the draft tokens of every request, and samples the tokens that follow.
 
@@ -73,6 +87,7 @@ class ModelRunner:
         return StepOutput(tuple(self._outputs_of(batch.requests, rows, logits, sampled)))
 
     @torch.inference_mode()
+    @_telling_of_the_device()
     def draft(self, batch: Batch) -> Batch:
         """Returns the batch with the draft tokens that its requests want, sampled one after the other."""
         assert self._run_draft_model is not None, "draft tokens are wanted of a draft model that was not loaded"

@@ -11,7 +11,7 @@ import pytest
 from engine.assembly import assemble
 from engine.core.batch import Batch, RequestStepOutput, StepOutput
 from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError
+from engine.core.errors import ConfigError, DeviceFailedError
 from engine.core.request import FinishReason
 from engine.core.stats import RequestTimings
 from engine.engine import Engine
@@ -50,6 +50,18 @@ def test_a_failed_request_says_why() -> None:
     (update,) = failed.updates
     assert update.finish_reason is FinishReason.ERROR and "no more memory" in (update.error or "")
     assert (failed.stats.model_s, failed.stats.floor_s, failed.stats.bound) == (0.0, None, None)
+
+
+class LosesTheDevice(FakeRunner):
+    def prefill(self, batch: Batch) -> StepOutput:
+        raise DeviceFailedError("an illegal memory access")
+
+
+def test_a_lost_device_ends_the_engine_and_not_its_requests() -> None:
+    engine = engine_with(LosesTheDevice(4))
+    add(engine, "resumed by another process")
+    with pytest.raises(DeviceFailedError, match="illegal memory"):
+        engine.step()
 
 
 def test_steps_count_the_tokens_that_they_generate() -> None:

@@ -17,6 +17,7 @@ from engine.core.prompt_logprobs import unpack_scores
 from engine.engine import Engine
 from engine.host.huge_pages import empty_in_huge_pages
 from engine.kernels import load_kernels
+from engine.model import loader
 from engine.model.kernel_layer import KernelDecoderLayer
 from engine.model.loader import load_model
 from engine.model.setup import load_model_runner
@@ -216,6 +217,12 @@ def test_what_this_machine_does_not_support_is_refused_by_its_flag(
     ((name, value),) = settings.items()
     with pytest.raises(ConfigError, match=f"^--{name} {value}"):
         load_model(EngineConfig(model=str(llama), **settings))
+
+
+def test_float32_on_a_gpu_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    for dtype, num_warnings in (("bfloat16", 0), ("float32", 1)):
+        assert loader._dtype(dtype, torch.device("cuda"), transformers.LlamaConfig(), None) == getattr(torch, dtype)
+        assert len(caplog.records) == num_warnings
 
 
 def test_contexts_stay_where_rotary_frequencies_do_not_depend_on_the_batch(llama: Path) -> None:

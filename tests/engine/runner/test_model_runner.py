@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, Phase, ScheduledRequest
+from engine.core.errors import DeviceFailedError
 from engine.core.sampling_params import SamplingParams
 from engine.runner.forward import ForwardOutput
 from engine.runner.loaded_model import LoadedModel
@@ -116,3 +117,24 @@ def test_the_cache_is_prefaulted_up_to_the_last_block_that_a_step_writes(
     )
     getattr(runner, phase)(Batch(Phase(phase), requests))
     assert calls == [(8, 2)]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), DeviceFailedError),
+        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError),  # the step's own
+        (RuntimeError("shapes differ"), RuntimeError),
+    ],
+)
+@pytest.mark.parametrize("phase", list(Phase))
+def test_only_a_cuda_error_means_that_the_device_is_lost(
+    phase: Phase, error: Exception, raised: type[Exception], tiny_model: Callable[..., LoadedModel]
+) -> None:
+    def fail(*_: Any) -> Tensor:
+        raise error
+
+    runner = runner_of(tiny_model("llama"), fail)
+    with pytest.raises(raised) as caught:
+        (runner.prefill if phase is Phase.PREFILL else runner.decode)(Batch(phase, (chunk(True),)))
+    assert type(caught.value) is raised and str(error) in str(caught.value)

@@ -1,0 +1,59 @@
+"""The largest steps that the settings allow, run on a CUDA device before the engine is ready.
+
+They show that the model computes there at all, and how much memory a step takes beside weights and KV cache: the cache
+must leave that much.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from engine.attention import AttentionBackend
+from engine.attention.kv_cache import KVCache
+from engine.core.batch import Batch, Phase, ScheduledRequest
+from engine.core.config import EngineConfig
+from engine.core.errors import ModelMemoryError
+from engine.core.sampling_params import SamplingParams
+from engine.model.kernel_forward import choose_forward
+from engine.runner.loaded_model import LoadedModel
+from engine.runner.model_runner import ModelRunner
+
+_SAMPLED = SamplingParams(max_tokens=1, temperature=0.7, top_p=0.9, logprobs=1)  # top_p alone sorts the vocabulary
+
+
+def bytes_of_a_step(config: EngineConfig, model: LoadedModel, max_model_len: int, backend: AttentionBackend) -> int:
+    """Returns the most bytes of the CUDA device that a step takes beside weights and KV cache.
+
+    Raises ModelMemoryError where one takes more than there is.
+    """
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(model.device)
+    before = torch.cuda.memory_allocated(model.device)
+    try:
+        run_trial_steps(config, model, max_model_len, backend)
+    except torch.OutOfMemoryError as error:
+        raise ModelMemoryError(
+            f"A step of {config.max_num_batched_tokens:,} tokens or {config.max_num_seqs:,} sequences takes more "
+            "memory than the device has left beside the weights: lower --max-num-batched-tokens or --max-num-seqs."
+        ) from error
+    peak = torch.cuda.max_memory_allocated(model.device) - before
+    torch.cuda.empty_cache()
+    return peak
+
+
+def run_trial_steps(config: EngineConfig, model: LoadedModel, max_model_len: int, backend: AttentionBackend) -> None:
+    """Computes the longest prompt chunk, then a token of each of the most sequences, over a KV cache of their size."""
+    num_tokens = min(config.max_num_batched_tokens, max_model_len)
+    num_blocks = max(-(-num_tokens // config.block_size), config.max_num_seqs)
+    cache = KVCache(model.layers, num_blocks, config.block_size, model.dtype, model.device)
+    runner = ModelRunner(model, cache, choose_forward(model.module, cache, backend))
+    runner.prefill(Batch(Phase.PREFILL, (_request("", [0] * num_tokens, range(num_blocks)),)))
+    runner.decode(Batch(Phase.DECODE, tuple(_first_tokens(config.max_num_seqs))))
+
+
+def _first_tokens(count: int) -> Iterator[ScheduledRequest]:
+    return (_request(str(block), [0], [block]) for block in range(count))
+
+
+def _request(name: str, token_ids: list[int], blocks: range | list[int]) -> ScheduledRequest:
+    return ScheduledRequest(name, token_ids, 0, tuple(blocks), _SAMPLED, token_ids, [], samples=True)

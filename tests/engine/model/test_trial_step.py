@@ -1,0 +1,70 @@
+"""The largest steps run before the engine is ready, and the KV cache leaves what they take."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.attention import reference
+from engine.core.batch import Batch
+from engine.core.config import EngineConfig
+from engine.core.errors import ModelMemoryError
+from engine.model import setup, trial_step
+from engine.model.loader import load_model
+from engine.runner.model_runner import ModelRunner
+from tests.engine.tiny_models import make_checkpoint
+
+CONFIG = EngineConfig(model="", max_num_batched_tokens=100, max_num_seqs=9)
+CUDA = SimpleNamespace(device=torch.device("cuda"))
+
+
+def test_the_largest_steps_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(EngineConfig(model=str(make_checkpoint("llama", tmp_path)), device="cpu", dtype="float32"))
+    sizes: list[tuple[str, int, int]] = []
+
+    def recorded(run: Any) -> Any:
+        def run_and_record(runner: ModelRunner, batch: Batch) -> Any:
+            output = run(runner, batch)
+            sizes.append((batch.phase, batch.num_tokens, sum(len(each.token_ids) for each in output.requests)))
+            return output
+
+        return run_and_record
+
+    monkeypatch.setattr(ModelRunner, "prefill", recorded(ModelRunner.prefill))
+    monkeypatch.setattr(ModelRunner, "decode", recorded(ModelRunner.decode))
+    for longest in (256, 40):
+        trial_step.run_trial_steps(CONFIG, model, longest, reference)
+    assert sizes == [("prefill", 100, 1), ("decode", 9, 9), ("prefill", 40, 1), ("decode", 9, 9)]
+
+
+@pytest.fixture
+def cuda_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that holds 5,000 bytes, and 8,000 at most."""
+    for name, value in (("memory_allocated", 5000), ("max_memory_allocated", 8000)):
+        monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+
+
+@pytest.mark.usefixtures("cuda_memory")
+def test_a_step_takes_what_is_allocated_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_step, "run_trial_steps", lambda *_: None)
+    assert trial_step.bytes_of_a_step(CONFIG, CUDA, 256, reference) == 3000
+
+
+@pytest.mark.usefixtures("cuda_memory")
+def test_a_step_for_which_memory_is_short_is_refused_by_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(trial_step, "run_trial_steps", run_out)
+    with pytest.raises(ModelMemoryError, match=r"step of 100 tokens or 9 sequences .* lower --max-num-batched-tokens"):
+        trial_step.bytes_of_a_step(CONFIG, CUDA, 256, reference)
+
+
+def test_the_kv_cache_leaves_what_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "available_bytes", lambda _: 10_000)
+    assert setup._kv_bytes(CONFIG, CUDA, 1 << 20, 100, 0) == 9000
+    assert setup._kv_bytes(CONFIG, CUDA, 1 << 20, 100, 4000) == 5400
