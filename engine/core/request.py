@@ -78,6 +78,8 @@ class Request:
     first_scheduled_s: float | None = None
     num_prefill_chunks: int = 0
     num_preemptions: int = 0
+    turn_start: int = 0
+    """Output tokens that it had when it last got its place among the running."""
     is_announced: bool = False
     """Whether its FirstTokenInfo was sent."""
     prompt_logprobs: list[bytes] = field(default_factory=list)

@@ -5,13 +5,16 @@ Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models
 of the tokens computed and generated for it, divided by its weight; the tenant with the lowest count goes next. While
 two tenants both wait, their counts differ by at most what one request costs, times the requests that run at once. A
 tenant that returns after an idle time starts level with the others: idle time earns no credit. With one tenant this is
-a plain sorted queue.
+a plain sorted queue. `FairTurns` has running requests make room for a tenant that is behind.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from operator import attrgetter
 
 from engine.core.request import Request
+
+_QUANTUM = 256.0  # how many tokens of weight 1 less than another a tenant has had that is behind it
 
 
 class FairQueue:
@@ -26,10 +29,31 @@ class FairQueue:
         return sum(map(len, self._waiting.values()))
 
     @property
-    def next(self) -> Request | None:
-        """The request to run next. A stream that has begun does not wait behind other tenants' new requests."""
-        heads = [queue[0] for queue in self._waiting.values()]
-        return min(heads, key=lambda head: (not _has_begun(head), self.served(head), head.number), default=None)
+    def heads(self) -> list[Request]:
+        """The next request of each tenant that waits."""
+        return [queue[0] for queue in self._waiting.values()]
+
+    @property
+    def has_several_tenants(self) -> bool:
+        """Whether more than one tenant has ever had a request."""
+        return len(self._served) > 1
+
+    def next(self, running: Iterable[Request]) -> Request | None:
+        """Returns the request to run next: that of a tenant which is behind one that runs. Else a stream that has
+        begun does not wait behind other tenants' new requests."""
+        if len(self._waiting) <= 1:
+            return next(iter(self.heads), None)
+        ahead = max(running, key=self.served, default=None)
+
+        def place(head: Request) -> tuple[bool, bool, float, int]:
+            is_behind = ahead is not None and self.is_behind(head, ahead)
+            return not is_behind, not _has_begun(head), self.served(head), head.number
+
+        return min(self.heads, key=place)
+
+    def is_behind(self, request: Request, other: Request) -> bool:
+        """Whether the tenant of `request` was served so much less that `other` may have to make room for it."""
+        return self.served(request) + _QUANTUM < self.served(other)
 
     def num_before(self, request: Request) -> int:
         """Returns how many waiting requests of the same tenant come before `request`, which waits as well."""

@@ -29,6 +29,7 @@ class KVAllocator:
 
     def __init__(self, num_blocks: int, block_size: int, cache: BlockCache) -> None:
         """Hands out `num_blocks` blocks of `block_size` tokens each."""
+        self.num_blocks = num_blocks
         self._pool = BlockPool(num_blocks, cache)
         self._cache = cache
         self._block_size = block_size

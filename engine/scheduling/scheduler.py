@@ -14,6 +14,7 @@ from engine.core.prompt_logprobs import pack_scores
 from engine.core.request import Constraint, FinishReason, Request, RequestStatus
 from engine.core.stats import SchedulerStats
 from engine.scheduling.fair_queue import FairQueue
+from engine.scheduling.fair_turns import FairTurns
 from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.output_tokens import append_tokens, why_no_token
 from engine.scheduling.prefill_budget import PrefillBudget, PrefillPace
@@ -41,6 +42,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._num_added = 0
         self._waiting = FairQueue()
+        self._turns = FairTurns(self._waiting, max_num_seqs, kv.num_blocks)
         self._running: list[Request] = []  # in their order
         self._last_phase: Phase | None = None
         self.newly_scheduled: list[str] = []
@@ -171,13 +173,22 @@ class Scheduler:
         for request in self._running:
             if request.needs_prefill and budget.can_continue(request):
                 chunks.append((request, budget.take(request)))
-        while len(self._running) < self._max_num_seqs and not budget.is_spent:
-            new = self._waiting.next
-            if new is None or not self._try_admit(new, now_s):
+        while not budget.is_spent:
+            new = self._waiting.next(self._running)
+            if new is None or not self._try_admit_in_turn(new, now_s):
                 break
             if new.needs_prefill:  # else all its KV but one token's was cached: it decodes
                 chunks.append((new, budget.take(new)))
         return _batch(Phase.PREFILL, [_scheduled(request, count) for request, count in chunks])
+
+    def _try_admit_in_turn(self, request: Request, now_s: float) -> bool:
+        """As `_try_admit`; where there is no room, tenants that were served more make some."""
+        while len(self._running) >= self._max_num_seqs or not self._try_admit(request, now_s):
+            victim = self._turns.victim(request, self._running)
+            if victim is None:
+                return False
+            self._preempt(victim)
+        return True
 
     def _try_admit(self, request: Request, now_s: float) -> bool:
         """Move the next waiting request to running with blocks for all its tokens, if they can be had.
@@ -188,6 +199,7 @@ class Scheduler:
             return False
         self._waiting.remove(request)
         request.status = RequestStatus.RUNNING
+        request.turn_start = len(request.output_token_ids)
         insort(self._running, request, key=attrgetter("order"))
         if request.first_scheduled_s is None:
             request.first_scheduled_s = now_s

@@ -1,6 +1,7 @@
 """The scheduler's invariants, whatever happens in whatever order."""
 
 from itertools import cycle
+from unittest import mock
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,10 +15,17 @@ from tests.engine.scheduling.speculation.timed import SilentDrafter, TimedRunner
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Random arrivals, aborts, steps and drafts. The runner checks every read; the invariants check the blocks."""
+    """Random arrivals, aborts, steps and drafts, of tenants that take turns often. The runner checks every read; the
+    invariants check the blocks."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.turns = (
+            mock.patch.multiple("engine.scheduling.fair_turns", _SHORTEST_TURN=1),
+            mock.patch("engine.scheduling.fair_queue._QUANTUM", 1.0),
+        )
+        for patch in self.turns:
+            patch.start()
         errs = cycle([False, True, False, False, False]).__next__
         drafters = cycle([oracle_drafters(errs), SilentDrafter])
         self.engine = drafting_engine(
@@ -39,10 +47,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(0, 8),
         priority=st.integers(0, 1),
         salt=st.sampled_from(["", "x"]),
+        tenant=st.sampled_from(["a", "b", "c"]),
     )
-    def arrive(self, prompt: list[int], max_tokens: int, priority: int, salt: str) -> None:
+    def arrive(self, prompt: list[int], max_tokens: int, priority: int, salt: str, tenant: str) -> None:
         name = str(len(self.prompts))
-        add(self.engine, name, prompt, max_tokens=max_tokens, priority=priority, cache_salt=salt)
+        add(self.engine, name, prompt, max_tokens=max_tokens, priority=priority, cache_salt=salt, tenant=tenant)
         self.prompts[name] = (prompt, max_tokens)
         self.outputs[name] = []
 
@@ -119,6 +128,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert stats.num_running <= 4
 
     def teardown(self) -> None:
+        try:
+            self._run_to_end()
+        finally:
+            for patch in self.turns:
+                patch.stop()
+
+    def _run_to_end(self) -> None:
         self._account([update for updates in run_to_end(self.engine).values() for update in updates])
         assert set(self.ended) == set(self.prompts)
         assert self.engine._scheduler.stats.pool.held == 0

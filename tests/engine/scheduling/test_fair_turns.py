@@ -1,0 +1,157 @@
+"""A tenant that had less gets a place, whatever runs; who is preempted for it had more than its share, and its answer
+stays the same."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from engine.core.messages import RequestUpdate
+from engine.engine import Engine
+from tests.engine.fakes import add, expected_tokens, fake_engine
+
+PLACES = 4
+LONG = 300
+
+
+class Load:
+    """Requests of tenants over the real engine, whose tokens are checked."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.engine: Engine = fake_engine(**{"num_blocks": 4096, "max_num_seqs": PLACES, **fields})
+        self.outputs: dict[str, list[int]] = {}
+        self.ended: list[str] = []
+        self._prompts: dict[str, list[int]] = {}
+
+    def send(self, name: str, *, num_prompt: int = 3, **fields: Any) -> None:
+        self._prompts[name] = [1 + len(self._prompts) % 7] * num_prompt
+        self.outputs[name] = []
+        add(self.engine, name, self._prompts[name], tenant=name[0], **fields)
+
+    def step(self) -> list[RequestUpdate]:
+        updates = self.engine.step().updates
+        for update in updates:
+            self.outputs[update.request_id] += update.token_ids
+            if update.finish_reason is not None:
+                self.ended.append(update.request_id)
+        return updates
+
+    def steps_until_ended(self, name: str) -> int:
+        for count in range(1, 5000):
+            self.step()
+            if name in self.ended:
+                return count
+        raise AssertionError(f"{name} did not end")
+
+    def finish(self) -> None:
+        while self.engine.has_work:
+            self.step()
+        for name, output in self.outputs.items():
+            assert output == expected_tokens(self._prompts[name], len(output)), name
+        assert self.engine._scheduler.stats.pool.held == 0
+
+    @property
+    def running(self) -> Counter[str]:
+        return Counter(name[0] for name in self.engine._scheduler.running_ids)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.engine._scheduler.stats.num_preemptions
+
+
+def flooded(**fields: Any) -> Load:
+    """A load in which tenant a has taken all places for long."""
+    load = Load(**fields)
+    for number in range(2 * PLACES):
+        load.send(f"a{number}", max_tokens=LONG)
+    for _ in range(100):
+        load.step()
+    assert load.running == {"a": PLACES}
+    return load
+
+
+def test_a_tenant_that_asks_for_little_is_not_held_up_by_one_that_asks_for_much() -> None:
+    load = flooded()
+    for number in range(20):
+        load.send(f"b{number}", max_tokens=1)
+        assert load.steps_until_ended(f"b{number}") <= 4
+    assert load.num_preemptions <= 20
+    load.finish()
+    assert all(len(load.outputs[f"a{number}"]) == LONG for number in range(2 * PLACES))
+
+
+def test_blocks_are_given_up_as_places_are() -> None:
+    load = Load(num_blocks=100, max_num_seqs=64)
+    for number in range(2):
+        load.send(f"a{number}", num_prompt=60, max_tokens=150)
+    for _ in range(100):
+        load.step()
+    assert load.engine._scheduler.stats.pool.held > 75 and load.num_preemptions == 0
+    load.send("b", num_prompt=100, max_tokens=1)
+    assert load.steps_until_ended("b") <= 8
+    assert load.num_preemptions == 1
+    load.finish()
+
+
+@pytest.mark.parametrize("tenant", ["a", "b"])
+def test_who_has_no_more_than_its_share_is_not_preempted(tenant: str) -> None:
+    """b came later, and has had less than a: both keep half of the places, whoever asks for more."""
+    load = flooded()
+    for number in range(2):
+        load.send(f"b{number}", max_tokens=LONG)
+    for _ in range(5):
+        load.step()
+    assert load.running == {"a": 2, "b": 2}
+    before = load.num_preemptions
+    for number in range(10, 20):
+        load.send(f"{tenant}{number}", max_tokens=LONG)
+    for _ in range(100):
+        load.step()
+        assert load.running == {"a": 2, "b": 2}
+    assert load.num_preemptions == before
+
+
+def test_one_tenant_alone_is_never_preempted_for_its_own() -> None:
+    load = flooded()
+    load.finish()
+    assert load.num_preemptions == 0
+
+
+@pytest.mark.parametrize(("weights", "places"), [((2.0, 1.0), 4), ((2.0, 1.0), 3), ((1.0, 1.0), 1), ((3.0, 1.0), 2)])
+def test_tokens_follow_the_weights_when_all_ask_for_much(weights: tuple[float, float], places: int) -> None:
+    """However long they run, the counts of both differ by no more than what lets one have its turn."""
+    load = Load(max_num_seqs=places)
+    by_tenant = dict(zip("ab", weights, strict=True))
+    for tenant, weight in by_tenant.items():
+        for number in range(8 * places):
+            load.send(f"{tenant}{number}", max_tokens=LONG, weight=weight)
+    shares = dict.fromkeys("ab", 0.0)
+    for _ in range(1000):
+        for update in load.step():
+            tenant = update.request_id[0]
+            shares[tenant] += (len(update.token_ids) + 3 * (update.first is not None)) / by_tenant[tenant]
+        assert abs(shares["a"] - shares["b"]) <= 256 + 16 * places + 3 * 2 * places
+    assert min(shares.values()) > 300 and load.num_preemptions < 1000 / 16
+
+
+def turns(load: Load, name: str) -> Iterator[int]:
+    """Yields how many tokens the request got in each of its turns."""
+    start, was_running = 0, False
+    for _ in range(700):
+        load.step()
+        is_running = name in load.engine._scheduler.running_ids
+        if is_running != was_running and was_running and name not in load.ended:
+            yield len(load.outputs[name]) - start
+        if is_running and not was_running:
+            start = len(load.outputs[name])
+        was_running = is_running
+
+
+def test_no_turn_is_too_short_to_be_worth_its_start() -> None:
+    load = Load(max_num_seqs=1)
+    load.send("a0", max_tokens=LONG)
+    for number in range(3):
+        load.send(f"{'bcd'[number]}0", max_tokens=LONG)
+    lengths = list(turns(load, "a0"))
+    assert lengths and min(lengths) >= 16
