@@ -194,7 +194,7 @@ class GrammarQueue:
         """Compiles the grammar of the request whose turn it is. Runs in the thread, once for each request that was
         added."""
         with self._lock:
-            request = self._queue.next
+            request = self._queue.next()
             if request is None:  # some were aborted
                 return
             self._queue.remove(request)

@@ -38,7 +38,7 @@ class FairQueue:
         """Whether more than one tenant has ever had a request."""
         return len(self._served) > 1
 
-    def next(self, running: Iterable[Request]) -> Request | None:
+    def next(self, running: Iterable[Request] = ()) -> Request | None:
         """Returns the request to run next: that of a tenant which is behind one that runs. Else a stream that has
         begun does not wait behind other tenants' new requests."""
         if len(self._waiting) <= 1:
