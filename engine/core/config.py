@@ -48,6 +48,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_speculative_tokens: int = 8
     """Maximum number of draft tokens of a request in one step, proposed where that pays; 0 disables speculative
     decoding. See `engine.scheduling.speculation.planner`."""
+    require_kernels: bool = False
+    """Whether to refuse to load on the CPU without the C++ kernels, where torch would compute many times slower."""
     num_threads: int | None = None
     """CPU threads of the model; None leaves torch's default."""
     trace: str | None = None

@@ -79,7 +79,7 @@ def _load(config: EngineConfig) -> LoadedModel:
     source |= {"config": hf_config, "key_mapping": names}
     device = _device(config.device)
     _check_quantization(config, device)
-    kernels = load_kernels() if device.type == "cpu" else None
+    kernels = _load_kernels(config) if device.type == "cpu" else None
     dtype = _dtype(config.dtype, device, hf_config, kernels)
     module = _load_weights(config, source, device, dtype)
     fingerprint = weights_fingerprint(module)
@@ -188,6 +188,13 @@ def _check_quantization(config: EngineConfig, device: torch.device) -> None:
     ):
         if chosen != "none" and device.type != "cpu":
             raise ConfigError(f"{flag} {chosen} runs on the CPU only; use --device cpu or leave it out.")
+
+
+def _load_kernels(config: EngineConfig) -> KernelInfo | None:
+    kernels = load_kernels()
+    if kernels is None and config.require_kernels:
+        raise ConfigError("--require-kernels: there are no CPU kernels here; the log says why.")
+    return kernels
 
 
 def _device(name: str) -> torch.device:

@@ -115,6 +115,9 @@ class Settings(BaseSettings):
 
     device: Literal["auto", "cpu", "cuda"] = setting("Engine", "auto", "Where to run.")
     num_threads: PositiveInt | None = setting("Engine", None, "CPU threads; default: torch's choice.")
+    require_kernels: bool = setting(
+        "Engine", False, "Refuse to start on the CPU without kernels, not serve many times slower."
+    )
     max_num_seqs: PositiveInt = setting("Engine", 64, "Requests running at once.")
     max_num_batched_tokens: PositiveInt = setting("Engine", 2048, "Tokens of a prefill step while nothing decodes.")
     target_itl_ms: float = setting(
@@ -223,6 +226,7 @@ class Settings(BaseSettings):
             enable_prefix_caching=self.enable_prefix_caching,
             num_speculative_tokens=self.num_speculative_tokens,
             draft_quantization=self.draft_quantization,
+            require_kernels=self.require_kernels,
             num_threads=self.num_threads,
             trace=self.trace and expanduser(self.trace),
         )

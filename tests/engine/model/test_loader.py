@@ -16,7 +16,7 @@ from engine.core.errors import ConfigError, ModelError, ModelMemoryError, Unsupp
 from engine.core.prompt_logprobs import unpack_scores
 from engine.engine import Engine
 from engine.host.huge_pages import empty_in_huge_pages
-from engine.kernels import load_kernels
+from engine.kernels import KernelInfo, load_kernels
 from engine.model import loader
 from engine.model.kernel_layer import KernelDecoderLayer
 from engine.model.loader import load_model
@@ -223,6 +223,18 @@ def test_float32_on_a_gpu_is_warned_of(caplog: pytest.LogCaptureFixture) -> None
     for dtype, num_warnings in (("bfloat16", 0), ("float32", 1)):
         assert loader._dtype(dtype, torch.device("cuda"), transformers.LlamaConfig(), None) == getattr(torch, dtype)
         assert len(caplog.records) == num_warnings
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_kernels_can_be_required(has_kernels: bool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = KernelInfo("generic", Path())
+    monkeypatch.setattr(loader, "load_kernels", lambda: info if has_kernels else None)
+    config = EngineConfig(model=str(llama), device="cpu", require_kernels=True)
+    if has_kernels:
+        assert loader._load_kernels(config) is info
+    else:
+        with pytest.raises(ConfigError, match=r"^--require-kernels: "):
+            load_model(config)
 
 
 def test_contexts_stay_where_rotary_frequencies_do_not_depend_on_the_batch(llama: Path) -> None:

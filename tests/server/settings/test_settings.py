@@ -40,6 +40,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "max_model_len": ("99", 99),
     "device": ("cpu", "cpu"),
     "num_threads": ("2", 2),
+    "require_kernels": ("true", True),
     "max_num_seqs": ("5", 5),
     "max_num_batched_tokens": ("77", 77),
     "target_itl_ms": ("62.5", 62.5),
