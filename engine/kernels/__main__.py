@@ -19,7 +19,7 @@ _EPILOG = """examples:
 
 environment:
   CXX                  the C++ compiler, as "ccache g++" (else g++, c++ or clang++)
-  TWOSTEP_CACHE_DIR    where libraries are kept (else ~/.cache/twostep/kernels)
+  TWOSTEP_CACHE_DIR    where libraries are kept (else twostep/kernels in XDG_CACHE_HOME or ~/.cache)
   TWOSTEP_KERNEL_PATH  read-only directory of libraries made beforehand, looked up first
   TWOSTEP_ISA          use this level instead of the CPU's best
   TWOSTEP_KERNELS=off  never use the kernels"""

@@ -3,21 +3,25 @@
 A library's name is `<level>-<source key>-<compiler key>.so`. The source key covers the sources, the flags and torch's
 version; the compiler key covers the compiler and extra flags. So a change of any of them compiles anew, and a machine
 without a compiler can still use a library that was made elsewhere. Libraries appear under their final name by an atomic
-rename: processes that compile at the same time each succeed, the last one's file stays, and no lock can go stale.
+rename. What is compiled meanwhile lies in a directory beside it, so that an interrupted compile goes on where it was; a
+lock on that directory, which ends with its holder, has a second process wait for the first.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import logging
 import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from engine.kernels.cpu_features import IsaLevel
@@ -39,9 +43,37 @@ class KernelBuildError(Exception):
 
 
 def cache_dir() -> Path:
-    """Where compiled libraries are kept: `$TWOSTEP_CACHE_DIR`, else `~/.cache/twostep/kernels`."""
+    """Where compiled libraries are kept: `$TWOSTEP_CACHE_DIR`, else `twostep/kernels` in `$XDG_CACHE_HOME` or in
+    `~/.cache`; where that cannot be written, as by a service without a home, a private one among temporary files."""
     configured = os.environ.get("TWOSTEP_CACHE_DIR")
-    return Path(configured) if configured else Path.home() / ".cache" / "twostep" / "kernels"
+    if configured:
+        return Path(configured)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "twostep" / "kernels"
+    if _can_write(home):
+        return home
+    temporary = Path(tempfile.gettempdir()) / f"twostep-{os.getuid()}"
+    logger.warning("%s cannot be written: CPU kernels are kept in %s; set TWOSTEP_CACHE_DIR", home, temporary)
+    return _private(temporary)
+
+
+def _can_write(directory: Path) -> bool:
+    """Whether files can be made in the directory, which is made if it is not there."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(directory, os.W_OK | os.X_OK)
+
+
+def _private(directory: Path) -> Path:
+    """Returns the directory, made if it is not there. Raises KernelBuildError if others could have put a library there:
+    it would run in this process."""
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise KernelBuildError(f"{directory} is not this user's alone; remove it, or set TWOSTEP_CACHE_DIR")
+    return directory
 
 
 def prebuilt_dir() -> Path | None:
@@ -92,18 +124,44 @@ def build_library(
     path = directory / f"{level.name}-{source_key(level)}-{compiler_key}.so"
     if path.exists():
         return path
-    logger.info("compiling CPU kernels for %s, once, some minutes on few cores", level.name)
     started_s = time.monotonic()
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".build-", dir=directory) as scratch:
+        with _own_objects(directory / f".{path.stem}.objects") as objects:
+            if path.exists():  # made by the process that was waited for
+                return path
+            logger.info("compiling CPU kernels for %s, once, some minutes on few cores", level.name)
             with nullcontext(workers) if workers else _compile_workers() as pool:
-                built = _compile(compiler, level, extra_flags, Path(scratch), pool)
+                built = _compile(compiler, level, extra_flags, objects, pool)
             os.replace(built, path)
     except OSError as error:
         raise KernelBuildError(f"cannot write {directory} ({error}); set TWOSTEP_CACHE_DIR") from error
     logger.info("compiled CPU kernels for %s in %.1f s: %s", level.name, time.monotonic() - started_s, path)
     return path
+
+
+@contextmanager
+def _own_objects(directory: Path) -> Iterator[Path]:
+    """Makes the directory of what is compiled on the way to a library, waits until no other process uses it, and in the
+    end removes it. Only a process that is killed leaves it, with what it has compiled."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        _wait_for(lock, directory)
+        directory.mkdir(exist_ok=True)  # the process that was waited for has removed it
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(lock)
+
+
+def _wait_for(lock: int, directory: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        logger.info("waiting for another process that compiles the CPU kernels (%s)", directory)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:  # some file systems have no locks: two processes compile the same then
+        logger.debug("no lock on %s: %s", directory, error)
 
 
 def source_key(level: IsaLevel) -> str:
@@ -123,19 +181,30 @@ def _compile_workers() -> ThreadPoolExecutor:
 def _compile(
     compiler: Sequence[str], level: IsaLevel, extra_flags: Sequence[str], scratch: Path, workers: Executor
 ) -> Path:
-    """Compiles every source at once, one process each, and links them; returns the library inside `scratch`."""
+    """Compiles every source at once, one process each, and links them; returns the library inside `scratch`. What is
+    there already is not compiled again."""
     sources = sorted(SOURCE_DIR.rglob("*.cpp"))
     objects = [scratch / f"{source.stem}.o" for source in sources]
     compile_flags = [*_level_flags(level), *extra_flags, f"-I{SOURCE_DIR}", *_torch_compile_flags()]
-    commands = [
-        [*compiler, *compile_flags, "-c", str(source), "-o", str(target)]
+    jobs = [
+        workers.submit(_make, [*compiler, *compile_flags, "-c", str(source)], target)
         for source, target in zip(sources, objects, strict=True)
+        if not target.exists()
     ]
-    list(workers.map(_run, commands))
+    for number, job in enumerate(as_completed(jobs), start=len(sources) - len(jobs) + 1):
+        job.result()
+        logger.info("compiled %d of %d files for %s", number, len(sources), level.name)
     library = scratch / "kernels.so"
     link_flags = [*extra_flags, "-shared", "-pthread"]
     _run([*compiler, *link_flags, *map(str, objects), *_torch_link_flags(), "-o", str(library)])
     return library
+
+
+def _make(command: Sequence[str], target: Path) -> None:
+    """Runs a command that writes `target`, which is there once it is whole."""
+    unfinished = target.with_suffix(f".{os.getpid()}.part")
+    _run([*command, "-o", str(unfinished)])
+    os.replace(unfinished, target)
 
 
 def _level_flags(level: IsaLevel) -> list[str]:

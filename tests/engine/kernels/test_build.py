@@ -3,9 +3,14 @@
 import logging
 import os
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -139,6 +144,123 @@ def test_simultaneous_compiles_all_succeed(sources: Path, tmp_path: Path) -> Non
     with ThreadPoolExecutor(3) as pool:
         paths = set(pool.map(lambda _: build_library(GENERIC, tmp_path / "out"), range(3)))
     assert len(paths) == 1 and list((tmp_path / "out").iterdir()) == list(paths)
+
+
+@needs_compiler
+def test_it_is_told_how_far_a_compile_is(sources: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    (sources / "other.cpp").write_text(TINY.replace("answer", "question"))
+    build_library(GENERIC, tmp_path / "out")
+    assert caplog.messages[1:3] == [f"compiled {number} of 2 files for generic" for number in (1, 2)]
+
+
+class KilledError(BaseException):
+    """Stands for the end of the process: what it would do after that does not happen."""
+
+
+@needs_compiler
+def test_a_compile_that_was_killed_goes_on_where_it_was(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sources / "other.cpp").write_text(TINY.replace("answer", "question"))
+    commands: list[str] = []
+    run = build._run
+
+    def run_until_linked(command: Sequence[str]) -> None:
+        commands.append(" ".join(command))
+        if "-shared" in command and len(commands) == 3:
+            raise KilledError
+        run(command)
+
+    monkeypatch.setattr(build, "_run", run_until_linked)
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        build_library(GENERIC, tmp_path / "out")
+    (objects,) = (tmp_path / "out").iterdir()
+    (objects / "other.o").unlink()
+    (objects / "other.77.part").touch()
+    path = build_library(GENERIC, tmp_path / "out")
+    assert [path] == list((tmp_path / "out").iterdir())
+    assert len(commands) == 5 and "other.cpp" in commands[3] and "-shared" in commands[4]
+
+
+@needs_compiler
+def test_a_second_process_waits_for_the_first_and_compiles_nothing(
+    sources: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each opens the directory for itself, so threads stand for processes."""
+    caplog.set_level(logging.INFO)
+    is_compiling, may_go_on = threading.Event(), threading.Event()
+    run, commands = build._run, []
+
+    def run_when_let(command: Sequence[str]) -> None:
+        commands.append(command)
+        is_compiling.set()
+        assert may_go_on.wait(60)
+        run(command)
+
+    monkeypatch.setattr(build, "_run", run_when_let)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(build_library, GENERIC, tmp_path / "out")
+        assert is_compiling.wait(60)
+        second = pool.submit(build_library, GENERIC, tmp_path / "out")
+        while not any(message.startswith("waiting for another process") for message in caplog.messages):
+            time.sleep(0.01)
+        may_go_on.set()
+        assert first.result() == second.result() and len(commands) == 2
+    assert [first.result()] == list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("variables", "where"),
+    [
+        ({"TWOSTEP_CACHE_DIR": "mine"}, "mine"),
+        ({"XDG_CACHE_HOME": "xdg", "HOME": "home"}, "xdg/twostep/kernels"),
+        ({"HOME": "home"}, "home/.cache/twostep/kernels"),
+    ],
+)
+def test_libraries_are_kept_where_users_keep_caches(
+    variables: dict[str, str], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TWOSTEP_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(tmp_path / value))
+    assert build.cache_dir() == tmp_path / where
+
+
+@pytest.fixture
+def without_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns the directory for temporary files; the home is a file."""
+    (tmp_path / "home").touch()
+    for name in ("TWOSTEP_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    return tmp_path / "tmp"
+
+
+def test_without_a_home_libraries_are_kept_among_temporary_files(
+    without_home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = build.cache_dir()
+    assert found.parent == without_home and stat.S_IMODE(found.stat().st_mode) == 0o700
+    assert build.cache_dir() == found and "cannot be written" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["open to all", "a link"])
+def test_a_directory_that_others_can_write_is_not_trusted(kind: str, without_home: Path) -> None:
+    """Who can write a library there has it run in the engine."""
+    place = without_home / f"twostep-{os.getuid()}"
+    if kind == "a link":
+        (without_home / "elsewhere").mkdir(mode=0o700)
+        place.symlink_to(without_home / "elsewhere")
+    else:
+        place.mkdir()
+        place.chmod(0o777)
+    with pytest.raises(KernelBuildError, match="is not this user's alone"):
+        build.cache_dir()
 
 
 @needs_compiler
