@@ -45,7 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of tokens of the one prefill step allowed between two decode steps, even if more would be within
     `target_itl_ms`."""
     enable_prefix_caching: bool = True
-    num_speculative_tokens: int = 8
+    num_speculative_tokens: int = 32
     """Maximum number of draft tokens of a request in one step, proposed where that pays; 0 disables speculative
     decoding. See `engine.scheduling.speculation.planner`."""
     require_kernels: bool = False

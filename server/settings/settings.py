@@ -140,7 +140,7 @@ class Settings(BaseSettings):
     enable_prefix_caching: bool = setting("Engine", True, "Share KV blocks of equal prompt beginnings.")
     num_speculative_tokens: int = setting(
         "Engine",
-        8,
+        32,
         "Draft tokens of a request per step, 32 at most, however they are proposed; 0: none. Answers stay the same.",
         ge=0,
         le=MAX_SPECULATIVE_TOKENS,

@@ -16,9 +16,10 @@ from engine.scheduling.cost.step_cost import StepCosts, TokenPrice
 from engine.scheduling.speculation.draft_length import DraftLengthPolicy, NoDraftModel
 
 _MARGIN = 2.0  # drafts of one request lengthen the step of all: they must be worth it twice
-_LONGER = 0.5  # of a step's time without drafts, at most
+_LONGEST = 1.5  # times as long as without drafts may a request wait for its token, or for each that its draft brings it
 _FIRST, _MOST = 8, 64  # draft tokens of one step: before any were tried, and ever
 _NO_TOKEN = -1  # a draft token that is never sampled
+_UNKNOWN = TokenPrice(0.0, 0.0)
 _RETRY_STEPS = 100  # without a draft that is worth it: its price may be a measurement error, or have changed
 
 
@@ -63,16 +64,24 @@ class SpeculationPlanner:
 
     def _drafts(self, requests: Sequence[Request], price: TokenPrice) -> list[Draft]:
         """Returns what is worth its time of the drafts that the requests' own drafters propose."""
-        step_s, token_s = price
-        min_chance = _MARGIN * len(requests) * token_s / step_s if step_s else 0.0
-        spare_s = min(_LONGER * step_s, self._target_gap_s - step_s)
-        limit = self._trusted if token_s == 0.0 else min(int(max(spare_s, 0.0) / token_s), self._trusted)
-        drafts = self._likeliest(requests, min_chance, limit)
+        if _MARGIN * len(requests) * price.token_s > price.step_s > 0.0 and self._num_without + 1 < _RETRY_STEPS:
+            self._num_without += 1  # not even a certain token would be worth it
+            return [NO_DRAFT] * len(requests)
+        proposed = [self._draft_of(request) for request in requests]
+        spare_s = self._longest_s(proposed, price) - price.step_s
+        num_spare = int(max(spare_s, 0.0) / price.token_s) if price.token_s else self._trusted
+        drafts = _best_prefixes(proposed, price, min(num_spare, self._trusted))
         self._num_without = 0 if any(draft.token_ids for draft in drafts) else self._num_without + 1
         if self._num_without == _RETRY_STEPS:
             self._num_without = 0
-            return self._likeliest(requests, 0.0, 1 if spare_s > 0.0 else 0)
+            return _best_prefixes(proposed, _UNKNOWN, 1 if spare_s > 0.0 else 0)
         return drafts
+
+    def _longest_s(self, proposed: Sequence[Draft], price: TokenPrice) -> float:
+        """Returns the seconds that the step may take. The more tokens each request expects of it, the more these are:
+        none waits much longer for its tokens than without drafts."""
+        num_least = 1 + min(draft.num_expected for draft in proposed)
+        return min(_LONGEST * price.step_s * num_least, self._target_gap_s)
 
     def learn(self, request: Request, scheduled: ScheduledRequest, sampled: Sequence[int], num_accepted: int) -> None:
         """Learns what the step sampled for a request, and how many of its draft tokens were accepted."""
@@ -86,24 +95,26 @@ class SpeculationPlanner:
         """Learns that a step that verified `num_drafts` draft tokens was timed."""
         self._trusted = min(max(self._trusted, 2 * num_drafts), _MOST)
 
-    def _likeliest(self, requests: Sequence[Request], min_chance: float, limit: int) -> list[Draft]:
-        if limit == 0 or min_chance >= 1.0:
-            return [NO_DRAFT] * len(requests)
-        return _best_prefixes([self._draft_of(request) for request in requests], min_chance, limit)
-
     def _draft_of(self, request: Request) -> Draft:
         most = min(self._max_tokens, request.max_draft_tokens)
         return request.drafter.draft(request.prompt_token_ids, request.output_token_ids, most)
 
 
-def _best_prefixes(drafts: Sequence[Draft], min_chance: float, limit: int) -> list[Draft]:
+def _best_prefixes(drafts: Sequence[Draft], price: TokenPrice, limit: int) -> list[Draft]:
     """Returns a prefix of each draft: together at most `limit` tokens, those with the best chances to be accepted with
-    all before them, and none whose chance is `min_chance` or less."""
+    all before them, as long as each is worth its time and makes the step bring more tokens a second."""
     chances = (
         (draft.chance ** (index + 1), number)
         for number, draft in enumerate(drafts)
         for index in range(len(draft.token_ids))
     )
-    worthy = sorted((each for each in chances if each[0] > min_chance), reverse=True)
-    counts = Counter(number for _, number in worthy[:limit])
+    likeliest = sorted((each for each in chances if each[0] > 0.0), reverse=True)
+    counts, num_expected, seconds = Counter[int](), float(len(drafts)), price.step_s
+    for chance, number in likeliest[:limit]:
+        is_worth_it = chance * price.step_s >= _MARGIN * len(drafts) * price.token_s
+        if not is_worth_it or chance * seconds < num_expected * price.token_s:
+            break
+        counts[number] += 1
+        num_expected += chance
+        seconds += price.token_s
     return [Draft(draft.token_ids[: counts[number]], draft.chance) for number, draft in enumerate(drafts)]

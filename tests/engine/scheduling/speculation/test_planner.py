@@ -176,18 +176,21 @@ def test_each_request_gets_the_drafter_for_it(fields: dict[str, Any], expected: 
 
 
 class FixedDrafter:
-    """A drafter of two tokens with a given chance."""
+    """A drafter of some tokens with a given chance."""
 
-    def __init__(self, chance: float) -> None:
-        self._chance = chance
+    def __init__(self, chance: float, num_tokens: int = 2) -> None:
+        self._draft = Draft(range(num_tokens), chance)
 
     def draft(self, prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> Draft:
-        return Draft([1, 2][:max_tokens], self._chance)
+        return self._draft._replace(token_ids=self._draft.token_ids[:max_tokens])
 
 
-def requests_with(*chances: float) -> list[Request]:
-    params = SamplingParams(max_tokens=20)
-    return [Request("a", [1], params, 0.0, output_token_ids=[1], drafter=FixedDrafter(chance)) for chance in chances]
+def requests_with(*chances: float, num_tokens: int = 2) -> list[Request]:
+    params = SamplingParams(max_tokens=100)
+    return [
+        Request("a", [1], params, 0.0, output_token_ids=[1], drafter=FixedDrafter(chance, num_tokens))
+        for chance in chances
+    ]
 
 
 def costs_of(step_s: float, token_s: float) -> StepCosts:
@@ -218,8 +221,42 @@ def test_a_draft_token_is_tried_if_it_brings_tokens_twice_as_fast_as_the_step() 
 
 
 def test_drafts_make_a_step_half_as_long_again_at_most_and_the_likeliest_come_first() -> None:
-    planner = SpeculationPlanner(costs_of(0.010, 0.0015), 8, target_gap_s=1.0)
-    assert lengths_of(planner, 0.9, 0.95, 1.0) == [0, 2, 2]  # 7.2 ms are time for 4
+    planner = SpeculationPlanner(costs_of(0.010, 0.001), 8, target_gap_s=1.0)
+    drafting, [plain] = requests_with(0.9, 0.95, 1.0, num_tokens=4), requests_with(0.0, num_tokens=0)
+    plans = planner.plan([*drafting, plain])
+    assert [len(plan.token_ids) for plan in plans] == [1, 2, 4, 0]  # 7 ms, half of 14, are time for 7
+
+
+def test_a_step_may_be_the_longer_the_more_tokens_it_brings_each_request() -> None:
+    costs = costs_of(0.010, 0.001)
+
+    def num_drafted(*chances: float) -> int:
+        planner = SpeculationPlanner(costs, 32, target_gap_s=1.0)
+        planner.on_step(64)
+        return sum(len(plan.token_ids) for plan in planner.plan(requests_with(*chances, num_tokens=32)))
+
+    assert num_drafted(1.0) == 32
+    assert num_drafted(1.0, 1.0) == 64
+    assert num_drafted(1.0, 0.0) == 6  # half of 12 ms
+
+
+@pytest.mark.parametrize("chance", [0.7, 0.9, 0.95, 0.99])
+@pytest.mark.parametrize("token_s", [0.0003, 0.001, 0.002])
+def test_a_draft_is_as_long_as_brings_most_tokens_a_second(chance: float, token_s: float) -> None:
+    planner = SpeculationPlanner(costs_of(0.010, token_s), 32, target_gap_s=1.0)
+    planner.on_step(64)
+    price = planner._costs.decode_price(requests_with(chance))
+
+    def rate(length: int) -> float:
+        return sum(chance**index for index in range(length + 1)) / (price.step_s + length * price.token_s)
+
+    best = max(range(33), key=rate)
+    worth_it = sum(chance**length >= 2 * price.token_s / price.step_s for length in range(1, 33))
+    [plan] = planner.plan(requests_with(chance, num_tokens=32))
+    assert len(plan.token_ids) == min(best, worth_it) > 0
+
+
+def test_drafts_keep_the_step_within_the_target_gap() -> None:
     assert lengths_of(SpeculationPlanner(costs_of(0.010, 0.0015), 8, target_gap_s=0.017), 0.9, 0.95, 1.0) == [0, 0, 1]
     assert lengths_of(SpeculationPlanner(costs_of(0.010, 0.0015), 8, target_gap_s=0.010), 0.9, 0.95, 1.0) == [0, 0, 0]
 
@@ -259,7 +296,7 @@ def test_while_nothing_is_known_no_more_than_twice_as_many_are_tried_as_were_bef
 
 
 def test_the_steps_of_others_stay_short() -> None:
-    """One stream has wrong drafts only, and seven have right ones, on a clock that tokens advance."""
+    """One stream has no drafts, and seven have right ones, on a clock that tokens advance."""
     now_s = 0.0
 
     class TimedRunner(FakeRunner):
@@ -269,7 +306,7 @@ def test_the_steps_of_others_stay_short() -> None:
             return super().decode(batch)
 
     config = EngineConfig(model="fake", block_size=4, num_speculative_tokens=8)
-    new_drafter = chain([oracle_drafters(lambda: True)()], (oracle_drafters()() for _ in range(7))).__next__
+    new_drafter = chain([NoDrafts()], (oracle_drafters()() for _ in range(7))).__next__
     engine = assemble(config, fake_info(400, 4), TimedRunner(4), clock=lambda: now_s, new_drafter=new_drafter)
     for name in "abcdefgh":
         add(engine, name, [ord(name) % 50], max_tokens=60)
