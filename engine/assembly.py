@@ -20,7 +20,9 @@ from engine.scheduling.prefix_cache import NullPrefixCache, PrefixCache
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation.draft_length import FastestDraftLength
 from engine.scheduling.speculation.grammar_drafter import GrammarDrafter
+from engine.scheduling.speculation.likeliest_drafter import LikeliestDrafter
 from engine.scheduling.speculation.planner import SpeculationPlanner
+from engine.scheduling.speculation.predicted_output import PredictedOutput
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
 
 _MAX_LOGITS = 1 << 26  # of the prompts that a step scores: 256 MB in float32
@@ -62,7 +64,7 @@ def assemble(
         runner,
         NoGrammars() if grammars is None else grammars,
         Telemetry(costs, Roofline(info.size, info.ceilings, info.draft_size), tracer or NullTracer()),
-        new_drafter=_with_grammars(new_drafter) if config.num_speculative_tokens else None,
+        new_drafter=_drafter_of(new_drafter) if config.num_speculative_tokens else None,
         marker=marker,
         clock=clock,
     )
@@ -91,11 +93,15 @@ def _planner(config: EngineConfig, info: EngineInfo, costs: StepCosts) -> Specul
     return SpeculationPlanner(costs, *limits, None if info.draft_size is None else FastestDraftLength(costs, *limits))
 
 
-def _with_grammars(new_drafter: Callable[[], Drafter]) -> Callable[[Request], Drafter]:
-    """Returns what makes a request's drafter: of its text, and of its grammar if it follows one."""
+def _drafter_of(new_drafter: Callable[[], Drafter]) -> Callable[[Request], Drafter]:
+    """Returns what makes a request's drafter: of its text, of its grammar, and of the output predicted for it."""
 
     def drafter_of(request: Request) -> Drafter:
-        drafter = new_drafter()
-        return GrammarDrafter(request.constraint.forced_tokens, drafter) if request.constraint else drafter
+        drafters: list[Drafter] = []
+        if request.params.predicted_token_ids:
+            drafters.append(PredictedOutput(request.params.predicted_token_ids))
+        if request.constraint:
+            drafters.append(GrammarDrafter(request.constraint.forced_tokens))
+        return LikeliestDrafter([*drafters, new_drafter()])
 
     return drafter_of

@@ -63,7 +63,7 @@ def _drafts(settings: Settings, info: EngineInfo) -> str:
     """Returns what speculative decoding uses."""
     most, size = settings.num_speculative_tokens, info.draft_size
     weights = f", {settings.draft_quantization} weights ({size.weight_bytes / 2**20:,.0f} MiB)" if size else ""
-    return f"at most {most} tokens, from texts, grammars{weights}" if most else "none"
+    return f"at most {most} tokens, from texts, predictions, grammars{weights}" if most else "none"
 
 
 def _machine(info: EngineInfo) -> str:

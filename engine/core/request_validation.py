@@ -17,6 +17,7 @@ def check_request(info: EngineInfo, prompt_token_ids: Sequence[int], params: Sam
     _check_ids(info, "logit_bias", params.logit_bias)
     _check_ids(info, "stop_token_ids", params.stop_token_ids)
     _check_ids(info, "allowed_token_ids", params.allowed_token_ids or ())
+    _check_ids(info, "prediction", params.predicted_token_ids)
     if params.thinking is not None:
         ids = (params.thinking.start_id, params.thinking.end_id)
         _check_ids(info, "thinking_token_budget", [token_id for token_id in ids if token_id is not None])

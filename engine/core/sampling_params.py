@@ -45,6 +45,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end the sequence besides EOS."""
     ignore_eos: bool = False
+    predicted_token_ids: tuple[int, ...] = ()
+    """Tokens that the output is predicted to have, or most of them: drafts, which change no token of it."""
     thinking: ThinkingBudget | None = None
     """Limit of the thinking before the answer; None for no limit."""
     stop: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from server.chat.omitted_images import log_omitted_images
 from server.core.prompts import EncodedPrompt, PromptCut
 from server.generation.entry import Arrival
 from server.generation.plan import GenerationPlan, ResponseNames, make_plan
+from server.generation.prediction import predicted_token_ids
 from server.generation.sampling import sampling_params
 from server.protocol.chat import ChatRequest
 from server.runtime.backend import Backend
@@ -32,6 +33,7 @@ async def plan_chat(
     grammar = await chat_grammar(request, answer, backend.grammars, arrival.caller)
     params = msgspec.structs.replace(
         sampling_params(request, backend.defaults, backend.tokenizer, max_tokens, grammar),
+        predicted_token_ids=await predicted_token_ids(request, backend.tokenizer, backend.engine.info),
         shown_token_ids=answer.shown_token_ids,
         thinking=answer.thinking_budget(request.thinking_token_budget),
     )

@@ -1,7 +1,6 @@
 """Usage of a chat request: that of any request, and the reasoning tokens."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from server.chat.output_reader import OutputReader
 from server.chat.plan import ChatPlan
@@ -14,6 +13,6 @@ class ChatUsageCounter(UsageCounter):
         super().__init__(plan, record)
         self._readers = readers
 
-    def usage(self) -> dict[str, Any]:
+    def _completion_details(self) -> dict[str, int]:
         reasoning = sum(reader.num_reasoning_tokens for reader in self._readers)
-        return super().usage() | {"completion_tokens_details": {"reasoning_tokens": reasoning}}
+        return {"reasoning_tokens": reasoning, **super()._completion_details()}

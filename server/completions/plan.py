@@ -6,6 +6,7 @@ from server.core.prompts import PromptCut, encode_prompts
 from server.generation.entry import Arrival
 from server.generation.grammar import grammar_of
 from server.generation.plan import GenerationPlan, ResponseNames, make_plan
+from server.generation.prediction import predicted_token_ids
 from server.generation.sampling import sampling_params
 from server.protocol.completions import CompletionRequest
 from server.runtime.backend import Backend
@@ -23,7 +24,9 @@ async def plan_completion(request: CompletionRequest, backend: Backend, arrival:
     cut = PromptCut.of(request, max_model_len - wanted)
     prompts = await encode_prompts(request.prompt, backend.tokenizer, request.add_special_tokens, cut)
     grammar = await grammar_of(request.constraint, backend.grammars, arrival.caller)
+    predicted = await predicted_token_ids(request, backend.tokenizer, backend.engine.info)
     params = sampling_params(request, backend.defaults, backend.tokenizer, wanted, grammar)
+    params = replace(params, predicted_token_ids=predicted)
     max_tokens = [request.max_tokens_behind(len(prompt.token_ids), max_model_len) for prompt in prompts]
     params_of_each = [params if each == wanted else replace(params, max_tokens=each) for each in max_tokens]
     return make_plan(request, prompts, params_of_each, _NAMES, backend, arrival)

@@ -17,7 +17,7 @@ from server.generation.sampling import draw_seed, seed_of
 from server.protocol.generation import GenerationParams
 from server.runtime.backend import AdmissionSize, Backend
 
-MAX_SENT_IDS = 2**19  # allowed tokens and bad words: they are sent to the engine, and checked, for each sequence
+MAX_SENT_IDS = 2**19  # allowed, bad and predicted tokens: they are sent to the engine, and checked, for each sequence
 MAX_SCORES = 2**22  # logprobs of prompts and unstreamed answers: each takes some 130 bytes until it is sent
 
 RequestT = TypeVar("RequestT", bound=GenerationParams)
@@ -64,6 +64,7 @@ def make_plan(
     num_generations = len(prompts) * request.num_candidates
     _check_admission_size(prompts, num_generations, backend.admission_size, arrival.share)
     num_ids = len(params[0].allowed_token_ids or ()) + sum(map(len, params[0].bad_words))
+    num_ids += len(params[0].predicted_token_ids)
     if num_generations * num_ids > MAX_SENT_IDS:
         raise _too_many(
             prompts, num_generations, f"{MAX_SENT_IDS // num_ids} that may have so many token ids and words"

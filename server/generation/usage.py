@@ -3,6 +3,7 @@
 from typing import Any
 
 from engine.core.outputs import RequestOutput
+from engine.core.predicted_text import PredictedText
 from engine.core.stats import RequestTimings
 from server.core.request_record import RequestRecord
 from server.core.timings import PhaseReport, TokenCounts
@@ -18,6 +19,9 @@ class UsageCounter:
         self._record = record
         self._num_output_tokens = [0] * len(plan.generations)
         self._num_cached_tokens = [0] * len(plan.generations)
+        self._predicted = [
+            PredictedText(each.params.predicted_token_ids) for each in plan.generations if plan.request.prediction
+        ]
         self._timings: dict[int, RequestTimings] = {}
 
     @property
@@ -27,17 +31,30 @@ class UsageCounter:
     def add(self, generation: int, output: RequestOutput) -> None:
         self._num_output_tokens[generation] = output.num_output_tokens
         self._num_cached_tokens[generation] = output.num_cached_tokens
+        if self._predicted:
+            self._predicted[generation].follow(output.token_ids)
         if output.timings is not None:
             self._timings[generation] = output.timings
             self._record.report = self._report
 
     def usage(self) -> dict[str, Any]:
-        counts = self._counts()
+        counts, details = self._counts(), self._completion_details()
         return {
             "prompt_tokens": counts.prompt,
             "completion_tokens": counts.output,
             "total_tokens": counts.prompt + counts.output,
             "prompt_tokens_details": {"cached_tokens": counts.cached},
+            **({"completion_tokens_details": details} if details else {}),
+        }
+
+    def _completion_details(self) -> dict[str, int]:
+        """Returns the kinds of completion tokens that are told apart. How much of a prediction appeared in the answer
+        depends on the two texts alone, not on which of its tokens were tried as drafts."""
+        if not self._predicted:
+            return {}
+        return {
+            "accepted_prediction_tokens": sum(each.num_appeared for each in self._predicted),
+            "rejected_prediction_tokens": sum(each.num_others for each in self._predicted),
         }
 
     def timings(self) -> dict[str, float | int | None]:

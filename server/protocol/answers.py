@@ -7,11 +7,20 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class PredictionDetails(BaseModel):
+    """How many tokens of the request's prediction appeared in the answer, and how many did not. Both are there if the
+    request has one."""
+
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: PredictionDetails | None = None
 
 
 class Timings(BaseModel):

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from server.protocol.answers import PromptLogprob, Timings, Usage
+from server.protocol.answers import PredictionDetails, PromptLogprob, Timings, Usage
 from server.protocol.generation import GenerationParams, wrong
 from server.protocol.messages import AssistantMessage, Messages
 from server.protocol.tools import ToolParams
@@ -166,7 +166,7 @@ class ChunkChatChoice(_ChatChoice):
     delta: Delta
 
 
-class CompletionTokensDetails(BaseModel):
+class CompletionTokensDetails(PredictionDetails):
     reasoning_tokens: int
 
 

@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from server.protocol.prediction import Prediction
 from server.protocol.request import RequestFields
 from server.protocol.structured import OutputConstraint, ResponseFormat, StructuredOutputs
 from server.protocol.wire import (
@@ -66,6 +67,9 @@ class GenerationParams(SamplingFields):
     return_tokens_as_token_ids: bool = Field(False, description='Tokens in logprobs are written "token_id:123".')
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    prediction: Prediction | None = Field(
+        None, description="Text that much of the answer will be, which is then written faster. It changes no answer."
+    )
 
     @model_validator(mode="after")
     def _check_one_constraint(self) -> Self:

@@ -71,7 +71,6 @@ CHAT_REFUSALS: Mapping[str, str] = {
     "function_call": "is not supported: it is the older form of tool_choice; use that",
     "modalities": "is not supported: the model writes text only",
     "audio": "is not supported: the model writes text only",
-    "prediction": _NOT_SUPPORTED,
     "verbosity": _NOT_SUPPORTED,
     "web_search_options": _NOT_SUPPORTED,
     "moderation": _NOT_SUPPORTED,

@@ -110,6 +110,19 @@ def speculating(model: LoadedModel, params: dict[str, Any], mine: list[int]) -> 
     return answer(updates)
 
 
+def predicting(model: LoadedModel, params: dict[str, Any], mine: list[int]) -> Any:
+    """Runs the request with a prediction of which one token is wrong and one is missing, beside one whose prediction is
+    all wrong."""
+    predicted = (*mine[:4], (mine[4] + 1) % VOCAB_SIZE, *mine[5:8], *mine[9:])
+    engine = tiny_engine(model, num_speculative_tokens=4, clock=lambda: 0.0)
+    add_mine(engine, {**params, "predicted_token_ids": predicted})
+    updates = first_updates(engine)
+    add(engine, "other", prompt(3, 9), max_tokens=30, predicted_token_ids=prompt(6, 50))
+    updates += run_to_end(engine)["mine"]
+    assert any(len(update.token_ids) > 1 for update in updates)
+    return answer(updates)
+
+
 def resumed(model: LoadedModel, params: dict[str, Any], tokens: list[int]) -> Any:
     engine = tiny_engine(model)
     add_mine(engine, {**params, "output_token_ids": tokens})
@@ -163,6 +176,7 @@ def assert_the_same_however_it_runs(model: LoadedModel, params: dict[str, Any]) 
     assert after_preemption(model, params) == mine
     token_ids = [token_id for token_id, _, _ in mine]
     assert speculating(model, params, token_ids) == mine
+    assert predicting(model, params, token_ids) == mine
     assert resumed(model, params, token_ids[:7]) == mine[7:]
 
 

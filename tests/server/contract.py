@@ -11,7 +11,7 @@ from tests.server.events import first
 OPENAI = """
     model prompt messages max_tokens max_completion_tokens temperature top_p n best_of stop seed frequency_penalty
     presence_penalty logit_bias logprobs top_logprobs echo stream stream_options tools tool_choice parallel_tool_calls
-    response_format user metadata store service_tier suffix safety_identifier prompt_cache_key
+    response_format prediction user metadata store service_tier suffix safety_identifier prompt_cache_key
 """.split()
 EXTENSIONS = """
     top_k min_p repetition_penalty min_tokens ignore_eos stop_token_ids include_stop_str_in_output skip_special_tokens
@@ -67,6 +67,9 @@ WORKING = {
         True, lambda _, body: (first(body)["prompt_token_ids"], first(body)["token_ids"]) == ([BOS, 72, 105], [97, 257])
     ),
     "response_format": Works({"type": "json_object"}, lambda request, _: "object" in (request.params.grammar or "")),
+    "prediction": Works(
+        {"type": "content", "content": "ab"}, lambda request, _: request.params.predicted_token_ids == (97, 98)
+    ),
     "structured_outputs": Works({"regex": "a+"}, lambda request, _: request.params.grammar == "start: /a+/"),
     "return_tokens_as_token_ids": Works(
         True, lambda _, body: first(body)["logprobs"]["tokens"] == ["token_id:97", "token_id:257"], {"logprobs": 0}

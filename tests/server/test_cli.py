@@ -272,7 +272,7 @@ class TestBanner:
         banner = ready_banner(settings, INFO, "http://127.0.0.1:1")
         assert "64 KV blocks of 16 tokens = 1,024 tokens" in banner and "secret" not in banner
         assert "reads 30.0 GB/s, multiplies 2,000 GFLOP/s (float32); one stream: at most 14,298 steps/s" in banner
-        assert "drafts  at most 8 tokens, from texts, grammars\n" in banner
+        assert "drafts  at most 32 tokens, from texts, predictions, grammars\n" in banner
         line = next(line for line in banner.splitlines() if "curl" in line)
         script = line.strip().replace("curl", "printf '%s|'", 1)
         words = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split("|")
@@ -280,7 +280,7 @@ class TestBanner:
 
     def test_it_tells_of_draft_weights(self) -> None:
         info = msgspec.structs.replace(INFO, draft_size=msgspec.structs.replace(INFO.size, head_bytes=5 << 20))
-        assert "from texts, grammars, int4 weights (6 MiB)\n" in ready_banner(
+        assert "from texts, predictions, grammars, int4 weights (6 MiB)\n" in ready_banner(
             Settings(draft_quantization="int4"), info, "http://x"
         )
         assert "drafts  none\n" in ready_banner(Settings(num_speculative_tokens=0), INFO, "http://x")

@@ -2,9 +2,8 @@
 torch-free."""
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 
-from engine.core.draft import Draft, Drafter
+from engine.core.draft import Draft
 from engine.scheduling.speculation.prompt_lookup import updated_chance
 
 _FIRST_CHANCE = 0.8  # the text is certain; only its tokens are not
@@ -12,14 +11,12 @@ _LEAST_CHANCE = 0.1  # that a token is accepted with all before it: to find less
 
 
 class GrammarDrafter:
-    """The drafter of a request with a grammar. Of the forced tokens and another drafter's draft, it proposes what has
-    more expected tokens."""
+    """Proposes the tokens that a request's grammar forces."""
 
-    def __init__(self, forced_tokens: Callable[[Sequence[int], int], Sequence[int]], other: Drafter) -> None:
+    def __init__(self, forced_tokens: Callable[[Sequence[int], int], Sequence[int]]) -> None:
         """`forced_tokens(output, max_tokens)` returns the likeliest tokens after an output, as far as their text is
         certain."""
         self._forced_tokens = forced_tokens
-        self._other = other
         self._forced: Sequence[int] = ()
         self._num_output = 0  # tokens before the forced ones
         self._chance = _FIRST_CHANCE
@@ -29,5 +26,4 @@ class GrammarDrafter:
         num_likely = sum(self._chance ** (index + 1) >= _LEAST_CHANCE for index in range(max_tokens))
         self._forced = self._forced_tokens(output, min(max(num_likely, 1), max_tokens))  # with none, nothing is learnt
         self._num_output = len(output)
-        forced = Draft(self._forced, self._chance)
-        return max(forced, self._other.draft(prompt, output, max_tokens), key=attrgetter("num_expected"))
+        return Draft(self._forced, self._chance)

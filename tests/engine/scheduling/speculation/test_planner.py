@@ -18,7 +18,9 @@ from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.speculation.grammar_drafter import GrammarDrafter
+from engine.scheduling.speculation.likeliest_drafter import LikeliestDrafter
 from engine.scheduling.speculation.planner import SpeculationPlanner
+from engine.scheduling.speculation.predicted_output import PredictedOutput
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import (
     EOS,
@@ -164,15 +166,27 @@ def test_drafts_are_counted() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
-    [({}, PromptLookup), ({"constraint": compiler()(DIGITS)}, GrammarDrafter), ({"output_token_ids": [1]}, NoDrafts)],
-    ids=["others", "with a grammar", "begun by another engine"],
+    [
+        ({}, [PromptLookup]),
+        ({"constraint": compiler()(DIGITS)}, [GrammarDrafter, PromptLookup]),
+        ({"params": SamplingParams(predicted_token_ids=(1, 2))}, [PredictedOutput, PromptLookup]),
+    ],
+    ids=["others", "with a grammar", "with a prediction"],
 )
-def test_each_request_gets_the_drafter_for_it(fields: dict[str, Any], expected: type) -> None:
-    for max_tokens in (0, 3):
-        request = Request("a", [1], SamplingParams(), 0.0, **fields)
-        fake_engine(num_speculative_tokens=max_tokens)._queue(request)
-        assert isinstance(request.drafter, expected if max_tokens else NoDrafts)
-        assert request.may_speculate == (not isinstance(request.drafter, NoDrafts))
+def test_each_request_gets_the_drafters_for_it(fields: dict[str, Any], expected: list[type]) -> None:
+    request = Request(
+        **{"request_id": "a", "prompt_token_ids": [1], "params": SamplingParams(), "arrival_s": 0.0, **fields}
+    )
+    fake_engine(num_speculative_tokens=3)._queue(request)
+    assert isinstance(request.drafter, LikeliestDrafter) and request.may_speculate
+    assert list(map(type, request.drafter._drafters)) == expected
+
+
+@pytest.mark.parametrize(("max_tokens", "output"), [(0, []), (3, [1])], ids=["off", "begun by another engine"])
+def test_some_requests_get_no_drafter(max_tokens: int, output: list[int]) -> None:
+    request = Request("a", [1], SamplingParams(), 0.0, output_token_ids=output)
+    fake_engine(num_speculative_tokens=max_tokens)._queue(request)
+    assert isinstance(request.drafter, NoDrafts) and not request.may_speculate
 
 
 class FixedDrafter:
