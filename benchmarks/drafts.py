@@ -69,11 +69,23 @@ def prompts_of(token_ids: Sequence[int], count: int) -> list[list[int]]:
     return [[*token_ids[start : start + PROMPT_TOKENS]] for start in starts]
 
 
-def run(engine: Engine, prompts: Sequence[list[int]], temperature: float, max_tokens: int) -> Run:
-    """Runs all prompts at once, to the end."""
+def run(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    temperature: float,
+    max_tokens: int,
+    predictions: Sequence[tuple[int, ...]] = (),
+) -> Run:
+    """Runs all prompts at once, to the end; `predictions` are the tokens of predicted outputs, if there are any."""
     answers: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
     for index, (name, prompt) in enumerate(zip(answers, prompts, strict=True)):
-        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=index, ignore_eos=True)
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=index,
+            ignore_eos=True,
+            predicted_token_ids=predictions[index] if predictions else (),
+        )
         engine.add_request(AddRequest(request_id=name, prompt_token_ids=prompt, params=params, arrival_s=0.0))
     steps = []
     started_s = 0.0

@@ -22,13 +22,14 @@ LEAST = {
     "grammar": ("--rows", "2", "--steps", "3"),
     "linear": ("--seconds", "0.001"),
     "memory": ("--minutes", "0.02", "--concurrency", "2"),
+    "predictions": ("--model", str(EMBEDDED), "--max-tokens", "60", "--edits", "2", "--rounds", "1"),
     "quantization": ("--windows", "1"),
     "sampling": ("--rows", "2", "--vocab-size", "1000", "--repeats", "1"),
     "serving": ("--concurrency", "2"),
 }
 
 
-LONG = {"attention", "drafts", "linear", "memory", "quantization", "serving"}
+LONG = {"attention", "drafts", "linear", "memory", "predictions", "quantization", "serving"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in programs()])
