@@ -23,8 +23,8 @@ EXIT_ERROR = 2
 
 _DESCRIPTION = "An OpenAI-compatible inference server that schedules, measures and explains prefill and decode apart."
 _SERVE_DESCRIPTION = """\
-Serve a model over HTTP. MODEL is a checkpoint directory or a Hugging Face hub id; without it a small embedded toy
-model is served, which needs no download.
+Serve a model over HTTP. MODEL is a checkpoint directory, a GGUF file or a Hugging Face hub id; without it a small
+embedded toy model is served, which needs no download.
 
 Every flag can also be set in the environment (--max-num-seqs is TWOSTEP_MAX_NUM_SEQS) and in a YAML file given with
 --config (max-num-seqs: 32). A flag wins over the environment, the environment over the file."""
@@ -33,6 +33,7 @@ _EXAMPLES = """\
 examples:
   twostep serve                                        try it with the embedded toy model
   twostep serve Qwen/Qwen2.5-0.5B-Instruct             from the hub
+  twostep serve ./my-model-Q4_K_M.gguf                 from a GGUF file
   twostep serve ./my-model --served-model-name mine    from a directory, under a name of your choice
   TWOSTEP_API_KEY=secret twostep serve ./my-model      only for clients that send the key
   TWOSTEP_API_KEY=secret twostep serve ./my-model --host 0.0.0.0    for other machines, too

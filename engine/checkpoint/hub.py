@@ -10,7 +10,7 @@ from urllib.request import getproxies
 
 import msgspec
 
-from engine.checkpoint.local import is_local
+from engine.checkpoint.local import folder_of, is_local
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, reason_of
 
@@ -67,7 +67,7 @@ def optional_file(model: str, revision: str | None, name: str) -> Path | None:
     Raises ModelError if the hub cannot be asked whether there is one.
     """
     if is_local(model):
-        path = Path(model) / name
+        path = folder_of(model) / name
         return path if path.is_file() else None
     import huggingface_hub.errors
 

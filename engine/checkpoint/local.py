@@ -1,18 +1,28 @@
-"""Checkpoints in a directory on this machine, and which config.json can be served; torch-free."""
+"""Checkpoints on this machine, in a directory or a GGUF file, and which config.json can be served; torch-free."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.gguf.folder import gguf_folder
 from engine.core.errors import ModelError, UnsupportedModelError
-
-_SAFETENSORS = "serve the checkpoint that it was made from, with config.json and safetensors files."
 
 
 def is_local(model: str) -> bool:
-    """Whether `model` means a directory: it exists, or is written as a path is."""
-    return model.startswith((".", "/", "~")) or Path(model).exists()
+    """Whether `model` means a directory or file: it exists, or is written as a path is."""
+    return model.startswith((".", "/", "~")) or is_gguf(model) or Path(model).exists()
+
+
+def is_gguf(model: str) -> bool:
+    """Whether `model` means a GGUF file."""
+    return model.endswith(".gguf")
+
+
+def folder_of(model: str) -> Path:
+    """Returns the directory of a local model's files; for a GGUF file, one of the files that its metadata stands for.
+    Raises ModelError."""
+    return gguf_folder(Path(model)) if is_gguf(model) else Path(model)
 
 
 def check_checkpoint(model: str) -> None:
@@ -20,9 +30,7 @@ def check_checkpoint(model: str) -> None:
     transformers. Hub ids pass: only the hub knows."""
     if not is_local(model):
         return
-    path = Path(model)
-    if path.suffix == ".gguf":
-        raise UnsupportedModelError(f"{model} is a GGUF file; {_SAFETENSORS}")
+    path = folder_of(model)
     if not path.is_dir():
         why = "it is a file" if path.exists() else "there is no such directory"
         raise ModelError(f"{model} is not a checkpoint directory: {why}.")
@@ -84,5 +92,5 @@ def _without_config(path: Path) -> ModelError:
             f"{path} is an adapter (LoRA), not a model: merge it into the model that it was made for, and serve that."
         )
     if any(path.glob("*.gguf")):
-        return UnsupportedModelError(f"{path} has GGUF files only; {_SAFETENSORS}")
+        return ModelError(f"{path} is a directory of GGUF files: name one of them.")
     return ModelError(f"{path} is not a checkpoint directory: it has no config.json.")

@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
@@ -17,7 +18,17 @@ from transformers.models.auto.modeling_auto import (
 from engine.attention import registry
 from engine.attention.registry import AttentionCall
 from engine.checkpoint.eos_tokens import find_eos_token_ids
-from engine.checkpoint.local import check_checkpoint, check_model_type, check_unquantized, is_local, read_config
+from engine.checkpoint.local import (
+    check_checkpoint,
+    check_model_type,
+    check_unquantized,
+    folder_of,
+    is_gguf,
+    is_local,
+    read_config,
+)
+from engine.checkpoint.stored_tensor import StoredTensor
+from engine.checkpoint.weight_source import stored_weights
 from engine.core.config import EngineConfig
 from engine.core.errors import (
     ConfigError,
@@ -42,7 +53,8 @@ from engine.model.text_part import TEXT_PART_NAMES, has_text_part, text_part_of
 from engine.model.weights_fingerprint import weights_fingerprint
 from engine.model.written_dtype import dtype_override
 from engine.runner.loaded_model import DraftModel, LoadedModel
-from engine.weights.linear import prepare_linears
+from engine.weights.linear import is_linear, prepare_linears
+from engine.weights.moe import is_experts
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +92,7 @@ def _load(config: EngineConfig) -> LoadedModel:
     device = _device(config.device)
     _check_quantization(config, device)
     kernels = _load_kernels(config) if device.type == "cpu" else None
-    dtype = _dtype(config.dtype, device, hf_config, kernels)
+    dtype = _dtype(config.model, config.dtype, device, hf_config, kernels)
     module = _load_weights(config, source, device, dtype)
     fingerprint = weights_fingerprint(module)
     text_config = hf_config.get_text_config(decoder=True)
@@ -117,8 +129,9 @@ def _read_hf_config(config: EngineConfig, source: dict[str, Any]) -> tuple[PreTr
     """Returns the configuration of the model to serve, which may be a part of the checkpoint, and what its tensors are
     called there; None if as in the model."""
     if is_local(config.model):
-        check_model_type(read_config(Path(config.model)), config.model, config.trust_remote_code)
-    hf_config = AutoConfig.from_pretrained(config.model, **source, **dtype_override(config.model, config.revision))
+        check_model_type(read_config(folder_of(config.model)), config.model, config.trust_remote_code)
+    place = str(folder_of(config.model)) if is_local(config.model) else config.model
+    hf_config = AutoConfig.from_pretrained(place, **source, **dtype_override(config.model, config.revision))
     check_unquantized(hf_config.to_dict(), config.model)
     check_unquantized(hf_config.get_text_config(decoder=True).to_dict(), config.model)
     names = TEXT_PART_NAMES if has_text_part(hf_config) else None
@@ -203,7 +216,9 @@ def _device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
 
 
-def _dtype(name: str, device: torch.device, hf_config: PreTrainedConfig, kernels: KernelInfo | None) -> torch.dtype:
+def _dtype(
+    model: str, name: str, device: torch.device, hf_config: PreTrainedConfig, kernels: KernelInfo | None
+) -> torch.dtype:
     if name != "auto":
         chosen: torch.dtype = getattr(torch, name)
         if chosen is torch.float16 and device.type == "cpu":
@@ -211,10 +226,12 @@ def _dtype(name: str, device: torch.device, hf_config: PreTrainedConfig, kernels
         if chosen is torch.float32 and device.type == "cuda":
             logger.warning("--dtype float32 on a GPU: attention runs in plain torch, many times slower than in 16 bits")
         return chosen
+    own: torch.dtype = hf_config.get_text_config(decoder=True).dtype
+    if is_gguf(model) and own is torch.float32:
+        return torch.float32  # 16 bits would round what the file stores
     if device.type == "cpu":
         widens = kernels is not None and kernels.isa != "generic"  # to float32, in the time that reading less saves
         return torch.bfloat16 if widens or has_native_bf16() else torch.float32
-    own = hf_config.get_text_config(decoder=True).dtype
     return own if own in (torch.float16, torch.bfloat16) else torch.bfloat16
 
 
@@ -222,9 +239,15 @@ def _load_weights(
     config: EngineConfig, source: dict[str, Any], device: torch.device, dtype: torch.dtype
 ) -> PreTrainedModel:
     registry.register()
+    weights = stored_weights(config.model, dtype)
+    place: str | None = config.model
+    kind = AutoModelForCausalLM
+    if weights is not None:
+        kind, place = MODEL_FOR_CAUSAL_LM_MAPPING[type(source["config"])], None
+        source = {"config": source["config"], "key_mapping": source["key_mapping"], "state_dict": weights}
     with _only_errors_of("transformers.modeling_utils"):
-        module, info = AutoModelForCausalLM.from_pretrained(
-            config.model,
+        module, info = kind.from_pretrained(
+            place,
             dtype=dtype,
             attn_implementation=registry.ATTENTION_NAME,
             output_loading_info=True,
@@ -233,9 +256,19 @@ def _load_weights(
         )
     _check_fit(config.model, module, info)
     module.requires_grad_(False)
+    _expand_unpacked(module, device)
     for owner in module.modules():  # buffers may be views: see _unmap_checkpoint
         owner._buffers.update({name: buffer.clone() for name, buffer in owner._buffers.items() if buffer is not None})
     return module.eval().to(device)
+
+
+def _expand_unpacked(module: PreTrainedModel, device: torch.device) -> None:
+    """Makes stored parameters dense that stay as they are; those that are packed on the CPU are read then."""
+    for owner in module.modules():
+        is_packed = device.type == "cpu" and (is_linear(owner) or is_experts(owner))
+        for name, parameter in owner._parameters.items():
+            if isinstance(parameter, StoredTensor) and not is_packed:
+                owner._parameters[name] = nn.Parameter(parameter.expanded(), requires_grad=False)
 
 
 @contextmanager

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from engine.checkpoint.stored_tensor import StoredTensor
+
 _WORDS_PER_SUM = 1 << 13
 
 
@@ -19,9 +21,18 @@ def weights_fingerprint(module: PreTrainedModel) -> str:
     digest = hashlib.sha256(module.config.to_json_string().encode())
     for name, tensor in module.state_dict().items():
         digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
-        for sums in _sums(tensor):
-            digest.update(sums.numpy().tobytes())
+        for part in _stored(tensor):
+            for sums in _sums(part):
+                digest.update(sums.numpy().tobytes())
     return digest.hexdigest()[:32]
+
+
+def _stored(tensor: Tensor) -> Iterator[Tensor]:
+    """Yields the tensors that the content consists of."""
+    if isinstance(tensor, StoredTensor):
+        yield from (part for piece in tensor.pieces for part in piece.parts)
+    else:
+        yield tensor
 
 
 def _sums(tensor: Tensor) -> Iterator[Tensor]:

@@ -15,7 +15,7 @@ import msgspec
 import tokenizers
 
 from engine.checkpoint.hub import snapshot
-from engine.checkpoint.local import check_model_type, is_local, read_config
+from engine.checkpoint.local import check_model_type, folder_of, is_local, read_config
 from engine.core.errors import ModelError, reason_of
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -61,7 +61,7 @@ def load_tokenizer_files(model: str, *, revision: str | None, trust_remote_code:
 def _folder_of(model: str, revision: str | None) -> Path:
     if not is_local(model):
         return snapshot(model, revision, _HUB_FILES)
-    folder = Path(model)
+    folder = folder_of(model)
     if not folder.is_dir():
         raise ModelError(f"The model directory {model} does not exist.")
     return folder

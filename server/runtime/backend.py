@@ -98,7 +98,7 @@ def backend_opener(settings: Settings) -> OpenBackend:
 
 def _check_revision(settings: Settings, model: str) -> None:
     if settings.revision is not None and is_local(model):
-        what = "the embedded model comes with twostep" if settings.is_embedded_model else f"{model} is a directory"
+        what = "the embedded model comes with twostep" if settings.is_embedded_model else f"{model} is on this machine"
         raise ConfigError(f"--revision names a branch, tag or commit on the hub, and {what}: leave it out.")
 
 

@@ -37,18 +37,12 @@ def test_a_config_that_is_no_json_is_refused_as_that(tmp_path: Path, content: st
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("adapter_config.json", "an adapter"), ("model.Q4_0.gguf", "GGUF files only"), ("x.txt", r"no config\.json")],
+    [("adapter_config.json", "an adapter"), ("model.Q4_0.gguf", "name one of them"), ("x.txt", r"no config\.json")],
 )
 def test_what_else_a_directory_may_hold_is_named(tmp_path: Path, name: str, reason: str) -> None:
     (tmp_path / name).write_text("{}")
     with pytest.raises(ModelError, match=reason):
         check_checkpoint(str(tmp_path))
-
-
-def test_a_gguf_file_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_text("GGUF")
-    with pytest.raises(UnsupportedModelError, match="is a GGUF file"):
-        check_checkpoint(str(tmp_path / "model.gguf"))
 
 
 @pytest.mark.parametrize("method", METHODS)

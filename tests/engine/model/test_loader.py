@@ -221,7 +221,7 @@ def test_what_this_machine_does_not_support_is_refused_by_its_flag(
 
 def test_float32_on_a_gpu_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     for dtype, num_warnings in (("bfloat16", 0), ("float32", 1)):
-        assert loader._dtype(dtype, torch.device("cuda"), transformers.LlamaConfig(), None) == getattr(torch, dtype)
+        assert loader._dtype("", dtype, torch.device("cuda"), transformers.LlamaConfig(), None) == getattr(torch, dtype)
         assert len(caplog.records) == num_warnings
 
 
