@@ -10,11 +10,13 @@ from engine.core.draft import Drafter
 from engine.core.request import Request
 from engine.engine import Engine, Runner
 from engine.grammar.compiler import Grammars, NoGrammars, load_grammars
+from engine.kv_store.interface import KVStore, NullKVStore
 from engine.scheduling.cost.roofline import Roofline
 from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.cost.step_trace import NullTracer, Tracer, open_tracer
 from engine.scheduling.cost.telemetry import Telemetry
 from engine.scheduling.kv_allocator import KVAllocator
+from engine.scheduling.kv_tiers import TieredKVAllocator
 from engine.scheduling.prefill_budget import PrefillPace
 from engine.scheduling.prefix_cache import NullPrefixCache, PrefixCache
 from engine.scheduling.scheduler import Scheduler
@@ -34,14 +36,17 @@ def load_engine(config: EngineConfig, marker: Marker | None = None) -> Engine:
     # the cores from them: they shall spin for about 1 ms.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     cpus = os.sched_getaffinity(0)
-    from engine.model.setup import load_model_runner  # torch enters the process only here
+    from engine.kv_store.opening import open_store  # torch enters the process only here
+    from engine.model.setup import load_model_runner
 
     # With OMP_PROC_BIND its library has bound this thread to one CPU, where the kernels' threads would follow it.
     if os.sched_getaffinity(0) != cpus:  # some sandboxes forbid the call
         os.sched_setaffinity(0, cpus)
     runner, info = load_model_runner(config)
     tracer = open_tracer(config.trace)
-    return assemble(config, info, runner, tracer=tracer, marker=marker, grammars=load_grammars(config, info))
+    store = open_store(config, info, runner.cache)
+    grammars = load_grammars(config, info)
+    return assemble(config, info, runner, tracer=tracer, marker=marker, grammars=grammars, store=store)
 
 
 def assemble(
@@ -54,24 +59,25 @@ def assemble(
     clock: Callable[[], float] = time.monotonic,
     grammars: Grammars | None = None,
     new_drafter: Callable[[], Drafter] = PromptLookup,
+    store: KVStore | None = None,
 ) -> Engine:
     """Makes an engine over a model that is loaded, or over a fake of one. `new_drafter` makes the drafter of one
     request's text."""
     costs = StepCosts()
     return Engine(
         info,
-        _scheduler(config, info, costs),
+        _scheduler(config, info, costs, store),
         runner,
         NoGrammars() if grammars is None else grammars,
         Telemetry(costs, Roofline(info.size, info.ceilings, info.draft_size), tracer or NullTracer()),
+        store=store or NullKVStore(),
         new_drafter=_drafter_of(new_drafter) if config.num_speculative_tokens else None,
         marker=marker,
         clock=clock,
     )
 
 
-def _scheduler(config: EngineConfig, info: EngineInfo, costs: StepCosts) -> Scheduler:
-    cache = PrefixCache(config.block_size) if config.enable_prefix_caching else NullPrefixCache()
+def _scheduler(config: EngineConfig, info: EngineInfo, costs: StepCosts, store: KVStore | None) -> Scheduler:
     pace = PrefillPace(
         costs,
         target_gap_s=config.target_itl_ms / 1000,
@@ -80,12 +86,21 @@ def _scheduler(config: EngineConfig, info: EngineInfo, costs: StepCosts) -> Sche
         max_scored_tokens=_MAX_LOGITS // info.vocab_size,
     )
     return Scheduler(
-        KVAllocator(info.num_blocks, config.block_size, cache),
+        _kv_allocator(config, info, costs, store),
         pace,
         _planner(config, info, costs),
         max_num_seqs=config.max_num_seqs,
         eos_token_ids=frozenset(info.eos_token_ids),
     )
+
+
+def _kv_allocator(config: EngineConfig, info: EngineInfo, costs: StepCosts, store: KVStore | None) -> KVAllocator:
+    if not config.enable_prefix_caching:
+        return KVAllocator(info.num_blocks, config.block_size, NullPrefixCache())
+    cache = PrefixCache(config.block_size)
+    if store is None:
+        return KVAllocator(info.num_blocks, config.block_size, cache)
+    return TieredKVAllocator(info.num_blocks, config.block_size, cache, store.blocks, costs)
 
 
 def _planner(config: EngineConfig, info: EngineInfo, costs: StepCosts) -> SpeculationPlanner:

@@ -18,13 +18,14 @@ from engine.core.messages import AddRequest, RequestState, RequestUpdate, StepUp
 from engine.core.request import Request
 from engine.core.request_validation import check_request
 from engine.grammar.compiler import Grammars
+from engine.kv_store.interface import KVStore
 from engine.scheduling.cost.telemetry import StepCounts, StepTimes, Telemetry
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation.draft_verification import shortened
 
 logger = logging.getLogger(__name__)
 
-_MAX_WAIT_S = 0.005  # for a grammar, when there is nothing else to do: messages wait as long
+_MAX_WAIT_S = 0.005  # for a grammar or a block, when there is nothing else to do: messages wait as long
 
 
 class Runner(Protocol):
@@ -58,6 +59,7 @@ class Engine:
         grammars: Grammars,
         telemetry: Telemetry,
         *,
+        store: KVStore,
         new_drafter: Callable[[Request], Drafter] | None,
         marker: Marker | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -68,6 +70,7 @@ class Engine:
         self._runner = runner
         self._grammars = grammars
         self._telemetry = telemetry
+        self._store = store
         self._new_drafter = new_drafter
         self._marker = marker or NullMarker()
         self._clock = clock
@@ -77,7 +80,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to report."""
-        return self._scheduler.has_unfinished or self._has_unreported_aborts or len(self._grammars) > 0
+        is_busy = self._scheduler.has_unfinished or self._scheduler.kv.has_transfers
+        return is_busy or self._has_unreported_aborts or len(self._grammars) > 0
 
     def add_request(self, message: AddRequest) -> None:
         """Queue a request. Raises RequestError, and changes nothing, if it can never run."""
@@ -111,6 +115,13 @@ class Engine:
         self._num_aborts += len(ids)
         self._has_unreported_aborts = True
 
+    def reset_prefix_cache(self, clears_store: bool) -> None:
+        """Forgets the prefixes of all that was computed so far, in the KV store, too, if `clears_store`. Requests that
+        run go on."""
+        self._scheduler.kv.reset()
+        if clears_store:
+            self._store.clear()
+
     def inspect(self, request_ids: Iterable[str]) -> list[RequestState]:
         """Returns the states of the queued and running requests among `request_ids`; one whose grammar is being
         compiled is neither."""
@@ -125,7 +136,7 @@ class Engine:
         running_ids = self._scheduler.running_ids
         if running_ids or len(self._grammars):  # grammars are compiled, and those of running requests draft tokens
             self._mark(running_ids)
-        batch = self._scheduler.schedule(started_s)
+        batch = self._schedule(started_s)
         if newly_scheduled := self._scheduler.newly_scheduled:
             on_scheduled(newly_scheduled)
         result = self._run(batch) if batch else _StepResult()
@@ -134,14 +145,28 @@ class Engine:
         scheduler = self._scheduler.stats
         scheduler = scheduler._replace(num_waiting=scheduler.num_waiting + len(self._grammars))
         num_generated = sum(len(update.token_ids) for update in result.updates)
-        counts = StepCounts(num_generated, len(self._grammars), self._num_aborts)
+        counts = StepCounts(num_generated, len(self._grammars), self._num_aborts, self._store.stats)
         stats = self._telemetry.record(result.batch, result.times, counts, scheduler, ended_s, ended_s - started_s)
         return StepUpdate(ended_s, result.updates, stats)
 
     def close(self) -> None:
-        """Closes the trace and ends the compilation of grammars."""
+        """Closes the trace and the KV store, and ends the compilation of grammars."""
         self._telemetry.close()
         self._grammars.close()
+        self._store.close()
+
+    def _schedule(self, now_s: float) -> Batch | None:
+        """Returns the next batch that runs, after its transfers began. Where none does, waits a moment for transfers
+        under way."""
+        self._scheduler.kv.end_transfers(self._store.take_ended())
+        batch = self._scheduler.schedule(now_s)
+        if batch:
+            self._store.start(batch.transfers)
+        if batch and batch.requests:
+            return batch
+        if self._scheduler.kv.has_transfers:
+            self._store.wait(_MAX_WAIT_S)
+        return None
 
     def _queue_compiled(self) -> None:
         for request in self._grammars.take_ready(0.0 if self._scheduler.has_unfinished else _MAX_WAIT_S):

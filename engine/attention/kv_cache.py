@@ -1,10 +1,12 @@
 """The KV cache tensors of every layer, and their size in bytes."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,13 +53,30 @@ class KVCache:
             LayerCache(allocate(layer, layer.head_size), allocate(layer, layer.head_size_v)) for layer in layers
         )
         self._pages = PagePrefault([*chain.from_iterable(self.layers)])
+        self._writing = threading.Lock()  # prefault writes to pages what it read there
 
     def prefault(self, last_block: int, num_tokens: int) -> None:
         """Allocates pages ahead of the blocks in use; to be called before each step.
 
         `last_block` is the highest block that the step writes, `num_tokens` how many tokens it writes.
         """
-        self._pages.prefault(last_block, num_tokens / self.block_size)
+        with self._writing:
+            self._pages.prefault(last_block, num_tokens / self.block_size)
+
+    def block_bytes(self, block_id: int) -> list[np.ndarray]:
+        """Returns a block's memory in all layers, keys before values, each as bytes [num_bytes] that may be read while
+        no step writes the block. For the CPU only."""
+        tensors = chain.from_iterable(self.layers)
+        return [tensor[block_id].view(-1).view(torch.uint8).numpy() for tensor in tensors]
+
+    def fill_block(self, block_id: int, content: memoryview) -> None:
+        """Overwrites a block with the bytes of `block_bytes`, joined. Other threads than that of the steps may call it,
+        for blocks that no step reads or writes."""
+        start = 0
+        with self._writing:
+            for part in self.block_bytes(block_id):
+                part[:] = np.frombuffer(content[start : start + len(part)], np.uint8)
+                start += len(part)
 
     @property
     def num_bytes(self) -> int:

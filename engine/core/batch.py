@@ -14,6 +14,35 @@ class Phase(StrEnum):
     DECODE = "decode"
 
 
+class Direction(StrEnum):
+    """LOAD copies a block from the KV store into the KV cache, STORE the other way round."""
+
+    LOAD = "load"
+    STORE = "store"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTransfer:
+    """A full block to be copied between the KV cache and the KV store, beside the steps. Until it ends, the block is
+    held for it: no step writes the block, and none reads one that is being loaded."""
+
+    direction: Direction
+    block_id: int
+    block_hash: bytes
+    """Hash of the block's tokens and of all before them, which names the block in the store."""
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTransfer:
+    """How a `BlockTransfer` ended. A block whose loading did not succeed holds nothing."""
+
+    transfer: BlockTransfer
+    succeeded: bool
+    seconds: float
+    """What it took, without its time in the queue."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
     """One request's share of a step: the tokens at positions [start, start + len(token_ids)) get their KV.
@@ -56,10 +85,11 @@ class ScheduledRequest:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's work, all of one phase."""
+    """One step's work, all of one phase, and the transfers to begin before it. It has no requests if none can run."""
 
     phase: Phase
     requests: tuple[ScheduledRequest, ...]
+    transfers: tuple[BlockTransfer, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -45,6 +45,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of tokens of the one prefill step allowed between two decode steps, even if more would be within
     `target_itl_ms`."""
     enable_prefix_caching: bool = True
+    kv_store: str | None = None
+    """Directory of the KV store: full blocks are kept in its files, where later engines find them; None for none."""
+    kv_store_bytes: int = 16 << 30
+    """Size of the KV store's files together, at most."""
     num_speculative_tokens: int = 32
     """Maximum number of draft tokens of a request in one step, proposed where that pays; 0 disables speculative
     decoding. See `engine.scheduling.speculation.planner`."""
@@ -62,8 +66,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "max_num_batched_tokens",
             "max_prefill_tokens_per_gap",
             "target_itl_ms",
+            "kv_store_bytes",
         ):
             _check_positive(name, getattr(self, name))
+        if self.kv_store is not None and not self.enable_prefix_caching:
+            raise ConfigError("--kv-store needs prefix caching: leave out --no-enable-prefix-caching.")
         for name in ("max_model_len", "num_blocks", "kv_cache_bytes", "num_threads"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))

@@ -11,6 +11,8 @@ from engine.core.sampling_params import SamplingParams
 
 class RequestStatus(StrEnum):
     WAITING = "waiting"
+    LOADING = "loading"
+    """Out of the queue until its prefix is read from the KV store."""
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -75,6 +77,10 @@ class Request:
     """Chained hashes of its first full blocks, as far as they were needed; the prefix cache computes them."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when first scheduled."""
+    num_loaded_tokens: int = 0
+    """Tokens read for it from the KV store, and verified, before it ran."""
+    num_loads: int = 0
+    """How often its prefix was read from the KV store since it last ran."""
     first_scheduled_s: float | None = None
     num_prefill_chunks: int = 0
     num_preemptions: int = 0

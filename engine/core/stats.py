@@ -29,6 +29,18 @@ class SchedulerStats(NamedTuple):
     prefix_hits: int
     num_drafts: int
     num_accepted_drafts: int
+    prefix_disk_hits: int = 0
+    prefix_disk_declined: int = 0
+
+
+class KVStoreStats(NamedTuple):
+    """The KV store after a step; fields as in `StepStats`. All are 0 without one."""
+
+    store_bytes: int = 0
+    store_reads: int = 0
+    store_read_bytes: int = 0
+    store_written_bytes: int = 0
+    store_damaged_files: int = 0
 
 
 class StepStats(msgspec.Struct, frozen=True):
@@ -50,7 +62,7 @@ class StepStats(msgspec.Struct, frozen=True):
     prefix_queries: int
     """Tokens looked up in the prefix cache: those of prompts, and those generated before an engine restart."""
     prefix_hits: int
-    """The part of `prefix_queries` that was found there."""
+    """The part of `prefix_queries` that was found there, the tokens of `prefix_disk_hits` included."""
     predicted_s: float | None = None
     """Prediction of model_s from the steps before. None before the first step of a phase."""
     floor_s: float | None = None
@@ -70,6 +82,20 @@ class StepStats(msgspec.Struct, frozen=True):
     """The part of `num_waiting` whose grammars are being compiled."""
     num_aborts: int = 0
     """Aborts that the engine was told of; a total."""
+    prefix_disk_hits: int = 0
+    """The part of `prefix_hits` that was read from the KV store; a total."""
+    prefix_disk_declined: int = 0
+    """Tokens that the KV store has and that were computed, because that was predicted to be faster; a total."""
+    store_bytes: int = 0
+    """Size of the KV store's files, also those of other servers and models."""
+    store_reads: int = 0
+    """Blocks that are being read from the KV store, or wait for that."""
+    store_read_bytes: int = 0
+    """Bytes read from the KV store; a total."""
+    store_written_bytes: int = 0
+    """Bytes written to the KV store; a total."""
+    store_damaged_files: int = 0
+    """Files of the KV store that did not hold what they should; a total."""
 
 
 class QueueStats(msgspec.Struct, frozen=True):
@@ -83,10 +109,23 @@ class QueueStats(msgspec.Struct, frozen=True):
     """Predicted time until a request that is admitted now would be scheduled."""
 
 
+_TOTALS = (
+    "num_preemptions",
+    "prefix_queries",
+    "prefix_hits",
+    "prefix_disk_hits",
+    "prefix_disk_declined",
+    "num_drafts",
+    "num_accepted_drafts",
+    "store_read_bytes",
+    "store_written_bytes",
+    "store_damaged_files",
+)
+
+
 def totals_of(stats: StepStats | None) -> dict[str, int]:
     """Returns the totals since the engine started, by their names in StepStats; zeros before the first step."""
-    names = ("num_preemptions", "prefix_queries", "prefix_hits", "num_drafts", "num_accepted_drafts")
-    return {name: getattr(stats, name, 0) for name in names}
+    return {name: getattr(stats, name, 0) for name in _TOTALS}
 
 
 def stats_without_engine(before: StepStats | None, num_waiting: int, num_blocks: int) -> StepStats:

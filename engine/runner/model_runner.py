@@ -51,6 +51,10 @@ class ModelRunner:
         self._scorer = Scorer(model.has_kernels)
         self._sampler = Sampler(model.device, model.has_kernels, model.eos_token_ids)
 
+    @property
+    def cache(self) -> KVCache:
+        return self._cache
+
     @torch.inference_mode()
     @_telling_of_the_device()
     def prefill(self, batch: Batch) -> StepOutput:

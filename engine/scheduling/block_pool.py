@@ -65,6 +65,12 @@ class BlockPool:
                 else:
                     self._free.append(block_id)
 
+    def clear_cache(self) -> None:
+        """Makes the cached blocks free and has the cache forget all; held blocks stay held."""
+        self._cache.clear()
+        self._free.extend(self._cached)
+        self._cached.clear()
+
     def _take(self) -> int:
         if self._free:
             block_id = self._free.pop()

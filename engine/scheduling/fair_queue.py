@@ -66,6 +66,10 @@ class FairQueue:
     def add(self, request: Request) -> None:
         if request.tenant not in self._waiting:
             self._served[request.tenant] = max(self.served(request), self._level)
+        self.put_back(request)
+
+    def put_back(self, request: Request) -> None:
+        """Adds a request that waited elsewhere, which changes nothing for its tenant."""
         insort(self._waiting.setdefault(request.tenant, []), request, key=attrgetter("order"))
 
     def remove(self, request: Request) -> None:

@@ -9,8 +9,10 @@ Positions of a running request, from 0 on, as half-open ranges that follow one a
 A request without blocks has computed nothing. The scheduler says when blocks are wanted; it never edits a table.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.core.batch import BlockTransfer, EndedTransfer
 from engine.core.request import Request
 from engine.core.stats import PoolStats
 from engine.scheduling.block_pool import BlockPool
@@ -37,6 +39,10 @@ class KVAllocator:
         """Tokens that were looked up in the prefix cache, by requests that then got their blocks for the first time."""
         self.prefix_hits = 0
         """Of these, the tokens that were found."""
+        self.prefix_disk_hits = 0
+        """Of these, the tokens that were read from the KV store."""
+        self.prefix_disk_declined = 0
+        """Tokens that the KV store has and that were computed, because that was predicted to be faster."""
 
     @property
     def stats(self) -> PoolStats:
@@ -84,7 +90,8 @@ class KVAllocator:
         """Records that a step computed positions [start, end) from the request's own tokens: later requests may find
         the blocks that became full. KV of rejected draft tokens, at `end` and after it, counts as not computed."""
         request.num_computed_tokens = end
-        self._cache.insert(request, start // self._block_size, end // self._block_size)
+        for index in self._cache.insert(request, start // self._block_size, end // self._block_size):
+            self._on_new_block(request, index)
 
     def trim(self, request: Request) -> None:
         """Frees the surplus: blocks that only rejected draft tokens needed."""
@@ -97,6 +104,36 @@ class KVAllocator:
         self._pool.release(request.block_table)
         request.block_table = []
         request.num_computed_tokens = 0
+
+    def reset(self) -> None:
+        """Forgets the prefixes of all that was computed so far; requests keep the blocks they hold."""
+        self._pool.clear_cache()
+
+    # A KV store beside memory: `engine.scheduling.kv_tiers` has one, this allocator has none.
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether transfers are under way, or to be handed out."""
+        return False
+
+    def take_transfers(self) -> tuple[BlockTransfer, ...]:
+        """Returns the transfers to begin now."""
+        return ()
+
+    def end_transfers(self, ended: Sequence[EndedTransfer]) -> None:
+        """Takes back the blocks of transfers that ended; those that were loaded can be found."""
+
+    def try_load(self, request: Request, spare: int, now_s: float) -> bool:
+        """Begins to read more of the request's prefix than `match` finds, where that is there and pays. Returns False,
+        and changes nothing, if not, or if fewer than `spare` available blocks would be left."""
+        return False
+
+    def is_loading(self, request: Request, now_s: float) -> bool:
+        """Whether the request should go on waiting for what `try_load` began."""
+        return False
+
+    def _on_new_block(self, request: Request, index: int) -> None:
+        """Called for each block that became full, whose tokens no other block holds."""
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

@@ -21,14 +21,18 @@ class BlockCache(Protocol):
     def match(self, request: Request, max_blocks: int) -> list[int]:
         """Blocks holding the longest cached prefix of the request's tokens, at most `max_blocks`."""
 
-    def insert(self, request: Request, first: int, last: int) -> None:
-        """Remember the request's blocks [first, last), which are full and computed."""
+    def insert(self, request: Request, first: int, last: int) -> list[int]:
+        """Remember the request's blocks [first, last), which are full and computed. Returns those of these indices
+        whose tokens no other block holds."""
 
     def holds(self, block_id: int) -> bool:
         """Whether a later match may return this block."""
 
     def forget(self, block_id: int) -> None:
         """Forget a block that is about to be overwritten."""
+
+    def clear(self) -> None:
+        """Forget all blocks."""
 
 
 class PrefixCache:
@@ -44,22 +48,30 @@ class PrefixCache:
 
     def match(self, request: Request, max_blocks: int) -> list[int]:
         blocks: list[int] = []
-        for block_hash in self._hashes(request, max_blocks):
+        for block_hash in self.hashes(request, max_blocks):
             block_id = self._block_of_hash.get(block_hash)
             if block_id is None:
                 break
             blocks.append(block_id)
         return blocks
 
-    def insert(self, request: Request, first: int, last: int) -> None:
+    def insert(self, request: Request, first: int, last: int) -> list[int]:
         if first >= last:
-            return
-        hashes = self._hashes(request, last)
-        for index in range(first, last):
-            block_id = request.block_table[index]
-            if hashes[index] not in self._block_of_hash:
-                self._block_of_hash[hashes[index]] = block_id
-                self._hash_of_block[block_id] = hashes[index]
+            return []
+        hashes = self.hashes(request, last)
+        return [index for index in range(first, last) if self.put(hashes[index], request.block_table[index])]
+
+    def put(self, block_hash: bytes, block_id: int) -> bool:
+        """Remember a block by its hash; False if another block of that hash is known."""
+        if block_hash in self._block_of_hash:
+            return False
+        self._block_of_hash[block_hash] = block_id
+        self._hash_of_block[block_id] = block_hash
+        return True
+
+    def hash_of(self, block_id: int) -> bytes | None:
+        """Returns the hash by which a later match may return the block; None if none may."""
+        return self._hash_of_block.get(block_id)
 
     def holds(self, block_id: int) -> bool:
         return block_id in self._hash_of_block
@@ -67,7 +79,11 @@ class PrefixCache:
     def forget(self, block_id: int) -> None:
         del self._block_of_hash[self._hash_of_block.pop(block_id)]
 
-    def _hashes(self, request: Request, num_blocks: int) -> Sequence[bytes]:
+    def clear(self) -> None:
+        self._block_of_hash.clear()
+        self._hash_of_block.clear()
+
+    def hashes(self, request: Request, num_blocks: int) -> Sequence[bytes]:
         """The hashes of the request's first `num_blocks` full blocks, remembered in the request as it grows."""
         hashes = request.block_hashes
         while len(hashes) < num_blocks:
@@ -89,11 +105,14 @@ class NullPrefixCache:
     def match(self, request: Request, max_blocks: int) -> list[int]:
         return []
 
-    def insert(self, request: Request, first: int, last: int) -> None:
-        pass
+    def insert(self, request: Request, first: int, last: int) -> list[int]:
+        return []
 
     def holds(self, block_id: int) -> bool:
         return False
 
     def forget(self, block_id: int) -> None:
         raise KeyError(block_id)
+
+    def clear(self) -> None:
+        pass

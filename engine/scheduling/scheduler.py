@@ -6,6 +6,7 @@ prefill step, as long as `PrefillPace` allows. With nothing decoding, prefill ta
 
 from bisect import insort
 from collections.abc import Iterable
+from dataclasses import replace
 from operator import attrgetter
 
 from engine.core.batch import Batch, Phase, RequestStepOutput, ScheduledRequest, StepOutput
@@ -16,6 +17,7 @@ from engine.core.stats import SchedulerStats
 from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.fair_turns import FairTurns
 from engine.scheduling.kv_allocator import KVAllocator
+from engine.scheduling.loading import LoadingRequests
 from engine.scheduling.output_tokens import append_tokens, why_no_token
 from engine.scheduling.prefill_budget import PrefillBudget, PrefillPace
 from engine.scheduling.request_reports import state_of, take_first_token_info
@@ -44,6 +46,7 @@ class Scheduler:
         self._waiting = FairQueue()
         self._turns = FairTurns(self._waiting, max_num_seqs, kv.num_blocks)
         self._running: list[Request] = []  # in their order
+        self._loading = LoadingRequests(kv, self._waiting)
         self._last_phase: Phase | None = None
         self.newly_scheduled: list[str] = []
         """Ids of requests that the newest `schedule` ran for the first time."""
@@ -53,18 +56,24 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         return SchedulerStats(
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + len(self._loading),
             pool=self._kv.stats,
             num_preemptions=self._num_preemptions,
             prefix_queries=self._kv.prefix_queries,
             prefix_hits=self._kv.prefix_hits,
             num_drafts=self._speculation.num_drafts,
             num_accepted_drafts=self._speculation.num_accepted,
+            prefix_disk_hits=self._kv.prefix_disk_hits,
+            prefix_disk_declined=self._kv.prefix_disk_declined,
         )
 
     @property
     def has_unfinished(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def kv(self) -> KVAllocator:
+        return self._kv
 
     @property
     def running_ids(self) -> list[str]:
@@ -97,6 +106,7 @@ class Scheduler:
 
     def schedule(self, now_s: float) -> Batch | None:
         """Returns the next step's batch, with blocks allocated for its tokens, or None when there is no work."""
+        self._loading.requeue(now_s)
         decoding = [request for request in self._running if not request.needs_prefill]
         self.newly_scheduled = []
         batch = None
@@ -106,6 +116,8 @@ class Scheduler:
             batch = self._schedule_prefill(self._pace.within_a_gap(decoding), now_s)
         batch = batch or self._schedule_decode()
         self._last_phase = batch.phase if batch else None
+        if transfers := self._kv.take_transfers():
+            batch = replace(batch or Batch(Phase.PREFILL, ()), transfers=transfers)
         return batch
 
     def update(self, batch: Batch, output: StepOutput) -> list[RequestUpdate]:
@@ -173,9 +185,13 @@ class Scheduler:
         for request in self._running:
             if request.needs_prefill and budget.can_continue(request):
                 chunks.append((request, budget.take(request)))
-        while not budget.is_spent:
+        while not budget.is_spent and len(self._loading) < max(1, self._max_num_seqs - len(self._running)):
             new = self._waiting.next(self._running)
-            if new is None or not self._try_admit_in_turn(new, now_s):
+            if new is None:
+                break
+            if self._loading.try_add(new, len(self._running), now_s):
+                continue
+            if not self._try_admit_in_turn(new, now_s):
                 break
             if new.needs_prefill:  # else all its KV but one token's was cached: it decodes
                 chunks.append((new, budget.take(new)))
@@ -243,7 +259,7 @@ class Scheduler:
         """Move a running request back to its old place in the queue; its tokens are computed again."""
         self._running.remove(request)
         self._kv.free(request)
-        request.status = RequestStatus.WAITING
+        request.status, request.num_loads = RequestStatus.WAITING, 0
         request.prompt_logprobs.clear()
         request.num_preemptions += 1
         self._num_preemptions += 1
@@ -251,7 +267,11 @@ class Scheduler:
 
     def _finish(self, request: Request) -> None:
         """End a request and free what it holds; every request passes here exactly once."""
-        (self._running if request.status is RequestStatus.RUNNING else self._waiting).remove(request)
+        is_loading = request.status is RequestStatus.LOADING
+        place = (
+            self._running if request.status is RequestStatus.RUNNING else self._loading if is_loading else self._waiting
+        )
+        place.remove(request)
         self._kv.free(request)
         request.status = RequestStatus.FINISHED
         del self._requests[request.request_id]

@@ -51,6 +51,14 @@ class EngineCollector(Collector):
         yield self._total("preemptions", "Requests preempted for want of KV blocks.", totals["num_preemptions"])
         yield self._total("prefix_cache_queries", "Prompt tokens looked up.", totals["prefix_queries"])
         yield self._total("prefix_cache_hits", "Prompt tokens found.", totals["prefix_hits"])
+        yield self._hits(totals)
+        text = "Tokens in the KV store that were computed, which was predicted to be faster."
+        yield self._total("kv_store_declined_tokens", text, totals["prefix_disk_declined"])
+        yield self._gauge("kv_store_bytes", "Size of the KV store's files.", stats.store_bytes if stats else 0)
+        yield self._gauge("kv_store_reads", "KV blocks being read from the store.", stats.store_reads if stats else 0)
+        yield self._total("kv_store_read_bytes", "Bytes read from the KV store.", totals["store_read_bytes"])
+        yield self._total("kv_store_written_bytes", "Bytes written to the KV store.", totals["store_written_bytes"])
+        yield self._total("kv_store_damaged_files", "Damaged files of the KV store.", totals["store_damaged_files"])
         yield self._total("draft_tokens", "Draft tokens verified.", totals["num_drafts"])
         yield self._total("accepted_draft_tokens", "Draft tokens accepted.", totals["num_accepted_drafts"])
         yield self._total("engine_restarts", "Restarts of the engine process.", self._num_restarts)
@@ -64,6 +72,14 @@ class EngineCollector(Collector):
         num_waiting, num_deferred = (stats.num_waiting, stats.num_deferred) if stats else (0, 0)
         family.add_metric(["capacity"], num_waiting - num_deferred)
         family.add_metric(["deferred"], num_deferred)
+        return family
+
+    def _hits(self, totals: Counter[str]) -> Metric:
+        text = "Prompt tokens found, by where: in memory, or on disk, in the KV store."
+        family = CounterMetricFamily("twostep_prefix_cache_hits_by_tier", text, labels=["tier"])
+        on_disk = totals["prefix_disk_hits"]
+        family.add_metric(["memory"], totals["prefix_hits"] - on_disk)
+        family.add_metric(["disk"], on_disk)
         return family
 
     def _blocks(self, pool: PoolStats) -> Metric:

@@ -17,6 +17,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.grammar.checker import GrammarChecker
 from engine.host.memory_trim import trim_after_startup
+from engine.kv_store.directory import check_store
 from engine.scheduling.cost.step_trace import check_trace_file
 from server.core.tokenizer_protocol import Tokenizer
 from server.core.version import VERSION
@@ -93,6 +94,8 @@ def backend_opener(settings: Settings) -> OpenBackend:
         look_for_hub(config.model)
     if config.trace:
         check_trace_file(config.trace)
+    if config.kv_store:
+        check_store(config.kv_store)
     return partial(_open_backend, settings, config)
 
 

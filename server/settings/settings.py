@@ -138,6 +138,10 @@ class Settings(BaseSettings):
         "Engine", None, "Exact number of KV blocks, on any device, instead of memory for them."
     )
     enable_prefix_caching: bool = setting("Engine", True, "Share KV blocks of equal prompt beginnings.")
+    kv_store: str | None = setting(
+        "Engine", None, "Directory where KV blocks are kept across restarts; several servers may share it.", "DIR"
+    )
+    kv_store_bytes: ByteSize = setting("Engine", ByteSize(16 * 2**30), "Size of its files together.", "BYTES", gt=0)
     num_speculative_tokens: int = setting(
         "Engine",
         32,
@@ -224,6 +228,8 @@ class Settings(BaseSettings):
             target_itl_ms=self.target_itl_ms,
             max_prefill_tokens_per_gap=self.max_prefill_tokens_per_gap,
             enable_prefix_caching=self.enable_prefix_caching,
+            kv_store=self.kv_store and expanduser(self.kv_store),
+            kv_store_bytes=int(self.kv_store_bytes),
             num_speculative_tokens=self.num_speculative_tokens,
             draft_quantization=self.draft_quantization,
             require_kernels=self.require_kernels,

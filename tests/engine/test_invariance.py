@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from itertools import cycle
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -76,6 +77,22 @@ def after_a_prefix_hit(model: LoadedModel, params: dict[str, Any]) -> Any:
     add_mine(engine, params)
     updates = run_to_end(engine)["mine"]
     assert updates[0].first is not None and updates[0].first.num_cached_tokens == 36
+    return answer(updates)
+
+
+def after_a_restart(model: LoadedModel, params: dict[str, Any]) -> Any:
+    """Runs the request on an engine that finds most of its prompt in the files of another one."""
+    with TemporaryDirectory() as directory:
+        before = tiny_engine(model, block_size=4, kv_store=directory)
+        add(before, "before", MINE, max_tokens=1)
+        run_to_end(before)
+        before.close()
+        engine = tiny_engine(model, block_size=4, kv_store=directory)
+        add_mine(engine, params)
+        updates = run_to_end(engine)["mine"]
+        engine.close()
+    assert updates[0].first is not None and updates[0].first.num_cached_tokens == 36
+    assert engine._scheduler.stats.prefix_disk_hits == 36
     return answer(updates)
 
 
@@ -173,6 +190,7 @@ def assert_the_same_however_it_runs(model: LoadedModel, params: dict[str, Any]) 
     assert alone(model, params, max_num_batched_tokens=5) == mine
     assert alone(model, params, block_size=1) == mine
     assert after_a_prefix_hit(model, params) == mine
+    assert after_a_restart(model, params) == mine
     assert after_preemption(model, params) == mine
     token_ids = [token_id for token_id, _, _ in mine]
     assert speculating(model, params, token_ids) == mine

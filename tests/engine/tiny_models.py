@@ -20,6 +20,7 @@ from engine.core.draft import Drafter
 from engine.engine import Engine
 from engine.grammar.compiler import GrammarCompiler, GrammarQueue, Grammars, make_tokenizer
 from engine.kernels import load_kernels
+from engine.kv_store.opening import open_store
 from engine.model.kernel_forward import choose_forward
 from engine.model.loader import load_model
 from engine.runner.loaded_model import LoadedModel
@@ -214,7 +215,8 @@ def tiny_engine(
     forwards = [choose_forward(each.module, cache, backend) for each in (model, model.draft) if each]
     runner = RecordingRunner(ModelRunner(model, cache, *forwards))
     grammars = GrammarQueue(_grammar_compiler()) if grammars is None else grammars
-    return assemble(config, info, runner, clock=clock, grammars=grammars, new_drafter=new_drafter)
+    store = open_store(config, info, cache)
+    return assemble(config, info, runner, clock=clock, grammars=grammars, new_drafter=new_drafter, store=store)
 
 
 @cache

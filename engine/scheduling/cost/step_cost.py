@@ -65,6 +65,11 @@ class StepCosts:
         """Returns the predicted seconds of one draft pass for these requests; 0 if unknown."""
         return self._drafting.predict(_decode_work(requests)) or 0.0
 
+    def prefill_price(self, start: int, num_tokens: int) -> float | None:
+        """Returns the expected seconds of a prefill step that computes a request's positions [start, start +
+        num_tokens); None before the first prefill step."""
+        return self._models[Phase.PREFILL].predict(with_chunk(NO_PREFILL, start, num_tokens, False))
+
     def prefill_bound(self, work: Work) -> float:
         """Returns seconds that a prefill step of this work rarely exceeds; infinite for far more work than was observed
         lately."""

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from engine.core.batch import Batch
-from engine.core.stats import SchedulerStats, StepStats
+from engine.core.stats import KVStoreStats, SchedulerStats, StepStats
 from engine.scheduling.cost.roofline import Roofline
 from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.cost.step_trace import Tracer
@@ -21,11 +21,12 @@ class StepTimes(NamedTuple):
 
 
 class StepCounts(NamedTuple):
-    """Counts of one step beside the scheduler's; fields as in `StepStats`."""
+    """Counts of one step beside the scheduler's; fields as in `StepStats`, and the KV store's."""
 
     num_generated: int = 0
     num_deferred: int = 0
     num_aborts: int = 0
+    store: KVStoreStats = KVStoreStats()
 
 
 class Telemetry:
@@ -68,7 +69,10 @@ class Telemetry:
             floor_s=floor.seconds if floor else None,
             bound=floor.bound if floor else None,
             **times._asdict(),
-            **counts._asdict(),
+            num_generated=counts.num_generated,
+            num_deferred=counts.num_deferred,
+            num_aborts=counts.num_aborts,
+            **counts.store._asdict(),
             **scheduler._asdict(),
         )
         self._tracer.record(ended_s, batch, stats)

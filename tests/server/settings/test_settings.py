@@ -49,6 +49,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "kv_cache_memory_bytes": ("2GiB", 2**31),
     "num_gpu_blocks_override": ("44", 44),
     "enable_prefix_caching": ("false", False),
+    "kv_store": ("/tmp/kv", "/tmp/kv"),
+    "kv_store_bytes": ("1GiB", 2**30),
     "num_speculative_tokens": ("3", 3),
     "draft_quantization": ("int4", "int4"),
     "max_header_bytes": ("4KiB", 4096),

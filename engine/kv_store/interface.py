@@ -1,0 +1,70 @@
+"""What the engine asks of a KV store; torch-free."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.core.batch import BlockTransfer, EndedTransfer
+from engine.core.stats import KVStoreStats
+from engine.core.stored_blocks import StoredBlocks
+
+
+class KVStore(Protocol):
+    """Runs block transfers on threads of its own. Its methods return at once, but for `wait` and `close`."""
+
+    def start(self, transfers: Sequence[BlockTransfer]) -> None:
+        """Begins transfers; each is returned by `take_ended` once, whatever comes of it."""
+
+    def take_ended(self) -> list[EndedTransfer]:
+        """Returns the transfers that ended since the last call."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until there are transfers to take, `timeout_s` at most."""
+
+    @property
+    def blocks(self) -> StoredBlocks:
+        """What is stored."""
+
+    @property
+    def stats(self) -> KVStoreStats: ...
+
+    def clear(self) -> None:
+        """Deletes what is stored of this model, and what was given to `start` before; it may still be found for a
+        moment."""
+
+    def close(self) -> None:
+        """Writes what was given to `start`, for a second at most."""
+
+
+class _NoBlocks:
+    def num_stored(self, block_hashes: Sequence[bytes]) -> int:
+        return 0
+
+    def touch(self, block_hashes: Sequence[bytes]) -> None:
+        pass
+
+
+class NullKVStore:
+    """Stores nothing: the "off" state. It is never given a transfer."""
+
+    def start(self, transfers: Sequence[BlockTransfer]) -> None:
+        assert not transfers
+
+    def take_ended(self) -> list[EndedTransfer]:
+        return []
+
+    def wait(self, timeout_s: float) -> None:
+        pass
+
+    @property
+    def blocks(self) -> StoredBlocks:
+        return _NoBlocks()
+
+    @property
+    def stats(self) -> KVStoreStats:
+        return KVStoreStats()
+
+    def clear(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,175 @@
+"""Copies blocks between the KV cache and the store's files, on one thread that reads and one that writes."""
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from engine.attention.kv_cache import KVCache
+from engine.core.batch import BlockTransfer, Direction, EndedTransfer
+from engine.core.stats import KVStoreStats
+from engine.core.stored_blocks import StoredBlocks
+from engine.kv_store.block_file import BlockFormat, DamagedFileError
+from engine.kv_store.directory import StoreDirectory
+
+logger = logging.getLogger(__name__)
+
+_NICENESS = 10  # of the threads: the steps come first
+_REFRESH_S = 60.0
+_PAUSE_S = 30.0  # between a write that failed and the next that is tried
+_LOG_EVERY_S = 60.0
+_CLOSE_S = 1.0
+
+_Work = BlockTransfer | Callable[[], None] | None  # for the writing thread; None ends it
+
+
+class DiskKVStore:
+    """A `KVStore` of files. Whatever the disk does short of hanging, transfers end: a read that fails is a miss, and
+    what cannot be written is not stored."""
+
+    def __init__(self, cache: KVCache, directory: StoreDirectory, block_format: BlockFormat) -> None:
+        """Transfers the blocks of `cache`, which must be on the CPU."""
+        self._cache = cache
+        self._directory = directory
+        self._format = block_format
+        self._to_read: queue.SimpleQueue[BlockTransfer | None] = queue.SimpleQueue()
+        self._to_write: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        self._ended: deque[EndedTransfer] = deque()
+        self._has_ended = threading.Event()
+        self._num_reads = 0  # under way, or in the queue
+        self._read_bytes = self._written_bytes = self._num_damaged = 0
+        self._write_again_s = self._log_again_s = 0.0
+        self._refresh_again_s = time.monotonic() + _REFRESH_S
+        self._threads = [_thread("kv-reader", self._read_all), _thread("kv-writer", self._write_all)]
+
+    def start(self, transfers: Sequence[BlockTransfer]) -> None:
+        for transfer in transfers:
+            is_load = transfer.direction is Direction.LOAD
+            self._num_reads += is_load
+            (self._to_read if is_load else self._to_write).put(transfer)
+
+    def take_ended(self) -> list[EndedTransfer]:
+        self._has_ended.clear()
+        ended = [self._ended.popleft() for _ in range(len(self._ended))]
+        self._num_reads -= sum(each.transfer.direction is Direction.LOAD for each in ended)
+        return ended
+
+    def wait(self, timeout_s: float) -> None:
+        self._has_ended.wait(timeout_s)
+
+    @property
+    def blocks(self) -> StoredBlocks:
+        return self._directory
+
+    @property
+    def stats(self) -> KVStoreStats:
+        return KVStoreStats(
+            store_bytes=self._directory.num_bytes,
+            store_reads=self._num_reads,
+            store_read_bytes=self._read_bytes,
+            store_written_bytes=self._written_bytes,
+            store_damaged_files=self._num_damaged,
+        )
+
+    def clear(self) -> None:
+        self._to_write.put(self._directory.clear)
+
+    def close(self) -> None:
+        self._to_read.put(None)
+        self._to_write.put(self._directory.write_times)
+        self._to_write.put(None)
+        deadline_s = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    # On the reading thread.
+
+    def _read_all(self) -> None:
+        while (transfer := self._to_read.get()) is not None:
+            self._read(transfer)
+
+    def _read(self, transfer: BlockTransfer) -> None:
+        started_s = time.monotonic()
+        succeeded = False
+        try:
+            path = self._directory.path(transfer.block_hash)
+            content = self._format.read(path, transfer.block_hash, transfer.token_ids)
+            self._cache.fill_block(transfer.block_id, content)
+            self._read_bytes += self._format.file_bytes
+            succeeded = True
+        except DamagedFileError as error:
+            self._num_damaged += 1
+            self._log("a file of the KV store is damaged and will be computed again: %s: %s", path, error)
+            self._directory.remove(transfer.block_hash)
+        except FileNotFoundError:  # another server made room
+            self._directory.remove(transfer.block_hash)
+        except OSError as error:
+            self._log("the KV store cannot be read: %s", error)
+        finally:
+            self._end(transfer, succeeded, started_s)
+
+    # On the writing thread.
+
+    def _write_all(self) -> None:
+        while True:
+            with suppress(queue.Empty):
+                work = self._to_write.get(timeout=_REFRESH_S)
+                if work is None:
+                    return
+                self._write(work) if isinstance(work, BlockTransfer) else work()
+            if time.monotonic() >= self._refresh_again_s:
+                self._directory.refresh()
+                self._refresh_again_s = time.monotonic() + _REFRESH_S
+
+    def _write(self, transfer: BlockTransfer) -> None:
+        started_s = time.monotonic()
+        succeeded = False
+        try:
+            if started_s >= self._write_again_s and not self._directory.num_stored([transfer.block_hash]):
+                self._add(transfer)
+            succeeded = True
+        except OSError as error:
+            self._write_again_s = started_s + _PAUSE_S
+            self._log("the KV store cannot be written: %s", error)
+        finally:
+            self._end(transfer, succeeded, started_s)
+
+    def _add(self, transfer: BlockTransfer) -> None:
+        parts = self._cache.block_bytes(transfer.block_id)
+        num_bytes = self._format.file_bytes
+        self._directory.add(
+            transfer.block_hash,
+            num_bytes,
+            lambda fd: self._format.write(fd, transfer.block_hash, transfer.token_ids, parts),
+        )
+        self._written_bytes += num_bytes
+
+    # On both.
+
+    def _end(self, transfer: BlockTransfer, succeeded: bool, started_s: float) -> None:
+        self._ended.append(EndedTransfer(transfer, succeeded, time.monotonic() - started_s))
+        self._has_ended.set()
+
+    def _log(self, text: str, *args: object) -> None:
+        """Warns of what may happen with every block: once a minute."""
+        now_s = time.monotonic()
+        if now_s >= self._log_again_s:
+            self._log_again_s = now_s + _LOG_EVERY_S
+            logger.warning(text, *args)
+
+
+def _thread(name: str, work: Callable[[], None]) -> threading.Thread:
+    """Starts a thread that gives way to the steps."""
+
+    def run() -> None:
+        with suppress(OSError):  # of this thread alone, on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        work()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,100 @@
+"""A store is opened for one model on one machine; all else that it could be mistaken for is another one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from engine.attention.kv_cache import KVCache, LayerShape
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError
+from engine.kv_store import fingerprint
+from engine.kv_store.fingerprint import kv_fingerprint
+from engine.kv_store.opening import open_store
+from tests.engine.fakes import fake_info
+
+
+def cache(block_size: int = 4, dtype: torch.dtype = torch.bfloat16, num_blocks: int = 4) -> KVCache:
+    return KVCache([LayerShape(2, 8, 8)], num_blocks, block_size, dtype, torch.device("cpu"))
+
+
+def fingerprint_of(info: dict[str, Any] | None = None, kv: KVCache | None = None, **settings: Any) -> str:
+    config = EngineConfig(model="fake", **settings)
+    return kv_fingerprint(config, msgspec.structs.replace(fake_info(4, 4), **(info or {})), kv or cache())
+
+
+def test_equal_engines_have_equal_fingerprints() -> None:
+    assert fingerprint_of() == fingerprint_of()
+
+
+def test_what_changes_no_bit_changes_no_fingerprint() -> None:
+    settings = {"max_num_seqs": 2, "kv_store_bytes": 10**6, "num_speculative_tokens": 0, "trace": "x"}
+    assert fingerprint_of(**settings) == fingerprint_of({"num_blocks": 9}, cache(num_blocks=9)) == fingerprint_of()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: fingerprint_of({"weights_fingerprint": "4567"}),
+        lambda: fingerprint_of({"attention": "reference"}),
+        lambda: fingerprint_of({"forward": "transformers"}),
+        lambda: fingerprint_of({"linear": "twostep avx512"}),
+        lambda: fingerprint_of({"dtype": "bfloat16"}),
+        lambda: fingerprint_of(quantization="int8"),
+        lambda: fingerprint_of(kv=cache(block_size=8)),
+        lambda: fingerprint_of(kv=cache(dtype=torch.float16)),
+        lambda: fingerprint_of(trust_remote_code=True),
+    ],
+    ids=["weights", "attention", "forward", "isa", "dtype", "quantization", "block size", "kv dtype", "remote code"],
+)
+def test_what_may_change_a_bit_changes_it(other: Callable[[], str]) -> None:
+    assert other() != fingerprint_of()
+
+
+def test_libraries_settings_and_the_cpu_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = fingerprint_of()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    with_library_setting = fingerprint_of()
+    monkeypatch.setattr(fingerprint, "cpu_flags", lambda: frozenset({"another"}))
+    assert len({usual, with_library_setting, fingerprint_of()}) == 3
+
+
+def test_code_that_computes_changes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usual = fingerprint_of()
+    monkeypatch.setattr(fingerprint.engine, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / "model").mkdir()
+    others = set()
+    for text in ("x = 1", "x = 2"):
+        (tmp_path / "model" / "layer.py").write_text(text)
+        others.add(fingerprint_of())
+    assert len(others - {usual}) == 2
+
+
+def opened(directory: Path, info: dict[str, Any] | None = None, **settings: Any) -> Any:
+    config = EngineConfig(model="fake", block_size=4, kv_store=str(directory), **settings)
+    store = open_store(config, msgspec.structs.replace(fake_info(4, 4), **(info or {})), cache())
+    if store is not None:
+        store.close()
+    return store
+
+
+def test_a_store_that_cannot_work_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="CPU"):
+        opened(tmp_path, {"device": "cuda"})
+    with pytest.raises(ConfigError, match="less than one block"):
+        opened(tmp_path, kv_store_bytes=100)
+    with pytest.raises(ConfigError, match="prefix caching"):
+        opened(tmp_path, enable_prefix_caching=False)
+
+
+def test_an_engine_goes_on_without_a_directory_that_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("x")
+    assert opened(tmp_path / "file") is None and "no KV store" in caplog.text
+    assert opened(tmp_path / "new") is not None
+
+
+def test_there_is_none_unless_asked_for() -> None:
+    assert open_store(EngineConfig(model="fake"), fake_info(4, 4), cache()) is None

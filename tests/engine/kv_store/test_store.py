@@ -1,0 +1,190 @@
+"""Transfers end, whatever the disk does, and what is loaded is what was stored."""
+
+import errno
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.attention.kv_cache import KVCache, LayerShape
+from engine.core.batch import BlockTransfer, Direction, EndedTransfer
+from engine.kv_store import store as store_module
+from engine.kv_store.block_file import BlockFormat
+from engine.kv_store.directory import StoreDirectory
+from engine.kv_store.store import DiskKVStore
+
+FINGERPRINT = "0123456789abcdef" * 2
+NUM_BLOCKS, BLOCK_SIZE = 8, 4
+
+
+class Rig:
+    """A store over a KV cache of random numbers."""
+
+    def __init__(self, root: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+        shapes = [LayerShape(2, 8, 8), LayerShape(1, 16, 4)]
+        self.cache = KVCache(shapes, NUM_BLOCKS, BLOCK_SIZE, dtype, torch.device("cpu"))
+        for layer in self.cache.layers:
+            for tensor in layer:
+                tensor.copy_(torch.randn(tensor.shape))
+        num_bytes = sum(part.nbytes for part in self.cache.block_bytes(0))
+        block_format = BlockFormat(bytes.fromhex(FINGERPRINT), BLOCK_SIZE, num_bytes)
+        self.directory = StoreDirectory(root, FINGERPRINT, 1 << 20)
+        self.store = DiskKVStore(self.cache, self.directory, block_format)
+
+    def run(self, direction: Direction, *blocks: tuple[int, int]) -> list[bool]:
+        """Transfers pairs of a block and what it is called, and returns which succeeded."""
+        self.store.start([transfer(direction, *each) for each in blocks])
+        ended: list[EndedTransfer] = []
+        while len(ended) < len(blocks):
+            self.store.wait(10.0)
+            ended += self.store.take_ended()
+        assert [each.transfer.block_id for each in ended] == [block_id for block_id, _ in blocks]
+        return [each.succeeded for each in ended]
+
+    def content(self, block_id: int) -> list[bytes]:
+        return [part.tobytes() for part in self.cache.block_bytes(block_id)]
+
+    def file(self, index: int) -> Path:
+        return Path(self.directory.path(transfer(Direction.LOAD, 0, index).block_hash))
+
+
+def transfer(direction: Direction, block_id: int, index: int) -> BlockTransfer:
+    return BlockTransfer(direction, block_id, index.to_bytes(32, "big"), tuple(range(index, index + BLOCK_SIZE)))
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path / "store")
+    yield made
+    made.store.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_what_is_loaded_is_what_was_stored_in_all_layers(tmp_path: Path, dtype: torch.dtype) -> None:
+    rig = Rig(tmp_path, dtype)
+    assert rig.run(Direction.STORE, (1, 100), (2, 200)) == [True, True]
+    others = {block: rig.content(block) for block in range(NUM_BLOCKS) if block not in (5, 6)}
+    assert rig.run(Direction.LOAD, (5, 200), (6, 100)) == [True, True]
+    assert rig.content(5) == rig.content(2) and rig.content(6) == rig.content(1)
+    assert others == {block: rig.content(block) for block in others}
+    rig.store.close()
+
+
+def test_another_store_loads_it(rig: Rig, tmp_path: Path) -> None:
+    rig.run(Direction.STORE, (1, 100))
+    other = Rig(tmp_path / "store")
+    assert other.run(Direction.LOAD, (3, 100)) == [True]
+    assert other.content(3) == rig.content(1)
+    other.store.close()
+
+
+def test_bytes_are_counted(rig: Rig) -> None:
+    rig.run(Direction.STORE, (1, 100), (2, 200))
+    size = rig.file(100).stat().st_size
+    rig.run(Direction.LOAD, (3, 100))
+    stats = rig.store.stats
+    assert (stats.store_bytes, stats.store_written_bytes, stats.store_read_bytes) == (2 * size, 2 * size, size)
+    assert (stats.store_reads, stats.store_damaged_files) == (0, 0)
+
+
+def test_what_is_there_is_not_written_again(rig: Rig) -> None:
+    rig.run(Direction.STORE, (1, 100))
+    before = rig.file(100).stat().st_ino
+    assert rig.run(Direction.STORE, (1, 100)) == [True]
+    assert rig.file(100).stat().st_ino == before
+
+
+@pytest.mark.parametrize("damage", ["half", "flipped", "foreign", "empty"])
+def test_a_damaged_file_is_a_miss_a_log_line_and_gone(rig: Rig, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    rig.run(Direction.STORE, (1, 100), (2, 200))
+    file = rig.file(100)
+    whole = file.read_bytes()
+    flipped = bytes([whole[-40] ^ 4])
+    contents = {"half": whole[: len(whole) // 2], "flipped": whole[:-40] + flipped + whole[-39:]}
+    file.write_bytes({**contents, "foreign": rig.file(200).read_bytes(), "empty": b""}[damage])
+    before = rig.content(3)
+    assert rig.run(Direction.LOAD, (3, 100)) == [False]
+    assert rig.content(3) == before and not file.exists() and "damaged" in caplog.text
+    assert rig.store.stats.store_damaged_files == 1
+    assert rig.run(Direction.STORE, (1, 100)) == [True] and rig.run(Direction.LOAD, (3, 100)) == [True]
+
+
+def test_a_file_that_another_server_deleted_is_a_miss_without_a_word(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.run(Direction.STORE, (1, 100))
+    rig.file(100).unlink()
+    assert rig.run(Direction.LOAD, (3, 100)) == [False]
+    assert rig.directory.num_stored([transfer(Direction.LOAD, 3, 100).block_hash]) == 0 and not caplog.text
+
+
+def test_a_disk_that_cannot_be_read_is_a_miss(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.run(Direction.STORE, (1, 100))
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "readv", fail)
+    assert rig.run(Direction.LOAD, (3, 100), (4, 100)) == [False, False]
+    assert caplog.text.count("cannot be read") == 1, "one line, not one a block"
+    monkeypatch.undo()
+    assert rig.run(Direction.LOAD, (3, 100)) == [True]
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_a_full_disk_leaves_no_half_file_and_is_tried_again_later(
+    rig: Rig, is_partial: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writev = os.writev
+
+    def fill(fd: int, parts: Sequence[bytes]) -> int:
+        if is_partial:
+            return writev(fd, parts[:2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "writev", fill)
+    assert rig.run(Direction.STORE, (1, 100)) == [False]
+    monkeypatch.undo()
+    assert not list(rig.file(100).parent.iterdir()) and "cannot be written" in caplog.text
+    assert rig.run(Direction.STORE, (1, 100)) == [True] and not rig.file(100).exists(), "it rests a while"
+    rig.store._write_again_s = 0.0
+    assert rig.run(Direction.STORE, (1, 100)) == [True] and rig.file(100).exists()
+
+
+def test_a_directory_that_vanished_ends_no_thread(rig: Rig) -> None:
+    rig.run(Direction.STORE, (1, 100))
+    rig.file(100).unlink()
+    rig.file(100).parent.rmdir()
+    assert rig.run(Direction.STORE, (2, 200)) == [False]
+    assert rig.run(Direction.LOAD, (3, 100)) == [False]
+
+
+def test_closing_writes_what_was_asked_for(rig: Rig) -> None:
+    rig.store.start([transfer(Direction.STORE, block, block) for block in range(NUM_BLOCKS)])
+    rig.store.close()
+    assert all(rig.file(block).exists() for block in range(NUM_BLOCKS))
+
+
+def test_clearing_deletes_what_was_given_before(rig: Rig) -> None:
+    rig.run(Direction.STORE, (1, 100))
+    rig.store.clear()
+    rig.run(Direction.STORE, (2, 200))
+    assert not rig.file(100).exists() and rig.file(200).exists()
+
+
+def test_what_others_did_is_seen_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_REFRESH_S", 0.01)
+    mine, theirs = Rig(tmp_path), Rig(tmp_path)
+    theirs.run(Direction.STORE, (1, 100))
+    deadline_s = time.monotonic() + 30
+    while not mine.directory.num_stored([transfer(Direction.LOAD, 0, 100).block_hash]):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert mine.run(Direction.LOAD, (3, 100)) == [True]
+    mine.store.close()
+    theirs.store.close()

@@ -1,0 +1,118 @@
+"""Blocks and answers with a KV store, whatever ends, fails and is aborted in whatever order."""
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.assembly import assemble
+from engine.core.batch import Direction
+from engine.core.config import EngineConfig
+from engine.core.messages import RequestUpdate
+from engine.core.request import RequestStatus
+from engine.scheduling.kv_tiers import TieredKVAllocator
+from tests.engine.fakes import FakeRunner, add, expected_tokens, fake_info, run_to_end
+from tests.engine.scheduling.fake_store import FakeStore
+
+NUM_BLOCKS = 12
+
+
+class KVTiersMachine(RuleBasedStateMachine):
+    """The runner checks that a step reads a request's own KV alone; the store, that none changes while it is stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = FakeStore(FakeRunner(2))
+        self.prompts: dict[str, list[int]] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.alive: list[str] = []
+        self.now_s = 0.0
+        self.start_engine()
+
+    def start_engine(self) -> None:
+        runner = FakeRunner(2)
+        self.store = FakeStore(runner, self.store.stored)
+        self.store.is_held_up = True
+        config = EngineConfig(model="fake", block_size=2, max_num_seqs=3, max_num_batched_tokens=7)
+        self.engine = assemble(config, fake_info(NUM_BLOCKS, 2), runner, clock=lambda: self.now_s, store=self.store)
+        tiers = self.engine._scheduler._kv
+        assert isinstance(tiers, TieredKVAllocator)
+        self.tiers = tiers
+        self.tiers._read_s = 0.0  # nothing takes time here
+
+    @rule(
+        prompt=st.lists(st.integers(1, 2), min_size=1, max_size=11),
+        max_tokens=st.integers(1, 8),
+        salt=st.sampled_from(["", "", "x"]),
+    )
+    def arrive(self, prompt: list[int], max_tokens: int, salt: str) -> None:
+        name = str(len(self.prompts))
+        add(self.engine, name, prompt, max_tokens=max_tokens, cache_salt=salt)
+        self.prompts[name], self.outputs[name] = prompt, []
+        self.alive.append(name)
+
+    @rule(seconds=st.sampled_from([0.0, 0.0, 0.0, 20.0]))
+    def step(self, seconds: float) -> None:
+        self.now_s += seconds
+        if self.engine.has_work:
+            self._account(self.engine.step().updates)
+
+    @precondition(lambda self: self.store.under_way)
+    @rule(index=st.integers(0, 100), succeeded=st.sampled_from([True, True, True, False]))
+    def end_a_transfer(self, index: int, succeeded: bool) -> None:
+        self.store.end(index % len(self.store.under_way), succeeded)
+
+    @precondition(lambda self: self.alive)
+    @rule(index=st.integers(0, 100))
+    def abort(self, index: int) -> None:
+        self.engine.abort_requests([self.alive.pop(index % len(self.alive))])
+
+    @rule(clears_store=st.booleans())
+    def reset(self, clears_store: bool) -> None:
+        self.engine.reset_prefix_cache(clears_store)
+
+    @precondition(lambda self: not self.alive)
+    @rule()
+    def start_anew(self) -> None:
+        self.start_engine()
+
+    def _account(self, updates: list[RequestUpdate]) -> None:
+        for update in updates:
+            self.outputs[update.request_id] += update.token_ids
+            if update.finish_reason is not None:
+                self.alive.remove(update.request_id)
+
+    @invariant()
+    def answers_are_those_without_a_store(self) -> None:
+        for name, output in self.outputs.items():
+            assert output == expected_tokens(self.prompts[name], len(output))
+
+    @invariant()
+    def blocks_are_held_by_requests_and_transfers_alone(self) -> None:
+        tiers = self.tiers
+        held = Counter(block for request in self.engine._scheduler._requests.values() for block in request.block_table)
+        held.update(block for load in set(tiers._loads.values()) for block in load.block_ids)
+        transfers = [*self.store.under_way, *(each.transfer for each in self.store._ended)]
+        held.update(each.block_id for each in transfers if each.direction is Direction.STORE)
+        assert [tiers._pool.ref_count(block) for block in range(NUM_BLOCKS)] == [held[i] for i in range(NUM_BLOCKS)]
+        assert tiers.stats.free + tiers.stats.held + tiers.stats.cached == NUM_BLOCKS
+
+    @invariant()
+    def every_request_is_in_one_place(self) -> None:
+        scheduler = self.engine._scheduler
+        assert set(scheduler._requests) == set(self.alive)
+        statuses = Counter(request.status for request in scheduler._requests.values())
+        assert statuses[RequestStatus.LOADING] == len(scheduler._loading)
+        assert statuses[RequestStatus.RUNNING] == len(scheduler._running)
+        assert statuses[RequestStatus.WAITING] == len(scheduler._waiting)
+
+    def teardown(self) -> None:
+        self.store.is_held_up = False
+        self._account([update for updates in run_to_end(self.engine).values() for update in updates])
+        assert not self.alive and not self.store.under_way
+        assert self.engine._scheduler.stats.pool.held == 0
+
+
+TestKVTiersMachine = KVTiersMachine.TestCase
+TestKVTiersMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
