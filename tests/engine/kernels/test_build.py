@@ -7,12 +7,10 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,12 +21,8 @@ from engine.kernels import __main__ as prebuild
 from engine.kernels import build, cpu_features
 from engine.kernels.build import KernelBuildError, build_libraries, build_library, find_library, source_key
 from engine.kernels.cpu_features import (
-    ARM_LEVELS,
     GENERIC,
-    X86_LEVELS,
-    level_named,
     levels_of,
-    parse_cpu_flags,
     supported_levels,
 )
 
@@ -63,66 +57,6 @@ def make_library(level: cpu_features.IsaLevel, directory: Path) -> Path:
     path = directory / f"{level.name}-{source_key(level)}-000000000000.so"
     path.touch()
     return path
-
-
-# ---- CPU levels ----
-
-
-CHAINS = {"x86_64": X86_LEVELS, "aarch64": ARM_LEVELS}
-
-
-@pytest.mark.parametrize("levels", CHAINS.values(), ids=CHAINS)
-def test_levels_are_ordered_and_each_includes_those_below(levels: tuple[cpu_features.IsaLevel, ...]) -> None:
-    for higher, lower in pairwise(levels):
-        assert higher.cpu_flags > lower.cpu_flags
-    assert levels[-1] is GENERIC
-
-
-@pytest.mark.parametrize("machine", CHAINS)
-def test_a_cpu_supports_its_level_and_all_below(machine: str) -> None:
-    levels = levels_of(machine)
-    assert levels == CHAINS[machine]
-    for i, level in enumerate(levels):
-        assert supported_levels(level.cpu_flags | {"sse2"}, machine) == levels[i:]
-
-
-def test_one_missing_instruction_lowers_the_level() -> None:
-    assert supported_levels(level_named("amx").cpu_flags - {"amx_bf16"}, "x86_64")[0].name == "avx512_bf16"
-    assert supported_levels(level_named("avx2").cpu_flags - {"fma"}, "x86_64") == (GENERIC,)
-    assert supported_levels(level_named("neon_i8mm").cpu_flags - {"i8mm"}, "aarch64")[0].name == "neon_dot"
-    assert supported_levels(level_named("neon_dot").cpu_flags - {"atomics"}, "aarch64") == (GENERIC,)
-
-
-@pytest.mark.parametrize(("cpu", "level"), [("a72", "generic"), ("n1", "neon_dot"), ("v1", "neon_i8mm")])
-def test_arm_processors_have_their_level(cpu: str, level: str) -> None:
-    features = {
-        "a72": "fp asimd evtstrm crc32 cpuid",
-        "n1": "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs",
-        "v1": "fp asimd crc32 atomics fphp asimdhp asimdrdm jscvt fcma lrcpc dcpop asimddp sve i8mm bf16 dgh rng",
-    }
-    flags = parse_cpu_flags(f"processor\t: 0\nFeatures\t: {features[cpu]}\n")
-    assert supported_levels(flags, "aarch64")[0].name == level
-
-
-def test_an_architecture_that_is_not_known_is_generic() -> None:
-    assert supported_levels(frozenset({"asimd", "bf16", "avx2"}), "riscv64") == (GENERIC,)
-
-
-def test_cpuinfo_is_read_for_x86_and_arm() -> None:
-    assert parse_cpu_flags("processor\t: 0\nflags\t\t: fpu avx2\nflags\t\t: other") == {"fpu", "avx2"}
-    assert parse_cpu_flags("Features\t: fp asimd bf16\n") == {"fp", "asimd", "bf16"}
-    assert parse_cpu_flags("nothing of the kind") == frozenset()
-
-
-@pytest.mark.parametrize(("flags", "native"), [({"avx512_bf16"}, True), ({"bf16"}, True), ({"avx512f"}, False)])
-def test_native_bfloat16_is_recognised(flags: set[str], native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_features, "cpu_flags", lambda: frozenset(flags))
-    assert cpu_features.has_native_bf16() is native
-
-
-def test_an_unknown_level_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="'sse9': one of amx, "):
-        level_named("sse9")
 
 
 # ---- Compiling ----
@@ -209,58 +143,6 @@ def test_a_second_process_waits_for_the_first_and_compiles_nothing(
         may_go_on.set()
         assert first.result() == second.result() and len(commands) == 2
     assert [first.result()] == list((tmp_path / "out").iterdir())
-
-
-@pytest.mark.parametrize(
-    ("variables", "where"),
-    [
-        ({"TWOSTEP_CACHE_DIR": "mine"}, "mine"),
-        ({"XDG_CACHE_HOME": "xdg", "HOME": "home"}, "xdg/twostep/kernels"),
-        ({"HOME": "home"}, "home/.cache/twostep/kernels"),
-    ],
-)
-def test_libraries_are_kept_where_users_keep_caches(
-    variables: dict[str, str], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("TWOSTEP_CACHE_DIR", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, str(tmp_path / value))
-    assert build.cache_dir() == tmp_path / where
-
-
-@pytest.fixture
-def without_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns the directory for temporary files; the home is a file."""
-    (tmp_path / "home").touch()
-    for name in ("TWOSTEP_CACHE_DIR", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    return tmp_path / "tmp"
-
-
-def test_without_a_home_libraries_are_kept_among_temporary_files(
-    without_home: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    found = build.cache_dir()
-    assert found.parent == without_home and stat.S_IMODE(found.stat().st_mode) == 0o700
-    assert build.cache_dir() == found and "cannot be written" in caplog.text
-
-
-@pytest.mark.parametrize("kind", ["open to all", "a link"])
-def test_a_directory_that_others_can_write_is_not_trusted(kind: str, without_home: Path) -> None:
-    """Who can write a library there has it run in the engine."""
-    place = without_home / f"twostep-{os.getuid()}"
-    if kind == "a link":
-        (without_home / "elsewhere").mkdir(mode=0o700)
-        place.symlink_to(without_home / "elsewhere")
-    else:
-        place.mkdir()
-        place.chmod(0o777)
-    with pytest.raises(KernelBuildError, match="is not this user's alone"):
-        build.cache_dir()
 
 
 @needs_compiler
