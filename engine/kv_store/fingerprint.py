@@ -20,8 +20,8 @@ from engine.core.config import EngineConfig, EngineInfo
 from engine.kernels import load_kernels
 from engine.kernels.cpu_features import cpu_flags
 
-_CODE = ("attention", "host", "kernels", "model", "runner", "weights")
-"""Packages of the engine that compute."""
+_CODE = ("attention", "checkpoint", "host", "kernels", "model", "runner", "weights")
+"""Packages of the engine that compute, or that read numbers."""
 _LIBRARIES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_")
 """Beginnings of the environment variables by which libraries are told how to compute."""
 
