@@ -30,6 +30,7 @@ from server.routes import (
     health,
     info,
     models,
+    prefix_cache,
     requests,
     responses,
     tokenization,
@@ -40,7 +41,19 @@ from server.runtime.context import AppContext
 from server.runtime.lifecycle import Lifecycle
 from server.settings.settings import Settings
 
-_MODULES = (completions, chat, responses, anthropic, embeddings, models, requests, tokenization, health, info)
+_MODULES = (
+    completions,
+    chat,
+    responses,
+    anthropic,
+    embeddings,
+    models,
+    requests,
+    prefix_cache,
+    tokenization,
+    health,
+    info,
+)
 _ROUTERS = tuple(module.router for module in _MODULES)
 
 

@@ -1,9 +1,29 @@
-"""What was computed once is not computed again, over evictions and the death of everything."""
+"""What was computed once is not computed again, over evictions and the death of everything, unless it is reset."""
 
-from tests.soak.kv_store import run
+from pathlib import Path
+
+import httpx
+
+from tests.soak.kv_store import Store, run
+from tests.soak.server import eventually, running_server
 
 
 def test_conversations_go_on_over_evictions_kills_and_damaged_files() -> None:
     soak, problems = run(number=12, seed=0)
     assert problems == []
     assert soak.num_computed < soak.num_prompt_tokens * 2 / 3
+
+
+def test_a_reset_forgets_what_is_in_memory_and_in_files(tmp_path: Path) -> None:
+    with running_server("--kv-store", str(tmp_path)) as server:
+
+        def num_cached() -> int:
+            usage = server.complete(prompt=[*range(20, 400)], max_tokens=2)["usage"]
+            return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+        assert [num_cached(), num_cached()] == [0, 368]
+        assert eventually(lambda: len(Store(tmp_path).files()) == 23)
+        reset = httpx.post(f"{server.url}/reset_prefix_cache", params={"reset_external": True})
+        assert reset.json() == {"success": True}
+        assert eventually(lambda: not Store(tmp_path).files())
+        assert [num_cached(), num_cached()] == [0, 368]

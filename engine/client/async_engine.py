@@ -28,7 +28,14 @@ from engine.core.errors import (
     RequestTimeoutError,
     TwostepError,
 )
-from engine.core.messages import FromEngine, RequestRefused, RequestsScheduled, RequestStates, StepUpdate
+from engine.core.messages import (
+    FromEngine,
+    RequestRefused,
+    RequestsScheduled,
+    RequestStates,
+    ResetPrefixCache,
+    StepUpdate,
+)
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from engine.core.request_snapshot import RequestSnapshot
@@ -161,9 +168,11 @@ class AsyncEngine:
     async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestSnapshot]:
         return await self._inspector.snapshots(self._registry.group(tenant, group_id)[:limit])
 
+    def reset_prefix_cache(self, clears_store: bool) -> None:
+        self._supervisor.send(ResetPrefixCache(clears_store))
+
     def abort(self, tenant: str, group_id: str) -> bool:
-        aborted = self._registry.group(tenant, group_id)
-        for live in aborted:
+        for live in (aborted := self._registry.group(tenant, group_id)):
             self._end(live, FinishReason.ABORT)  # at once, even if the caller never reads the last output
             live.abort()
         return bool(aborted)
@@ -251,8 +260,7 @@ class AsyncEngine:
         self._has_answered = False  # what arrived since the death came from the dead process
         self._admission.forget_stall()
         self._registry.on_unscheduled()
-        guilty = self._registry.engine_is_up(death)
-        if guilty is not None:
+        if (guilty := self._registry.engine_is_up(death)) is not None:
             self._has_answered = True
             logger.error("request %s is refused: the engine died again and again computing it and nothing else", guilty)
         num_begun, num_suspects = self._registry.num_begun, self._registry.num_suspects

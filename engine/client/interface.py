@@ -123,6 +123,10 @@ class EngineClient(Protocol):
         """Returns snapshots of the tenant's live requests, of one group or of all, in order of arrival and at most
         `limit`. Asks the engine process, and waits for it a few seconds at most."""
 
+    def reset_prefix_cache(self, clears_store: bool) -> None:
+        """Forget the prefixes of all that was computed so far, in the KV store, too, if `clears_store`. Requests that
+        run go on; those sent from now on find nothing of it. Call only while `is_ready`."""
+
     def abort(self, tenant: str, group_id: str) -> bool:
         """End all of the tenant's live requests of this group at once; False if there are none. `generate` yields, as
         for one at its deadline, a last output with the tokens received so far, finished by LENGTH and the stop reason

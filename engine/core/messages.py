@@ -1,6 +1,6 @@
 """The typed messages between the server process and the engine process, as msgpack over a local socket.
 
-To the engine:    Start (once, first), AddRequest, AbortRequests, InspectRequests, Shutdown
+To the engine:    Start (once, first), AddRequest, AbortRequests, InspectRequests, ResetPrefixCache, Shutdown
 From the engine:  EngineReady, RequestsScheduled (before a step), StepUpdate (one per step), Heartbeat (once a second
                   when idle), RequestRefused, RequestStates (one per InspectRequests), EngineFailure (last)
 """
@@ -42,6 +42,13 @@ class InspectRequests(msgspec.Struct, frozen=True, tag=True):
     """Asks the engine for the `RequestStates` of these requests."""
 
     request_ids: list[str]
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
+    """Tells the engine to forget the prefixes of all that was computed so far."""
+
+    clears_store: bool
+    """Whether the KV store forgets them, too."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -133,5 +140,5 @@ class EngineFailure(msgspec.Struct, frozen=True, tag=True):
     detail: str = ""
 
 
-ToEngine = Start | AddRequest | AbortRequests | InspectRequests | Shutdown
+ToEngine = Start | AddRequest | AbortRequests | InspectRequests | ResetPrefixCache | Shutdown
 FromEngine = EngineReady | RequestsScheduled | StepUpdate | Heartbeat | RequestRefused | RequestStates | EngineFailure

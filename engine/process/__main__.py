@@ -30,6 +30,7 @@ from engine.core.messages import (
     RequestsScheduled,
     RequestState,
     RequestStates,
+    ResetPrefixCache,
     Shutdown,
     Start,
     StepUpdate,
@@ -68,6 +69,8 @@ class SteppingEngine(Protocol):
     def abort_requests(self, request_ids: Iterable[str]) -> None: ...
 
     def inspect(self, request_ids: Iterable[str]) -> list[RequestState]: ...
+
+    def reset_prefix_cache(self, clears_store: bool) -> None: ...
 
     def step(self, on_scheduled: Callable[[list[str]], None]) -> StepUpdate: ...
 
@@ -172,6 +175,8 @@ def _handle(message: ToEngine, engine: SteppingEngine, link: Link, marker: Marke
         engine.abort_requests(message.request_ids)
     elif isinstance(message, InspectRequests):
         link.send(RequestStates(engine.inspect(message.request_ids)))
+    elif isinstance(message, ResetPrefixCache):
+        engine.reset_prefix_cache(message.clears_store)
 
 
 if __name__ == "__main__":

@@ -114,6 +114,8 @@ class FakeEngine:
     last_stats: StepStats | None = None
     num_live: int = 0
     max_live_seen: int = 0
+    resets: list[bool] = field(default_factory=list)
+    """Arguments of the calls of `reset_prefix_cache`."""
     num_settled: int = 0
     """Calls of `settle`."""
     num_holding: int = 0
@@ -169,6 +171,9 @@ class FakeEngine:
 
     async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestSnapshot]:
         return [sequence.view() for sequence in self._group(tenant, group_id)[:limit]]
+
+    def reset_prefix_cache(self, clears_store: bool) -> None:
+        self.resets.append(clears_store)
 
     def abort(self, tenant: str, group_id: str) -> bool:
         aborted = self._group(tenant, group_id)
