@@ -343,11 +343,6 @@ def test_the_command_refuses_levels_of_another_architecture(
     assert "neon_i8mm" in capsys.readouterr().err
 
 
-def test_the_image_has_every_level_of_its_architecture() -> None:
-    for machine, levels in CHAINS.items():
-        assert f"{machine}) set -- {' '.join(level.name for level in levels)} ;;" in (ROOT / "Dockerfile").read_text()
-
-
 def test_the_command_says_why_it_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

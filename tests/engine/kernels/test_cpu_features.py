@@ -1,6 +1,7 @@
 """A CPU has its level of instructions and all below."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from engine.kernels.cpu_features import (
     supported_levels,
 )
 
+ROOT = Path(__file__).parents[3]
 CHAINS = {"x86_64": X86_LEVELS, "aarch64": ARM_LEVELS}
 
 
@@ -70,3 +72,8 @@ def test_native_bfloat16_is_recognised(flags: set[str], native: bool, monkeypatc
 def test_an_unknown_level_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="'sse9': one of amx, "):
         level_named("sse9")
+
+
+def test_the_image_has_every_level_of_its_architecture() -> None:
+    for machine, levels in CHAINS.items():
+        assert f"{machine}) set -- {' '.join(level.name for level in levels)} ;;" in (ROOT / "Dockerfile").read_text()
