@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.gguf.folder import gguf_folder
+from engine.checkpoint.published.scheme import check_scheme
 from engine.core.errors import ModelError, UnsupportedModelError
 
 
@@ -36,7 +37,7 @@ def check_checkpoint(model: str) -> None:
         raise ModelError(f"{model} is not a checkpoint directory: {why}.")
     if not (path / "config.json").is_file():
         raise _without_config(path)
-    check_unquantized(read_config(path), model)
+    check_scheme(read_config(path), model)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -64,18 +65,6 @@ def check_model_type(config: Mapping[str, Any], model: str, trust_remote_code: b
         cure = "--trust-remote-code runs the code that the checkpoint brings for it"
     raise UnsupportedModelError(
         f"config.json of {model}: model_type {str(kind)[:64]!r} is not known to transformers {__version__}; {cure}."
-    )
-
-
-def check_unquantized(config: Mapping[str, Any], model: str) -> None:
-    """Raises UnsupportedModelError for weights that are quantized in the files."""
-    quantization = config.get("quantization_config")
-    if not isinstance(quantization, Mapping) or quantization.get("dequantize"):
-        return
-    method = str(quantization.get("quant_method", "bitsandbytes"))[:64]
-    raise UnsupportedModelError(
-        f"The weights of {model} are quantized ({method}), which cannot be served: take the checkpoint that is not, "
-        "with --quantization int4 or int8 if its weights shall be small."
     )
 
 

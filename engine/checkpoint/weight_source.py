@@ -1,18 +1,45 @@
-"""Where weights come from that transformers does not read itself: parameter -> weight, as a file stores it."""
+"""Where weights come from that transformers does not read itself: tensor -> weight, as a file stores it."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.checkpoint.gguf.header import read_gguf
 from engine.checkpoint.gguf.weights import gguf_weights
-from engine.checkpoint.local import is_gguf
+from engine.checkpoint.hub import optional_file, snapshot
+from engine.checkpoint.local import folder_of, is_gguf, is_local, read_config
+from engine.checkpoint.published.scheme import scheme_of
+from engine.checkpoint.published.weights import published_weights
 
-__all__ = ["stored_weights"]
+__all__ = ["needs_float32", "stored_weights"]
+
+_WITHIN_BFLOAT16 = ("mxfp4",)
 
 
-def stored_weights(model: str, dtype: torch.dtype) -> dict[str, Tensor] | None:
+def stored_weights(model: str, revision: str | None, dtype: torch.dtype) -> dict[str, Tensor] | None:
     """Returns the weights of a checkpoint, to be read in `dtype` one by one; None if its files have plain numbers,
     which transformers reads. Raises ModelError."""
-    return gguf_weights(read_gguf(Path(model)), dtype) if is_gguf(model) else None
+    if is_gguf(model):
+        return gguf_weights(read_gguf(Path(model)), dtype)
+    scheme = _scheme_of(model, revision)
+    if scheme is None:
+        return None
+    files = ("*.safetensors", "*.safetensors.index.json")
+    folder = folder_of(model) if is_local(model) else snapshot(model, revision, files)
+    return published_weights(folder, scheme, dtype)
+
+
+def needs_float32(model: str, revision: str | None) -> bool:
+    """Whether 16 bits would round numbers that the files store. Files of plain numbers are not asked."""
+    if is_gguf(model):
+        return bool(read_config(folder_of(model))["dtype"] == "float32")
+    scheme = _scheme_of(model, revision)
+    return scheme is not None and scheme.get("quant_method") not in _WITHIN_BFLOAT16
+
+
+def _scheme_of(model: str, revision: str | None) -> Mapping[str, Any] | None:
+    path = optional_file(model, revision, "config.json")
+    return None if path is None else scheme_of(read_config(path.parent))

@@ -21,14 +21,13 @@ from engine.checkpoint.eos_tokens import find_eos_token_ids
 from engine.checkpoint.local import (
     check_checkpoint,
     check_model_type,
-    check_unquantized,
     folder_of,
-    is_gguf,
     is_local,
     read_config,
 )
+from engine.checkpoint.published.scheme import check_scheme
 from engine.checkpoint.stored_tensor import StoredTensor
-from engine.checkpoint.weight_source import stored_weights
+from engine.checkpoint.weight_source import needs_float32, stored_weights
 from engine.core.config import EngineConfig
 from engine.core.errors import (
     ConfigError,
@@ -92,7 +91,7 @@ def _load(config: EngineConfig) -> LoadedModel:
     device = _device(config.device)
     _check_quantization(config, device)
     kernels = _load_kernels(config) if device.type == "cpu" else None
-    dtype = _dtype(config.model, config.dtype, device, hf_config, kernels)
+    dtype = _dtype(config, device, hf_config, kernels)
     module = _load_weights(config, source, device, dtype)
     fingerprint = weights_fingerprint(module)
     text_config = hf_config.get_text_config(decoder=True)
@@ -132,14 +131,21 @@ def _read_hf_config(config: EngineConfig, source: dict[str, Any]) -> tuple[PreTr
         check_model_type(read_config(folder_of(config.model)), config.model, config.trust_remote_code)
     place = str(folder_of(config.model)) if is_local(config.model) else config.model
     hf_config = AutoConfig.from_pretrained(place, **source, **dtype_override(config.model, config.revision))
-    check_unquantized(hf_config.to_dict(), config.model)
-    check_unquantized(hf_config.get_text_config(decoder=True).to_dict(), config.model)
+    check_scheme(hf_config.to_dict(), config.model)
+    _forget_scheme(hf_config)
     names = TEXT_PART_NAMES if has_text_part(hf_config) else None
     if names:
         logger.info("%s: of this multimodal checkpoint, the text model is served", config.model)
         hf_config = text_part_of(hf_config)
     _check_architecture(hf_config, config)
     return hf_config, names
+
+
+def _forget_scheme(hf_config: PreTrainedConfig) -> None:
+    """Keeps transformers from replacing modules for weights that it shall not read."""
+    for part in (hf_config, hf_config.get_text_config(decoder=True)):
+        for name in ("quantization_config", "compression_config"):
+            vars(part).pop(name, None)
 
 
 def _checked_layers(
@@ -217,21 +223,21 @@ def _device(name: str) -> torch.device:
 
 
 def _dtype(
-    model: str, name: str, device: torch.device, hf_config: PreTrainedConfig, kernels: KernelInfo | None
+    config: EngineConfig, device: torch.device, hf_config: PreTrainedConfig, kernels: KernelInfo | None
 ) -> torch.dtype:
-    if name != "auto":
-        chosen: torch.dtype = getattr(torch, name)
+    if config.dtype != "auto":
+        chosen: torch.dtype = getattr(torch, config.dtype)
         if chosen is torch.float16 and device.type == "cpu":
             raise ConfigError("--dtype float16 is not supported on the CPU; use bfloat16 or float32.")
         if chosen is torch.float32 and device.type == "cuda":
             logger.warning("--dtype float32 on a GPU: attention runs in plain torch, many times slower than in 16 bits")
         return chosen
-    own: torch.dtype = hf_config.get_text_config(decoder=True).dtype
-    if is_gguf(model) and own is torch.float32:
-        return torch.float32  # 16 bits would round what the file stores
+    if needs_float32(config.model, config.revision):
+        return torch.float32
     if device.type == "cpu":
         widens = kernels is not None and kernels.isa != "generic"  # to float32, in the time that reading less saves
         return torch.bfloat16 if widens or has_native_bf16() else torch.float32
+    own = hf_config.get_text_config(decoder=True).dtype
     return own if own in (torch.float16, torch.bfloat16) else torch.bfloat16
 
 
@@ -239,10 +245,12 @@ def _load_weights(
     config: EngineConfig, source: dict[str, Any], device: torch.device, dtype: torch.dtype
 ) -> PreTrainedModel:
     registry.register()
-    weights = stored_weights(config.model, dtype)
+    weights = stored_weights(config.model, config.revision, dtype)
     place: str | None = config.model
     kind = AutoModelForCausalLM
     if weights is not None:
+        if type(source["config"]) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise UnsupportedModelError("Models of a checkpoint's own code cannot be served from quantized weights.")
         kind, place = MODEL_FOR_CAUSAL_LM_MAPPING[type(source["config"])], None
         source = {"config": source["config"], "key_mapping": source["key_mapping"], "state_dict": weights}
     with _only_errors_of("transformers.modeling_utils"):

@@ -14,10 +14,10 @@ from engine.model.loader import load_model
 from engine.text.tokenizer import Tokenizer
 
 METHODS = {
-    "gptq": {"quant_method": "gptq", "bits": 4},
-    "awq": {"quant_method": "awq"},
-    "fp8": {"quant_method": "fp8"},
-    "bitsandbytes": {"load_in_4bit": True},
+    "gptq": {"quant_method": "gptq", "bits": 3},
+    "awq": {"quant_method": "awq", "version": "gemv"},
+    "hqq": {"quant_method": "hqq"},
+    "bitsandbytes": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf3"},
 }
 
 
@@ -46,7 +46,7 @@ def test_what_else_a_directory_may_hold_is_named(tmp_path: Path, name: str, reas
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_weights_that_are_quantized_already_are_refused_by_name(tmp_path: Path, method: str) -> None:
+def test_weights_in_precisions_that_are_not_known_are_refused_by_name(tmp_path: Path, method: str) -> None:
     model = write_config(tmp_path, quantization_config=METHODS[method])
     with pytest.raises(UnsupportedModelError, match=rf"quantized \({method}\).*--quantization int4"):
         check_checkpoint(model)

@@ -1,0 +1,92 @@
+"""Which published precisions can be served, by the quantization_config of config.json; torch-free."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.core.errors import UnsupportedModelError
+
+__all__ = ["check_scheme", "scheme_of"]
+
+_COMPRESSED = ("float-quantized", "naive-quantized", "int-quantized", "pack-quantized")
+_HINT = "take the checkpoint that is not quantized, with --quantization int4 or int8 if its weights shall be small."
+
+
+def scheme_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns the description of the stored precision, which may be that of a part; None for plain numbers."""
+    parts = [config, *(part for name, part in config.items() if name.endswith("_config") and isinstance(part, Mapping))]
+    found = (part.get(name) for part in parts for name in ("quantization_config", "compression_config"))
+    return next((each for each in found if isinstance(each, Mapping)), None)
+
+
+def check_scheme(config: Mapping[str, Any], model: str) -> None:
+    """Raises UnsupportedModelError, by name, for a precision that cannot be served."""
+    scheme = scheme_of(config)
+    if scheme is None:
+        return
+    method = str(scheme.get("quant_method", "bitsandbytes"))
+    problem = _CHECKS[method](scheme) if method in _CHECKS else "this method is not known"
+    if problem:
+        raise UnsupportedModelError(f"The weights of {model} are quantized ({method[:64]}): {problem}; {_HINT}")
+
+
+def _fp8(scheme: Mapping[str, Any]) -> str | None:
+    block = scheme.get("weight_block_size")
+    is_block = isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
+    return None if block is None or is_block else f"weight_block_size {str(block)[:64]} is no pair of sizes"
+
+
+def _mxfp4(scheme: Mapping[str, Any]) -> str | None:
+    return None
+
+
+def _gptq(scheme: Mapping[str, Any]) -> str | None:
+    if scheme.get("bits") not in (2, 4, 8):
+        return f"weights of {str(scheme.get('bits'))[:64]} bits cannot be served"
+    if scheme.get("dynamic"):
+        return "layers with settings of their own cannot be served"
+    kind = scheme.get("checkpoint_format", "gptq")
+    return None if kind in ("gptq", "gptq_v2") else f"checkpoint_format {str(kind)[:64]!r} is not known"
+
+
+def _awq(scheme: Mapping[str, Any]) -> str | None:
+    kind = str(scheme.get("version", scheme.get("format", "gemm"))).lower()
+    if scheme.get("bits", scheme.get("w_bit", 4)) != 4 or kind != "gemm":
+        return f"weights of {str(scheme.get('bits'))[:64]} bits in the version {kind[:64]!r} cannot be served"
+    return None
+
+
+def _compressed_tensors(scheme: Mapping[str, Any]) -> str | None:
+    formats = [scheme.get("format"), *(group.get("format") for group in _groups(scheme))]
+    unknown = [each for each in formats if each is not None and each not in _COMPRESSED]
+    if unknown or not _groups(scheme):
+        return f"the format {str(unknown[0] if unknown else None)[:64]!r} cannot be served"
+    for group in _groups(scheme):
+        weights = group.get("weights") or {}
+        if weights.get("num_bits") not in (4, 8) or weights.get("type") not in ("int", "float"):
+            return f"weights of {str(weights.get('num_bits'))[:64]} bits cannot be served"
+    if scheme.get("sparsity_config") or scheme.get("transform_config"):
+        return "sparse and transformed weights cannot be served"
+    return None
+
+
+def _groups(scheme: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    groups = scheme.get("config_groups")
+    found = [*groups.values()] if isinstance(groups, Mapping) else []
+    return [each for each in found if isinstance(each, Mapping)]
+
+
+def _bitsandbytes(scheme: Mapping[str, Any]) -> str | None:
+    if scheme.get("load_in_4bit", scheme.get("_load_in_4bit")):
+        kind = scheme.get("bnb_4bit_quant_type", "fp4")
+        return None if kind in ("nf4", "fp4") else f"bnb_4bit_quant_type {str(kind)[:64]!r} is not known"
+    return None
+
+
+_CHECKS = {
+    "fp8": _fp8,
+    "mxfp4": _mxfp4,
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed_tensors,
+    "bitsandbytes": _bitsandbytes,
+}
