@@ -15,6 +15,7 @@ from engine.scheduling.cost.roofline import Roofline
 from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.cost.step_trace import NullTracer, Tracer, open_tracer
 from engine.scheduling.cost.telemetry import Telemetry
+from engine.scheduling.draft_kv import NoDraftKV, OwnDraftKV
 from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.kv_tiers import TieredKVAllocator
 from engine.scheduling.prefill_budget import PrefillPace
@@ -95,12 +96,13 @@ def _scheduler(config: EngineConfig, info: EngineInfo, costs: StepCosts, store: 
 
 
 def _kv_allocator(config: EngineConfig, info: EngineInfo, costs: StepCosts, store: KVStore | None) -> KVAllocator:
+    draft_kv = OwnDraftKV(config.block_size) if info.draft_kv_bytes else NoDraftKV()
     if not config.enable_prefix_caching:
-        return KVAllocator(info.num_blocks, config.block_size, NullPrefixCache())
+        return KVAllocator(info.num_blocks, config.block_size, NullPrefixCache(), draft_kv)
     cache = PrefixCache(config.block_size)
     if store is None:
-        return KVAllocator(info.num_blocks, config.block_size, cache)
-    return TieredKVAllocator(info.num_blocks, config.block_size, cache, store.blocks, costs)
+        return KVAllocator(info.num_blocks, config.block_size, cache, draft_kv)
+    return TieredKVAllocator(info.num_blocks, config.block_size, cache, draft_kv, store.blocks, costs)
 
 
 def _planner(config: EngineConfig, info: EngineInfo, costs: StepCosts) -> SpeculationPlanner:

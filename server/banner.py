@@ -62,8 +62,13 @@ def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
 def _drafts(settings: Settings, info: EngineInfo) -> str:
     """Returns what speculative decoding uses."""
     most, size = settings.num_speculative_tokens, info.draft_size
-    weights = f", {settings.draft_quantization} weights ({size.weight_bytes / 2**20:,.0f} MiB)" if size else ""
-    return f"at most {most} tokens, from texts, predictions, grammars{weights}" if most else "none"
+    text = f"at most {most} tokens, from texts, predictions, grammars" if most else "none"
+    if size is None:
+        return text
+    weights_mib, kv_mib = size.weight_bytes / 2**20, info.draft_kv_bytes / 2**20
+    if settings.draft_model is None:
+        return f"{text}, {settings.draft_quantization} weights ({weights_mib:,.0f} MiB)"
+    return f"{text}, {settings.draft_model} ({weights_mib:,.0f} MiB, and {kv_mib:,.0f} MiB of the KV blocks)"
 
 
 def _machine(info: EngineInfo) -> str:

@@ -29,7 +29,7 @@ MAY_IMPORT = {
         "scheduling": "core scheduling.cost scheduling.speculation",
         "kv_store": "attention checkpoint core kernels",
         "grammar": "core scheduling text",
-        "model": "attention checkpoint core host kernels runner weights",
+        "model": "attention checkpoint core host kernels runner text weights",
         "engine": "core grammar kv_store model scheduling scheduling.cost scheduling.speculation",
         "process": "core engine host",
         "client": "core process text",

@@ -1,5 +1,6 @@
 """The KV cache tensors of every layer, and their size in bytes."""
 
+import copy
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,6 +55,13 @@ class KVCache:
         )
         self._pages = PagePrefault([*chain.from_iterable(self.layers)])
         self._writing = threading.Lock()  # prefault writes to pages what it read there
+
+    def of_layers(self, layers: slice) -> "KVCache":
+        """Returns the cache of some of the layers: those of the model, or of its draft model. It shares their memory,
+        whose pages the whole cache allocates."""
+        part = copy.copy(self)
+        part.layers = self.layers[layers]
+        return part
 
     def prefault(self, last_block: int, num_tokens: int) -> None:
         """Allocates pages ahead of the blocks in use; to be called before each step.

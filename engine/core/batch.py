@@ -69,6 +69,9 @@ class ScheduledRequest:
     num_wanted: int = 0
     """Draft length: number of tokens that the draft model is to propose before the step. `block_table` holds their
     positions, too."""
+    draft_span: tuple[int, int] | None = None
+    """Positions [start, end) of its own tokens that a draft model with KV of its own computes in this step: where it
+    was behind, and the step's own. None if there are none, or no such model."""
     scores_prompt: bool = False
     """Whether every prompt token after the first needs its log-probability."""
 
@@ -101,7 +104,10 @@ class Batch:
 
     @property
     def wants_drafts(self) -> bool:
-        return any(request.num_wanted > request.num_drafts for request in self.requests)
+        """Whether the draft model runs before the step; in a prefill step it runs within."""
+        return self.phase is Phase.DECODE and any(
+            request.num_wanted > request.num_drafts or request.draft_span for request in self.requests
+        )
 
 
 @dataclass(frozen=True, slots=True)

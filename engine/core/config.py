@@ -23,9 +23,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"
     """Weight quantization of linear layers and experts, on the CPU: none, int8 or int4. Their activations are quantized
     to 8 bits, those of the head to 16."""
+    draft_model: str | None = None
+    """A draft model: the directory or hub id of a smaller one with the same tokenizer. See
+    `engine.model.draft_model`."""
     draft_quantization: str = "none"
-    """Weight quantization of the self-speculative draft model, a second copy of the weights, on the CPU: none (no draft
-    model) or int4. See `engine.model.self_draft`."""
+    """Weight quantization of the draft model, on the CPU: none, int8 or int4. Without `draft_model` it is a second copy
+    of the weights: none (no draft model) or int4. See `engine.model.self_draft`."""
     max_model_len: int | None = None
     """Longest prompt + output, in tokens; None takes the model's own limit."""
     block_size: int = 16
@@ -80,15 +83,27 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         _check_choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _check_choice("quantization", self.quantization, ("none", "int8", "int4"))
-        _check_choice("draft_quantization", self.draft_quantization, ("none", "int4"))
-        if self.draft_quantization == self.quantization != "none":
+        self._check_drafts()
+        _check_choice("device", self.device, ("auto", "cpu", "cuda"))
+
+    def _check_drafts(self) -> None:
+        _check_choice("draft_quantization", self.draft_quantization, ("none", "int8", "int4"))
+        if self.draft_model is None and self.draft_quantization == "int8":
+            raise ConfigError(
+                "--draft-quantization int8 is for a --draft-model: of the model's own weights use int4, or none."
+            )
+        if self.draft_model is None and self.draft_quantization == self.quantization != "none":
             raise ConfigError(
                 f"--draft-quantization {self.draft_quantization} drafts no faster than weights of as many bits do: "
                 f"leave it out, or --quantization {self.quantization}."
             )
-        if self.draft_quantization != "none" and self.num_speculative_tokens == 0:
-            raise ConfigError("--draft-quantization needs --num-speculative-tokens to be at least 1.")
-        _check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        if self.num_speculative_tokens == 0:
+            for flag, is_given in (
+                ("--draft-quantization", self.draft_quantization != "none"),
+                ("--draft-model", self.draft_model is not None),
+            ):
+                if is_given:
+                    raise ConfigError(f"{flag} needs --num-speculative-tokens to be at least 1.")
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +137,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes and operations of the model's steps."""
     draft_size: ModelSize | None = None
     """Bytes and operations of the draft model's passes; None without a draft model."""
+    draft_kv_bytes: int = 0
+    """The part of `kv_cache_bytes` that is the draft model's own."""
     ceilings: Ceilings
     """The machine's measured peaks of memory bandwidth and compute."""
 

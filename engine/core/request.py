@@ -72,6 +72,8 @@ class Request:
     """Its place in the order of arrival, given by the scheduler."""
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
+    num_drafted_tokens: int = 0
+    """Positions [0, num_drafted_tokens) have the draft model's own KV, too, if it has any."""
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     """Chained hashes of its first full blocks, as far as they were needed; the prefix cache computes them."""

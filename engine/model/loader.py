@@ -97,7 +97,8 @@ def _load(config: EngineConfig) -> LoadedModel:
     text_config = hf_config.get_text_config(decoder=True)
     calls = _checked_layers(module, text_config, device)
     _replace_for_cpu(module, calls, device, kernels is not None)
-    draft = _draft_model(module, calls, kernels is not None, config.draft_quantization)
+    drafts = "none" if config.draft_model else config.draft_quantization
+    draft = _draft_model(module, calls, kernels is not None, drafts)
     report = prepare_linears(module, kernels is not None, config.quantization)
     for name in report.unconverted:
         logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)

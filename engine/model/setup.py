@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from dataclasses import replace
 
 import torch
 
@@ -13,6 +14,7 @@ from engine.core.errors import ConfigError, ModelMemoryError
 from engine.host.available_memory import available_bytes, is_memory_shortage
 from engine.host.memory_trim import give_back_freed_memory
 from engine.kernels import load_kernels
+from engine.model.draft_model import load_draft_model
 from engine.model.kernel_forward import choose_forward
 from engine.model.loader import load_model
 from engine.model.machine_ceilings import measure_ceilings
@@ -38,10 +40,13 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
     max_model_len = _max_model_len(config, model)
     backend = select_backend(model.device, load_kernels() if model.has_kernels else None)
     step_bytes = bytes_of_a_step(config, model, max_model_len, backend) if model.device.type == "cuda" else 0
+    if config.draft_model is not None:
+        model = replace(model, draft=load_draft_model(config, model, max_model_len))
     num_blocks, max_model_len = _size_pool(config, model, max_model_len, step_bytes)
     cache = _new_cache(config, model, num_blocks)
     forward = choose_forward(model.module, cache, backend)
-    draft_forward = choose_forward(model.draft.module, cache, backend) if model.draft else None
+    draft_cache = cache.of_layers(slice(len(model.layers), None)) if model.draft and model.draft.layers else cache
+    draft_forward = choose_forward(model.draft.module, draft_cache, backend) if model.draft else None
     info = EngineInfo(
         model=config.model,
         architecture=model.architecture,
@@ -62,6 +67,7 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
         load_s=time.monotonic() - started_s,
         size=model.size,
         draft_size=model.draft.size if model.draft else None,
+        draft_kv_bytes=draft_cache.num_bytes if draft_cache is not cache else 0,
         ceilings=ceilings,
     )
     return ModelRunner(model, cache, forward, draft_forward), info
@@ -79,7 +85,7 @@ def _new_cache(config: EngineConfig, model: LoadedModel, num_blocks: int) -> KVC
     On the CPU that is checked before: the operating system grants more memory than there is, and kills the process once
     it is used.
     """
-    num_bytes = num_blocks * bytes_per_block(model.layers, config.block_size, model.dtype)
+    num_bytes = num_blocks * bytes_per_block(model.kv_layers, config.block_size, model.dtype)
     available = available_bytes(model.device)
     shortage = ModelMemoryError(
         f"There is not enough memory for a KV cache of {num_blocks:,} blocks of {config.block_size} tokens: it takes "
@@ -89,7 +95,7 @@ def _new_cache(config: EngineConfig, model: LoadedModel, num_blocks: int) -> KVC
     if model.device.type == "cpu" and num_bytes > available:
         raise shortage
     try:
-        return KVCache(model.layers, num_blocks, config.block_size, model.dtype, model.device)
+        return KVCache(model.kv_layers, num_blocks, config.block_size, model.dtype, model.device)
     except (MemoryError, RuntimeError, OSError) as error:
         if not is_memory_shortage(error):
             raise
@@ -111,7 +117,7 @@ def _size_pool(config: EngineConfig, model: LoadedModel, max_model_len: int, ste
 
     A configured context length must fit; the model's own limit is lowered to what fits.
     """
-    per_block = bytes_per_block(model.layers, config.block_size, model.dtype)
+    per_block = bytes_per_block(model.kv_layers, config.block_size, model.dtype)
     num_blocks = config.num_blocks or _kv_bytes(config, model, max_model_len, per_block, step_bytes) // per_block
     capacity = num_blocks * config.block_size
     if capacity >= max_model_len:

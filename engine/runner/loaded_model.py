@@ -11,15 +11,17 @@ from engine.core.machine import ModelSize
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A self-speculative draft model, which runs over the target model's KV cache.
-
-    The keys and values that it writes there are overwritten when the target model verifies its draft tokens.
+    """A draft model: one with keys and values of its own, or a self-speculative one, which runs over the target
+    model's. What the latter writes there is overwritten when the target model verifies its draft tokens.
     """
 
     module: PreTrainedModel
-    """The draft model's module; parameters and buffers that are not rounded are shared with the target model's."""
+    """The draft model's module; parameters and buffers of a self-speculative one that are not rounded are shared with
+    the target model's."""
     size: ModelSize
     """Bytes and operations of one draft pass, which adds a draft token to each request."""
+    layers: tuple[LayerShape, ...] = ()
+    """The layers of its own KV, behind those of the target model in the cache; none for a self-speculative one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +47,9 @@ class LoadedModel:
     """Name of the matmul backend."""
     has_kernels: bool
     draft: DraftModel | None
-    """The self-speculative draft model; None unless the configuration asks for one."""
+    """The draft model; None unless the configuration asks for one."""
+
+    @property
+    def kv_layers(self) -> tuple[LayerShape, ...]:
+        """The layers of the KV cache: the model's own, then those of the draft model."""
+        return self.layers + (self.draft.layers if self.draft else ())

@@ -1,7 +1,7 @@
 """Runs batches on the model.
 
 `prefill` computes chunks of prompts; `decode` computes the newest token and the draft tokens of every request, and
-samples what follows; `draft` proposes draft tokens with the self-speculative draft model.
+samples what follows; `draft` proposes draft tokens with the draft model.
 """
 
 import logging
@@ -22,7 +22,13 @@ from engine.runner.logprobs import Scorer
 from engine.runner.model_inputs import build_inputs
 from engine.runner.pooling import embedding_bytes
 from engine.runner.sampler import Sampler
-from engine.scheduling.speculation.draft_verification import last_row, num_accepted_drafts, rows_of, with_draft_token
+from engine.scheduling.speculation.draft_verification import (
+    draft_row,
+    last_row,
+    num_accepted_drafts,
+    rows_of,
+    with_draft_token,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +59,8 @@ class ModelRunner:
 
     @property
     def cache(self) -> KVCache:
-        return self._cache
+        """The model's own KV cache, without that of a draft model."""
+        return self._cache.of_layers(slice(len(self._model.layers)))
 
     @torch.inference_mode()
     @_telling_of_the_device()
@@ -61,6 +68,7 @@ class ModelRunner:
         """Computes a chunk of each prompt, and samples a token for the requests whose last chunk it is."""
         counts = [_num_kept(request) for request in batch.requests]
         logits, hidden = self._forward(batch, _kept_positions(batch.requests, counts))
+        self._compute_draft_kv([request for request in batch.requests if request.draft_span])
         rows = _consecutive(counts)
         sampling = [(own[-1], request) for own, request in zip(rows, batch.requests, strict=True) if request.samples]
         outputs = self._sample_one_each(logits[[row for row, _ in sampling]], [request for _, request in sampling])
@@ -94,14 +102,27 @@ class ModelRunner:
     @_telling_of_the_device()
     def draft(self, batch: Batch) -> Batch:
         """Returns the batch with the draft tokens that its requests want, sampled one after the other."""
-        assert self._run_draft_model is not None, "draft tokens are wanted of a draft model that was not loaded"
         requests = list(batch.requests)
+        self._compute_draft_kv([each for each in requests if each.draft_span and each.num_wanted == 0])
+        make_row = draft_row
         while wanting := [index for index, each in enumerate(requests) if each.num_wanted > each.num_drafts]:
-            rows = [last_row(requests[index]) for index in wanting]
-            logits, _ = self._run_draft_model(build_inputs(rows, self._cache.block_size, self._model.device), None)
-            for index, token_id in zip(wanting, self._sampler.sample(logits, rows), strict=True):
+            logits = self._draft_logits([make_row(requests[index]) for index in wanting])
+            sampled = self._sampler.sample(logits, [last_row(requests[index]) for index in wanting])
+            for index, token_id in zip(wanting, sampled, strict=True):
                 requests[index] = with_draft_token(requests[index], token_id)
+            make_row = last_row
         return replace(batch, requests=tuple(requests))
+
+    def _compute_draft_kv(self, requests: Sequence[ScheduledRequest]) -> None:
+        """Computes the draft model's keys and values in the requests' draft spans."""
+        if requests:
+            self._draft_logits([draft_row(request) for request in requests])
+
+    def _draft_logits(self, rows: Sequence[ScheduledRequest]) -> Tensor:
+        """Returns the draft model's logits after each row's last token, [len(rows), vocab]."""
+        assert self._run_draft_model is not None, "draft tokens are wanted of a draft model that was not loaded"
+        last = [end - 1 for end in accumulate(len(row.token_ids) for row in rows)]
+        return self._run_draft_model(build_inputs(rows, self._cache.block_size, self._model.device), last).logits
 
     def _forward(self, batch: Batch, kept: Sequence[int] | None) -> ForwardOutput:
         """Runs the model, with results at the `kept` positions of the flat batch; None keeps all."""

@@ -16,6 +16,7 @@ from engine.core.batch import BlockTransfer, EndedTransfer
 from engine.core.request import Request
 from engine.core.stats import PoolStats
 from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.draft_kv import DraftKV, NoDraftKV
 from engine.scheduling.prefix_cache import BlockCache
 
 
@@ -29,11 +30,13 @@ class PrefixMatch:
 class KVAllocator:
     """Gives blocks to requests, finds their cached prefixes, and takes everything back by one door, `free`."""
 
-    def __init__(self, num_blocks: int, block_size: int, cache: BlockCache) -> None:
-        """Hands out `num_blocks` blocks of `block_size` tokens each."""
+    def __init__(self, num_blocks: int, block_size: int, cache: BlockCache, draft_kv: DraftKV | None = None) -> None:
+        """Hands out `num_blocks` blocks of `block_size` tokens each; `draft_kv` knows in which of them the draft
+        model's keys and values are, if it has any of its own."""
         self.num_blocks = num_blocks
         self._pool = BlockPool(num_blocks, cache)
         self._cache = cache
+        self._draft_kv = draft_kv or NoDraftKV()
         self._block_size = block_size
         self.prefix_queries = 0
         """Tokens that were looked up in the prefix cache, by requests that then got their blocks for the first time."""
@@ -65,6 +68,7 @@ class KVAllocator:
             return False
         request.block_table = blocks
         request.num_computed_tokens = len(match.block_ids) * self._block_size
+        self._draft_kv.start(request, len(match.block_ids))
         if request.first_scheduled_s is None:
             self.prefix_queries += request.num_tokens if self._cache.can_match(request) else 0
             self.prefix_hits += request.num_computed_tokens
@@ -80,6 +84,7 @@ class KVAllocator:
             return True
         blocks = self._pool.try_allocate(lacking, spare=spare)
         request.block_table += blocks or []
+        self._draft_kv.allocated(blocks or ())
         return blocks is not None
 
     def surplus(self, request: Request) -> int:
@@ -93,6 +98,15 @@ class KVAllocator:
         for index in self._cache.insert(request, start // self._block_size, end // self._block_size):
             self._on_new_block(request, index)
 
+    def draft_span(self, request: Request, num_tokens: int) -> tuple[int, int] | None:
+        """Returns the positions that the draft model computes in a step that computes the request's next `num_tokens`;
+        None if none."""
+        return self._draft_kv.span(request, num_tokens)
+
+    def drafted(self, request: Request, end: int) -> None:
+        """Records that the draft model computed the request's own tokens before `end`."""
+        self._draft_kv.computed(request, end)
+
     def trim(self, request: Request) -> None:
         """Frees the surplus: blocks that only rejected draft tokens needed."""
         num_needed = self._num_blocks(request.num_tokens)
@@ -103,7 +117,7 @@ class KVAllocator:
         """Takes back all that the request holds, because it ends or is preempted; what is cached can be found again."""
         self._pool.release(request.block_table)
         request.block_table = []
-        request.num_computed_tokens = 0
+        request.num_computed_tokens = request.num_drafted_tokens = 0
 
     def reset(self) -> None:
         """Forgets the prefixes of all that was computed so far; requests keep the blocks they hold."""

@@ -13,6 +13,7 @@ from engine.core.batch import BlockTransfer, Direction, EndedTransfer
 from engine.core.request import Request
 from engine.core.stored_blocks import StoredBlocks
 from engine.scheduling.cost.step_cost import StepCosts
+from engine.scheduling.draft_kv import DraftKV
 from engine.scheduling.kv_allocator import KVAllocator, PrefixMatch
 from engine.scheduling.prefix_cache import PrefixCache
 
@@ -47,9 +48,15 @@ class TieredKVAllocator(KVAllocator):
     """A `KVAllocator` over memory and the KV store."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, cache: PrefixCache, stored: StoredBlocks, costs: StepCosts
+        self,
+        num_blocks: int,
+        block_size: int,
+        cache: PrefixCache,
+        draft_kv: DraftKV,
+        stored: StoredBlocks,
+        costs: StepCosts,
     ) -> None:
-        super().__init__(num_blocks, block_size, cache)
+        super().__init__(num_blocks, block_size, cache, draft_kv)
         self._hashed = cache
         self._stored = stored
         self._costs = costs
@@ -125,6 +132,7 @@ class TieredKVAllocator(KVAllocator):
         block_ids = self._pool.try_allocate(num_read, in_memory, spare)
         if block_ids is None:
             return False
+        self._draft_kv.allocated(block_ids[len(in_memory) :])  # files hold the model's KV only
         patience_s = _PATIENCE_S if compute_s is None else max(compute_s, _MIN_PATIENCE_S)
         load = _Load(request, block_ids, wanted[:num_read], now_s + patience_s, num_read)
         request.num_loads += 1

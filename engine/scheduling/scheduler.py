@@ -21,6 +21,7 @@ from engine.scheduling.loading import LoadingRequests
 from engine.scheduling.output_tokens import append_tokens, why_no_token
 from engine.scheduling.prefill_budget import PrefillBudget, PrefillPace
 from engine.scheduling.request_reports import state_of, take_first_token_info
+from engine.scheduling.speculation.draft_verification import end_of_draft_kv
 from engine.scheduling.speculation.planner import NO_PLANNED_DRAFT, PlannedDraft, SpeculationPlanner
 
 
@@ -159,8 +160,16 @@ class Scheduler:
             return _batch(Phase.DECODE, [_scheduled(request, 1) for request in ready])
         plans = zip(ready, self._speculation.plan(ready), strict=True)
         return _batch(
-            Phase.DECODE, [_scheduled(request, 1, self._with_blocks(request, plan)) for request, plan in plans]
+            Phase.DECODE, [self._with_draft(request, self._with_blocks(request, plan)) for request, plan in plans]
         )
+
+    def _with_draft(self, request: Request, draft: PlannedDraft) -> ScheduledRequest:
+        """Returns the request's share of a decode step. Where the draft model is far behind, it makes up for a part of
+        that, and drafts nothing."""
+        span = self._kv.draft_span(request, 1) if draft.num_wanted else None
+        if span and span[1] <= request.num_computed_tokens:
+            draft = NO_PLANNED_DRAFT
+        return _scheduled(request, 1, draft, span)
 
     def _with_blocks(self, request: Request, draft: PlannedDraft) -> PlannedDraft:
         """Returns as much of the draft as blocks can be allocated for without taking those that other running requests
@@ -195,7 +204,11 @@ class Scheduler:
                 break
             if new.needs_prefill:  # else all its KV but one token's was cached: it decodes
                 chunks.append((new, budget.take(new)))
-        return _batch(Phase.PREFILL, [_scheduled(request, count) for request, count in chunks])
+        spans = [self._kv.draft_span(request, count) for request, count in chunks]
+        return _batch(
+            Phase.PREFILL,
+            [_scheduled(*chunk, draft_span=span) for chunk, span in zip(chunks, spans, strict=True)],
+        )
 
     def _try_admit_in_turn(self, request: Request, now_s: float) -> bool:
         """As `_try_admit`; where there is no room, tenants that were served more make some."""
@@ -229,6 +242,8 @@ class Scheduler:
     def _mark_computed(self, request: Request, scheduled: ScheduledRequest, end: int) -> None:
         """Records that the step computed the request's own tokens before `end`."""
         self._kv.computed(request, scheduled.start, end)
+        if scheduled.draft_span:
+            self._kv.drafted(request, end_of_draft_kv(scheduled, end))
         if not request.is_announced:
             request.num_prefill_chunks += 1
 
@@ -281,7 +296,12 @@ def _batch(phase: Phase, requests: list[ScheduledRequest]) -> Batch | None:
     return Batch(phase, tuple(requests)) if requests else None
 
 
-def _scheduled(request: Request, num_tokens: int, draft: PlannedDraft = NO_PLANNED_DRAFT) -> ScheduledRequest:
+def _scheduled(
+    request: Request,
+    num_tokens: int,
+    draft: PlannedDraft = NO_PLANNED_DRAFT,
+    draft_span: tuple[int, int] | None = None,
+) -> ScheduledRequest:
     start = request.num_computed_tokens
     end = start + num_tokens
     return ScheduledRequest(
@@ -295,5 +315,6 @@ def _scheduled(request: Request, num_tokens: int, draft: PlannedDraft = NO_PLANN
         samples=end == request.num_tokens,
         num_drafts=len(draft.token_ids),
         num_wanted=draft.num_wanted,
+        draft_span=draft_span,
         scores_prompt=request.scores_prompt,
     )

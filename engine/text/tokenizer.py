@@ -48,6 +48,11 @@ class Tokenizer:
         return cls(load_tokenizer_files(model, revision=revision, trust_remote_code=trust_remote_code))
 
     @property
+    def vocabulary(self) -> dict[str, int]:
+        """All tokens, added ones included, with their ids."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    @property
     def eos_token_id(self) -> int | None:
         token = self.named_tokens.get("eos_token")
         return None if token is None else self._backend.token_to_id(token)

@@ -149,8 +149,13 @@ class Settings(BaseSettings):
         ge=0,
         le=MAX_SPECULATIVE_TOKENS,
     )
-    draft_quantization: Literal["none", "int4"] = setting(
-        "Engine", "none", "Draft with a second copy of the weights, of 4 bits, on the CPU. Answers stay the same."
+    draft_model: str | None = setting(
+        "Engine", None, "Draft with this smaller model of the same tokenizer. Answers stay the same.", "MODEL"
+    )
+    draft_quantization: Literal["none", "int8", "int4"] = setting(
+        "Engine",
+        "none",
+        "Draft with a second copy of the weights, of 4 bits, on the CPU; or the quantization of --draft-model.",
     )
     engine_timeout: PositiveFloat = setting(
         "Engine", 120.0, "Seconds an engine with work may be silent; then it is killed and restarted.", "SECONDS"
@@ -231,6 +236,7 @@ class Settings(BaseSettings):
             kv_store=self.kv_store and expanduser(self.kv_store),
             kv_store_bytes=int(self.kv_store_bytes),
             num_speculative_tokens=self.num_speculative_tokens,
+            draft_model=self.draft_model,
             draft_quantization=self.draft_quantization,
             require_kernels=self.require_kernels,
             num_threads=self.num_threads,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.assembly import assemble
-from engine.core.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
+from engine.core.batch import Batch, Phase, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.draft import Drafter
 from engine.core.machine import Ceilings, ModelSize
@@ -36,6 +36,8 @@ class FakeRunner:
         self.block_size = block_size
         self.errs = errs
         self.kv: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.draft_kv: dict[tuple[int, int], tuple[int, ...]] = {}
+        """That of a draft model with KV of its own."""
         self.batches: list[Batch] = []
 
     def prefill(self, batch: Batch) -> StepOutput:
@@ -50,14 +52,36 @@ class FakeRunner:
         return replace(batch, requests=tuple(self._drafted(request) for request in batch.requests))
 
     def _drafted(self, request: ScheduledRequest) -> ScheduledRequest:
+        self._compute_draft_span(request)
+        has_own_kv = request.draft_span is not None
+        assert not has_own_kv or not request.num_wanted or request.draft_span[1] == request.end
         while request.num_drafts < request.num_wanted:
-            self.kv[self._slot(request, request.end - 1)] = (-1,)
+            if has_own_kv:
+                self._compute_draft_kv(request, request.end - 1, request.end)
+            else:
+                self.kv[self._slot(request, request.end - 1)] = (-1,)
             token_id = next_token(own_tokens(request), request.params.seed)
             request = with_draft_token(request, (token_id + 1) % VOCAB_SIZE if self.errs() else token_id)
         return request
 
+    def _compute_draft_span(self, request: ScheduledRequest) -> None:
+        if request.draft_span is not None:
+            self._compute_draft_kv(request, *request.draft_span)
+
+    def _compute_draft_kv(self, request: ScheduledRequest, start: int, end: int) -> None:
+        """Computes positions from their tokens, after which the draft model must have all before them."""
+        own = own_tokens(request)
+        assert start < end <= len(own)
+        for position in range(start, end):
+            self.draft_kv[self._slot(request, position)] = own[: position + 1]
+        for position in range(end):
+            stored = self.draft_kv[self._slot(request, position)]
+            assert stored == own[: position + 1], f"{request.request_id} drafts from KV that is not its own"
+
     def _run(self, batch: Batch) -> StepOutput:
         self.batches.append(batch)
+        for request in batch.requests if batch.phase is Phase.PREFILL else ():
+            self._compute_draft_span(request)
         for request in batch.requests:
             tokens = own_tokens(request)
             assert tokens[request.start :] == tuple(request.token_ids)
@@ -98,7 +122,11 @@ def own_tokens(request: ScheduledRequest) -> tuple[int, ...]:
 
 
 def fake_info(
-    num_blocks: int, block_size: int, max_model_len: int = 10_000, has_draft_weights: bool = False
+    num_blocks: int,
+    block_size: int,
+    max_model_len: int = 10_000,
+    has_draft_weights: bool = False,
+    draft_kv_bytes: int = 0,
 ) -> EngineInfo:
     size = ModelSize(layer_bytes=1000, layer_flops=100, head_bytes=0, head_flops=0, attention=())
     return EngineInfo(
@@ -120,7 +148,8 @@ def fake_info(
         kv_cache_bytes=0,
         load_s=0.0,
         size=size,
-        draft_size=size if has_draft_weights else None,
+        draft_size=size if has_draft_weights or draft_kv_bytes else None,
+        draft_kv_bytes=draft_kv_bytes,
         ceilings=Ceilings(read_bytes_per_s=1e6, flops_per_s=1e6),
     )
 

@@ -205,14 +205,18 @@ def tiny_engine(
 ) -> Engine:
     """An engine with a pool of its own over an already loaded model."""
     config = EngineConfig(model="tiny", block_size=block_size, **settings)
-    cache = KVCache(model.layers, num_blocks, block_size, model.dtype, model.device)
+    cache = KVCache(model.kv_layers, num_blocks, block_size, model.dtype, model.device)
     backend = backend or select_backend(model.device, load_kernels())
-    info = fake_info(num_blocks, block_size, max_model_len=model.max_model_len)
+    has_own_kv = model.draft is not None and bool(model.draft.layers)
+    info = fake_info(num_blocks, block_size, max_model_len=model.max_model_len, draft_kv_bytes=int(has_own_kv))
     fields = {name: getattr(info, name) for name in info.__struct_fields__}
     info = type(info)(
         **{**fields, "vocab_size": model.vocab_size, "eos_token_ids": eos_token_ids or model.eos_token_ids}
     )
-    forwards = [choose_forward(each.module, cache, backend) for each in (model, model.draft) if each]
+    forwards = [choose_forward(model.module, cache, backend)]
+    if model.draft:
+        draft_cache = cache.of_layers(slice(len(model.layers), None)) if has_own_kv else cache
+        forwards.append(choose_forward(model.draft.module, draft_cache, backend))
     runner = RecordingRunner(ModelRunner(model, cache, *forwards))
     grammars = GrammarQueue(_grammar_compiler()) if grammars is None else grammars
     store = open_store(config, info, cache)

@@ -285,6 +285,12 @@ class TestBanner:
         )
         assert "drafts  none\n" in ready_banner(Settings(num_speculative_tokens=0), INFO, "http://x")
 
+    def test_it_tells_of_the_memory_of_a_draft_model(self) -> None:
+        size = msgspec.structs.replace(INFO.size, head_bytes=5 << 20)
+        info = msgspec.structs.replace(INFO, draft_size=size, draft_kv_bytes=3 << 20)
+        banner = ready_banner(Settings(draft_model="org/small"), info, "http://x")
+        assert "predictions, grammars, org/small (6 MiB, and 3 MiB of the KV blocks)\n" in banner
+
     @pytest.mark.parametrize(
         ("host", "url"),
         [

@@ -49,12 +49,14 @@ class StepCosts:
         return TokenPrice(model.predict(_decode_work(requests)) or 0.0, model.coefficients[1])
 
     def observe_drafting(self, batch: Batch, seconds: float) -> None:
-        """Learns that the draft model took `seconds` for all the batch's draft tokens, at one per request and pass."""
+        """Learns that the draft model took `seconds` for all the batch's draft tokens, at one per request and pass, and
+        for the tokens that it made up for."""
         spans = [(each.end - each.num_drafts, each.end) for each in batch.requests if each.num_wanted]
         num_passes = max((end - start for start, end in spans), default=0)
         if num_passes:
             contexts = sum(sum(range(start, end)) for start, end in spans)
-            self._drafting.observe((num_passes, batch.num_drafts, contexts), seconds)
+            num_behind = sum(each.draft_span[1] - each.draft_span[0] - 1 for each in batch.requests if each.draft_span)
+            self._drafting.observe((num_passes, batch.num_drafts + num_behind, contexts), seconds)
 
     @property
     def num_drafting_steps(self) -> int:

@@ -27,6 +27,27 @@ def last_row(request: ScheduledRequest) -> ScheduledRequest:
     return _row(request, request.num_drafts)
 
 
+def draft_row(request: ScheduledRequest) -> ScheduledRequest:
+    """Returns the row after which the draft model proposes its first token: the request's last one, with the tokens
+    before it that a draft model with KV of its own has not computed yet."""
+    if request.draft_span is None:
+        return last_row(request)
+    start, end = request.draft_span
+    num_prompt = len(request.prompt_token_ids)
+    outputs = request.output_token_ids[max(0, start - num_prompt) : max(0, end - num_prompt)]
+    return replace(
+        request, token_ids=[*request.prompt_token_ids[start:end], *outputs], start=start, num_drafts=0, num_wanted=0
+    )
+
+
+def end_of_draft_kv(request: ScheduledRequest, end: int) -> int:
+    """Returns the position up to which a draft model with KV of its own has computed the request's own tokens, after a
+    step in which these end at `end`. It computes each of its draft tokens but the last."""
+    assert request.draft_span is not None
+    num_accepted = end - (request.end - request.num_drafts)
+    return request.draft_span[1] + min(num_accepted, max(request.num_drafts - 1, 0))
+
+
 def with_draft_token(request: ScheduledRequest, token_id: int | None) -> ScheduledRequest:
     """Returns the request with one more draft token; with None, it no longer wants any more."""
     if token_id is None:

@@ -1,6 +1,6 @@
 """The self-speculative draft model: what it shares with the target model, what it drafts, that no answer changes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,22 +11,18 @@ from engine.attention import select_backend
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.config import EngineConfig
-from engine.core.draft import Draft
 from engine.core.errors import ConfigError
-from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.core.thinking_budget import ThinkingBudget
 from engine.engine import Engine
-from engine.grammar.lark import Regex, to_lark
 from engine.kernels import load_kernels
 from engine.model.kernel_forward import KernelForward
 from engine.runner.forward import TransformersForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
-from engine.scheduling.cost.step_cost import TokenPrice
 from engine.weights.linear import PackedLinear
 from tests.engine.fakes import add, run_to_end, tokens_of
-from tests.engine.tiny_models import ARCHITECTURES, VOCAB_SIZE, RecordingRunner, tiny_engine
+from tests.engine.model.always_drafting import answers, let_always_draft
+from tests.engine.tiny_models import ARCHITECTURES, RecordingRunner, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,53 +30,9 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0)
 SAMPLED = SamplingParams(max_tokens=20, temperature=0.9, seed=5, repetition_penalty=1.2)
 
-WORDS = to_lark(Regex("((a|bc|dab){2}(b|c)d{1,9}){12,}"))
-
-
-class Always:
-    """A draft length policy that drafts the same number of tokens in every step, accepted or not."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def plan(self, requests: Sequence[Request], drafts: Sequence[Draft], price: TokenPrice) -> list[int]:
-        left = (each.params.max_tokens - len(each.output_token_ids) - 1 for each in requests)
-        return [min(self._length, num) for num in left]
-
-    def learn(self, request: Request, draft: Sequence[int], sampled: Sequence[int]) -> None:
-        pass
-
-
-def let_always_draft(runs: Engine, length: int) -> Engine:
-    runs._scheduler._speculation._draft_lengths = Always(length)
-    return runs
-
 
 def always_drafting(model: LoadedModel) -> Engine:
     return let_always_draft(tiny_engine(model, num_speculative_tokens=8), 3)
-
-
-def answers(runs: Engine) -> dict[str, list[tuple[int, float]]]:
-    for index, length in enumerate((5, 1, 23)):
-        prompt = [(7 * at + index) % VOCAB_SIZE for at in range(length)]
-        add(runs, f"greedy {index}", prompt, max_tokens=14, temperature=0.0, logprobs=0)
-        add(runs, f"sampled {index}", prompt, max_tokens=14, temperature=1.1, seed=index, top_p=0.95, logprobs=0)
-    add(runs, "grammar", [5], max_tokens=14, temperature=1.1, seed=9, ignore_eos=False, grammar=WORDS, logprobs=0)
-    add(
-        runs,
-        "thinking",
-        [6],
-        max_tokens=14,
-        temperature=1.1,
-        seed=8,
-        thinking=ThinkingBudget(max_tokens=5, end_id=VOCAB_SIZE - 1),
-        logprobs=0,
-    )
-    updates = run_to_end(runs)
-    return {
-        name: [(score.token_id, score.logprob) for each in own for score in each.logprobs]
-        for name, own in updates.items()
-    }
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -188,7 +140,7 @@ def test_without_a_draft_quantization_no_draft_model_is_loaded(tiny_model: Calla
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"draft_quantization": "int3"}, "must be one of none, int4"),
+        ({"draft_quantization": "int3"}, "must be one of none, int8, int4"),
         (
             {"draft_quantization": "int4", "quantization": "int4"},
             "^--draft-.* or --quantization int4",

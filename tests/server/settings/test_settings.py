@@ -52,6 +52,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "kv_store": ("/tmp/kv", "/tmp/kv"),
     "kv_store_bytes": ("1GiB", 2**30),
     "num_speculative_tokens": ("3", 3),
+    "draft_model": ("x/small", "x/small"),
     "draft_quantization": ("int4", "int4"),
     "max_header_bytes": ("4KiB", 4096),
     "max_connections": ("3", 3),

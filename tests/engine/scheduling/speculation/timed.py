@@ -36,10 +36,11 @@ def drafting_engine(
     runner: TimedRunner,
     num_blocks: int = 64,
     new_drafter: Callable[[], Drafter] = lambda: SilentDrafter(),
+    draft_kv_bytes: int = 0,
     **settings: Any,
 ) -> Engine:
     config = EngineConfig(model="fake", block_size=runner.block_size, **{"num_speculative_tokens": 3, **settings})
-    info = fake_info(num_blocks, runner.block_size, has_draft_weights=True)
+    info = fake_info(num_blocks, runner.block_size, has_draft_weights=True, draft_kv_bytes=draft_kv_bytes)
     return assemble(config, info, runner, clock=lambda: runner.now_s, new_drafter=new_drafter)
 
 
