@@ -11,10 +11,10 @@
 #include <tuple>
 #include <utility>
 
+#include "base/hadamard.h"
 #include "base/huge_pages.h"
 #include "base/scratch.h"
 #include "base/thread_pool.h"
-#include "quantized/hadamard.h"
 #include "quantized/int4.h"
 #include "quantized/int4_levels.h"
 #include "quantized/int8.h"

@@ -2,7 +2,7 @@
 // the same in any order and on any unit that adds integers.
 //
 // A row's numbers share a scale in groups of 256 along K: the largest of them becomes the largest integer, or minus
-// that. Rows of 8 bits are transformed before (hadamard.h), so that no number is much larger than the others.
+// that. Rows of 8 bits are transformed before (base/hadamard.h), so that no number is much larger than the others.
 
 #pragma once
 
@@ -10,9 +10,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/hadamard.h"
 #include "base/vec.h"
 #include "linear/problem.h"
-#include "quantized/hadamard.h"
 #include "quantized/int_dot.h"
 
 namespace twostep::integers {

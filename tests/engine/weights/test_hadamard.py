@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.kernels import load_kernels
-from engine.weights.hadamard import inverse_transform, transform
+from engine.weights.hadamard import SMALLEST_HEAD_BLOCK, inverse_transform, transform, undo
 
 SIZES = [1, 63, 64, 65, 128, 192, 256, 300, 448, 1000]
 
@@ -19,6 +19,14 @@ def test_products_of_transformed_numbers_are_those_of_the_numbers(size: int) -> 
 @pytest.mark.parametrize(("size", "expected"), [(10, 64), (64, 64), (65, 128), (300, 320)])
 def test_rows_are_padded_to_a_whole_block(size: int, expected: int) -> None:
     assert transform(torch.randn(2, size)).shape == inverse_transform(torch.randn(2, size)).shape == (2, expected)
+
+
+@pytest.mark.parametrize("size", [16, 48, 80, 112, 128, 240, 512])
+def test_heads_need_no_padding_and_become_what_they_were(size: int) -> None:
+    x = torch.randn(3, size)
+    transformed = transform(x, SMALLEST_HEAD_BLOCK)
+    assert transformed.shape == x.shape
+    torch.testing.assert_close(undo(transformed, SMALLEST_HEAD_BLOCK), x, rtol=1e-5, atol=1e-6)
 
 
 def test_a_number_is_spread_over_its_block_and_no_other() -> None:

@@ -2,8 +2,8 @@
 // None of it needs torch but for its number of 16 bits.
 
 #include "base/activations.h"
+#include "base/hadamard.h"
 #include "checks.h"
-#include "quantized/hadamard.h"
 #include "quantized/int_dot.h"
 
 namespace {

@@ -1,5 +1,5 @@
-// The Hadamard transform of numbers along K. Its reference is engine/weights/hadamard.py: the same operations in the
-// same order, so the same bits.
+// The Hadamard transform of rows. Its reference is engine/weights/hadamard.py: the same operations
+// in the same order, so the same bits.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace twostep::hadamard {
 
-constexpr int64_t kSmallestBlock = 64, kLargestBlock = 256;  // of numbers that are transformed together
+constexpr int64_t kSmallestBlock = 64, kLargestBlock = 256;  // of weights: numbers that are transformed together
 
 // Replaces two lanes that are kDistance apart by their sum and their difference (first minus second).
 template <int kDistance>
@@ -46,10 +46,8 @@ inline Vec flipped(Vec v) {
 }
 
 template <int kVectors>
-inline void transform_block(float* numbers) {
-  Vec v[kVectors];
-  unroll<kVectors>([&](auto i) {
-    v[i] = flipped<i * kLanes>(load(numbers + i * kLanes));
+TWOSTEP_INLINE inline void add_and_subtract(Vec (&v)[kVectors]) {
+  unroll<kVectors>([&](auto i) TWOSTEP_INLINE {
     v[i] = sums_and_differences<2>(sums_and_differences<1>(v[i]));
     v[i] = sums_and_differences<8>(sums_and_differences<4>(v[i]));
   });
@@ -61,10 +59,26 @@ inline void transform_block(float* numbers) {
       }
     });
   });
+}
+
+template <int kVectors>
+inline void transform_block(float* numbers) {
+  Vec v[kVectors];
+  unroll<kVectors>([&](auto i) { v[i] = flipped<i * kLanes>(load(numbers + i * kLanes)); });
+  add_and_subtract(v);
   unroll<kVectors>([&](auto i) { store(numbers + i * kLanes, v[i]); });
 }
 
-// Calls f(block, size) for the blocks of `count` numbers, a multiple of the smallest: as large as may be, in turn.
+template <int kVectors>
+inline void undo_block(float* numbers) {
+  Vec v[kVectors];
+  unroll<kVectors>([&](auto i) { v[i] = load(numbers + i * kLanes); });
+  add_and_subtract(v);
+  const Vec scale = broadcast(1.0f / (kVectors * kLanes));
+  unroll<kVectors>([&](auto i) { store(numbers + i * kLanes, flipped<i * kLanes>(v[i]) * scale); });
+}
+
+// Calls f(block, size) for the blocks of `count` numbers, a multiple of 16: as large as may be, in turn.
 template <class F>
 inline void for_each_block(float* numbers, int64_t count, F f) {
   const auto next = [&]<int kSize>(std::integral_constant<int, kSize> size) {
@@ -72,8 +86,10 @@ inline void for_each_block(float* numbers, int64_t count, F f) {
     numbers += kSize, count -= kSize;
   };
   while (count >= kLargestBlock) next(std::integral_constant<int, kLargestBlock>());
-  if (count >= 2 * kSmallestBlock) next(std::integral_constant<int, 2 * kSmallestBlock>());
-  if (count >= kSmallestBlock) next(std::integral_constant<int, kSmallestBlock>());
+  if (count >= 128) next(std::integral_constant<int, 128>());
+  if (count >= 64) next(std::integral_constant<int, 64>());
+  if (count >= 32) next(std::integral_constant<int, 32>());
+  if (count >= 16) next(std::integral_constant<int, 16>());
 }
 
 // Transforms numbers in place.
@@ -81,12 +97,17 @@ inline void transform(float* numbers, int64_t count) {
   for_each_block(numbers, count, [](float* block, auto size) { transform_block<size / kLanes>(block); });
 }
 
-// Inverts `transform`, in place.
+// Transforms numbers in place such that products with numbers that `transform` has transformed stay the same.
 inline void invert(float* numbers, int64_t count) {
   for_each_block(numbers, count, [](float* block, auto size) {
     transform_block<size / kLanes>(block);
     for (int i = 0; i < size; ++i) block[i] *= 1.0f / size;
   });
+}
+
+// Returns transformed numbers to what they were, but for rounding.
+inline void undo(float* numbers, int64_t count) {
+  for_each_block(numbers, count, [](float* block, auto size) { undo_block<size / kLanes>(block); });
 }
 
 }  // namespace twostep::hadamard
