@@ -145,10 +145,10 @@ def measure(path: Path, text: str, num_windows: int) -> dict[str, Accuracy]:
     return results
 
 
-def table_of(results: dict[str, Accuracy]) -> Table:
+def table_of(results: dict[str, Accuracy], varied: str = "weights") -> Table:
     table = Table()
-    for heading in ("weights", "perplexity", "rms error", "largest error", "divergence", "same likeliest token"):
-        table.add_column(heading, justify="left" if heading == "weights" else "right")
+    for heading in (varied, "perplexity", "rms error", "largest error", "divergence", "same likeliest token"):
+        table.add_column(heading, justify="left" if heading == varied else "right")
     for name, result in results.items():
         errors = (f"{result.rms:.4f}", f"{result.largest:.3f}", f"{result.divergence:.2g}", f"{result.top_1:.2%}")
         table.add_row(name, f"{result.perplexity:.3f}", *errors)

@@ -48,7 +48,8 @@ def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
         "engine": f"{info.dtype} on {info.device}; forward pass: {info.forward}; "
         f"attention: {info.attention}; linear: {info.linear}",
         "memory": f"{info.num_blocks:,} KV blocks of {info.block_size} tokens = {info.kv_capacity_tokens:,} tokens "
-        f"({kv_mib:,.0f} MiB); context {info.max_model_len:,}",
+        f"({kv_mib:,.0f} MiB of {info.kv_cache_dtype}, {info.kv_bytes_per_token:,} bytes a token); "
+        f"context {info.max_model_len:,}",
         "drafts": _drafts(settings, info),
         "machine": _machine(info),
         "listens": f"{url} (a live page; routes: {url}/docs, metrics: {url}/metrics)",

@@ -22,7 +22,7 @@ MAY_IMPORT = {
         "kernels": "core",
         "weights": "core",
         "scheduling.cost": "core",
-        "attention": "host kernels",
+        "attention": "host kernels weights",
         "text": "checkpoint core",
         "scheduling.speculation": "core scheduling.cost",
         "runner": "attention core scheduling.speculation",

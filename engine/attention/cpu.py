@@ -5,6 +5,7 @@ from torch import Tensor
 
 from engine.attention import reference
 from engine.attention.kv_cache import LayerCache
+from engine.attention.kv_format import KV_DTYPES
 from engine.attention.metadata import AttentionMetadata, AttentionParams
 
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16)
@@ -12,7 +13,7 @@ _KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 
 def write_kv(key: Tensor, value: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
     """Stores each token's key and value in its slot of the cache, in place; see `reference.write_kv`."""
-    if key.dtype != cache.keys.dtype or key.dtype not in _KERNEL_DTYPES:
+    if not _has_kernel(key.dtype, cache):
         reference.write_kv(key, value, cache, slot_mapping)
         return
     torch.ops.twostep.write_kv(key, value, *cache, slot_mapping)
@@ -23,9 +24,14 @@ def paged_attention(query: Tensor, cache: LayerCache, metadata: AttentionMetadat
 
     The reference also runs here, for element types that the kernel does not support.
     """
-    if query.dtype != cache.keys.dtype or query.dtype not in _KERNEL_DTYPES:
+    if not _has_kernel(query.dtype, cache):
         return reference.paged_attention(query, cache, metadata, params)
     output: Tensor = torch.ops.twostep.paged_attention(
         query, *cache, metadata.block_tables, metadata.cu_seqlens_q, metadata.context_lens, *params
     )
     return output
+
+
+def _has_kernel(dtype: torch.dtype, cache: LayerCache) -> bool:
+    """Whether kernels compute in `dtype` over this cache: one as wide, or of fewer bits."""
+    return dtype in _KERNEL_DTYPES and (cache.keys.dtype == dtype or cache.keys.dtype in KV_DTYPES.values())

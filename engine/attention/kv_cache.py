@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention.kv_format import num_numbers, row_size
 from engine.attention.page_prefault import PagePrefault
 from engine.host.huge_pages import empty_in_huge_pages
 
@@ -24,18 +25,27 @@ class LayerShape:
     head_size_v: int
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        return self.num_kv_heads * (self.head_size + self.head_size_v) * dtype.itemsize
+        """Returns what a token takes in a cache of this type (`engine.attention.kv_format`)."""
+        return (
+            self.num_kv_heads
+            * sum(row_size(size, dtype) for size in (self.head_size, self.head_size_v))
+            * dtype.itemsize
+        )
 
 
 class LayerCache(NamedTuple):
-    """The paged keys and values of one layer."""
+    """The paged keys and values of one layer, in rows as `engine.attention.kv_format` describes them."""
 
-    keys: Tensor  # [num_blocks, num_kv_heads, block_size, head_size]
-    values: Tensor  # [num_blocks, num_kv_heads, block_size, head_size_v]
+    keys: Tensor  # [num_blocks, num_kv_heads, block_size, row size of head_size]
+    values: Tensor  # [num_blocks, num_kv_heads, block_size, row size of head_size_v]
 
     @property
     def block_size(self) -> int:
         return self.keys.shape[2]
+
+    @property
+    def head_size_v(self) -> int:
+        return num_numbers(self.values.shape[3], self.values.dtype)
 
 
 class KVCache:
@@ -46,7 +56,8 @@ class KVCache:
         self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         def allocate(layer: LayerShape, head_size: int) -> Tensor:
-            return empty_in_huge_pages((num_blocks, layer.num_kv_heads, block_size, head_size), dtype, device)
+            size = (num_blocks, layer.num_kv_heads, block_size, row_size(head_size, dtype))
+            return empty_in_huge_pages(size, dtype, device)
 
         self.num_blocks = num_blocks
         self.block_size = block_size

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.attention.kv_cache import LayerCache
+from engine.attention.kv_format import dequantize, is_quantized, quantize, transform_queries, undo_transform
 from engine.attention.metadata import AttentionMetadata, AttentionParams
 
 _TILE = 64  # keys summed as one tree; tiles are cut at multiples of it, counted from position 0
@@ -30,8 +31,9 @@ def write_kv(key: Tensor, value: Tensor, cache: LayerCache, slot_mapping: Tensor
     slot_mapping: [num_tokens], no slot twice.
     """
     blocks, offsets = slot_mapping // cache.block_size, slot_mapping % cache.block_size
-    cache.keys[blocks, :, offsets] = key.to(cache.keys.dtype)
-    cache.values[blocks, :, offsets] = value.to(cache.values.dtype)
+    for tensor, rows in zip(cache, (key, value), strict=True):
+        dtype = tensor.dtype
+        tensor[blocks, :, offsets] = quantize(rows, dtype) if is_quantized(dtype) else rows.to(dtype)
 
 
 def paged_attention(query: Tensor, cache: LayerCache, metadata: AttentionMetadata, params: AttentionParams) -> Tensor:
@@ -41,9 +43,17 @@ def paged_attention(query: Tensor, cache: LayerCache, metadata: AttentionMetadat
     position p sees positions <= p, and > p - sliding_window if there is one. Returns [num_tokens, num_heads,
     head_size_v] in query's dtype.
     """
+    if is_quantized(cache.keys.dtype):
+        attended = _attend(transform_queries(query), cache, metadata, params)
+        return (undo_transform(attended) + 0.0).to(query.dtype)  # no result is -0
+    return _attend(query, cache, metadata, params)
+
+
+def _attend(query: Tensor, cache: LayerCache, metadata: AttentionMetadata, params: AttentionParams) -> Tensor:
+    """Attention in the numbers that the cache has, transformed ones or not."""
     window = params.sliding_window
     num_tokens, num_heads, _ = query.shape
-    output = query.new_empty(num_tokens, num_heads, cache.values.shape[3])
+    output = query.new_empty(num_tokens, num_heads, cache.head_size_v)
     starts = metadata.cu_seqlens_q.tolist()
     for i, context_len in enumerate(metadata.context_lens.tolist()):
         keys, values = (_gather(tensor, metadata.block_tables[i], context_len, num_heads) for tensor in cache)
@@ -65,9 +75,12 @@ def _gather(cache: Tensor, block_table: Tensor, context_len: int, num_heads: int
 
     Returns [num_heads, context_len rounded up to whole tiles, head size] in float32.
     """
-    _, num_kv_heads, block_size, head_size = cache.shape
-    blocks = cache[block_table[: math.ceil(context_len / block_size)].long()]  # [blocks, kv heads, block size, size]
-    entries = blocks.transpose(0, 1).reshape(num_kv_heads, -1, head_size)[:, :context_len].float()
+    _, num_kv_heads, block_size, row_size = cache.shape
+    blocks = cache[
+        block_table[: math.ceil(context_len / block_size)].long()
+    ]  # [blocks, kv heads, block size, row size]
+    rows = blocks.transpose(0, 1).reshape(num_kv_heads, -1, row_size)[:, :context_len]
+    entries = dequantize(rows) if is_quantized(rows.dtype) else rows.float()
     entries = functional.pad(entries, (0, 0, 0, -context_len % _TILE))
     return entries.repeat_interleave(num_heads // num_kv_heads, dim=0)
 

@@ -35,6 +35,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per KV block."""
     num_blocks: int | None = None
     """Exact number of KV blocks; None sizes the pool by kv_cache_bytes."""
+    kv_cache_dtype: str = "auto"
+    """Format of the KV cache: auto (that of activations), bfloat16, int8 or int4; fewer bits on the CPU only. See
+    `engine.attention.kv_format`."""
     kv_cache_bytes: int | None = None
     """Memory for the KV cache; None takes a share of what is free after loading."""
     max_num_seqs: int = 64
@@ -83,6 +86,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         _check_choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _check_choice("quantization", self.quantization, ("none", "int8", "int4"))
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "bfloat16", "int8", "int4"))
         self._check_drafts()
         _check_choice("device", self.device, ("auto", "cpu", "cuda"))
 
@@ -113,6 +117,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     device: str
     dtype: str
+    kv_cache_dtype: str
+    """Format of the KV cache: the model's own type, or bfloat16, int8 or int4."""
     attention: str
     """Name of the attention backend in use."""
     linear: str
@@ -132,6 +138,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     have equal ones."""
     weight_bytes: int
     kv_cache_bytes: int
+    kv_bytes_per_token: int
+    """Bytes of the keys and values of one token, over all layers."""
     load_s: float
     size: ModelSize
     """Bytes and operations of the model's steps."""

@@ -44,6 +44,7 @@ from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
 from engine.model.fusion import fuse_modules
 from engine.model.kernel_layer import move_layers_to_kernels
+from engine.model.kv_cache_dtype import choose_kv_dtype
 from engine.model.paging_proof import prove_paging
 from engine.model.probe import check_same, layer_shape, probe_layers
 from engine.model.self_draft import draft_model_of
@@ -96,21 +97,22 @@ def _load(config: EngineConfig) -> LoadedModel:
     fingerprint = weights_fingerprint(module)
     text_config = hf_config.get_text_config(decoder=True)
     calls = _checked_layers(module, text_config, device)
+    layers = tuple(layer_shape(call) for call in calls)
+    kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype, device, type(module).__name__, layers)
     _replace_for_cpu(module, calls, device, kernels is not None)
     drafts = "none" if config.draft_model else config.draft_quantization
-    draft = _draft_model(module, calls, kernels is not None, drafts)
+    draft = _draft_model(module, calls, kernels is not None, drafts, kv_dtype)
     report = prepare_linears(module, kernels is not None, config.quantization)
     for name in report.unconverted:
         logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)
     _unmap_checkpoint(module)
-    for each in (module, draft.module) if draft else (module,):
-        move_layers_to_kernels(each)
-        probe_layers(each, text_config, device)  # fused and packed, it must still run
+    _move_layers((module, draft.module) if draft else (module,), text_config, device)
     return LoadedModel(
         module=module,
-        layers=tuple(layer_shape(call) for call in calls),
+        layers=layers,
         device=device,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         architecture=type(module).__name__,
         vocab_size=text_config.vocab_size,
         hidden_size=text_config.hidden_size,
@@ -118,7 +120,7 @@ def _load(config: EngineConfig) -> LoadedModel:
         eos_token_ids=_eos_token_ids(config, text_config),
         weights_fingerprint=fingerprint,
         weight_bytes=report.packed_bytes + sum(p.nbytes for p in module.parameters()),
-        size=size_of(module, text_config, calls),
+        size=size_of(module, text_config, calls, kv_dtype),
         linear=_linear_name(kernels, config.quantization),
         has_kernels=kernels is not None,
         draft=draft,
@@ -172,9 +174,20 @@ def _replace_for_cpu(
 
 
 def _draft_model(
-    module: PreTrainedModel, calls: Sequence[AttentionCall], has_kernels: bool, quantization: str
+    module: PreTrainedModel,
+    calls: Sequence[AttentionCall],
+    has_kernels: bool,
+    quantization: str,
+    kv_dtype: torch.dtype,
 ) -> DraftModel | None:
-    return None if quantization == "none" else draft_model_of(module, calls, has_kernels, quantization)
+    return None if quantization == "none" else draft_model_of(module, calls, has_kernels, quantization, kv_dtype)
+
+
+def _move_layers(modules: Sequence[PreTrainedModel], text_config: PreTrainedConfig, device: torch.device) -> None:
+    """Moves layers to the kernels. Raises UnsupportedModelError unless, fused and packed, they still run."""
+    for each in modules:
+        move_layers_to_kernels(each)
+        probe_layers(each, text_config, device)
 
 
 def _linear_name(kernels: KernelInfo | None, quantization: str) -> str:

@@ -14,6 +14,7 @@ import copy
 from collections.abc import Sequence
 from itertools import chain
 
+import torch
 from transformers import PreTrainedModel
 
 from engine.attention.registry import AttentionCall
@@ -23,7 +24,11 @@ from engine.weights.linear import prepare_linears
 
 
 def draft_model_of(
-    module: PreTrainedModel, calls: Sequence[AttentionCall], kernels_available: bool, quantization: str
+    module: PreTrainedModel,
+    calls: Sequence[AttentionCall],
+    kernels_available: bool,
+    quantization: str,
+    kv_dtype: torch.dtype,
 ) -> DraftModel:
     """Builds the draft model of `module`, which is not packed yet; `calls` are those of its attention layers.
 
@@ -32,4 +37,4 @@ def draft_model_of(
     tensors = chain(module.parameters(), module.buffers())
     rounded: PreTrainedModel = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
     prepare_linears(rounded, kernels_available, quantization)
-    return DraftModel(rounded, size_of(rounded, rounded.config.get_text_config(decoder=True), calls))
+    return DraftModel(rounded, size_of(rounded, rounded.config.get_text_config(decoder=True), calls, kv_dtype))

@@ -51,7 +51,8 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
         model=config.model,
         architecture=model.architecture,
         device=str(model.device),
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=_name_of(model.dtype),
+        kv_cache_dtype=config.kv_cache_dtype if model.kv_dtype != model.dtype else _name_of(model.dtype),
         attention=backend.__name__.rpartition(".")[2],
         linear=model.linear,
         forward=forward.name,
@@ -64,6 +65,7 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
         weights_fingerprint=model.weights_fingerprint,
         weight_bytes=model.weight_bytes,
         kv_cache_bytes=cache.num_bytes,
+        kv_bytes_per_token=bytes_per_block(model.layers, 1, model.kv_dtype),
         load_s=time.monotonic() - started_s,
         size=model.size,
         draft_size=model.draft.size if model.draft else None,
@@ -71,6 +73,10 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
         ceilings=ceilings,
     )
     return ModelRunner(model, cache, forward, draft_forward), info
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _set_threads(num_threads: int) -> None:
@@ -85,7 +91,7 @@ def _new_cache(config: EngineConfig, model: LoadedModel, num_blocks: int) -> KVC
     On the CPU that is checked before: the operating system grants more memory than there is, and kills the process once
     it is used.
     """
-    num_bytes = num_blocks * bytes_per_block(model.kv_layers, config.block_size, model.dtype)
+    num_bytes = num_blocks * bytes_per_block(model.kv_layers, config.block_size, model.kv_dtype)
     available = available_bytes(model.device)
     shortage = ModelMemoryError(
         f"There is not enough memory for a KV cache of {num_blocks:,} blocks of {config.block_size} tokens: it takes "
@@ -95,7 +101,7 @@ def _new_cache(config: EngineConfig, model: LoadedModel, num_blocks: int) -> KVC
     if model.device.type == "cpu" and num_bytes > available:
         raise shortage
     try:
-        return KVCache(model.kv_layers, num_blocks, config.block_size, model.dtype, model.device)
+        return KVCache(model.kv_layers, num_blocks, config.block_size, model.kv_dtype, model.device)
     except (MemoryError, RuntimeError, OSError) as error:
         if not is_memory_shortage(error):
             raise
@@ -117,7 +123,7 @@ def _size_pool(config: EngineConfig, model: LoadedModel, max_model_len: int, ste
 
     A configured context length must fit; the model's own limit is lowered to what fits.
     """
-    per_block = bytes_per_block(model.kv_layers, config.block_size, model.dtype)
+    per_block = bytes_per_block(model.kv_layers, config.block_size, model.kv_dtype)
     num_blocks = config.num_blocks or _kv_bytes(config, model, max_model_len, per_block, step_bytes) // per_block
     capacity = num_blocks * config.block_size
     if capacity >= max_model_len:

@@ -4,12 +4,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.attention.registry import AttentionCall
 from engine.core.machine import AttentionSize, ModelSize
 from engine.model.kernel_layer import KernelDecoderLayer
+from engine.model.probe import layer_shape
 from engine.weights.linear import PackedLinear
 from engine.weights.moe import PackedExperts, PackedLlama4Experts, RouterWeight
 from engine.weights.packed_weight import PackedWeight
@@ -22,8 +24,10 @@ _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 Weight = PackedWeight | Tensor
 
 
-def size_of(module: PreTrainedModel, text_config: PreTrainedConfig, calls: Iterable[AttentionCall]) -> ModelSize:
-    """Returns the size of a packed module; `calls` are those of its attention layers."""
+def size_of(
+    module: PreTrainedModel, text_config: PreTrainedConfig, calls: Iterable[AttentionCall], kv_dtype: torch.dtype
+) -> ModelSize:
+    """Returns the size of a packed module; `calls` are those of its attention layers, over a cache of `kv_dtype`."""
     head = module.get_output_embeddings()
     layers: list[Weight] = [m.packed for m in module.modules() if isinstance(m, PackedLinear) and m is not head]
     layers += [w.packed for m in module.modules() if isinstance(w := vars(m).get("weight"), RouterWeight)]
@@ -41,7 +45,7 @@ def size_of(module: PreTrainedModel, text_config: PreTrainedConfig, calls: Itera
         expert_share=share,
         head_bytes=sum(w.nbytes for w in head_weights),
         head_flops=2 * _num_weights(head_weights),
-        attention=_attention_sizes(calls, last),
+        attention=_attention_sizes(calls, last, kv_dtype),
     )
 
 
@@ -80,11 +84,13 @@ def _last_layer(module: PreTrainedModel) -> KernelDecoderLayer | None:
     return layers[-1] if layers and isinstance(layers[-1], KernelDecoderLayer) else None
 
 
-def _attention_sizes(calls: Iterable[AttentionCall], last: KernelDecoderLayer | None) -> tuple[AttentionSize, ...]:
+def _attention_sizes(
+    calls: Iterable[AttentionCall], last: KernelDecoderLayer | None, kv_dtype: torch.dtype
+) -> tuple[AttentionSize, ...]:
     num_bytes, flops, scored_flops = Counter[int | None](), Counter[int | None](), Counter[int | None]()
     for call in calls:
         sizes = call.key.shape[2] + call.value.shape[2]
-        num_bytes[call.params.sliding_window] += call.key.shape[1] * sizes * call.key.element_size()
+        num_bytes[call.params.sliding_window] += layer_shape(call).bytes_per_token(kv_dtype)
         is_last = last is not None and call.layer == last.index
         (scored_flops if is_last else flops)[call.params.sliding_window] += 2 * call.query.shape[1] * sizes
     return tuple(AttentionSize(window, num_bytes[window], flops[window], scored_flops[window]) for window in num_bytes)

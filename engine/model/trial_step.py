@@ -45,7 +45,7 @@ def run_trial_steps(config: EngineConfig, model: LoadedModel, max_model_len: int
     """Computes the longest prompt chunk, then a token of each of the most sequences, over a KV cache of their size."""
     num_tokens = min(config.max_num_batched_tokens, max_model_len)
     num_blocks = max(-(-num_tokens // config.block_size), config.max_num_seqs)
-    cache = KVCache(model.layers, num_blocks, config.block_size, model.dtype, model.device)
+    cache = KVCache(model.layers, num_blocks, config.block_size, model.kv_dtype, model.device)
     runner = ModelRunner(model, cache, choose_forward(model.module, cache, backend))
     runner.prefill(Batch(Phase.PREFILL, (_request("", [0] * num_tokens, range(num_blocks)),)))
     runner.decode(Batch(Phase.DECODE, tuple(_first_tokens(config.max_num_seqs))))

@@ -32,6 +32,8 @@ class LoadedModel:
     layers: tuple[LayerShape, ...]
     device: torch.device
     dtype: torch.dtype
+    kv_dtype: torch.dtype
+    """Type of the KV cache (`engine.attention.kv_format`)."""
     architecture: str
     vocab_size: int
     hidden_size: int

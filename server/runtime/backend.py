@@ -69,6 +69,7 @@ class Backend:
             info.weights_fingerprint,
             info.device,
             info.dtype,
+            info.kv_cache_dtype,
             info.attention,
             info.linear,
         )

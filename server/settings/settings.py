@@ -127,6 +127,11 @@ class Settings(BaseSettings):
         "Engine", 2048, "Prefill tokens between two decode steps, even if more are within the target."
     )
     block_size: PositiveInt = setting("Engine", 16, "Tokens per KV block.")
+    kv_cache_dtype: Literal["auto", "bfloat16", "int8", "int4"] = setting(
+        "Engine",
+        "auto",
+        "Number format of KV; auto: that of activations. 8 or 4 bits, on the CPU, hold longer contexts.",
+    )
     kv_cache_memory_bytes: ByteSize | None = setting(
         "Engine",
         None,
@@ -227,6 +232,7 @@ class Settings(BaseSettings):
             max_model_len=self.max_model_len,
             block_size=self.block_size,
             num_blocks=self.num_gpu_blocks_override,
+            kv_cache_dtype=self.kv_cache_dtype,
             kv_cache_bytes=None if self.kv_cache_memory_bytes is None else int(self.kv_cache_memory_bytes),
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

@@ -46,7 +46,7 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LoadedModel]:
-    """tiny_model(architecture, dtype="float32", quantization="none", drafts="none"): a tiny checkpoint, loaded once."""
+    """tiny_model(architecture, dtype="float32", quantization="none", drafts="none", kv="auto"): loads it once."""
     directory = tmp_path_factory.mktemp("checkpoints")
 
     @cache

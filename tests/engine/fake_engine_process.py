@@ -38,6 +38,7 @@ def info_of(config: EngineConfig) -> EngineInfo:
         architecture="Fake",
         device="cpu",
         dtype="float32",
+        kv_cache_dtype="float32",
         attention="none",
         linear="none",
         forward="none",
@@ -50,6 +51,7 @@ def info_of(config: EngineConfig) -> EngineInfo:
         weights_fingerprint="0123",
         weight_bytes=0,
         kv_cache_bytes=0,
+        kv_bytes_per_token=0,
         load_s=time.monotonic(),  # this and the ceilings differ in every process
         size=ModelSize(layer_bytes=1, layer_flops=1, head_bytes=0, head_flops=0, attention=()),
         ceilings=Ceilings(time.monotonic(), 1.0),

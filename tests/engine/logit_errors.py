@@ -48,7 +48,7 @@ def runner_logits(model: LoadedModel, token_ids: Sequence[Sequence[int]], chunk:
     Returns the logits [length, vocab] of each sequence.
     """
     num_blocks = -(-max(map(len, token_ids)) // BLOCK_SIZE)  # of each
-    cache = KVCache(model.layers, num_blocks * len(token_ids), BLOCK_SIZE, model.dtype, model.device)
+    cache = KVCache(model.layers, num_blocks * len(token_ids), BLOCK_SIZE, model.kv_dtype, model.device)
     forward = _RecordingForward(choose_forward(model.module, cache, select_backend(model.device, load_kernels())))
     runner = ModelRunner(model, cache, forward)
     rows: list[list[Tensor]] = [[] for _ in token_ids]

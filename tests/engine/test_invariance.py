@@ -173,6 +173,18 @@ def test_a_wide_model_gives_the_same_answer_bit_for_bit_too(
     assert_the_same_however_it_runs(tiny_model(WIDE, dtype, quantization), PARAMS["filtered"])
 
 
+@pytest.mark.parametrize(
+    ("kv", "dtype"), [("int8", "bfloat16"), ("int4", "bfloat16"), ("int8", "float32"), ("bfloat16", "float32")]
+)
+@pytest.mark.parametrize("architecture", ["gemma3", "gpt_oss", WIDE])
+def test_a_kv_cache_of_fewer_bits_gives_the_same_answer_bit_for_bit_too(
+    architecture: str, dtype: str, kv: str, tiny_model: Callable[..., LoadedModel]
+) -> None:
+    model = tiny_model(architecture, dtype, "none", "none", kv)
+    assert model.kv_dtype is not model.dtype
+    assert_the_same_however_it_runs(model, PARAMS["filtered"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 @pytest.mark.parametrize("dtype", DTYPES)

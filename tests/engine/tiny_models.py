@@ -168,8 +168,10 @@ def load_reference(path: Path) -> ReferenceModel:
     return ReferenceModel(transformers.AutoModelForCausalLM.from_pretrained(path, **settings).eval())
 
 
-def load_tiny(path: Path, dtype: str = "float32", quantization: str = "none", drafts: str = "none") -> LoadedModel:
-    settings = {"dtype": dtype, "quantization": quantization, "draft_quantization": drafts}
+def load_tiny(
+    path: Path, dtype: str = "float32", quantization: str = "none", drafts: str = "none", kv: str = "auto"
+) -> LoadedModel:
+    settings = {"dtype": dtype, "quantization": quantization, "draft_quantization": drafts, "kv_cache_dtype": kv}
     return load_model(EngineConfig(model=str(path), device="cpu", **settings))
 
 
@@ -205,7 +207,7 @@ def tiny_engine(
 ) -> Engine:
     """An engine with a pool of its own over an already loaded model."""
     config = EngineConfig(model="tiny", block_size=block_size, **settings)
-    cache = KVCache(model.kv_layers, num_blocks, block_size, model.dtype, model.device)
+    cache = KVCache(model.kv_layers, num_blocks, block_size, model.kv_dtype, model.device)
     backend = backend or select_backend(model.device, load_kernels())
     has_own_kv = model.draft is not None and bool(model.draft.layers)
     info = fake_info(num_blocks, block_size, max_model_len=model.max_model_len, draft_kv_bytes=int(has_own_kv))

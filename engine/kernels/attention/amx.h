@@ -21,14 +21,22 @@
 
 namespace twostep::attention {
 
+// A quantized key or value is rounded to bfloat16 when it is packed, and a query, which is then float32, as well.
+template <class TheElement, class TheFormat>
 class AmxTiles {
  public:
+  using Element = TheElement;  // of queries and outputs
   using Words = PairWords;
-  using Element = at::BFloat16;
+  using Format = TheFormat;
+  using Stored = typename Format::Stored;
   static constexpr int kRowBlock = 16, kRowsPerTask = 128;
 
   static int64_t query_words(int64_t head_size) { return round_up(num_words<Words>(head_size), 16); }
   static int64_t value_words(int64_t stride) { return kTileKeys / 2 * stride; }
+
+  static void load_keys(const Stored* cache, int64_t row, int64_t head_size, const int64_t* entries, float* target) {
+    VectorTiles<Element, Words, Format>::load_keys(cache, row, head_size, entries, target);
+  }
 
   AmxTiles() = default;
   AmxTiles(const AmxTiles&) = delete;
@@ -36,15 +44,15 @@ class AmxTiles {
 
   // A quarter of the values as pairs of keys: row k % 16 of each half of 32 keys is (k, k + 16), so that weights, too,
   // can be paired lane by lane. Zeros for keys from num_keys on.
-  static void load_values(const Element* cache, int64_t value_size, const int64_t* entries, int64_t first,
-                          int64_t num_keys, int64_t stride, float* target) {
-    const int64_t half = first / 32 * 32, begin = half + first % 32 / 2;
+  static void load_values(const Stored* cache, int64_t row, int64_t value_size, const int64_t* entries, int64_t first,
+                          int64_t num_keys, float* target) {
+    const int64_t half = first / 32 * 32, begin = half + first % 32 / 2, stride = round_up(value_size, kLanes);
     for (int64_t key = begin; key < begin + 8; ++key) {
       float* pairs = target + (half / 2 + key - half) * stride;
       if (key < num_keys) {
         const bool has_other = key + 16 < num_keys;
-        const Element* other = cache + entries[has_other ? key + 16 : key] * value_size;
-        interleave(cache + entries[key] * value_size, other, has_other, value_size, pairs);
+        const Stored* other = cache + entries[has_other ? key + 16 : key] * row;
+        interleave(Format(), cache + entries[key] * row, other, has_other, value_size, pairs);
       } else {
         std::fill_n(pairs, stride, 0.0f);
       }
@@ -108,7 +116,8 @@ class AmxTiles {
   }
 
   // target[column] = the pair (even[column], odd[column]), zeros past the value's end and for an odd key that is not.
-  static void interleave(const Element* even, const Element* odd, bool has_odd, int64_t value_size, float* target) {
+  static void interleave(Plain<at::BFloat16>, const at::BFloat16* even, const at::BFloat16* odd, bool has_odd,
+                         int64_t value_size, float* target) {
     const __m512i lower = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
     const __m512i upper = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
     for (int64_t column = 0; column < value_size; column += 2 * kLanes) {
@@ -121,6 +130,18 @@ class AmxTiles {
       _mm512_storeu_si512(target + column, _mm512_permutex2var_epi64(first, lower, second));
       if (count > kLanes)
         _mm512_storeu_si512(target + column + kLanes, _mm512_permutex2var_epi64(first, upper, second));
+    }
+  }
+
+  template <int BITS>
+  static void interleave(Quantized<BITS> format, const uint8_t* even, const uint8_t* odd, bool has_odd,
+                         int64_t value_size, float* target) {
+    for (int64_t column = 0; column < value_size; column += kLanes) {
+      const auto values = [&](const uint8_t* row) {
+        const int64_t group = column / format.kGroup;
+        return load_levels(format, row, value_size, column) * broadcast(format.scale(row, value_size, group));
+      };
+      PairWords::store_numbers(target + column, 0, values(even), has_odd ? values(odd) : Vec{});
     }
   }
 

@@ -21,29 +21,44 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 
 #include "attention/amx.h"
 #include "attention/caches.h"
 #include "attention/threads.h"
 #include "attention/vector.h"
+#include "base/hadamard.h"
 #include "base/operators.h"
+#include "base/thread_pool.h"
 
 namespace twostep {
 namespace {
 
 using namespace attention;
 
-void run_problem(const Problem<float>& p) { run_all<VectorTiles<FloatWords>>(p); }
+void run_problem(const Problem<float, Plain<float>>& p) { run_all<VectorTiles<float, FloatWords>>(p); }
 
-void run_problem(const Problem<at::BFloat16>& p) {
+void run_problem(const Problem<float, Plain<at::BFloat16>>& p) {
+  run_all<VectorTiles<float, WidenedWords, Plain<at::BFloat16>>>(p);
+}
+
+void run_problem(const Problem<at::BFloat16, Plain<at::BFloat16>>& p) {
 #if defined(__AMX_BF16__)
-  if (amx::is_granted()) return run_all<AmxTiles>(p);
-  run_all<VectorTiles<WidenedWords>>(p);  // Intel multiplies pairs at half the speed of float32
+  if (amx::is_granted()) return run_all<AmxTiles<at::BFloat16, Plain<at::BFloat16>>>(p);
+  run_all<VectorTiles<at::BFloat16, WidenedWords>>(p);  // Intel multiplies pairs at half the speed of float32
 #elif defined(__AVX512BF16__)
-  run_all<VectorTiles<PairWords>>(p);
+  run_all<VectorTiles<at::BFloat16, PairWords>>(p);
 #else
-  run_all<VectorTiles<WidenedWords>>(p);
+  run_all<VectorTiles<at::BFloat16, WidenedWords>>(p);
 #endif
+}
+
+template <int BITS>
+void run_problem(const Problem<float, Quantized<BITS>>& p) {
+#if defined(__AMX_BF16__)
+  if (amx::is_granted()) return run_all<AmxTiles<float, Quantized<BITS>>>(p);
+#endif
+  run_all<VectorTiles<float, IntegerWords, Quantized<BITS>>>(p);
 }
 
 void check_metadata(const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens) {
@@ -71,26 +86,83 @@ void check_numbers(const at::Tensor& block_tables, const at::Tensor& cu_seqlens_
   }
 }
 
-template <class Element>
-void attend(const at::Tensor& query, const at::Tensor& key_cache, const at::Tensor& value_cache,
-            const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
-            double scaling, std::optional<int64_t> sliding_window, std::optional<double> softcap, const float* sinks,
-            const at::Tensor& output) {
-  Problem<Element> p;
+// The arguments of an operator, checked.
+struct Call {
+  const at::Tensor &key_cache, &value_cache, &block_tables, &cu_seqlens_q, &context_lens;
+  double scaling;
+  std::optional<int64_t> sliding_window;
+  std::optional<double> softcap;
+  const float* sinks;
+};
+
+template <class Element, class Format>
+void attend(const Call& call, const at::Tensor& query, const at::Tensor& output) {
+  using Stored = typename Format::Stored;
+  Problem<Element, Format> p;
   p.query = query.const_data_ptr<Element>();
   p.query_token_stride = query.stride(0), p.query_head_stride = query.stride(1);
-  p.key_cache = key_cache.const_data_ptr<Element>(), p.value_cache = value_cache.const_data_ptr<Element>();
-  p.block_tables = block_tables.const_data_ptr<int32_t>();
-  p.cu_seqlens_q = cu_seqlens_q.const_data_ptr<int32_t>(), p.context_lens = context_lens.const_data_ptr<int32_t>();
-  p.num_seqs = block_tables.size(0), p.max_blocks = block_tables.size(1);
-  p.sinks = sinks;
+  p.key_cache = static_cast<const Stored*>(call.key_cache.const_data_ptr());
+  p.value_cache = static_cast<const Stored*>(call.value_cache.const_data_ptr());
+  p.key_row = call.key_cache.size(3), p.value_row = call.value_cache.size(3);
+  p.block_tables = call.block_tables.const_data_ptr<int32_t>();
+  p.cu_seqlens_q = call.cu_seqlens_q.const_data_ptr<int32_t>();
+  p.context_lens = call.context_lens.const_data_ptr<int32_t>();
+  p.num_seqs = call.block_tables.size(0), p.max_blocks = call.block_tables.size(1);
+  p.sinks = call.sinks;
   p.output = output.mutable_data_ptr<Element>();
-  p.num_heads = query.size(1), p.num_kv_heads = key_cache.size(1), p.group = p.num_heads / p.num_kv_heads;
-  p.block_size = key_cache.size(2), p.head_size = key_cache.size(3), p.value_size = value_cache.size(3);
-  p.scaling = float(scaling), p.softcap = float(softcap.value_or(0.0));
+  p.num_heads = query.size(1), p.num_kv_heads = call.key_cache.size(1), p.group = p.num_heads / p.num_kv_heads;
+  p.block_size = call.key_cache.size(2), p.head_size = query.size(2), p.value_size = num_numbers(call.value_cache);
+  p.scaling = float(call.scaling), p.softcap = float(call.softcap.value_or(0.0));
   p.exponent = 1.44269504f * (p.softcap > 0 ? 1.0f : p.scaling);  // log2(e): e ** x = 2 ** (x * log2(e))
-  p.window = sliding_window.value_or(int64_t(1) << 40);
+  p.window = call.sliding_window.value_or(int64_t(1) << 40);
   run_problem(p);
+}
+
+// Calls f(numbers, token, head) for a row of floats of each token's heads, [tokens, heads, size].
+template <class F>
+void for_each_head(const at::Tensor& floats, F f) {
+  constexpr int64_t kGrain = 1 << 14;  // numbers below which a second thread does not pay
+  const int64_t heads = floats.size(1), size = floats.size(2);
+  float* numbers = floats.mutable_data_ptr<float>();
+  run_ranges(floats.size(0), divide_up(kGrain, heads * size), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin * heads; row < end * heads; ++row) f(numbers + row * size, row / heads, row % heads);
+  });
+}
+
+// Keys and values in the cache are transformed: so are queries, and what comes out is transformed back.
+template <class Element, int BITS>
+void attend_transformed(const Call& call, const at::Tensor& query, const at::Tensor& output) {
+  const int64_t num_tokens = query.size(0), heads = query.size(1), value_size = num_numbers(call.value_cache);
+  if (num_tokens == 0) return;
+  const auto floats = query.options().dtype(at::kFloat);
+  const at::Tensor transformed = at::empty({num_tokens, heads, query.size(2)}, floats);
+  const at::Tensor attended = at::empty({num_tokens, heads, value_size}, floats);
+  const auto* source = query.const_data_ptr<Element>();
+  for_each_head(transformed, [&](float* numbers, int64_t token, int64_t head) {
+    std::copy_n(source + token * query.stride(0) + head * query.stride(1), query.size(2), numbers);
+    hadamard::invert(numbers, query.size(2));
+  });
+  attend<float, Quantized<BITS>>(call, transformed, attended);
+  auto* target = output.mutable_data_ptr<Element>();
+  for_each_head(attended, [&](float* numbers, int64_t token, int64_t head) {
+    hadamard::undo(numbers, value_size);
+    for (int64_t i = 0; i < value_size; i += kLanes)
+      store(target + (token * heads + head) * value_size + i, load(numbers + i) + Vec{});  // no result is -0
+  });
+}
+
+template <class Element, class T>
+void attend_in(Plain<T>, const Call& call, const at::Tensor& query, const at::Tensor& output) {
+  if constexpr (std::is_same_v<Element, T> || std::is_same_v<Element, float>) {
+    attend<Element, Plain<T>>(call, query, output);
+  } else {
+    TORCH_CHECK(false, "a cache has no more bits than queries");
+  }
+}
+
+template <class Element, int BITS>
+void attend_in(Quantized<BITS>, const Call& call, const at::Tensor& query, const at::Tensor& output) {
+  attend_transformed<Element, BITS>(call, query, output);
 }
 
 }  // namespace
@@ -101,26 +173,25 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& key_cache,
                            std::optional<double> softcap, const std::optional<at::Tensor>& sinks, const Buffer& out) {
   check_caches(key_cache, value_cache);
   check_metadata(block_tables, cu_seqlens_q, context_lens);
-  TORCH_CHECK(query.dim() == 3 && query.size(2) == key_cache.size(3), "query is [tokens, heads, head size]");
+  TORCH_CHECK(query.dim() == 3 && query.size(2) == num_numbers(key_cache), "query is [tokens, heads, head size]");
   TORCH_CHECK(query.size(1) % key_cache.size(1) == 0, "query heads must be a multiple of kv heads");
-  TORCH_CHECK(query.scalar_type() == key_cache.scalar_type(), "query and caches differ in type");
   check_numbers(block_tables, cu_seqlens_q, context_lens, query.size(0), key_cache.size(0), key_cache.size(2));
   TORCH_CHECK(scaling > 0, "scaling must be positive");
   TORCH_CHECK(!sliding_window || *sliding_window > 0, "sliding_window must be positive");
   const at::Tensor rows = query.stride(2) == 1 ? query : query.contiguous();
   const at::Tensor logits = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
   TORCH_CHECK(!sinks || logits.numel() == query.size(1), "sinks is [heads]");
-  const at::Tensor& output = out.get({query.size(0), query.size(1) * value_cache.size(3)}, query);
-  const auto run = [&](auto element) {
-    attend<decltype(element)>(rows, key_cache, value_cache, block_tables, cu_seqlens_q, context_lens, scaling,
-                              sliding_window, softcap, sinks ? logits.const_data_ptr<float>() : nullptr, output);
-  };
-  if (query.scalar_type() == at::kFloat) {
-    run(float{});
-  } else {
-    TORCH_CHECK(query.scalar_type() == at::kBFloat16, "paged_attention takes float32 or bfloat16");
-    run(at::BFloat16{});
-  }
+  const at::Tensor& output = out.get({query.size(0), query.size(1) * num_numbers(value_cache)}, query);
+  const Call call{key_cache, value_cache, block_tables, cu_seqlens_q, context_lens, scaling, sliding_window, softcap,
+                  sinks ? logits.const_data_ptr<float>() : nullptr};
+  with_format(key_cache, [&](auto format) {
+    if (query.scalar_type() == at::kFloat) {
+      attend_in<float>(format, call, rows, output);
+    } else {
+      TORCH_CHECK(query.scalar_type() == at::kBFloat16, "paged_attention takes float32 or bfloat16");
+      attend_in<at::BFloat16>(format, call, rows, output);
+    }
+  });
   return output;
 }
 
@@ -140,6 +211,6 @@ TORCH_LIBRARY_IMPL(twostep, CPU, library) {
                                      const std::optional<at::Tensor>& sinks) {
     return twostep::paged_attention(query, key_cache, value_cache, block_tables, cu_seqlens_q, context_lens, scaling,
                                     sliding_window, softcap, sinks)
-        .view({query.size(0), query.size(1), value_cache.size(3)});
+        .view({query.size(0), query.size(1), twostep::num_numbers(value_cache)});
   });
 }

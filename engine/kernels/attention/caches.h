@@ -1,18 +1,45 @@
-// Checks of the caches of keys and values, for attention and for writes.
+// Checks of the caches of keys and values, for attention and for writes, and the formats of their rows.
 
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
+
+#include <cstdint>
+
+#include "attention/problem.h"
+#include "attention/quantized_rows.h"
 
 namespace twostep {
 
 inline void check_caches(const at::Tensor& key_cache, const at::Tensor& value_cache) {
-  TORCH_CHECK(key_cache.dim() == 4 && value_cache.dim() == 4, "caches are [blocks, kv heads, block size, head size]");
+  TORCH_CHECK(key_cache.dim() == 4 && value_cache.dim() == 4, "caches are [blocks, kv heads, block size, row size]");
   TORCH_CHECK(key_cache.is_contiguous() && value_cache.is_contiguous(), "caches must be contiguous");
   TORCH_CHECK(key_cache.sizes().slice(0, 3) == value_cache.sizes().slice(0, 3), "key and value cache differ in shape");
   TORCH_CHECK(key_cache.size(1) > 0 && key_cache.size(2) > 0, "caches must have kv heads, and blocks with room");
   TORCH_CHECK(key_cache.scalar_type() == value_cache.scalar_type(), "key and value cache differ in type");
+}
+
+// Calls f(format) with the format of a cache's rows: int8 has numbers of 8 bits, uint8 two of 4 bits in a byte.
+template <class F>
+void with_format(const at::Tensor& cache, F f) {
+  using namespace attention;
+  switch (cache.scalar_type()) {
+    case at::kFloat: return f(Plain<float>());
+    case at::kBFloat16: return f(Plain<at::BFloat16>());
+    case at::kChar: return f(Quantized<8>());
+    case at::kByte: return f(Quantized<4>());
+    default: TORCH_CHECK(false, "caches are float32, bfloat16, int8 or uint8");
+  }
+}
+
+// Returns how many numbers a key or a value of this cache has.
+inline int64_t num_numbers(const at::Tensor& cache) {
+  int64_t size = 0;
+  with_format(cache, [&](auto format) { size = format.num_numbers(cache.size(3)); });
+  TORCH_CHECK(size > 0 || cache.size(3) == 0, "no row of the cache has ", cache.size(3), " bytes");
+  return size;
 }
 
 }  // namespace twostep

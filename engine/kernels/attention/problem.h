@@ -11,14 +11,23 @@
 
 namespace twostep::attention {
 
+// Numbers as they are.
+template <class T>
+struct Plain {
+  using Stored = T;
+  static int64_t num_numbers(int64_t row) { return row; }
+};
+
 constexpr int kSplitKeys = 512;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-template <class Element>
+// `Format` is how keys and values lie in the rows of the cache: `Plain` or `Quantized` (attention/quantized_rows.h).
+template <class Element, class Format>
 struct Problem {
   const Element* query;  // rows of head_size elements at query + token * query_token_stride + head * query_head_stride
   int64_t query_token_stride, query_head_stride;
-  const Element *key_cache, *value_cache;  // [blocks, num_kv_heads, block_size, head_size or value_size]
+  const typename Format::Stored *key_cache, *value_cache;  // [blocks, num_kv_heads, block_size, key_row or value_row]
+  int64_t key_row, value_row;
   const int32_t *block_tables, *cu_seqlens_q, *context_lens;  // as in AttentionMetadata
   int64_t num_seqs, max_blocks;
   const float* sinks;  // [num_heads] or null

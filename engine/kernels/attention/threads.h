@@ -22,7 +22,7 @@ constexpr int64_t kSerialWork = 1 << 18;  // multiply-adds below which a second 
 // Runs f(worker, i, then) for i in [0, count), each thread taking the next i when it is free. Where no other thread
 // would wait for it, a thread takes one i ahead: `then`, which is `count` if it is not known yet.
 template <class Tiles, class F>
-void share(const Problem<typename Tiles::Element>& problem, int64_t max_rows, int64_t count, int64_t threads, F f) {
+void share(const ProblemOf<Tiles>& problem, int64_t max_rows, int64_t count, int64_t threads, F f) {
   std::atomic<int64_t> next{0};
   Threads::of_process().run(std::min(count, threads), [&](int64_t) {
     Worker<Tiles> worker(problem, max_rows);
@@ -34,8 +34,8 @@ void share(const Problem<typename Tiles::Element>& problem, int64_t max_rows, in
   });
 }
 
-template <class Element>
-std::vector<Task> make_tasks(const Problem<Element>& p, int64_t rows_per_task) {
+template <class Element, class Format>
+std::vector<Task> make_tasks(const Problem<Element, Format>& p, int64_t rows_per_task) {
   int64_t tokens_per_task = std::max<int64_t>(1, rows_per_task / p.group);
   if (tokens_per_task > 16) tokens_per_task = tokens_per_task / 16 * 16;  // whole blocks of rows for any group
   std::vector<Task> tasks;
@@ -60,8 +60,7 @@ std::vector<Task> make_tasks(const Problem<Element>& p, int64_t rows_per_task) {
 
 // Few tasks for many threads: the unit of work is one split of one task, and merging comes after.
 template <class Tiles>
-void run_splits(const Problem<typename Tiles::Element>& p, std::vector<Task>& tasks, int64_t max_rows,
-                int64_t threads) {
+void run_splits(const ProblemOf<Tiles>& p, std::vector<Task>& tasks, int64_t max_rows, int64_t threads) {
   std::vector<std::pair<const Task*, int64_t>> units;
   int64_t num_floats = 0;
   for (const Task& task : tasks) {
@@ -81,7 +80,7 @@ void run_splits(const Problem<typename Tiles::Element>& p, std::vector<Task>& ta
 }
 
 template <class Tiles>
-void run_all(const Problem<typename Tiles::Element>& p) {
+void run_all(const ProblemOf<Tiles>& p) {
   std::vector<Task> tasks = make_tasks(p, Tiles::kRowsPerTask);
   int64_t max_rows = 0, work = 0, num_splits = 0;
   for (const Task& task : tasks) {

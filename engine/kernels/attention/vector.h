@@ -6,26 +6,36 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
 #include <type_traits>
 
+#include "attention/problem.h"
+#include "attention/quantized_rows.h"
 #include "base/sizes.h"
 #include "base/vec.h"
+#include "quantized/int_dot.h"
 
 namespace twostep::attention {
 
 constexpr int kTileKeys = 64;
 constexpr int kTileVecs = kTileKeys / kLanes;
 
+// Sums of a block of rows stay in registers: so many vectors of each row. Few rows take several at once, since a sum
+// waits for the one before.
 #if defined(__AVX512F__)
-constexpr int kColumnVecs = 4, kMaxRows = 7;  // rows of a block x kColumnVecs sums stay in registers, of 32
+constexpr int kMaxRows = 7;
+constexpr int vectors_at_once(int /*rows*/) { return 4; }
 #else
-constexpr int kColumnVecs = 1, kMaxRows = 6;
+constexpr int kMaxRows = 6;
+constexpr int vectors_at_once(int rows) { return rows * kParts > 4 ? 1 : rows * kParts > 2 ? 2 : 4; }
 #endif
 
 // ---- Words ----------------------------------------------------------------------------------------------------------
 
 struct FloatWords {
-  using Element = float;
   static constexpr int kElementsPerWord = 1, kWordsPerStored = 1;
 
   static void load_query(const float* source, int64_t size, float* target) { std::copy_n(source, size, target); }
@@ -35,10 +45,10 @@ struct FloatWords {
 
 // Each bfloat16 becomes a float32 word of its own: two words where memory had one.
 struct WidenedWords {
-  using Element = at::BFloat16;
   static constexpr int kElementsPerWord = 2, kWordsPerStored = 2;
 
-  static void load_query(const at::BFloat16* source, int64_t size, float* target) {
+  template <class Element>
+  static void load_query(const Element* source, int64_t size, float* target) {
     for (int64_t i = 0; i < size; ++i) target[i] = float(source[i]);
   }
   static void store_keys(float* target, Vec words) {
@@ -50,13 +60,24 @@ struct WidenedWords {
 
 // Pairs of bfloat16 stay as they are; their products are exact in float32.
 struct PairWords {
-  using Element = at::BFloat16;
   static constexpr int kElementsPerWord = 2, kWordsPerStored = 1;
 
   static void load_query(const at::BFloat16* source, int64_t size, float* target) {
     std::memcpy(target, source, size * sizeof(source[0]));
   }
+  static void load_query(const float* source, int64_t size, float* target) {
+    auto* halves = reinterpret_cast<at::BFloat16*>(target);
+    for_each_vector(size,
+                    [&](int64_t i, int64_t count) { store_upto(halves + i, count, load_upto(source + i, count)); });
+  }
   static void store_keys(float* target, Vec words) { store(target, words); }
+  // Stores two numbers, of which the first has an even index, of sixteen keys of a tile.
+  static void store_numbers(float* keys, int64_t number, Vec even, Vec odd) {
+    store(keys + number / 2 * kTileKeys, each_part([&](int i) {
+            const PartU low = (PartU)rounded_to_bfloat16(even.part[i]), high = (PartU)rounded_to_bfloat16(odd.part[i]);
+            return (PartF)(low >> 16 | high);
+          }));
+  }
 #if defined(__AVX512BF16__)
   static Vec multiply_add(Vec sum, Vec keys, const float* query) {
     const __m512bh pair = (__m512bh)_mm512_set1_ps(*query);
@@ -65,10 +86,41 @@ struct PairWords {
 #endif
 };
 
+// Levels of quantized keys, and queries that are rounded to 16 bits, as pairs of integers, number n beside n + 2: their
+// products are added up exactly. Behind its pairs a query has its scale, and a tile of keys the scales of each group.
+struct IntegerWords {
+  static constexpr int64_t kGroupWords = 16;
+
+  static int64_t num_words(int64_t head_size) { return head_size / 2 + divide_up(head_size / 2, kGroupWords); }
+  static int64_t num_pairs(int64_t num_words) { return num_words - divide_up(num_words, kGroupWords + 1); }
+
+  static void load_query(const float* source, int64_t size, float* target) {
+    constexpr float kLargest = 32767.0f;
+    float largest = 0.0f;
+    bool is_finite = true;
+    for (int64_t i = 0; i < size; ++i) {
+      largest = std::max(largest, std::fabs(source[i]));
+      is_finite &= std::fabs(source[i]) < std::numeric_limits<float>::infinity();
+    }
+    const float inverse = is_finite && largest > kSmallestScale ? kLargest / largest : 0.0f;
+    target[size / 2] = is_finite ? largest / kLargest : std::numeric_limits<float>::quiet_NaN();
+    const auto level = [&](int64_t i) { return inverse == 0.0f ? 0 : int32_t(std::nearbyint(source[i] * inverse)); };
+    for (int64_t i = 0; i < size; i += 4)
+      for (int64_t n = 0; n < 2; ++n) {
+        const int32_t pair = integers::pair_of(level(i + n), level(i + n + 2));
+        std::memcpy(target + i / 2 + n, &pair, sizeof(pair));
+      }
+  }
+};
+
 // Number of words that a head of this size is packed into: keys are transposed four stored words at a time.
 template <class Words>
 inline int64_t num_words(int64_t head_size) {
   return round_up(head_size, 4 * Words::kElementsPerWord) / Words::kElementsPerWord * Words::kWordsPerStored;
+}
+template <>
+inline int64_t num_words<IntegerWords>(int64_t head_size) {
+  return IntegerWords::num_words(head_size);
 }
 
 // ---- Loading a tile -------------------------------------------------------------------------------------------------
@@ -86,13 +138,10 @@ inline Quad load_words(const Element* key, int64_t first, int64_t head_size) {
   return words;
 }
 
-// Sixteen keys, rows entries[0..16) of the cache, become columns of target [num_words][kTileKeys].
-template <class Words>
-inline void load_sixteen_keys(const typename Words::Element* cache, int64_t head_size, const int64_t* entries,
-                              float* target) {
+// Sixteen keys become columns of target [num_words][kTileKeys].
+template <class Words, class Element>
+inline void load_sixteen_keys(Plain<Element>, const Element* const (&keys)[kLanes], int64_t head_size, float* target) {
   constexpr int kElements = 4 * Words::kElementsPerWord;
-  const typename Words::Element* keys[kLanes];
-  for (int key = 0; key < kLanes; ++key) keys[key] = cache + entries[key] * head_size;
   for (int64_t first = 0; first < head_size; first += kElements) {
     const auto words = [&](int key) { return load_words(keys[key], first, head_size); };
     Vec v[4];
@@ -107,40 +156,117 @@ inline void load_sixteen_keys(const typename Words::Element* cache, int64_t head
   }
 }
 
+template <class Words, int BITS>
+inline void load_sixteen_keys(Quantized<BITS> format, const uint8_t* const (&keys)[kLanes], int64_t head_size,
+                              float* target) {
+  if constexpr (std::is_same_v<Words, IntegerWords>) {
+    float* scales = target + head_size / 2 * kTileKeys;
+    const auto keep = [&](int64_t group, Vec scale) { store(scales + group / format.kGroup * kTileKeys, scale); };
+    for_each_pair(format, keys, head_size, keep, [&](int64_t number, Vec pairs) TWOSTEP_INLINE {
+      store(target + (number / 4 * 2 + number % 2) * kTileKeys, pairs);
+    });
+  } else {
+    for_each_number(format, keys, head_size, [&](int64_t number, Vec even, Vec odd) TWOSTEP_INLINE {
+      Words::store_numbers(target, number, even, odd);
+    });
+  }
+}
+
 // ---- ROWS query rows against a tile ---------------------------------------------------------------------------------
 
 // scores[row][key] = sum over words, in order; keys is [num_words][kTileKeys].
 template <class Words, int ROWS>
 void score_rows(const float* queries, const float* keys, int64_t num_words, float* scores) {
-  for (int column = 0; column < kTileKeys; column += kColumnVecs * kLanes) {
-    Vec sums[ROWS][kColumnVecs] = {};
+  constexpr int kVecs = vectors_at_once(ROWS);
+  for (int column = 0; column < kTileKeys; column += kVecs * kLanes) {
+    Vec sums[ROWS][kVecs] = {};
     for (int64_t word = 0; word < num_words; ++word) {
       unroll<ROWS>([&](auto row) TWOSTEP_INLINE {
-        unroll<kColumnVecs>([&](auto v) TWOSTEP_INLINE {
+        unroll<kVecs>([&](auto v) TWOSTEP_INLINE {
           const Vec key = load(keys + word * kTileKeys + column + v * kLanes);
           sums[row][v] = Words::multiply_add(sums[row][v], key, queries + row * num_words + word);
         });
       });
     }
     unroll<ROWS>([&](auto row) TWOSTEP_INLINE {
-      unroll<kColumnVecs>([&](auto v) TWOSTEP_INLINE {
+      unroll<kVecs>([&](auto v) TWOSTEP_INLINE {
         store(scores + row * kTileKeys + column + v * kLanes, sums[row][v]);
       });
     });
   }
 }
 
+// scores[row][key] = sum over groups, in order, of the exact sum of a group's products, times its scales.
+template <int ROWS>
+void score_integers(const float* queries, const float* keys, int64_t num_words, float* scores) {
+  constexpr int kVecs = vectors_at_once(ROWS);
+  const int64_t num_pairs = IntegerWords::num_pairs(num_words);
+  for (int column = 0; column < kTileKeys; column += kVecs * kLanes) {
+    for (int64_t first = 0; first < num_pairs; first += IntegerWords::kGroupWords) {
+      integers::Dots sums[ROWS][kVecs] = {};
+      for (int64_t word = first; word < std::min(num_pairs, first + IntegerWords::kGroupWords); ++word) {
+        unroll<ROWS>([&](auto row) TWOSTEP_INLINE {
+          const Vec query = broadcast(queries[row * num_words + word]);
+          unroll<kVecs>([&](auto v) TWOSTEP_INLINE {
+            const Vec key = load(keys + word * kTileKeys + column + v * kLanes);
+            unroll<kParts>([&](auto i) TWOSTEP_INLINE {
+              using integers::PartI;
+              sums[row][v].part[i] += integers::times_pairs((PartI)key.part[i], (PartI)query.part[i]);
+            });
+          });
+        });
+      }
+      const float* scales = keys + (num_pairs + first / IntegerWords::kGroupWords) * kTileKeys;
+      unroll<ROWS>([&](auto row) TWOSTEP_INLINE {
+        const Vec query_scale = broadcast(queries[row * num_words + num_pairs]);
+        unroll<kVecs>([&](auto v) TWOSTEP_INLINE {
+          float* score = scores + row * kTileKeys + column + v * kLanes;
+          const Vec scale = load(scales + column + v * kLanes) * query_scale;
+          store(score, fma(integers::to_floats(sums[row][v]), scale, first == 0 ? Vec{} : load(score)));
+        });
+      });
+    }
+  }
+}
+
 // A tile's values, read in place: expanding them takes no time beside the products of a block of rows.
+template <class Format>
+struct Values;
+
 template <class Element>
-struct Values {
+struct Values<Plain<Element>> {
   const Element* at[kTileKeys];
   int64_t size;
+
+  static int64_t num_floats(int64_t /*size*/) { return 0; }
+  void set(int64_t key, const Element* row, float* /*memory*/) { at[key] = row; }
+  // The sixteen numbers of a value from `column` on, or the `count` that are left.
+  Vec load(int64_t key, int64_t column, int64_t count) const { return load_upto(at[key] + column, count); }
+};
+
+// The scales are kept as floats, in memory [groups][kTileKeys].
+template <int BITS>
+struct Values<Quantized<BITS>> {
+  using Format = Quantized<BITS>;
+  const uint8_t* at[kTileKeys];
+  int64_t size;
+  const float* scales;
+
+  static int64_t num_floats(int64_t size) { return divide_up(size, Format::kGroup) * kTileKeys; }
+  void set(int64_t key, const uint8_t* row, float* memory) {
+    at[key] = row, scales = memory;
+    for (int64_t group = 0; group * Format::kGroup < size; ++group)
+      memory[group * kTileKeys + key] = Format::scale(row, size, group);
+  }
+  Vec load(int64_t key, int64_t column, int64_t /*count*/) const {
+    return load_levels(Format(), at[key], size, column) * broadcast(scales[column / Format::kGroup * kTileKeys + key]);
+  }
 };
 
 // out[row] = out[row] * factors[row] + sum over keys [begin, end), in order, of weights[row][key] * values[key], for
 // VECS vectors of columns; several are within the values.
-template <int ROWS, int VECS, class Element>
-void add_columns(const float* weights, const float* factors, const Values<Element>& values, int64_t column, int begin,
+template <int ROWS, int VECS, class Format>
+void add_columns(const float* weights, const float* factors, const Values<Format>& values, int64_t column, int begin,
                  int end, int64_t stride, float* out) {
   Vec sums[ROWS][VECS];
   unroll<ROWS>([&](auto row) TWOSTEP_INLINE {
@@ -152,7 +278,7 @@ void add_columns(const float* weights, const float* factors, const Values<Elemen
     Vec value[VECS];
     unroll<VECS>([&](auto v) TWOSTEP_INLINE {
       const int64_t first = column + v * kLanes;
-      value[v] = load_upto(values.at[key] + first, VECS > 1 ? kLanes : values.size - first);
+      value[v] = values.load(key, first, VECS > 1 ? kLanes : values.size - first);
     });
     unroll<ROWS>([&](auto row) TWOSTEP_INLINE {
       const Vec weight = broadcast(weights[row * kTileKeys + key]);
@@ -164,38 +290,54 @@ void add_columns(const float* weights, const float* factors, const Values<Elemen
   });
 }
 
-template <int ROWS, class Element>
-void add_rows(const float* weights, const float* factors, const Values<Element>& values, int begin, int end,
+template <int ROWS, class Format>
+void add_rows(const float* weights, const float* factors, const Values<Format>& values, int begin, int end,
               int64_t stride, float* out) {
+  constexpr int kVecs = vectors_at_once(ROWS);
   int64_t column = 0;
-  for (; column + kColumnVecs * kLanes <= values.size; column += kColumnVecs * kLanes)
-    add_columns<ROWS, kColumnVecs>(weights, factors, values, column, begin, end, stride, out);
+  for (; column + kVecs * kLanes <= values.size; column += kVecs * kLanes)
+    add_columns<ROWS, kVecs>(weights, factors, values, column, begin, end, stride, out);
   for (; column < stride; column += kLanes)
     add_columns<ROWS, 1>(weights, factors, values, column, begin, end, stride, out);
 }
 
 // ---- The interface of tile arithmetic for attention/worker.h --------------------------------------------------------
 
-template <class TheWords>
+template <class TheElement, class TheWords, class TheFormat = Plain<TheElement>>
 struct VectorTiles {
+  using Element = TheElement;  // of queries and outputs
   using Words = TheWords;
-  using Element = typename Words::Element;
+  using Format = TheFormat;
+  using Stored = typename Format::Stored;
   static constexpr int kRowBlock = kMaxRows;  // rows computed together, at most
   static constexpr int kRowsPerTask = 64;     // rows (tokens x heads of a group) that share each loaded tile
 
   static int64_t query_words(int64_t head_size) { return num_words<Words>(head_size); }
-  static int64_t value_words(int64_t /*stride*/) { return 0; }
+  static int64_t value_words(int64_t stride) { return Values<Format>::num_floats(stride); }
+
+  // Packs the keys of sixteen entries into columns of target [num_words][kTileKeys].
+  static void load_keys(const Stored* cache, int64_t row, int64_t head_size, const int64_t* entries, float* target) {
+    const Stored* keys[kLanes];
+    for (int key = 0; key < kLanes; ++key) keys[key] = cache + entries[key] * row;
+    load_sixteen_keys<Words>(Format(), keys, head_size, target);
+  }
 
   // Sets the values of sixteen keys from `first` on; values beyond the last key are not read.
-  void load_values(const Element* cache, int64_t value_size, const int64_t* entries, int64_t first,
-                   int64_t /*num_keys*/, int64_t /*stride*/, float* /*target*/) {
+  void load_values(const Stored* cache, int64_t row, int64_t value_size, const int64_t* entries, int64_t first,
+                   int64_t /*num_keys*/, float* memory) {
     values_.size = value_size;
-    for (int64_t key = first; key < first + kLanes; ++key) values_.at[key] = cache + entries[key] * value_size;
+    for (int64_t key = first; key < first + kLanes; ++key) values_.set(key, cache + entries[key] * row, memory);
   }
 
   // Computes scores [rows][kTileKeys] of queries [rows][num_words].
   static void score(int rows, const float* queries, const float* keys, int64_t num_words, float* scores) {
-    with_constant(rows, [&](auto n) { score_rows<Words, n.value>(queries, keys, num_words, scores); });
+    with_constant(rows, [&](auto n) {
+      if constexpr (std::is_same_v<Words, IntegerWords>) {
+        score_integers<n.value>(queries, keys, num_words, scores);
+      } else {
+        score_rows<Words, n.value>(queries, keys, num_words, scores);
+      }
+    });
   }
 
   // Keeps a row's weights for `add`, where its scores were.
@@ -225,7 +367,7 @@ struct VectorTiles {
     }
   }
 
-  Values<Element> values_;
+  Values<Format> values_;
 };
 
 }  // namespace twostep::attention

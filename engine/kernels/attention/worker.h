@@ -18,12 +18,16 @@ namespace twostep::attention {
 // line only, and into the L1 cache.
 
 template <class Tiles>
+using ProblemOf = Problem<typename Tiles::Element, typename Tiles::Format>;
+
+template <class Tiles>
 class Worker {
  public:
   using Words = typename Tiles::Words;
   using Element = typename Tiles::Element;
+  using Stored = typename Tiles::Format::Stored;
 
-  Worker(const Problem<Element>& problem, int64_t max_rows)
+  Worker(const ProblemOf<Tiles>& problem, int64_t max_rows)
       : p_(problem),
         num_words_(Tiles::query_words(p_.head_size)),
         stride_(p_.padded_value_size()),
@@ -129,9 +133,9 @@ class Worker {
     prefetched_ = is_last && !then_ ? kTileKeys : 0;
     keys_per_turn_ = divide_up(kTileKeys, 2 * kTileVecs + 2 * rows);
     for (int key = 0; key < kTileKeys; key += kLanes) {
-      if (key < num_keys) load_sixteen_keys<Words>(p_.key_cache, p_.head_size, entries + key, keys_ + key);
+      if (key < num_keys) Tiles::load_keys(p_.key_cache, p_.key_row, p_.head_size, entries + key, keys_ + key);
       prefetch_keys();
-      tiles_.load_values(p_.value_cache, p_.value_size, entries, key, num_keys, stride_, values_);
+      tiles_.load_values(p_.value_cache, p_.value_row, p_.value_size, entries, key, num_keys, values_);
       prefetch_keys();
     }
   }
@@ -142,13 +146,17 @@ class Worker {
     const int64_t end = std::min<int64_t>(kTileKeys, prefetched_ + keys_per_turn_);
     for (; prefetched_ < end; ++prefetched_) {
       const int64_t entry = entries_[prefetched_ % kTileVecs * kLanes + prefetched_ / kTileVecs];
-      prefetch(p_.key_cache + entry * p_.head_size, p_.head_size);
-      prefetch(p_.value_cache + entry * p_.value_size, p_.value_size);
+      prefetch(p_.key_cache + entry * p_.key_row, p_.key_row);
+      prefetch(p_.value_cache + entry * p_.value_row, p_.value_row);
     }
   }
 
-  static void prefetch(const Element* first, int64_t count) {
-    for (int64_t i = 0; i < count; i += 64 / sizeof(Element)) __builtin_prefetch(first + i, 0, 2);
+  // Prefetches the lines that begin in a row: a line is the row's before, too, where it began there.
+  static void prefetch(const Stored* row, int64_t count) {
+    constexpr uintptr_t kLine = 64;
+    const auto begin = reinterpret_cast<uintptr_t>(row), end = begin + count * sizeof(Stored);
+    for (uintptr_t line = (begin + kLine - 1) & -kLine; line < end; line += kLine)
+      __builtin_prefetch(reinterpret_cast<const void*>(line), 0, 2);
   }
 
   // Finds the cache entries of positions [tile, tile + kTileKeys); any valid entry beyond the task's last position.
@@ -267,7 +275,7 @@ class Worker {
     return factor / (total * factor + exp_nonpositive(sink - largest));
   }
 
-  const Problem<Element>& p_;
+  const ProblemOf<Tiles>& p_;
   Tiles tiles_;
   const int64_t num_words_, stride_, state_floats_;
   const Task* then_ = nullptr;

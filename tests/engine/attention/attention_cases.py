@@ -22,6 +22,8 @@ SHAPES = {
     "last_vector_not_full": Shape(heads=7, kv_heads=1, size=60, value_size=60),
     "group_beyond_a_task": Shape(heads=70, kv_heads=1, size=16, value_size=16),
 }
+QUANTIZED = {"int8": torch.int8, "int4": torch.uint8}
+QUANTIZABLE = {name: s for name, s in SHAPES.items() if s.size % 16 == s.value_size % 16 == 0}
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"sliding_window": 37},

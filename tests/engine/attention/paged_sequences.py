@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.attention import AttentionBackend, AttentionMetadata, AttentionParams, LayerCache
+from engine.attention import AttentionBackend, AttentionMetadata, AttentionParams, LayerCache, reference
+from engine.attention.kv_format import row_size
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class Shape:
     size: int = 16
     value_size: int = 16
     dtype: torch.dtype = torch.float32
+    kv_dtype: torch.dtype | None = None
+    """Type of the cache; None for `dtype`."""
 
     @property
     def scaling(self) -> float:
@@ -31,6 +34,7 @@ class Sequence:
     query: Tensor  # [num_queries, heads, size]
     keys: Tensor  # [context, kv_heads, size]
     values: Tensor  # [context, kv_heads, value_size]
+    kv_dtype: torch.dtype  # of the cache that it is laid out in
 
     @property
     def context_len(self) -> int:
@@ -39,7 +43,7 @@ class Sequence:
     def chunk(self, begin: int, end: int) -> "Sequence":
         """Returns queries [begin, end) as a step of their own, without the keys after them."""
         context = self.context_len - self.query.shape[0] + end
-        return Sequence(self.query[begin:end], self.keys[:context], self.values[:context])
+        return replace(self, query=self.query[begin:end], keys=self.keys[:context], values=self.values[:context])
 
     def last(self, num_queries: int = 1) -> "Sequence":
         return replace(self, query=self.query[-num_queries:])
@@ -55,6 +59,7 @@ def make_sequence(shape: Shape, num_queries: int, context_len: int, seed: int = 
         normal(num_queries, shape.heads, shape.size),
         normal(context_len, shape.kv_heads, shape.size),
         normal(context_len, shape.kv_heads, shape.value_size),
+        shape.kv_dtype or shape.dtype,
     )
 
 
@@ -74,13 +79,14 @@ def lay_out(sequences: ListOf[Sequence], block_size: int = 16, placement: int = 
     counts = [math.ceil(s.context_len / block_size) for s in sequences]
     free = torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(placement)).int()
     tables = torch.zeros(len(sequences), max(counts), dtype=torch.int32)
-    cache = LayerCache(*(_empty_cache(x, len(free), block_size) for x in (sequences[0].keys, sequences[0].values)))
+    first = sequences[0]
+    cache = LayerCache(*(_empty_cache(x, len(free), block_size, first.kv_dtype) for x in (first.keys, first.values)))
     slots = []
     for table, count, s in zip(tables, counts, sequences, strict=True):
         table[:count], free = free[:count], free[count:]
         position = torch.arange(s.context_len)
         blocks, offsets = table[position // block_size].long(), position % block_size
-        cache.keys[blocks, :, offsets], cache.values[blocks, :, offsets] = s.keys, s.values
+        reference.write_kv(s.keys, s.values, cache, blocks * block_size + offsets)
         slots.append((blocks * block_size + offsets)[s.context_len - s.query.shape[0] :])
     lengths = [s.query.shape[0] for s in sequences]
     metadata = AttentionMetadata(
@@ -96,8 +102,9 @@ def lay_out(sequences: ListOf[Sequence], block_size: int = 16, placement: int = 
     return Paged(query, LayerCache(*(tensor.to(device) for tensor in cache)), metadata, keys, values)
 
 
-def _empty_cache(like: Tensor, num_blocks: int, block_size: int) -> Tensor:
-    return torch.full((num_blocks, like.shape[1], block_size, like.shape[2]), torch.nan, dtype=like.dtype)
+def _empty_cache(like: Tensor, num_blocks: int, block_size: int, dtype: torch.dtype) -> Tensor:
+    size = (num_blocks, like.shape[1], block_size, row_size(like.shape[2], dtype) * dtype.itemsize)
+    return torch.full(size, 0xFF, dtype=torch.uint8).view(dtype)  # NaN in each type, and as a scale
 
 
 def attend(backend: AttentionBackend, paged: Paged, **options: Any) -> list[Tensor]:

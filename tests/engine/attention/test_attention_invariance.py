@@ -15,6 +15,8 @@ from tests.engine.attention.attention_cases import (
     BF16,
     BLOCK_SIZES,
     OPTIONS,
+    QUANTIZABLE,
+    QUANTIZED,
     SHAPES,
     named_backend,
     same_bits,
@@ -35,6 +37,22 @@ INVARIANT = [
     for options_id, options in OPTIONS.items()
     for dtype in (torch.float32, BF16)
     if (named == "kernel" and options_id in ("plain", "all")) or shape_id == "odd_sizes"
+]
+INVARIANT += [
+    pytest.param(
+        named,
+        replace(QUANTIZABLE[shape_id], dtype=dtype, kv_dtype=kv_dtype),
+        OPTIONS[options_id],
+        id=f"{named}-{shape_id}-{options_id}-{str(dtype).removeprefix('torch.')}-{kv}",
+    )
+    for named, shape_id, options_id in (
+        ("reference", "values_larger", "all"),
+        *(("kernel", shape_id, options_id) for shape_id in QUANTIZABLE for options_id in ("plain", "all")),
+    )
+    for dtype, kv, kv_dtype in (
+        *((torch.float32, kv, kv_dtype) for kv, kv_dtype in {**QUANTIZED, "bfloat16": BF16}.items()),
+        *((BF16, kv, kv_dtype) for kv, kv_dtype in QUANTIZED.items()),
+    )
 ]
 invariant = pytest.mark.parametrize(("named", "shape", "options"), INVARIANT)
 
@@ -68,11 +86,13 @@ def test_decoding_gives_what_prefill_gives(named: str, shape: Shape, options: di
 
 @settings(max_examples=15, deadline=None)
 @given(cuts=st.sets(st.integers(1, 149), max_size=6), block_size=st.sampled_from(BLOCK_SIZES))
-@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize("dtype", [torch.float32, BF16, *QUANTIZED.values()])
 @pytest.mark.parametrize("named", ["reference", "kernel"])
 def test_chunking_changes_nothing(named: str, dtype: torch.dtype, cuts: set[int], block_size: int) -> None:
     backend = named_backend(named)
-    sequence = make_sequence(Shape(size=12, value_size=20, dtype=dtype), 150, 150)
+    plain = Shape(size=12, value_size=20, dtype=dtype)
+    is_quantized = dtype in QUANTIZED.values()
+    sequence = make_sequence(Shape(size=48, value_size=32, kv_dtype=dtype) if is_quantized else plain, 150, 150)
     edges = [0, *sorted(cuts), 150]
     chunks = [alone(backend, sequence.chunk(a, b), block_size, sliding_window=90) for a, b in pairwise(edges)]
     assert same_bits(torch.cat(chunks), alone(backend, sequence, sliding_window=90))

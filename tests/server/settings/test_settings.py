@@ -46,6 +46,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "target_itl_ms": ("62.5", 62.5),
     "max_prefill_tokens_per_gap": ("33", 33),
     "block_size": ("8", 8),
+    "kv_cache_dtype": ("int8", "int8"),
     "kv_cache_memory_bytes": ("2GiB", 2**31),
     "num_gpu_blocks_override": ("44", 44),
     "enable_prefix_caching": ("false", False),
