@@ -4,6 +4,8 @@ import os
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.crash_marker import Marker
 from engine.core.draft import Drafter
@@ -19,7 +21,7 @@ from engine.scheduling.draft_kv import NoDraftKV, OwnDraftKV
 from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.kv_tiers import TieredKVAllocator
 from engine.scheduling.prefill_budget import PrefillPace
-from engine.scheduling.prefix_cache import NullPrefixCache, PrefixCache
+from engine.scheduling.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation.draft_length import FastestDraftLength
 from engine.scheduling.speculation.grammar_drafter import GrammarDrafter
@@ -27,6 +29,8 @@ from engine.scheduling.speculation.likeliest_drafter import LikeliestDrafter
 from engine.scheduling.speculation.planner import SpeculationPlanner
 from engine.scheduling.speculation.predicted_output import PredictedOutput
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
+from engine.scheduling.state_checkpoints import NoStateCheckpoints, StateCheckpoints
+from engine.scheduling.state_slots import NoStateSlots, StateSlots
 
 _MAX_LOGITS = 1 << 26  # of the prompts that a step scores: 256 MB in float32
 
@@ -64,6 +68,7 @@ def assemble(
 ) -> Engine:
     """Makes an engine over a model that is loaded, or over a fake of one. `new_drafter` makes the drafter of one
     request's text."""
+    config = _for_states(config, info)
     costs = StepCosts()
     return Engine(
         info,
@@ -78,6 +83,16 @@ def assemble(
     )
 
 
+def _for_states(config: EngineConfig, info: EngineInfo) -> EngineConfig:
+    """Returns the settings without what recurrent states rule out: they cannot go back to before a rejected draft
+    token, and without copies of them there is nothing to go on from behind a cached prefix."""
+    if info.num_state_slots is None:
+        return config
+    has_copies = info.num_state_checkpoints > 0
+    caching = config.enable_prefix_caching and has_copies
+    return msgspec.structs.replace(config, enable_prefix_caching=caching, num_speculative_tokens=0)
+
+
 def _scheduler(config: EngineConfig, info: EngineInfo, costs: StepCosts, store: KVStore | None) -> Scheduler:
     pace = PrefillPace(
         costs,
@@ -85,6 +100,7 @@ def _scheduler(config: EngineConfig, info: EngineInfo, costs: StepCosts, store: 
         max_tokens=config.max_num_batched_tokens,
         max_tokens_per_gap=config.max_prefill_tokens_per_gap,
         max_scored_tokens=_MAX_LOGITS // info.vocab_size,
+        interval=config.checkpoint_tokens if info.num_state_checkpoints and config.enable_prefix_caching else None,
     )
     return Scheduler(
         _kv_allocator(config, info, costs, store),
@@ -98,11 +114,24 @@ def _scheduler(config: EngineConfig, info: EngineInfo, costs: StepCosts, store: 
 def _kv_allocator(config: EngineConfig, info: EngineInfo, costs: StepCosts, store: KVStore | None) -> KVAllocator:
     draft_kv = OwnDraftKV(config.block_size) if info.draft_kv_bytes else NoDraftKV()
     if not config.enable_prefix_caching:
-        return KVAllocator(info.num_blocks, config.block_size, NullPrefixCache(), draft_kv)
+        return KVAllocator(info.num_blocks, config.block_size, NullPrefixCache(), _slots(info), draft_kv=draft_kv)
     cache = PrefixCache(config.block_size)
-    if store is None:
-        return KVAllocator(info.num_blocks, config.block_size, cache, draft_kv)
+    if store is None or info.num_state_slots is not None:
+        checkpoints = _checkpoints(config, info, cache)
+        return KVAllocator(info.num_blocks, config.block_size, cache, _slots(info), checkpoints, draft_kv)
     return TieredKVAllocator(info.num_blocks, config.block_size, cache, draft_kv, store.blocks, costs)
+
+
+def _slots(info: EngineInfo) -> StateSlots | NoStateSlots:
+    return NoStateSlots() if info.num_state_slots is None else StateSlots(info.num_state_slots)
+
+
+def _checkpoints(config: EngineConfig, info: EngineInfo, cache: BlockCache) -> StateCheckpoints | NoStateCheckpoints:
+    """Returns the slots behind those of running requests."""
+    if info.num_state_slots is None:
+        return NoStateCheckpoints()
+    slots = range(info.num_state_slots, info.num_state_slots + info.num_state_checkpoints)
+    return StateCheckpoints(slots, config.checkpoint_tokens, config.block_size, cache)
 
 
 def _planner(config: EngineConfig, info: EngineInfo, costs: StepCosts) -> SpeculationPlanner:

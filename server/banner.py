@@ -42,14 +42,11 @@ def loading_banner(settings: Settings, url: str, address: str) -> str:
 
 def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
     """Returns the text for when the model is loaded."""
-    kv_mib = info.kv_cache_bytes / 2**20
     rows = {
         "model": f"{', '.join(settings.model_names)} ({info.architecture}, {info.weight_bytes / 2**20:,.0f} MiB)",
         "engine": f"{info.dtype} on {info.device}; forward pass: {info.forward}; "
         f"attention: {info.attention}; linear: {info.linear}",
-        "memory": f"{info.num_blocks:,} KV blocks of {info.block_size} tokens = {info.kv_capacity_tokens:,} tokens "
-        f"({kv_mib:,.0f} MiB of {info.kv_cache_dtype}, {info.kv_bytes_per_token:,} bytes a token); "
-        f"context {info.max_model_len:,}",
+        "memory": _memory(info),
         "drafts": _drafts(settings, info),
         "machine": _machine(info),
         "listens": f"{url} (a live page; routes: {url}/docs, metrics: {url}/metrics)",
@@ -60,9 +57,26 @@ def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
     )
 
 
+def _memory(info: EngineInfo) -> str:
+    """Returns what the KV cache and the recurrent states hold and take."""
+    kv = f"{info.num_blocks:,} KV blocks of {info.block_size} tokens = {info.kv_capacity_tokens:,} tokens"
+    kv_mib = info.kv_cache_bytes / 2**20
+    text = (
+        f"{kv} ({kv_mib:,.0f} MiB of {info.kv_cache_dtype}, {info.kv_bytes_per_token:,} bytes a token); "
+        f"context {info.max_model_len:,}"
+    )
+    if info.num_state_slots is None:
+        return text
+    states_mib, num_copies = info.state_bytes_per_request / 2**20, info.num_state_checkpoints
+    copies = f"{num_copies:,} copies for the prefix cache" if num_copies else "no prefix cache"
+    return f"{text}; states of {info.num_state_slots} requests, {states_mib:,.1f} MiB each; {copies}"
+
+
 def _drafts(settings: Settings, info: EngineInfo) -> str:
     """Returns what speculative decoding uses."""
     most, size = settings.num_speculative_tokens, info.draft_size
+    if info.num_state_slots is not None:
+        return "none: recurrent states cannot go back"
     text = f"at most {most} tokens, from texts, predictions, grammars" if most else "none"
     if size is None:
         return text

@@ -4,6 +4,7 @@ import copy
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ class LayerShape:
     num_kv_heads: int
     head_size: int
     head_size_v: int
+    layer: int | None = None
+    """The layer's number in the model; None if it is its place among the attention layers."""
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Returns what a token takes in a cache of this type (`engine.attention.kv_format`)."""
@@ -64,14 +67,24 @@ class KVCache:
         self.layers = tuple(
             LayerCache(allocate(layer, layer.head_size), allocate(layer, layer.head_size_v)) for layer in layers
         )
+        self._shapes = tuple(layers)
         self._pages = PagePrefault([*chain.from_iterable(self.layers)])
         self._writing = threading.Lock()  # prefault writes to pages what it read there
+
+    def of_layer(self, layer: int) -> LayerCache:
+        """Returns the cache of the model's layer of this number, which has attention."""
+        return self.layers[self._places[layer]]
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {place if shape.layer is None else shape.layer: place for place, shape in enumerate(self._shapes)}
 
     def of_layers(self, layers: slice) -> "KVCache":
         """Returns the cache of some of the layers: those of the model, or of its draft model. It shares their memory,
         whose pages the whole cache allocates."""
         part = copy.copy(self)
-        part.layers = self.layers[layers]
+        part.layers, part._shapes = self.layers[layers], self._shapes[layers]
+        vars(part).pop("_places", None)
         return part
 
     def prefault(self, last_block: int, num_tokens: int) -> None:

@@ -72,6 +72,12 @@ class ScheduledRequest:
     draft_span: tuple[int, int] | None = None
     """Positions [start, end) of its own tokens that a draft model with KV of its own computes in this step: where it
     was behind, and the step's own. None if there are none, or no such model."""
+    state_slot: int | None = None
+    """Slot of its recurrent states, which are those after position `start` - 1; None for models without any."""
+    restored_slot: int | None = None
+    """Slot from which these states are to be copied first."""
+    saved_slot: int | None = None
+    """Slot to which the states after the step are to be copied at last."""
     scores_prompt: bool = False
     """Whether every prompt token after the first needs its log-probability."""
 

@@ -40,6 +40,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     `engine.attention.kv_format`."""
     kv_cache_bytes: int | None = None
     """Memory for the KV cache; None takes a share of what is free after loading."""
+    state_cache_bytes: int | None = None
+    """Memory for copies of recurrent states, from which requests with an equal beginning go on; None takes an eighth of
+    the memory for KV and states."""
+    state_checkpoint_interval: int = 512
+    """Tokens from one such copy of a text's states to the next, rounded up to whole blocks."""
     max_num_seqs: int = 64
     """Maximum number of requests running at once."""
     max_num_batched_tokens: int = 2048
@@ -65,9 +70,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     trace: str | None = None
     """File that receives one JSON line per step that ran something."""
 
+    @property
+    def checkpoint_tokens(self) -> int:
+        """Tokens from one copy of a text's recurrent states to the next, a multiple of the block size."""
+        return -(-self.state_checkpoint_interval // self.block_size) * self.block_size
+
     def __post_init__(self) -> None:
         for name in (
             "block_size",
+            "state_checkpoint_interval",
             "max_num_seqs",
             "max_num_batched_tokens",
             "max_prefill_tokens_per_gap",
@@ -84,6 +95,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"num_speculative_tokens must be 0 to {MAX_SPECULATIVE_TOKENS}, got {self.num_speculative_tokens}."
             )
+        if self.state_cache_bytes is not None and self.state_cache_bytes < 0:
+            raise ConfigError(f"state_cache_bytes must be at least 0, got {self.state_cache_bytes}.")
         _check_choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _check_choice("quantization", self.quantization, ("none", "int8", "int4"))
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "bfloat16", "int8", "int4"))
@@ -140,6 +153,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int
     kv_bytes_per_token: int
     """Bytes of the keys and values of one token, over all layers."""
+    num_state_slots: int | None = None
+    """Number of requests whose recurrent states fit into memory: no more run at once. None for models without any."""
+    state_bytes_per_request: int = 0
+    num_state_checkpoints: int = 0
+    """Number of copies of such states that are kept for later requests, each of as many bytes."""
     load_s: float
     size: ModelSize
     """Bytes and operations of the model's steps."""

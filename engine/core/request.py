@@ -75,6 +75,13 @@ class Request:
     num_drafted_tokens: int = 0
     """Positions [0, num_drafted_tokens) have the draft model's own KV, too, if it has any."""
     block_table: list[int] = field(default_factory=list)
+    state_slot: int | None = None
+    """Slot of its recurrent states while it runs; None for models without any."""
+    restored_slot: int | None = None
+    """Slot of the states that its next step goes on from, by copying them to `state_slot`; None if by then they are
+    there."""
+    saved_slot: int | None = None
+    """Slot to which the step at hand copies its states."""
     block_hashes: list[bytes] = field(default_factory=list)
     """Chained hashes of its first full blocks, as far as they were needed; the prefix cache computes them."""
     num_cached_tokens: int = 0

@@ -1,4 +1,4 @@
-"""Batch-invariant silu, sigmoid and gelu for CPUs without the C++ kernels.
+"""Batch-invariant silu, sigmoid and gelu for CPUs without the C++ kernels, and softplus for all.
 
 Torch's own activations compute the last elements of a thread's share in another way than the rest, so their results
 differ in the last bit with the number of rows. Torch's arithmetic does not, nor do exp, erfc and tanh once they are
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["replace_activations"]
+__all__ = ["replace_activations", "replace_softplus"]
 
 
 @functools.cache
@@ -30,6 +30,25 @@ def replace_activations() -> object:
         library.impl("gelu", _gelu, "CPU")
         library.impl("gelu_", lambda x, approximate="none": x.copy_(_gelu(x, approximate)), "CPU")
     return library
+
+
+@functools.cache
+def replace_softplus() -> object:
+    """Replaces torch's softplus on CPU tensors, process-wide and for good; returns the library that keeps it so."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl("softplus", _softplus, "CPU")
+    return library
+
+
+def _softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """log(1 + e) / beta with e = exp(beta x), in float64. Where e is small, 1 + e would lose it, and the logarithm is e
+    itself."""
+    wide = x.double() * beta
+    power = torch.exp(wide.clamp(max=threshold))
+    result = torch.where(wide < -18.0, power, torch.log(1.0 + power))
+    return (torch.where(wide > threshold, wide, result) / beta).to(x.dtype)
 
 
 def _sigmoid(x: Tensor) -> Tensor:

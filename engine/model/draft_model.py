@@ -24,6 +24,8 @@ def load_draft_model(config: EngineConfig, target: LoadedModel, max_model_len: i
     settings = {"model": config.draft_model, "revision": None, "draft_model": None, "draft_quantization": "none"}
     own = {"quantization": config.draft_quantization, "dtype": str(target.dtype).removeprefix("torch.")}
     model = load_model(msgspec.structs.replace(config, **settings, **own, device=target.device.type))
+    if model.states:
+        raise _unfit(config, "has recurrent states, which cannot go back to before a draft token that was wrong")
     if model.vocab_size != target.vocab_size:
         raise _unfit(config, f"has a vocabulary of {model.vocab_size:,} tokens, not the model's {target.vocab_size:,}")
     if model.max_model_len < max_model_len:

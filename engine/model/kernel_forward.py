@@ -19,6 +19,7 @@ from engine.attention import AttentionBackend, cpu
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
+from engine.mixers.state import StateCache
 from engine.model import code_fingerprint
 from engine.model.fused_modules import FusedRMSNorm
 from engine.model.kernel_layer import KernelDecoderLayer, kernel_norm
@@ -39,9 +40,11 @@ _FAMILIES = (
 )  # their models run in the kernels, all but those with parts of their own
 
 
-def choose_forward(module: PreTrainedModel, cache: KVCache, backend: AttentionBackend) -> Forward:
+def choose_forward(
+    module: PreTrainedModel, cache: KVCache, backend: AttentionBackend, states: StateCache | None = None
+) -> Forward:
     """Returns the fastest forward pass for this model. Writes to the cache's first two blocks."""
-    plain = TransformersForward(module, cache, backend)
+    plain = TransformersForward(module, cache, backend, states)
     if backend is not cpu:
         return plain
     if not is_known(module):

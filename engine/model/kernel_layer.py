@@ -75,7 +75,7 @@ class KernelDecoderLayer(nn.Module):
     def bind(self, cache: KVCache) -> Any:
         """Returns the layer for the C++ decoder, which attends over this layer's part of the cache."""
         return torch.classes.twostep.Layer(
-            self._before, self._after, *cache.layers[self._call.layer], *self._call.params
+            self._before, self._after, *cache.of_layer(self._call.layer), *self._call.params
         )
 
 

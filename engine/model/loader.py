@@ -38,25 +38,30 @@ from engine.core.errors import (
     reason_of,
 )
 from engine.host.available_memory import is_memory_shortage
-from engine.host.deterministic_activations import replace_activations
+from engine.host.deterministic_activations import replace_activations, replace_softplus
 from engine.host.mkl_warmup import warm_up_vector_functions
 from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
+from engine.mixers.functions import route_recurrent_functions
+from engine.mixers.state import StateShape
 from engine.model.fusion import fuse_modules
 from engine.model.kernel_layer import move_layers_to_kernels
 from engine.model.kv_cache_dtype import choose_kv_dtype
 from engine.model.paging_proof import prove_paging
-from engine.model.probe import check_same, layer_shape, probe_layers
+from engine.model.probe import check_same, layer_shape, probe_layers, probe_states
 from engine.model.self_draft import draft_model_of
 from engine.model.step_work import size_of
 from engine.model.text_part import TEXT_PART_NAMES, has_text_part, text_part_of
 from engine.model.weights_fingerprint import weights_fingerprint
 from engine.model.written_dtype import dtype_override
 from engine.runner.loaded_model import DraftModel, LoadedModel
-from engine.weights.linear import is_linear, prepare_linears
+from engine.weights.linear import LinearReport, is_linear, prepare_linears
 from engine.weights.moe import is_experts
 
 logger = logging.getLogger(__name__)
+
+_LIMIT_WITHOUT_POSITIONS = 1 << 17
+"""Longest context of a model that knows no positions, such as Mamba, whose states take no more memory with more."""
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -96,20 +101,18 @@ def _load(config: EngineConfig) -> LoadedModel:
     module = _load_weights(config, source, device, dtype)
     fingerprint = weights_fingerprint(module)
     text_config = hf_config.get_text_config(decoder=True)
-    calls = _checked_layers(module, text_config, device)
+    calls, states = _checked_layers(config, module, text_config, device)
     layers = tuple(layer_shape(call) for call in calls)
     kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype, device, type(module).__name__, layers)
     _replace_for_cpu(module, calls, device, kernels is not None)
-    drafts = "none" if config.draft_model else config.draft_quantization
-    draft = _draft_model(module, calls, kernels is not None, drafts, kv_dtype)
-    report = prepare_linears(module, kernels is not None, config.quantization)
-    for name in report.unconverted:
-        logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)
+    draft = _self_draft(config, module, calls, kernels is not None, kv_dtype)
+    report = _prepare_linears(config, module, kernels is not None)
     _unmap_checkpoint(module)
     _move_layers((module, draft.module) if draft else (module,), text_config, device)
     return LoadedModel(
         module=module,
         layers=layers,
+        states=states,
         device=device,
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -152,18 +155,24 @@ def _forget_scheme(hf_config: PreTrainedConfig) -> None:
 
 
 def _checked_layers(
-    module: PreTrainedModel, text_config: PreTrainedConfig, device: torch.device
-) -> tuple[AttentionCall, ...]:
-    """Returns the attention call of each layer. Raises UnsupportedModelError unless the model can run paged."""
-    calls = probe_layers(module, text_config, device)
-    prove_paging(module, _context_limit(text_config))
-    return calls
+    config: EngineConfig, module: PreTrainedModel, text_config: PreTrainedConfig, device: torch.device
+) -> tuple[tuple[AttentionCall, ...], tuple[StateShape, ...]]:
+    """Returns the attention calls and the shapes of the states of all layers. Raises UnsupportedModelError unless the
+    model can run paged."""
+    route_recurrent_functions(module)
+    calls, states = probe_layers(module, text_config, device), probe_states(module, device)
+    _check_states(config, states, device)
+    with _only_errors_of("transformers.integrations.hub_kernels"):  # it asks for packages that would not be used
+        prove_paging(module, _context_limit(text_config))
+    return calls, states
 
 
 def _replace_for_cpu(
     module: PreTrainedModel, calls: Sequence[AttentionCall], device: torch.device, has_kernels: bool
 ) -> None:
     """Replaces what the CPU computes in another way than transformers, apart from matmuls: activations, fused parts."""
+    if device.type == "cpu":
+        replace_softplus()
     if has_kernels:
         torch.ops.twostep.replace_activations()
         fuse_modules(module, calls)
@@ -173,14 +182,23 @@ def _replace_for_cpu(
         replace_activations()
 
 
-def _draft_model(
+def _self_draft(
+    config: EngineConfig,
     module: PreTrainedModel,
     calls: Sequence[AttentionCall],
     has_kernels: bool,
-    quantization: str,
     kv_dtype: torch.dtype,
 ) -> DraftModel | None:
-    return None if quantization == "none" else draft_model_of(module, calls, has_kernels, quantization, kv_dtype)
+    if config.draft_model is not None or config.draft_quantization == "none":
+        return None
+    return draft_model_of(module, calls, has_kernels, config.draft_quantization, kv_dtype)
+
+
+def _prepare_linears(config: EngineConfig, module: PreTrainedModel, has_kernels: bool) -> LinearReport:
+    report = prepare_linears(module, has_kernels, config.quantization)
+    for name in report.unconverted:
+        logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)
+    return report
 
 
 def _move_layers(modules: Sequence[PreTrainedModel], text_config: PreTrainedConfig, device: torch.device) -> None:
@@ -228,6 +246,25 @@ def _load_kernels(config: EngineConfig) -> KernelInfo | None:
     if kernels is None and config.require_kernels:
         raise ConfigError("--require-kernels: there are no CPU kernels here; the log says why.")
     return kernels
+
+
+def _check_states(config: EngineConfig, states: Sequence[StateShape], device: torch.device) -> None:
+    if states and device.type != "cpu":
+        raise UnsupportedModelError(
+            f"{config.model} has recurrent states, which are computed on the CPU only: use --device cpu."
+        )
+    if states and config.kv_store is not None:
+        raise ConfigError(f"--kv-store: {config.model} has recurrent states, which no file keeps yet; leave it out.")
+    if states and (config.draft_model is not None or config.draft_quantization != "none"):
+        flag, value = (
+            ("--draft-model", config.draft_model)
+            if config.draft_model
+            else ("--draft-quantization", config.draft_quantization)
+        )
+        raise ConfigError(
+            f"{flag} {value}: {config.model} has recurrent states, which cannot go back to before a wrong draft token; "
+            "leave it out."
+        )
 
 
 def _device(name: str) -> torch.device:
@@ -295,7 +332,7 @@ def _expand_unpacked(module: PreTrainedModel, device: torch.device) -> None:
 
 @contextmanager
 def _only_errors_of(name: str) -> Iterator[None]:
-    """Keeps a logger from warning: transformers lists each tensor of the parts that are not loaded, as if it failed."""
+    """Keeps a logger from warning: transformers warns, for one, of each tensor of the parts that are not loaded."""
     its_logger = logging.getLogger(name)
     level = its_logger.level
     its_logger.setLevel(logging.ERROR)
@@ -345,7 +382,7 @@ def _context_limit(text_config: PreTrainedConfig) -> int:
     Rotary frequencies that change with the longest sequence of a batch (dynamic, longrope), and chunked attention,
     are plain below their threshold: contexts are limited to it.
     """
-    limits = [int(text_config.max_position_embeddings)]
+    limits = [int(getattr(text_config, "max_position_embeddings", _LIMIT_WITHOUT_POSITIONS))]
     rope = getattr(text_config, "rope_parameters", None) or {}
     for each in (rope, *rope.values()):  # one for all layers, or one for each kind of layer
         if isinstance(each, dict) and each.get("rope_type") in ("dynamic", "longrope"):

@@ -1,9 +1,9 @@
 """Proof, before a model is served, that over the paged cache it computes what it computes in one piece.
 
-A model whose layers mix tokens by anything but the registered attention (a scan, a convolution, a window of their own)
-would answer, and answer wrongly. So a copy that is cut to a few narrow layers, with random weights, runs both ways:
-transformers' own dense forward without a cache is the reference; the other computes the same tokens in uneven chunks,
-two sequences in one batch, and then one by one.
+A model whose layers mix tokens by anything but the registered attention and the known recurrent functions (another
+scan, a window of their own) would answer, and answer wrongly. So a copy that is cut to a few narrow layers, with random
+weights, runs both ways: transformers' own dense forward without a cache is the reference; the other computes the same
+tokens in uneven chunks, two sequences in one batch, and then one by one.
 """
 
 import copy
@@ -22,7 +22,8 @@ from engine.core.batch import ScheduledRequest
 from engine.core.errors import UnsupportedModelError, reason_of
 from engine.core.sampling_params import SamplingParams
 from engine.host.available_memory import is_memory_shortage
-from engine.model.probe import layer_shape, probe_layers
+from engine.mixers.state import StateCache
+from engine.model.probe import layer_shape, probe_layers, probe_states
 from engine.runner.forward import TransformersForward
 from engine.runner.model_inputs import build_inputs
 
@@ -101,7 +102,8 @@ def _paged(module: PreTrainedModel, sequences: Sequence[list[int]], steps: Seque
     calls = probe_layers(module, module.config.get_text_config(decoder=True), torch.device("cpu"))
     layers = [layer_shape(call) for call in calls]
     cache = KVCache(layers, sum(num_blocks), BLOCK_SIZE, torch.float32, torch.device("cpu"))
-    forward = TransformersForward(module, cache, approximate)
+    states = StateCache(probe_states(module, torch.device("cpu")), len(sequences), torch.device("cpu"))
+    forward = TransformersForward(module, cache, approximate, states)
     logits: list[list[Tensor]] = [[], []]
     starts = [0, 0]
     for counts in steps:
@@ -110,7 +112,11 @@ def _paged(module: PreTrainedModel, sequences: Sequence[list[int]], steps: Seque
             for index, (token_ids, start, count) in enumerate(zip(sequences, starts, counts, strict=True))
             if count
         ]
-        requests = [_request(tokens, start, tables[index]) for index, tokens, start in chunks]
+        slots = [len(sequences) - 1 - index if states.states else None for index, _, _ in chunks]
+        requests = [
+            _request(tokens, start, tables[index], slot)
+            for (index, tokens, start), slot in zip(chunks, slots, strict=True)
+        ]
         rows, _ = forward(build_inputs(requests, BLOCK_SIZE, torch.device("cpu")), None)
         parts = rows.split_with_sizes([len(tokens) for _, tokens, _ in chunks])
         for (index, tokens, _), part in zip(chunks, parts, strict=True):
@@ -119,8 +125,8 @@ def _paged(module: PreTrainedModel, sequences: Sequence[list[int]], steps: Seque
     return [torch.cat(parts) for parts in logits]
 
 
-def _request(token_ids: list[int], start: int, table: tuple[int, ...]) -> ScheduledRequest:
-    return ScheduledRequest("", token_ids, start, table, SamplingParams(), [], [], True)
+def _request(token_ids: list[int], start: int, table: tuple[int, ...], slot: int | None) -> ScheduledRequest:
+    return ScheduledRequest("", token_ids, start, table, SamplingParams(), [], [], True, state_slot=slot)
 
 
 def _small_copy(module: PreTrainedModel) -> PreTrainedModel:

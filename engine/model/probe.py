@@ -1,4 +1,4 @@
-"""A tiny forward pass that records the attention call of every layer, and refuses models that cannot run paged."""
+"""A tiny forward pass that records the attention calls and states of all layers, and refuses what cannot run paged."""
 
 from collections.abc import Sequence
 
@@ -10,33 +10,58 @@ from engine.attention.kv_cache import LayerShape
 from engine.attention.registry import AttentionCall, attention_handler
 from engine.core.errors import UnsupportedModelError
 from engine.host.available_memory import is_memory_shortage
+from engine.mixers.metadata import StateMetadata
+from engine.mixers.registry import Mixer, state_handler
+from engine.mixers.state import StateShape
+
+_NUM_TOKENS = 2
 
 
 class _Recorder:
-    """An attention handler that records every call and returns zeros."""
+    """A handler that records every attention call, which returns zeros, and the shape of every mixer's state."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.calls: dict[int, AttentionCall] = {}
+        self.states: list[StateShape] = []
+        self._metadata = StateMetadata([0], [_NUM_TOKENS], [True], device)
 
     def attend(self, call: AttentionCall) -> Tensor:
         self.calls[call.layer] = call
         num_tokens, num_heads, _ = call.query.shape
         return call.query.new_zeros(num_tokens, num_heads, call.value.shape[-1])
 
+    def advance(self, mixer: Mixer) -> Tensor:
+        shape = mixer.state_shape
+        self.states.append(shape)
+        states = torch.zeros(1, *shape.sizes, dtype=shape.dtype, device=self._metadata.slots.device)
+        return mixer.advance(states, self._metadata)
+
 
 def probe_layers(
     module: PreTrainedModel, text_config: PreTrainedConfig, device: torch.device
 ) -> tuple[AttentionCall, ...]:
-    """Runs the model once; returns the attention call of each layer.
+    """Runs the model once; returns the attention call of each layer that has attention.
 
     Raises UnsupportedModelError, with the model's name and the reason; a lack of memory is raised as it is.
     """
+    recorder = _probe(module, device)
+    _check_layers(type(module).__name__, text_config, recorder)
+    return tuple(recorder.calls[layer] for layer in sorted(recorder.calls))
+
+
+def probe_states(module: PreTrainedModel, device: torch.device) -> tuple[StateShape, ...]:
+    """Runs the model once; returns the shape of each state, in the order in which its mixers run. Raises like
+    `probe_layers`."""
+    return tuple(_probe(module, device).states)
+
+
+def _probe(module: PreTrainedModel, device: torch.device) -> _Recorder:
     name = type(module).__name__
-    recorder = _Recorder()
-    token_ids = torch.zeros(1, 2, dtype=torch.long, device=device)
-    positions = torch.arange(2, device=device)[None]
+    recorder = _Recorder(device)
+    token_ids = torch.zeros(1, _NUM_TOKENS, dtype=torch.long, device=device)
+    positions = torch.arange(_NUM_TOKENS, device=device)[None]
     try:
-        with torch.inference_mode(), attention_handler(recorder):
+        with torch.inference_mode(), attention_handler(recorder), state_handler(recorder):
             module(input_ids=token_ids, position_ids=positions, use_cache=False)
     except Exception as error:
         if is_memory_shortage(error):
@@ -44,23 +69,24 @@ def probe_layers(
         raise UnsupportedModelError(
             f"{name} cannot run over a paged KV cache: {type(error).__name__}: {error}"
         ) from error
-    _check_layers(name, text_config, recorder.calls)
-    return tuple(recorder.calls[layer] for layer in sorted(recorder.calls))
+    return recorder
 
 
 def layer_shape(call: AttentionCall) -> LayerShape:
     """Returns what the layer caches per token."""
-    return LayerShape(call.key.shape[1], call.key.shape[2], call.value.shape[2])
+    return LayerShape(call.key.shape[1], call.key.shape[2], call.value.shape[2], call.layer)
 
 
-def _check_layers(name: str, text_config: PreTrainedConfig, calls: dict[int, AttentionCall]) -> None:
-    num_layers = text_config.num_hidden_layers
-    if not calls:
+def _check_layers(name: str, text_config: PreTrainedConfig, recorder: _Recorder) -> None:
+    """Refuses what is known to be wrong; that layers without attention mix tokens by the recorded states alone is for
+    `engine.model.paging_proof` to show."""
+    calls, num_layers = recorder.calls, text_config.num_hidden_layers
+    if not calls and not recorder.states:
         raise UnsupportedModelError(f"{name} does not use transformers' attention registry, so it cannot run paged.")
-    if sorted(calls) != list(range(num_layers)):
+    if sorted(calls) != list(range(num_layers)) and not recorder.states:
         raise UnsupportedModelError(
-            f"{name} uses attention in {len(calls)} of its {num_layers} layers; the others keep a recurrent state, "
-            "which cannot be paged."
+            f"{name} uses attention in {len(calls)} of its {num_layers} layers; the others keep a recurrent state of a "
+            "kind that is not known here."
         )
     kinds = getattr(text_config, "layer_types", None) or ()
     for layer, call in calls.items():

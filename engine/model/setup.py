@@ -3,22 +3,26 @@
 import logging
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from engine.attention import select_backend
-from engine.attention.kv_cache import KVCache, bytes_per_block
+from engine.attention import AttentionBackend, select_backend
+from engine.attention.kv_cache import KVCache, LayerShape, bytes_per_block
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import ConfigError, ModelMemoryError
+from engine.core.machine import Ceilings
 from engine.host.available_memory import available_bytes, is_memory_shortage
 from engine.host.memory_trim import give_back_freed_memory
 from engine.kernels import load_kernels
+from engine.mixers.state import StateCache, bytes_per_slot
 from engine.model.draft_model import load_draft_model
 from engine.model.kernel_forward import choose_forward
 from engine.model.loader import load_model
 from engine.model.machine_ceilings import measure_ceilings
 from engine.model.trial_step import bytes_of_a_step
+from engine.runner.forward import Forward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
 
@@ -31,22 +35,17 @@ SHARE_OF_AVAILABLE = {"cpu": 0.5, "cuda": 0.9}
 def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
     """Loads the model and sets up its runner. Raises ConfigError or ModelError."""
     started_s = time.monotonic()
-    if config.num_threads is not None:
-        _set_threads(config.num_threads)
+    _set_threads(config.num_threads)
     model = load_model(config)
-    quantization = config.quantization if model.has_kernels else "none"  # torch multiplies dequantized weights
-    ceilings = measure_ceilings(model.device, model.dtype, model.weight_bytes, quantization)
+    ceilings = _ceilings(config, model)
     give_back_freed_memory()
     max_model_len = _max_model_len(config, model)
     backend = select_backend(model.device, load_kernels() if model.has_kernels else None)
     step_bytes = bytes_of_a_step(config, model, max_model_len, backend) if model.device.type == "cuda" else 0
     if config.draft_model is not None:
         model = replace(model, draft=load_draft_model(config, model, max_model_len))
-    num_blocks, max_model_len = _size_pool(config, model, max_model_len, step_bytes)
-    cache = _new_cache(config, model, num_blocks)
-    forward = choose_forward(model.module, cache, backend)
-    draft_cache = cache.of_layers(slice(len(model.layers), None)) if model.draft and model.draft.layers else cache
-    draft_forward = choose_forward(model.draft.module, draft_cache, backend) if model.draft else None
+    cache, states, max_model_len = _new_caches(config, model, max_model_len, step_bytes)
+    forward, draft_forward = choose_forward(model.module, cache, backend, states), _draft_forward(model, cache, backend)
     info = EngineInfo(
         model=config.model,
         architecture=model.architecture,
@@ -60,26 +59,70 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
         hidden_size=model.hidden_size,
         max_model_len=max_model_len,
         block_size=config.block_size,
-        num_blocks=num_blocks,
+        num_blocks=cache.num_blocks,
         eos_token_ids=model.eos_token_ids,
         weights_fingerprint=model.weights_fingerprint,
         weight_bytes=model.weight_bytes,
         kv_cache_bytes=cache.num_bytes,
         kv_bytes_per_token=bytes_per_block(model.layers, 1, model.kv_dtype),
+        **_state_facts(model, states),
         load_s=time.monotonic() - started_s,
         size=model.size,
         draft_size=model.draft.size if model.draft else None,
-        draft_kv_bytes=draft_cache.num_bytes if draft_cache is not cache else 0,
+        draft_kv_bytes=cache.num_blocks * bytes_per_block(_draft_layers(model), config.block_size, model.kv_dtype),
         ceilings=ceilings,
     )
     return ModelRunner(model, cache, forward, draft_forward), info
+
+
+def _draft_layers(model: LoadedModel) -> Sequence[LayerShape]:
+    """Returns the shapes of a draft model's own layers, whose KV lies behind that of the model in the same blocks."""
+    return model.draft.layers if model.draft else ()
+
+
+def _draft_forward(model: LoadedModel, cache: KVCache, backend: AttentionBackend) -> Forward | None:
+    if model.draft is None:
+        return None
+    own = cache.of_layers(slice(len(model.layers), None)) if _draft_layers(model) else cache
+    return choose_forward(model.draft.module, own, backend)
 
 
 def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _set_threads(num_threads: int) -> None:
+def _new_caches(
+    config: EngineConfig, model: LoadedModel, max_model_len: int, step_bytes: int
+) -> tuple[KVCache, StateCache, int]:
+    """Returns the caches of KV and states, and the context length that they allow."""
+    cache_bytes = _cache_bytes(config, model, step_bytes)
+    num_slots = _num_state_slots(config, model, cache_bytes)
+    num_copies = _num_state_checkpoints(config, model, cache_bytes)
+    kv_bytes = cache_bytes - num_slots * bytes_per_slot(model.states)
+    num_blocks, max_model_len = _size_pool(config, model, max_model_len, kv_bytes)
+    states = StateCache(model.states, num_slots, model.device, num_copies)
+    return _new_cache(config, model, num_blocks), states, max_model_len
+
+
+def _state_facts(model: LoadedModel, states: StateCache) -> dict[str, int]:
+    """Returns the fields of `EngineInfo` about recurrent states, none for a model without any."""
+    if not model.states:
+        return {}
+    return {
+        "num_state_slots": states.num_slots,
+        "state_bytes_per_request": bytes_per_slot(model.states),
+        "num_state_checkpoints": states.num_copies,
+    }
+
+
+def _ceilings(config: EngineConfig, model: LoadedModel) -> Ceilings:
+    quantization = config.quantization if model.has_kernels else "none"  # torch multiplies dequantized weights
+    return measure_ceilings(model.device, model.dtype, model.weight_bytes, quantization)
+
+
+def _set_threads(num_threads: int | None) -> None:
+    if num_threads is None:
+        return
     torch.set_num_threads(num_threads)
     if num_threads > (num_cpus := len(os.sched_getaffinity(0))):
         logger.warning("--num-threads %d is more than the %d CPUs there are: steps take longer", num_threads, num_cpus)
@@ -118,13 +161,45 @@ def _max_model_len(config: EngineConfig, model: LoadedModel) -> int:
     return config.max_model_len
 
 
-def _size_pool(config: EngineConfig, model: LoadedModel, max_model_len: int, step_bytes: int) -> tuple[int, int]:
-    """Returns the number of blocks, which leave `step_bytes` of memory, and the context length that they allow.
+def _cache_bytes(config: EngineConfig, model: LoadedModel, step_bytes: int) -> int:
+    """Returns the memory for KV and states: as configured, else a share of what is free and what no step needs."""
+    if config.kv_cache_bytes is not None:
+        return config.kv_cache_bytes
+    share = int((available_bytes(model.device) - step_bytes) * SHARE_OF_AVAILABLE[model.device.type])
+    return min(share, MAX_DEFAULT_KV_BYTES) if model.device.type == "cpu" else share
+
+
+def _num_state_slots(config: EngineConfig, model: LoadedModel, cache_bytes: int) -> int:
+    """Returns how many requests get a slot for their states: as many as may run, if these take at most half of the
+    memory for KV and states, else as many as do, and one at least."""
+    num_bytes = bytes_per_slot(model.states)
+    if not num_bytes:
+        return 0
+    num_slots = min(config.max_num_seqs, max(1, cache_bytes // 2 // num_bytes))
+    if num_slots < config.max_num_seqs:
+        logger.warning(
+            "the recurrent states of a request take %.1f MiB: %d requests run at once, not %d",
+            num_bytes / 2**20,
+            num_slots,
+            config.max_num_seqs,
+        )
+    return num_slots
+
+
+def _num_state_checkpoints(config: EngineConfig, model: LoadedModel, cache_bytes: int) -> int:
+    """Returns how many copies of a request's states are kept, beside what takes `cache_bytes`."""
+    if not model.states or not config.enable_prefix_caching:
+        return 0
+    num_bytes = cache_bytes // 8 if config.state_cache_bytes is None else config.state_cache_bytes
+    return max(0, num_bytes) // bytes_per_slot(model.states)
+
+
+def _size_pool(config: EngineConfig, model: LoadedModel, max_model_len: int, kv_bytes: int) -> tuple[int, int]:
+    """Returns the number of blocks, which take at most `kv_bytes`, and the context length that they allow.
 
     A configured context length must fit; the model's own limit is lowered to what fits.
     """
-    per_block = bytes_per_block(model.kv_layers, config.block_size, model.kv_dtype)
-    num_blocks = config.num_blocks or _kv_bytes(config, model, max_model_len, per_block, step_bytes) // per_block
+    num_blocks = config.num_blocks or _num_blocks(config, model, max_model_len, kv_bytes)
     capacity = num_blocks * config.block_size
     if capacity >= max_model_len:
         return num_blocks, max_model_len
@@ -138,13 +213,11 @@ def _size_pool(config: EngineConfig, model: LoadedModel, max_model_len: int, ste
     return num_blocks, capacity
 
 
-def _kv_bytes(config: EngineConfig, model: LoadedModel, max_model_len: int, per_block: int, step_bytes: int) -> int:
-    """Returns the configured memory, else a share of what is free and what no step needs, at most what all sequences
-    together can use."""
-    if config.kv_cache_bytes is not None:
-        return config.kv_cache_bytes
-    share = int((available_bytes(model.device) - step_bytes) * SHARE_OF_AVAILABLE[model.device.type])
-    if model.device.type == "cpu":
-        share = min(share, MAX_DEFAULT_KV_BYTES)
-    blocks_per_sequence = -(-max_model_len // config.block_size)
-    return min(share, config.max_num_seqs * blocks_per_sequence * per_block)
+def _num_blocks(config: EngineConfig, model: LoadedModel, max_model_len: int, kv_bytes: int) -> int:
+    """Returns how many blocks fit; by default no more than all sequences together can use."""
+    usable = config.max_num_seqs * -(-max_model_len // config.block_size)
+    per_block = bytes_per_block(model.kv_layers, config.block_size, model.kv_dtype)
+    if per_block == 0:  # a model without attention: its blocks only count tokens
+        return usable
+    num_blocks = max(0, kv_bytes) // per_block
+    return num_blocks if config.kv_cache_bytes is not None else min(num_blocks, usable)

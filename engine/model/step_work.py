@@ -58,8 +58,9 @@ def _num_weights(weights: Sequence[Weight]) -> int:
 
 
 def _unpacked(module: nn.Module, head: nn.Module) -> list[Tensor]:
-    """Returns parameters that torch multiplies by, unpacked ones of two or more dimensions; no embeddings."""
-    owners = (m for m in module.modules() if m is not head and not isinstance(m, nn.Embedding))
+    """Returns parameters that torch multiplies by, unpacked ones of two or more dimensions; no embeddings, and no
+    convolutions, whose few numbers do not count."""
+    owners = (m for m in module.modules() if m is not head and not isinstance(m, nn.Embedding | nn.Conv1d))
     return [p for owner in owners for p in owner.parameters(recurse=False) if p.dim() >= 2]
 
 

@@ -12,7 +12,8 @@ _WHOLE_MODELS = frozenset(
         *("aria", "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "hyperclovax_vision_v2", "idefics2", "idefics3"),
         *("internvl", "janus", "lfm2_vl", "lfm3_vl", "lighton_ocr", "llava", "llava_next", "llava_next_video"),
         *("llava_onevision", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "mistral3", "nemotron_h_omni", "ovis2"),
-        *("paligemma", "pp_chart2table", "shieldgemma2", "smolvlm", "video_llama_3", "video_llava", "vipllava"),
+        *("paligemma", "pp_chart2table", "qwen3_5", "qwen3_5_moe", "shieldgemma2", "smolvlm", "video_llama_3"),
+        *("video_llava", "vipllava"),
     )
 )
 TEXT_PART_NAMES = {

@@ -11,6 +11,9 @@ from transformers import PreTrainedModel
 from engine.attention import AttentionBackend, AttentionMetadata
 from engine.attention.kv_cache import KVCache
 from engine.attention.registry import AttentionCall, attention_handler
+from engine.mixers.metadata import StateMetadata
+from engine.mixers.registry import Mixer, state_handler
+from engine.mixers.state import StateCache, clear, copy_slots
 from engine.runner.model_inputs import ModelInputs
 
 __all__ = ["Forward", "ForwardOutput", "TransformersForward", "kept_rows"]
@@ -32,26 +35,30 @@ class Forward(Protocol):
     def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> ForwardOutput:
         """Computes the batch, with results at the `kept` positions of the flat batch; None keeps all.
 
-        Also writes the batch's keys and values to the KV cache.
+        Also writes the batch's keys and values to the KV cache, and the states after its tokens to their slots.
         """
 
 
 class TransformersForward:
-    """Runs any model by its own code, with attention over the paged KV cache."""
+    """Runs any model by its own code, with attention over the paged KV cache and states in slots."""
 
     name = "transformers"
 
-    def __init__(self, module: PreTrainedModel, cache: KVCache, backend: AttentionBackend) -> None:
+    def __init__(
+        self, module: PreTrainedModel, cache: KVCache, backend: AttentionBackend, states: StateCache | None = None
+    ) -> None:
         self._module = module
         self._head = cast(nn.Module, module.get_output_embeddings())
         self._cache = cache
         self._backend = backend
+        self._states = states
 
     def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> ForwardOutput:
         rows = 0 if kept is None else kept_rows(kept, inputs)  # models read 0 as "all"
         token_ids, positions = inputs.token_ids[None], inputs.positions[None]  # one long sequence to the model
         handler = _PagedAttention(self._backend, self._cache, inputs.attention)
-        with attention_handler(handler), _recorded_input(self._head) as hidden:
+        states = _SlottedStates(self._states, inputs.states)
+        with attention_handler(handler), state_handler(states), _recorded_input(self._head) as hidden:
             output = self._module(input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=rows)
         return ForwardOutput(output.logits[0], hidden[0].flatten(0, -2))
 
@@ -81,6 +88,23 @@ class _PagedAttention:
         self._metadata = metadata
 
     def attend(self, call: AttentionCall) -> Tensor:
-        cache = self._cache.layers[call.layer]
+        cache = self._cache.of_layer(call.layer)
         self._backend.write_kv(call.key, call.value, cache, self._metadata.slot_mapping)
         return self._backend.paged_attention(call.query, cache, self._metadata, call.params)
+
+
+class _SlottedStates:
+    """Advances each mixer's states, in the order in which the forward pass calls the mixers."""
+
+    def __init__(self, cache: StateCache | None, metadata: StateMetadata | None) -> None:
+        self._states = iter(cache.states if cache else ())
+        self._metadata = metadata
+
+    def advance(self, mixer: Mixer) -> Tensor:
+        states = next(self._states)
+        assert self._metadata is not None and states.shape[1:] == mixer.state_shape.sizes
+        clear(states, self._metadata.fresh_slots)
+        copy_slots(states, self._metadata.restored)
+        output = mixer.advance(states, self._metadata)
+        copy_slots(states, self._metadata.saved)
+        return output

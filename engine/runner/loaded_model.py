@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from engine.attention.kv_cache import LayerShape
 from engine.core.machine import ModelSize
+from engine.mixers.state import StateShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class LoadedModel:
 
     module: PreTrainedModel
     layers: tuple[LayerShape, ...]
+    states: tuple[StateShape, ...]
+    """Shapes of the recurrent states of one request, in the order in which a forward pass uses them."""
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.attention import AttentionMetadata
 from engine.core.batch import ScheduledRequest
+from engine.mixers.metadata import StateMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class ModelInputs:
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
     attention: AttentionMetadata
+    states: StateMetadata | None
+    """None for models without recurrent states."""
 
 
 def build_inputs(requests: Sequence[ScheduledRequest], block_size: int, device: torch.device) -> ModelInputs:
@@ -52,7 +55,21 @@ def build_inputs(requests: Sequence[ScheduledRequest], block_size: int, device: 
         max_seqlen_q=max(lengths),
         max_context_len=max(context_lens),
     )
-    return ModelInputs(token_ids=token_ids, positions=positions, attention=attention)
+    return ModelInputs(token_ids, positions, attention, _states(requests, device))
+
+
+def _states(requests: Sequence[ScheduledRequest], device: torch.device) -> StateMetadata | None:
+    own = [(request, request.state_slot) for request in requests if request.state_slot is not None]
+    if not own:
+        return None
+    return StateMetadata(
+        [slot for _, slot in own],
+        [len(request.token_ids) for request, _ in own],
+        [request.start == 0 for request, _ in own],
+        device,
+        restored=[(request.restored_slot, slot) for request, slot in own if request.restored_slot is not None],
+        saved=[(slot, request.saved_slot) for request, slot in own if request.saved_slot is not None],
+    )
 
 
 def _on_device(dtype: torch.dtype, device: torch.device, *lists: list[int]) -> Sequence[Tensor]:

@@ -1,4 +1,4 @@
-"""The KV blocks of requests: every change of a block table happens here; torch-free.
+"""The KV blocks and state slots of requests: every change of a block table happens here; torch-free.
 
 Positions of a running request, from 0 on, as half-open ranges that follow one another:
 
@@ -6,36 +6,43 @@ Positions of a running request, from 0 on, as half-open ranges that follow one a
     [c, n)   allocated   for the tokens that the request has, n = request.num_tokens, and that a step will compute
     [n, t)   surplus     for draft tokens of the step at hand; t = block_size * len(request.block_table)
 
-A request without blocks has computed nothing. The scheduler says when blocks are wanted; it never edits a table.
+A request without blocks has computed nothing. Where the model has recurrent states, a running request also holds a slot
+for them, which has the states after position c - 1. The scheduler says when blocks are wanted; it never edits a table.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from engine.core.batch import BlockTransfer, EndedTransfer
 from engine.core.request import Request
 from engine.core.stats import PoolStats
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.draft_kv import DraftKV, NoDraftKV
-from engine.scheduling.prefix_cache import BlockCache
+from engine.scheduling.prefix_cache import BlockCache, PrefixMatch
+from engine.scheduling.state_checkpoints import NoStateCheckpoints, StateCheckpoints
+from engine.scheduling.state_slots import NoStateSlots, StateSlots
 
-
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """Cached blocks that hold the beginning of a request's tokens; valid until any block is allocated or freed."""
-
-    block_ids: tuple[int, ...] = ()
+__all__ = ["KVAllocator", "PrefixMatch"]
 
 
 class KVAllocator:
-    """Gives blocks to requests, finds their cached prefixes, and takes everything back by one door, `free`."""
+    """Gives blocks and slots to requests, finds cached prefixes, and takes everything back by one door, `free`."""
 
-    def __init__(self, num_blocks: int, block_size: int, cache: BlockCache, draft_kv: DraftKV | None = None) -> None:
-        """Hands out `num_blocks` blocks of `block_size` tokens each; `draft_kv` knows in which of them the draft
-        model's keys and values are, if it has any of its own."""
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        cache: BlockCache,
+        slots: StateSlots | NoStateSlots | None = None,
+        checkpoints: StateCheckpoints | NoStateCheckpoints | None = None,
+        draft_kv: DraftKV | None = None,
+    ) -> None:
+        """Hands out `num_blocks` blocks of `block_size` tokens each, and `slots` and `checkpoints`, if the model has
+        states; `draft_kv` knows in which blocks the draft model's keys and values are, if it has any of its own."""
         self.num_blocks = num_blocks
         self._pool = BlockPool(num_blocks, cache)
         self._cache = cache
+        self._slots = slots or NoStateSlots()
+        self._checkpoints = checkpoints or NoStateCheckpoints()
         self._draft_kv = draft_kv or NoDraftKV()
         self._block_size = block_size
         self.prefix_queries = 0
@@ -52,21 +59,29 @@ class KVAllocator:
         return self._pool.stats
 
     def match(self, request: Request) -> PrefixMatch:
-        """Returns the longest cached prefix of the request's tokens that leaves at least one to compute."""
+        """Returns the longest cached prefix of the request's tokens that leaves at least one to compute, and after
+        which the states are known, if the model has states."""
         if not self._cache.can_match(request):
             return PrefixMatch()
-        return PrefixMatch(tuple(self._cache.match(request, (request.num_tokens - 1) // self._block_size)))
+        blocks = self._cache.match(request, (request.num_tokens - 1) // self._block_size)
+        return self._checkpoints.shortened(request, blocks)
 
     def try_start(self, request: Request, match: PrefixMatch, spare: int) -> bool:
-        """Gives a request that has no blocks those of its prefix and new ones for its other tokens.
+        """Gives a request that has no blocks those of its prefix and new ones for its other tokens, and a slot.
 
-        Returns False, and changes nothing, if fewer than `spare` available blocks would be left.
+        Returns False, and changes nothing, if no slot is free or fewer than `spare` available blocks would be left.
         """
+        if not self._slots.has_free:
+            return False
         num_new = self._num_blocks(request.num_tokens) - len(match.block_ids)
         blocks = self._pool.try_allocate(num_new, match.block_ids, spare)
         if blocks is None:
             return False
         request.block_table = blocks
+        request.state_slot = self._slots.take()
+        if match.state_slot is not None:
+            request.restored_slot = match.state_slot
+            self._checkpoints.pin(match.state_slot)
         request.num_computed_tokens = len(match.block_ids) * self._block_size
         self._draft_kv.start(request, len(match.block_ids))
         if request.first_scheduled_s is None:
@@ -87,6 +102,12 @@ class KVAllocator:
         self._draft_kv.allocated(blocks or ())
         return blocks is not None
 
+    def checkpoint(self, request: Request, end: int) -> int | None:
+        """Returns the slot to which the step at hand is to copy the request's states after position `end` - 1; None if
+        they are not to be kept. `computed` or `free` must follow before the next step."""
+        request.saved_slot = self._checkpoints.try_begin(request, end)
+        return request.saved_slot
+
     def surplus(self, request: Request) -> int:
         """Returns how many draft tokens the request's blocks have places for, beside all its own tokens."""
         return len(request.block_table) * self._block_size - request.num_tokens
@@ -95,6 +116,10 @@ class KVAllocator:
         """Records that a step computed positions [start, end) from the request's own tokens: later requests may find
         the blocks that became full. KV of rejected draft tokens, at `end` and after it, counts as not computed."""
         request.num_computed_tokens = end
+        if request.saved_slot is not None:
+            self._checkpoints.keep(request.saved_slot)
+            request.saved_slot = None
+        self._unpin(request)
         for index in self._cache.insert(request, start // self._block_size, end // self._block_size):
             self._on_new_block(request, index)
 
@@ -116,12 +141,18 @@ class KVAllocator:
     def free(self, request: Request) -> None:
         """Takes back all that the request holds, because it ends or is preempted; what is cached can be found again."""
         self._pool.release(request.block_table)
-        request.block_table = []
+        self._slots.release(request.state_slot)
+        if request.saved_slot is not None:
+            self._checkpoints.cancel(request.saved_slot)
+            request.saved_slot = None
+        self._unpin(request)
+        request.block_table, request.state_slot = [], None
         request.num_computed_tokens = request.num_drafted_tokens = 0
 
     def reset(self) -> None:
         """Forgets the prefixes of all that was computed so far; requests keep the blocks they hold."""
         self._pool.clear_cache()
+        self._checkpoints.clear()
 
     # A KV store beside memory: `engine.scheduling.kv_tiers` has one, this allocator has none.
 
@@ -148,6 +179,12 @@ class KVAllocator:
 
     def _on_new_block(self, request: Request, index: int) -> None:
         """Called for each block that became full, whose tokens no other block holds."""
+
+    def _unpin(self, request: Request) -> None:
+        """Gives up the copy that the request went on from, or would have."""
+        if request.restored_slot is not None:
+            self._checkpoints.unpin(request.restored_slot)
+            request.restored_slot = None
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

@@ -56,7 +56,7 @@ class TieredKVAllocator(KVAllocator):
         stored: StoredBlocks,
         costs: StepCosts,
     ) -> None:
-        super().__init__(num_blocks, block_size, cache, draft_kv)
+        super().__init__(num_blocks, block_size, cache, draft_kv=draft_kv)
         self._hashed = cache
         self._stored = stored
         self._costs = costs

@@ -14,8 +14,12 @@ _MIN_CHUNK = 16  # tokens: prefill makes progress whatever it costs, and no step
 class PrefillBudget:
     """The budget of one prefill step, of which requests take their chunks in turn."""
 
-    def __init__(self, costs: StepCosts, max_s: float, max_tokens: int, max_scored_tokens: int) -> None:
+    def __init__(
+        self, costs: StepCosts, max_s: float, max_tokens: int, max_scored_tokens: int, interval: int | None = None
+    ) -> None:
+        """Chunks end at multiples of `interval`, if there is one, at the latest."""
         self._costs = costs
+        self._interval = interval
         self._max_s = max_s
         self._num_left = max_tokens
         self._num_scored_left = max_scored_tokens
@@ -40,6 +44,8 @@ class PrefillBudget:
         request whose prompt logprobs do not fit must not hold up those behind it. Call only while the budget is not
         spent."""
         wanted = min(request.num_uncomputed_tokens, self._num_left)
+        if self._interval is not None:
+            wanted = min(wanted, self._interval - request.num_computed_tokens % self._interval)
         if request.scores_prompt:
             wanted = min(wanted, max(self._num_scored_left, 1))
         num_chunks = -(-wanted // max(self._num_fitting(request, wanted), 1))
@@ -72,8 +78,11 @@ class PrefillPace:
         max_tokens: int,
         max_tokens_per_gap: int,
         max_scored_tokens: int,
+        interval: int | None = None,
     ) -> None:
+        """Chunks end at multiples of `interval`, if there is one, at the latest: the states after these are copied."""
         self._costs = costs
+        self._interval = interval
         self._target_gap_s = target_gap_s
         self._max_tokens = max_tokens
         self._max_tokens_per_gap = min(max_tokens_per_gap, max_tokens)
@@ -90,4 +99,4 @@ class PrefillPace:
         return self._budget(max(self._target_gap_s - decode_s, 2 * decode_s), self._max_tokens_per_gap)
 
     def _budget(self, max_s: float, max_tokens: int) -> PrefillBudget:
-        return PrefillBudget(self._costs, max_s, max_tokens, self._max_scored_tokens)
+        return PrefillBudget(self._costs, max_s, max_tokens, self._max_scored_tokens, self._interval)

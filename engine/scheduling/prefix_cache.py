@@ -7,9 +7,19 @@ equal hashes mean equal contexts. SHA-256 keeps that true against prompts chosen
 import hashlib
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """What is cached of the beginning of a request's tokens; valid until any block is allocated or freed."""
+
+    block_ids: tuple[int, ...] = ()
+    state_slot: int | None = None
+    """Slot with a copy of the recurrent states after these blocks; None for models without any."""
 
 
 class BlockCache(Protocol):
@@ -24,6 +34,9 @@ class BlockCache(Protocol):
     def insert(self, request: Request, first: int, last: int) -> list[int]:
         """Remember the request's blocks [first, last), which are full and computed. Returns those of these indices
         whose tokens no other block holds."""
+
+    def prefix_hash(self, request: Request, num_blocks: int) -> bytes | None:
+        """Returns the hash of the tokens in the request's first full blocks, one or more; None if nothing is cached."""
 
     def holds(self, block_id: int) -> bool:
         """Whether a later match may return this block."""
@@ -73,6 +86,9 @@ class PrefixCache:
         """Returns the hash by which a later match may return the block; None if none may."""
         return self._hash_of_block.get(block_id)
 
+    def prefix_hash(self, request: Request, num_blocks: int) -> bytes | None:
+        return self.hashes(request, num_blocks)[-1]
+
     def holds(self, block_id: int) -> bool:
         return block_id in self._hash_of_block
 
@@ -107,6 +123,9 @@ class NullPrefixCache:
 
     def insert(self, request: Request, first: int, last: int) -> list[int]:
         return []
+
+    def prefix_hash(self, request: Request, num_blocks: int) -> bytes | None:
+        return None
 
     def holds(self, block_id: int) -> bool:
         return False

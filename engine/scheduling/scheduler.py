@@ -21,8 +21,9 @@ from engine.scheduling.loading import LoadingRequests
 from engine.scheduling.output_tokens import append_tokens, why_no_token
 from engine.scheduling.prefill_budget import PrefillBudget, PrefillPace
 from engine.scheduling.request_reports import state_of, take_first_token_info
+from engine.scheduling.request_shares import chunk_share, drafted_share, share_of
 from engine.scheduling.speculation.draft_verification import end_of_draft_kv
-from engine.scheduling.speculation.planner import NO_PLANNED_DRAFT, PlannedDraft, SpeculationPlanner
+from engine.scheduling.speculation.planner import SpeculationPlanner
 
 
 class Scheduler:
@@ -157,26 +158,10 @@ class Scheduler:
         ready = [request for request in self._running if not request.needs_prefill]
         # Without requests there is nothing to draft, and a gap that holds a prefill step has no time for drafts.
         if not ready or self._last_phase is Phase.PREFILL:
-            return _batch(Phase.DECODE, [_scheduled(request, 1) for request in ready])
-        plans = zip(ready, self._speculation.plan(ready), strict=True)
-        return _batch(
-            Phase.DECODE, [self._with_draft(request, self._with_blocks(request, plan)) for request, plan in plans]
-        )
-
-    def _with_draft(self, request: Request, draft: PlannedDraft) -> ScheduledRequest:
-        """Returns the request's share of a decode step. Where the draft model is far behind, it makes up for a part of
-        that, and drafts nothing."""
-        span = self._kv.draft_span(request, 1) if draft.num_wanted else None
-        if span and span[1] <= request.num_computed_tokens:
-            draft = NO_PLANNED_DRAFT
-        return _scheduled(request, 1, draft, span)
-
-    def _with_blocks(self, request: Request, draft: PlannedDraft) -> PlannedDraft:
-        """Returns as much of the draft as blocks can be allocated for without taking those that other running requests
-        will need."""
-        self._kv.try_allocate(request, len(draft.token_ids) + draft.num_wanted, spare=len(self._running))
-        surplus = self._kv.surplus(request)
-        return PlannedDraft(draft.token_ids[:surplus], min(draft.num_wanted, surplus))
+            return _batch(Phase.DECODE, [share_of(self._kv, request, 1) for request in ready])
+        plans, spare = self._speculation.plan(ready), len(self._running)
+        shares = [drafted_share(self._kv, *each, spare) for each in zip(ready, plans, strict=True)]
+        return _batch(Phase.DECODE, shares)
 
     def _allocate_next_block(self, request: Request) -> None:
         """Give the request the block that its next token needs, preempting until there is one: the newest request of
@@ -204,11 +189,7 @@ class Scheduler:
                 break
             if new.needs_prefill:  # else all its KV but one token's was cached: it decodes
                 chunks.append((new, budget.take(new)))
-        spans = [self._kv.draft_span(request, count) for request, count in chunks]
-        return _batch(
-            Phase.PREFILL,
-            [_scheduled(*chunk, draft_span=span) for chunk, span in zip(chunks, spans, strict=True)],
-        )
+        return _batch(Phase.PREFILL, [chunk_share(self._kv, *chunk) for chunk in chunks])
 
     def _try_admit_in_turn(self, request: Request, now_s: float) -> bool:
         """As `_try_admit`; where there is no room, tenants that were served more make some."""
@@ -294,27 +275,3 @@ class Scheduler:
 
 def _batch(phase: Phase, requests: list[ScheduledRequest]) -> Batch | None:
     return Batch(phase, tuple(requests)) if requests else None
-
-
-def _scheduled(
-    request: Request,
-    num_tokens: int,
-    draft: PlannedDraft = NO_PLANNED_DRAFT,
-    draft_span: tuple[int, int] | None = None,
-) -> ScheduledRequest:
-    start = request.num_computed_tokens
-    end = start + num_tokens
-    return ScheduledRequest(
-        request_id=request.request_id,
-        token_ids=[*request.token_ids(start, end), *draft.token_ids],
-        start=start,
-        block_table=tuple(request.block_table),
-        params=request.params,
-        prompt_token_ids=request.prompt_token_ids,
-        output_token_ids=request.output_token_ids,
-        samples=end == request.num_tokens,
-        num_drafts=len(draft.token_ids),
-        num_wanted=draft.num_wanted,
-        draft_span=draft_span,
-        scores_prompt=request.scores_prompt,
-    )

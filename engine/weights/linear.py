@@ -110,10 +110,14 @@ def _pack_module(module: nn.Module, pack: Pack) -> Packed:
 
 
 def _unconverted(model: nn.Module) -> Iterator[str]:
-    """Yields the names of parameters that torch may still multiply by; embeddings are only looked up."""
+    """Yields the names of parameters that torch may still multiply by.
+
+    Embeddings are only looked up, rates of decay (A_log) are no matrix, and models whose convolutions over tokens are
+    run by torch are not served at all.
+    """
     for module_name, module in model.named_modules():
-        if isinstance(module, nn.Embedding):
+        if isinstance(module, nn.Embedding | nn.Conv1d):
             continue
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter.dim() >= 2:
+            if parameter.dim() >= 2 and name != "A_log":
                 yield f"{module_name}.{name}".lstrip(".")

@@ -84,12 +84,16 @@ class KernelWeight:
 class WeightHandle:
     """Replaces a module's `weight`: it has the same shape, dtype and device, and multiplies in `F.linear`.
 
-    It is not a tensor: model code that would read the numbers fails loudly instead of computing something else.
+    It also multiplies a transposed row of tokens from the left, `weight @ x`. It is not a tensor: model code that would
+    read the numbers fails loudly instead of computing something else.
     """
 
     def __init__(self, packed: PackedWeight) -> None:
         self.packed = packed
         self.shape, self.dtype, self.device = packed.shape, packed.dtype, packed.device
+
+    def __matmul__(self, x: Tensor) -> Tensor:  # [..., K, T] -> [..., N, T]
+        return multiply_rows(self.packed, x.transpose(-1, -2).contiguous(), None).transpose(-1, -2)
 
     @classmethod
     def __torch_function__(

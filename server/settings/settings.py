@@ -139,6 +139,15 @@ class Settings(BaseSettings):
         "BYTES",
         gt=0,
     )
+    state_cache_memory_bytes: ByteSize | None = setting(
+        "Engine",
+        None,
+        "Memory for copies of recurrent states, apart from that for KV; default: an eighth of that; 0: none.",
+        "BYTES",
+    )
+    state_checkpoint_interval: PositiveInt = setting(
+        "Engine", 512, "Tokens from one copy of recurrent states to the next, rounded up to whole blocks."
+    )
     num_gpu_blocks_override: PositiveInt | None = setting(
         "Engine", None, "Exact number of KV blocks, on any device, instead of memory for them."
     )
@@ -234,6 +243,8 @@ class Settings(BaseSettings):
             num_blocks=self.num_gpu_blocks_override,
             kv_cache_dtype=self.kv_cache_dtype,
             kv_cache_bytes=None if self.kv_cache_memory_bytes is None else int(self.kv_cache_memory_bytes),
+            state_cache_bytes=None if self.state_cache_memory_bytes is None else int(self.state_cache_memory_bytes),
+            state_checkpoint_interval=self.state_checkpoint_interval,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             target_itl_ms=self.target_itl_ms,

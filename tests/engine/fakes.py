@@ -1,6 +1,7 @@
 """A fake runner that checks the scheduler: KV is a dict by (block, offset), and every step reads its whole context.
 
-What is stored for a token names the token and everything before it, as real keys and values depend on it.
+What is stored for a token names the token and everything before it, as real keys and values depend on it. So does what
+is stored in a state slot, which is the state after the newest token.
 """
 
 import hashlib
@@ -38,6 +39,7 @@ class FakeRunner:
         self.kv: dict[tuple[int, int], tuple[int, ...]] = {}
         self.draft_kv: dict[tuple[int, int], tuple[int, ...]] = {}
         """That of a draft model with KV of its own."""
+        self.states: dict[int, tuple[int, ...]] = {}
         self.batches: list[Batch] = []
 
     def prefill(self, batch: Batch) -> StepOutput:
@@ -85,9 +87,21 @@ class FakeRunner:
         for request in batch.requests:
             tokens = own_tokens(request)
             assert tokens[request.start :] == tuple(request.token_ids)
+            self._advance_state(request, tokens)
             for position in range(request.start, request.end):
                 self.kv[self._slot(request, position)] = tokens[: position + 1]
         return StepOutput(tuple(self._answer(request) for request in batch.requests))
+
+    def _advance_state(self, request: ScheduledRequest, tokens: tuple[int, ...]) -> None:
+        if request.state_slot is not None:
+            if request.restored_slot is not None:
+                self.states[request.state_slot] = self.states[request.restored_slot]
+            before = self.states.get(request.state_slot) if request.start else ()
+            assert before == tokens[: request.start], f"{request.request_id} goes on from a state that is not its own"
+            self.states[request.state_slot] = tokens
+            if request.saved_slot is not None:
+                assert request.num_drafts == 0
+                self.states[request.saved_slot] = tokens
 
     def _answer(self, request: ScheduledRequest) -> RequestStepOutput:
         own = own_tokens(request)
@@ -127,6 +141,8 @@ def fake_info(
     max_model_len: int = 10_000,
     has_draft_weights: bool = False,
     draft_kv_bytes: int = 0,
+    num_state_slots: int | None = None,
+    num_state_checkpoints: int = 0,
 ) -> EngineInfo:
     size = ModelSize(layer_bytes=1000, layer_flops=100, head_bytes=0, head_flops=0, attention=())
     return EngineInfo(
@@ -148,6 +164,8 @@ def fake_info(
         weight_bytes=0,
         kv_cache_bytes=0,
         kv_bytes_per_token=0,
+        num_state_slots=num_state_slots,
+        num_state_checkpoints=num_state_checkpoints,
         load_s=0.0,
         size=size,
         draft_size=size if has_draft_weights or draft_kv_bytes else None,

@@ -33,6 +33,7 @@ def generate(model: LoadedModel, block_size: int, chunk: int, caching: bool, is_
         max_num_batched_tokens=chunk,
         max_prefill_tokens_per_gap=chunk,
         enable_prefix_caching=caching,
+        state_checkpoint_interval=8,
     )
     for round_ in range(1 + caching):
         for index, prompt in enumerate(prompts()):

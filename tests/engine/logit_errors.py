@@ -12,6 +12,7 @@ from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
+from engine.mixers.state import StateCache
 from engine.model.kernel_forward import choose_forward
 from engine.runner.forward import Forward, ForwardOutput
 from engine.runner.loaded_model import LoadedModel
@@ -49,10 +50,12 @@ def runner_logits(model: LoadedModel, token_ids: Sequence[Sequence[int]], chunk:
     """
     num_blocks = -(-max(map(len, token_ids)) // BLOCK_SIZE)  # of each
     cache = KVCache(model.layers, num_blocks * len(token_ids), BLOCK_SIZE, model.kv_dtype, model.device)
-    forward = _RecordingForward(choose_forward(model.module, cache, select_backend(model.device, load_kernels())))
+    states = StateCache(model.states, len(token_ids), model.device)
+    backend = select_backend(model.device, load_kernels())
+    forward = _RecordingForward(choose_forward(model.module, cache, backend, states))
     runner = ModelRunner(model, cache, forward)
     rows: list[list[Tensor]] = [[] for _ in token_ids]
-    for batch in _batches(token_ids, chunk, num_blocks):
+    for batch in _batches(token_ids, chunk, num_blocks, bool(model.states)):
         getattr(runner, batch.phase)(batch)
         parts = forward.logits[-1].split([len(request.token_ids) for request in batch.requests])
         for request, part in zip(batch.requests, parts, strict=True):
@@ -60,7 +63,7 @@ def runner_logits(model: LoadedModel, token_ids: Sequence[Sequence[int]], chunk:
     return [torch.cat(parts) for parts in rows]
 
 
-def _batches(token_ids: Sequence[Sequence[int]], chunk: int, num_blocks: int) -> list[Batch]:
+def _batches(token_ids: Sequence[Sequence[int]], chunk: int, num_blocks: int, has_states: bool) -> list[Batch]:
     """Returns the steps: prefill until the longest prompt is computed, then decode. Block tables run backwards."""
     steps: dict[tuple[Phase, int], list[ScheduledRequest]] = {}
     for index, tokens in enumerate(token_ids):
@@ -71,7 +74,9 @@ def _batches(token_ids: Sequence[Sequence[int]], chunk: int, num_blocks: int) ->
             phase = Phase.PREFILL if start < len(prompt) else Phase.DECODE
             number = step if phase is Phase.PREFILL else start - len(prompt)
             request = ScheduledRequest(
-                str(index), tokens[start:end], start, table, PARAMS, tokens, [], True, scores_prompt=True
+                *(str(index), tokens[start:end], start, table, PARAMS, tokens, [], True),
+                state_slot=index if has_states else None,
+                scores_prompt=True,
             )
             steps.setdefault((phase, number), []).append(request)
     order = sorted(steps, key=lambda step: (step[0] is Phase.DECODE, step[1]))

@@ -24,7 +24,7 @@ from tests.engine.tiny_models import VOCAB_SIZE, WIDE, tiny_engine
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 DTYPES = ("float32", "bfloat16")
-ARCHITECTURES = ("llama", "gemma3", "gpt2", "mixtral", "gpt_oss", "deepseek_v3")
+ARCHITECTURES = ("llama", "gemma3", "gpt2", "mixtral", "gpt_oss", "deepseek_v3", "lfm2", "qwen3_5", "granite4", "jamba")
 SAMPLED: dict[str, Any] = {"temperature": 1.3, "seed": 11}
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -71,7 +71,7 @@ def among_others(model: LoadedModel, params: dict[str, Any]) -> Any:
 
 
 def after_a_prefix_hit(model: LoadedModel, params: dict[str, Any]) -> Any:
-    engine = tiny_engine(model, block_size=4)
+    engine = tiny_engine(model, block_size=4, state_checkpoint_interval=12)
     add(engine, "before", MINE, max_tokens=1)
     run_to_end(engine)
     add_mine(engine, params)
@@ -123,7 +123,7 @@ def speculating(model: LoadedModel, params: dict[str, Any], mine: list[int]) -> 
     updates = first_updates(engine)
     add(engine, "other", prompt(3, 9) * 4, max_tokens=30)
     updates += run_to_end(engine)["mine"]
-    assert any(len(update.token_ids) > 1 for update in updates)
+    assert any(len(update.token_ids) > 1 for update in updates) == (not model.states)
     return answer(updates)
 
 
@@ -136,7 +136,7 @@ def predicting(model: LoadedModel, params: dict[str, Any], mine: list[int]) -> A
     updates = first_updates(engine)
     add(engine, "other", prompt(3, 9), max_tokens=30, predicted_token_ids=prompt(6, 50))
     updates += run_to_end(engine)["mine"]
-    assert any(len(update.token_ids) > 1 for update in updates)
+    assert any(len(update.token_ids) > 1 for update in updates) == (not model.states)
     return answer(updates)
 
 
@@ -202,7 +202,7 @@ def assert_the_same_however_it_runs(model: LoadedModel, params: dict[str, Any]) 
     assert alone(model, params, max_num_batched_tokens=5) == mine
     assert alone(model, params, block_size=1) == mine
     assert after_a_prefix_hit(model, params) == mine
-    assert after_a_restart(model, params) == mine
+    assert model.states or after_a_restart(model, params) == mine  # states are not stored
     assert after_preemption(model, params) == mine
     token_ids = [token_id for token_id, _, _ in mine]
     assert speculating(model, params, token_ids) == mine

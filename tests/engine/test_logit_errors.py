@@ -42,6 +42,10 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "cohere": (0.011, 0.024, 0.23),
     "stablelm": (0.014, 0.03, 0.3),
     "smollm3": (0.014, 0.028, 0.29),
+    "lfm2": (0.016, 0.031, 0.28),
+    "qwen3_5": (0.068, 0.093, 0.6),
+    "granite4": (0.04, 0.036, 0.24),
+    "jamba": (0.058, 0.061, 0.32),
     "wide": (0.013, 0.033, 0.28),
 }
 

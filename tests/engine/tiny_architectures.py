@@ -21,6 +21,8 @@ _SIZES: dict[str, int] = {
     "ffn_hidden_size": 128,
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 128),
     "hidden_size_per_layer_input": 16,
+    **{"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    **{"linear_head_dim": 16, "linear_num_heads": 4, "mamba_d_state": 16, "ssm_state_size": 16, "state_size": 16},
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts"), 2),
     **dict.fromkeys(("n_group", "topk_group"), 1),
@@ -36,8 +38,13 @@ _CHANGES: dict[str, dict[str, Any]] = {
     **{kind: {"mamba_n_heads": 4, "mamba_d_head": 32} for kind in ("bamba", "granitemoehybrid")},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
-    "mamba2": {"head_dim": 32},
+    "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 4, "mamba_d_head": 32},
+    "mamba2": {"head_dim": 32, "num_heads": 4, "n_groups": 2},
+    "nemotron_h": {"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "head_dim": 16},
+    "olmo_hybrid": {"linear_num_key_heads": 2, "linear_num_value_heads": 2},
+    "zamba2": {"n_mamba_heads": 8, "mamba_headdim": 16},
     "zaya": {"num_experts_per_tok": 1},
 }
 _LATENT = {"num_key_value_heads": NUM_HEADS, "head_dim": 8}  # of one latent vector for all heads

@@ -21,6 +21,7 @@ from engine.engine import Engine
 from engine.grammar.compiler import GrammarCompiler, GrammarQueue, Grammars, make_tokenizer
 from engine.kernels import load_kernels
 from engine.kv_store.opening import open_store
+from engine.mixers.state import StateCache
 from engine.model.kernel_forward import choose_forward
 from engine.model.loader import load_model
 from engine.runner.loaded_model import LoadedModel
@@ -29,6 +30,7 @@ from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import fake_info
 
 VOCAB_SIZE = 199
+NUM_STATE_COPIES = 8
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
@@ -87,6 +89,31 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("CohereConfig", {}),
     "stablelm": ("StableLmConfig", {}),
     "smollm3": ("SmolLM3Config", {}),
+    "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}),
+    "qwen3_5": (
+        "Qwen3_5TextConfig",
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "head_dim": 16,
+            **{"linear_key_head_dim": 12, "linear_value_head_dim": 20},
+            **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+        },
+    ),
+    "granite4": (
+        "GraniteMoeHybridConfig",
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            **{"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 12, "mamba_n_groups": 2},
+            **{"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 24},
+        },
+    ),
+    "jamba": (
+        "JambaConfig",
+        {
+            **{"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+            **{"mamba_d_state": 6, "mamba_dt_rank": 5, "num_experts": 4, "num_experts_per_tok": 2},
+        },
+    ),
 }
 WIDE = "wide"  # fills panels, pieces of K and groups of 256, and ends inside each of them
 _WIDE: dict[str, Any] = {
@@ -212,10 +239,11 @@ def tiny_engine(
     has_own_kv = model.draft is not None and bool(model.draft.layers)
     info = fake_info(num_blocks, block_size, max_model_len=model.max_model_len, draft_kv_bytes=int(has_own_kv))
     fields = {name: getattr(info, name) for name in info.__struct_fields__}
-    info = type(info)(
-        **{**fields, "vocab_size": model.vocab_size, "eos_token_ids": eos_token_ids or model.eos_token_ids}
-    )
-    forwards = [choose_forward(model.module, cache, backend)]
+    changes = {"vocab_size": model.vocab_size, "eos_token_ids": eos_token_ids or model.eos_token_ids}
+    states = StateCache(model.states, config.max_num_seqs + NUM_STATE_COPIES, model.device)
+    slots = {"num_state_slots": config.max_num_seqs, "num_state_checkpoints": NUM_STATE_COPIES} if model.states else {}
+    info = type(info)(**{**fields, **changes, **slots})
+    forwards = [choose_forward(model.module, cache, backend, states)]
     if model.draft:
         draft_cache = cache.of_layers(slice(len(model.layers), None)) if has_own_kv else cache
         forwards.append(choose_forward(model.draft.module, draft_cache, backend))

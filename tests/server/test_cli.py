@@ -292,6 +292,14 @@ class TestBanner:
         banner = ready_banner(Settings(draft_model="org/small"), info, "http://x")
         assert "predictions, grammars, org/small (6 MiB, and 3 MiB of the KV blocks)\n" in banner
 
+    def test_it_tells_of_recurrent_states(self) -> None:
+        info = msgspec.structs.replace(INFO, num_state_slots=48, state_bytes_per_request=3 << 19)
+        banner = ready_banner(Settings(), info, "http://x")
+        assert "context 512; states of 48 requests, 1.5 MiB each; no prefix cache\n" in banner
+        banner = ready_banner(Settings(), msgspec.structs.replace(info, num_state_checkpoints=7), "http://x")
+        assert "; 7 copies for the prefix cache\n" in banner
+        assert "drafts  none: recurrent states cannot go back\n" in banner
+
     @pytest.mark.parametrize(
         ("host", "url"),
         [

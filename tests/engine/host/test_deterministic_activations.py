@@ -59,3 +59,25 @@ def test_replaced_activations_of_a_row_do_not_depend_on_the_rows_around_it() -> 
                         for rows in (1, 2, 3, 7, 33):
                             assert torch.equal(activation(x[5 : 5 + rows]), whole[5 : 5 + rows])
     """)
+
+
+def test_softplus_is_torchs_and_does_not_depend_on_the_rows_around_it() -> None:
+    run("""
+        from engine.host.deterministic_activations import replace_softplus
+        INPUTS.append(torch.linspace(-60, 60, 40 * 500).view(40, 500))
+        settings = [{}, {"beta": 0.5, "threshold": 3.0}]
+        expected = [[F.softplus(x.double(), **each).to(x.dtype) for x in INPUTS] for each in settings]
+        replace_softplus()
+        replace_softplus()
+        with torch.inference_mode():
+            for each, values in zip(settings, expected):
+                for x, value in zip(INPUTS, values):
+                    whole = F.softplus(x, **each)
+                    assert_close(whole, value)
+                    assert whole.dtype == x.dtype and (whole > 0).all()
+                    for num_threads in (1, 2, 3):
+                        torch.set_num_threads(num_threads)
+                        for rows in (1, 2, 3, 7, 33):
+                            assert torch.equal(F.softplus(x[5 : 5 + rows], **each), whole[5 : 5 + rows])
+                            assert torch.equal(F.softplus(x[5 : 5 + rows].t(), **each).t(), whole[5 : 5 + rows])
+    """)

@@ -75,6 +75,7 @@ def _fenced(tensor: Tensor, *, at_end: bool) -> Tensor:
 
 
 def cases() -> Iterator[Case]:
+    yield from _recurrent()
     for dtype in DTYPES:
         yield from _fused(dtype)
         yield from _attention(dtype)
@@ -113,6 +114,19 @@ def _attention(dtype: torch.dtype) -> Iterator[Case]:
         caches = keys[:1], values[:1]
         slots = torch.tensor([0, 3, 4, 14, 15])
         yield f"write_kv, {name}, {dtype}", torch.ops.twostep.write_kv, (new[0], new[1].to(dtype), *caches, slots)
+
+
+def _recurrent() -> Iterator[Case]:
+    num_tokens, groups, heads = 5, 2, 4
+    for key_size, value_size in ((1, 1), (7, 16), (12, 40)):
+        query, key = torch.randn(2, num_tokens, groups, key_size)
+        value, rate = torch.randn(num_tokens, heads, value_size), torch.rand(num_tokens, heads)
+        states = torch.randn(3, heads, key_size, value_size)
+        for num_decays, one in ((1, rate), (key_size, None)):
+            inputs = (query, key, value, torch.rand(num_tokens, heads, num_decays), one, states)
+            places = torch.tensor([2, 0]), torch.tensor([0, 4, 5])
+            name = f"linear_attention of {key_size} by {value_size} and {num_decays} decays"
+            yield name, torch.ops.twostep.linear_attention, (*inputs, *places)
 
 
 def _packing(dtype: torch.dtype) -> Iterator[Case]:

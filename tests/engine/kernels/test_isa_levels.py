@@ -25,6 +25,7 @@ TESTS = (
     "tests/engine/kernels/test_fused.py",
     "tests/engine/kernels/test_memory_bounds.py",
     "tests/engine/kernels/test_threads.py",
+    "tests/engine/mixers",
     "tests/engine/model/test_kernel_forward.py",
     "tests/engine/model/test_kernel_layer.py",
     "tests/engine/runner/test_logprobs.py",
@@ -44,6 +45,7 @@ BFLOAT16_ATTENTION = ("generic", "avx2 avx512", "avx512_bf16", "amx")
 FAMILIES: dict[str, tuple[str, ...]] = {
     "argmax": ALL,
     "write_kv": ALL,
+    "linear_attention": ALL,
     "rms_norm": ALL,
     "add_rms_norm": ALL,
     "rotate_heads": ALL,

@@ -29,19 +29,9 @@ SMALL: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "falcon": ("FalconConfig", SMALL, "attention registry"),
     "bloom": ("BloomConfig", {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "attention registry"),
-    "mamba": ("MambaConfig", {**SMALL, "state_size": 4}, "attention registry"),
-    "qwen3_next": (
-        "Qwen3NextConfig",
-        {
-            **SMALL,
-            "num_hidden_layers": 4,
-            "num_key_value_heads": 2,
-            "intermediate_size": 48,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 2,
-            "num_experts": 2,
-            "num_experts_per_tok": 1,
-        },
+    "recurrent_gemma": (
+        "RecurrentGemmaConfig",
+        {**SMALL, "num_hidden_layers": 3, "num_key_value_heads": 1, "intermediate_size": 48, "lru_width": 32},
         "recurrent state",
     ),
     "t5": (

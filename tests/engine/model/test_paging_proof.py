@@ -13,6 +13,9 @@ from engine.attention.kv_cache import LayerCache
 from engine.attention.metadata import AttentionMetadata, AttentionParams
 from engine.core.config import EngineConfig
 from engine.core.errors import UnsupportedModelError
+from engine.mixers import functions
+from engine.mixers.functions import route_recurrent_functions
+from engine.mixers.metadata import StateMetadata
 from engine.model.loader import load_model
 from engine.model.paging_proof import prove_paging, randomize
 from tests.engine.tiny_architectures import tiny_model
@@ -27,8 +30,15 @@ EQUAL: dict[str, dict[str, Any]] = {
     "deepseek_v3": {},
     "phimoe": {},
 }
+RECURRENT: dict[str, str] = {
+    "lfm2": "Convolution",
+    "qwen3_5_text": "LinearAttention",
+    "kimi_linear": "LinearAttention",
+    "falcon_h1": "LinearAttention",
+    "mamba": "SelectiveScan",
+}
+"""Model type -> a mixer of its layers."""
 MIXES_OTHERWISE: dict[str, dict[str, Any]] = {
-    "falcon_h1": {},
     "zaya": {},
     "inkling_text": {},
     "diffllama": {},
@@ -57,7 +67,7 @@ def test_what_mixes_tokens_otherwise_is_refused(model_type: str) -> None:
 
 
 def test_a_checkpoint_is_refused_before_it_is_served(tmp_path: Path) -> None:
-    tiny_model("falcon_h1").save_pretrained(tmp_path)
+    tiny_model("zaya").save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="computes something else over a paged KV cache"):
         load_model(EngineConfig(model=str(tmp_path), device="cpu", dtype="float32"))
 
@@ -73,6 +83,22 @@ def test_weights_that_are_all_zero_are_drawn() -> None:
     with torch.no_grad():
         randomize(model)
     assert all(float(parameter.detach().std()) > 0 for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("model_type", RECURRENT)
+def test_states_pass_and_are_used(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(model_type)
+    route_recurrent_functions(model)
+    prove_paging(model, 512)
+    mixer = getattr(functions, RECURRENT[model_type])
+    advance = mixer.advance
+
+    def forgetting(self: Any, states: Tensor, metadata: StateMetadata) -> Tensor:
+        return cast(Tensor, advance(self, torch.zeros_like(states), metadata))
+
+    monkeypatch.setattr(mixer, "advance", forgetting)
+    with pytest.raises(UnsupportedModelError, match="computes something else"):
+        prove_paging(model, 512)
 
 
 WRONG: Mapping[str, Callable[[AttentionParams], AttentionParams]] = {

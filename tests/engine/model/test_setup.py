@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.core.config import EngineConfig
-from engine.core.errors import ModelMemoryError
+from engine.core.errors import ConfigError, ModelMemoryError
 from engine.core.machine import Ceilings
 from engine.kernels import load_kernels
 from engine.model.setup import load_model_runner
@@ -31,6 +31,20 @@ def test_a_kv_cache_must_fit_into_what_is_available(
     monkeypatch.setattr("engine.model.setup.available_bytes", lambda _: 5 << 20)
     with pytest.raises(ModelMemoryError, match=r"and 5 MiB are available.*--kv-cache-memory-bytes or --num-gpu-blocks"):
         load(llama, **size)
+
+
+def test_states_and_kv_share_the_memory_that_is_given(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, settings = make_checkpoint("qwen3_5", tmp_path), {"device": "cpu", "dtype": "float32", "max_model_len": 64}
+    for num_bytes, num_slots in ((1 << 20, 8), (100_000, 4)):
+        _, info = load_model_runner(EngineConfig(model=str(path), kv_cache_bytes=num_bytes, max_num_seqs=8, **settings))
+        assert info.num_state_slots == num_slots and info.state_bytes_per_request == 2 * 4 * (3 * 128 + 4 * 12 * 20)
+        assert 0.9 * num_bytes < info.kv_cache_bytes + num_slots * info.state_bytes_per_request <= num_bytes
+    assert "states of a request take 0.0 MiB: 4 requests run at once, not 8" in caplog.text
+
+
+def test_a_draft_model_is_refused_where_states_cannot_go_back(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--draft-quantization int4: .* has recurrent states"):
+        load(make_checkpoint("lfm2", tmp_path), draft_quantization="int4")
 
 
 def test_more_threads_than_cpus_are_warned_of(llama: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,13 +16,13 @@ from engine.model.text_part import has_text_part
 from tests.engine.served_answers import documented_types, generate, make_prompts, serve
 from tests.engine.tiny_architectures import tiny_config
 
-FEW = ("llava", "mistral3")
+FEW = ("llava", "mistral3", "qwen3_5")
 ALL = (
     *("aria", "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "hyperclovax_vision_v2", "idefics2", "idefics3"),
     *("internvl", "janus", "lighton_ocr", "llava_next", "llava_next_video", "llava_onevision", "ovis2", "lfm2_vl"),
-    *("pp_chart2table", "shieldgemma2", "smolvlm", "video_llama_3", "video_llava", "vipllava"),
+    *("pp_chart2table", "qwen3_5_moe", "shieldgemma2", "smolvlm", "video_llama_3", "video_llava", "vipllava"),
 )
-REFUSED = ("lfm3_vl", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "nemotron_h_omni", "paligemma")
+REFUSED = ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "paligemma")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' own code, about its default configurations
 

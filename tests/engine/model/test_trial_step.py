@@ -66,5 +66,5 @@ def test_a_step_for_which_memory_is_short_is_refused_by_its_flags(monkeypatch: p
 
 def test_the_kv_cache_leaves_what_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "available_bytes", lambda _: 10_000)
-    assert setup._kv_bytes(CONFIG, CUDA, 1 << 20, 100, 0) == 9000
-    assert setup._kv_bytes(CONFIG, CUDA, 1 << 20, 100, 4000) == 5400
+    assert setup._cache_bytes(CONFIG, CUDA, 0) == 9000
+    assert setup._cache_bytes(CONFIG, CUDA, 4000) == 5400

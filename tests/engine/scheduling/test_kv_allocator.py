@@ -8,6 +8,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.scheduling.kv_allocator import KVAllocator, PrefixMatch
 from engine.scheduling.prefix_cache import BlockCache, NullPrefixCache, PrefixCache
+from engine.scheduling.state_slots import StateSlots
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 10
@@ -71,6 +72,27 @@ def test_without_a_cache_nothing_is_found() -> None:
     first = started(kv, 9)
     kv.computed(first, 0, 9)
     assert kv.match(request_of(9)) == PrefixMatch() and kv.prefix_queries == 0
+
+
+def test_a_request_runs_only_with_a_slot_for_its_states() -> None:
+    kv = KVAllocator(NUM_BLOCKS, BLOCK_SIZE, NullPrefixCache(), StateSlots(2))
+    first, second = started(kv, 3), started(kv, 3)
+    assert {first.state_slot, second.state_slot} == {0, 1}
+    third = request_of(3)
+    assert not kv.try_start(third, kv.match(third), spare=0)
+    assert third.state_slot is None and third.block_table == [] and kv.stats.held == 2
+    slot = first.state_slot
+    kv.free(first)
+    assert first.state_slot is None
+    assert kv.try_start(third, kv.match(third), spare=0) and third.state_slot == slot
+
+
+def test_without_enough_blocks_no_slot_is_taken() -> None:
+    slots = StateSlots(2)
+    kv = KVAllocator(NUM_BLOCKS, BLOCK_SIZE, NullPrefixCache(), slots)
+    request = request_of(BLOCK_SIZE * NUM_BLOCKS + 1)
+    assert not kv.try_start(request, kv.match(request), spare=0)
+    assert request.state_slot is None and (slots.num_free, slots.num_held) == (2, 0)
 
 
 class KVAllocatorMachine(RuleBasedStateMachine):

@@ -9,6 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.core.messages import RequestUpdate
 from engine.core.request import FinishReason
+from engine.scheduling.state_checkpoints import StateCheckpoints
+from engine.scheduling.state_slots import StateSlots
 from tests.engine.fakes import add, expected_tokens, run_to_end
 from tests.engine.scheduling.speculation.prophets import oracle_drafters
 from tests.engine.scheduling.speculation.timed import SilentDrafter, TimedRunner, drafting_engine
@@ -17,6 +19,9 @@ from tests.engine.scheduling.speculation.timed import SilentDrafter, TimedRunner
 class SchedulerMachine(RuleBasedStateMachine):
     """Random arrivals, aborts, steps and drafts, of tenants that take turns often. The runner checks every read; the
     invariants check the blocks."""
+
+    num_state_slots: int | None = None
+    num_state_checkpoints = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,6 +37,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             TimedRunner(2, errs),
             num_blocks=9,
             new_drafter=lambda: next(drafters)(),
+            num_state_slots=self.num_state_slots,
+            num_state_checkpoints=self.num_state_checkpoints,
+            state_checkpoint_interval=4,
             max_num_seqs=4,
             max_num_batched_tokens=7,
             max_prefill_tokens_per_gap=3,
@@ -140,5 +148,49 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.engine._scheduler.stats.pool.held == 0
 
 
+class StatefulSchedulerMachine(SchedulerMachine):
+    """The same for a model with recurrent states, of which fewer fit than requests may run."""
+
+    num_state_slots = 3
+
+    @invariant()
+    def slots_are_held_by_exactly_the_running_requests(self) -> None:
+        slots = self.scheduler._kv._slots
+        assert isinstance(slots, StateSlots) and slots.num_free + slots.num_held == 3
+        held = [each.state_slot for each in self.scheduler._requests.values() if each.state_slot is not None]
+        assert len(held) == len(set(held)) == slots.num_held
+        for request in self.scheduler._requests.values():
+            assert (request.state_slot is not None) == (request.status == "running")
+
+    @invariant()
+    def states_never_go_back(self) -> None:
+        stats = self.scheduler.stats
+        assert stats.num_drafts == 0 and (self.num_state_checkpoints or stats.prefix_hits == 0)
+
+    def teardown(self) -> None:
+        super().teardown()
+        slots = self.scheduler._kv._slots
+        assert isinstance(slots, StateSlots) and slots.num_held == 0
+
+
+class CheckpointedSchedulerMachine(StatefulSchedulerMachine):
+    """The same with copies of states, of which there are few; the runner checks what is copied."""
+
+    num_state_checkpoints = 2
+
+    @invariant()
+    def copies_add_up(self) -> None:
+        checkpoints = self.scheduler._kv._checkpoints
+        assert isinstance(checkpoints, StateCheckpoints)
+        assert checkpoints.num_free + checkpoints.num_pending + checkpoints.num_kept == 2
+        assert checkpoints.num_pending == 0, "no step is at hand"
+        pinned = {each.restored_slot for each in self.scheduler._requests.values()} - {None}
+        assert checkpoints.num_pinned == len(pinned)
+
+
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestStatefulSchedulerMachine = StatefulSchedulerMachine.TestCase
+TestStatefulSchedulerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestCheckpointedSchedulerMachine = CheckpointedSchedulerMachine.TestCase
+TestCheckpointedSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -48,6 +48,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "block_size": ("8", 8),
     "kv_cache_dtype": ("int8", "int8"),
     "kv_cache_memory_bytes": ("2GiB", 2**31),
+    "state_cache_memory_bytes": ("1GiB", 2**30),
+    "state_checkpoint_interval": ("96", 96),
     "num_gpu_blocks_override": ("44", 44),
     "enable_prefix_caching": ("false", False),
     "kv_store": ("/tmp/kv", "/tmp/kv"),
@@ -64,7 +66,11 @@ VALUES: dict[str, tuple[str, Any]] = {
     "trace": ("t.jsonl", "t.jsonl"),
 }
 # The setting's name in EngineConfig, where that differs.
-ENGINE_NAMES = {"kv_cache_memory_bytes": "kv_cache_bytes", "num_gpu_blocks_override": "num_blocks"}
+ENGINE_NAMES = {
+    "kv_cache_memory_bytes": "kv_cache_bytes",
+    "num_gpu_blocks_override": "num_blocks",
+    "state_cache_memory_bytes": "state_cache_bytes",
+}
 SERVER_ONLY = {
     *(
         "host",

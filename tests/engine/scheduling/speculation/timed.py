@@ -37,10 +37,19 @@ def drafting_engine(
     num_blocks: int = 64,
     new_drafter: Callable[[], Drafter] = lambda: SilentDrafter(),
     draft_kv_bytes: int = 0,
+    num_state_slots: int | None = None,
+    num_state_checkpoints: int = 0,
     **settings: Any,
 ) -> Engine:
     config = EngineConfig(model="fake", block_size=runner.block_size, **{"num_speculative_tokens": 3, **settings})
-    info = fake_info(num_blocks, runner.block_size, has_draft_weights=True, draft_kv_bytes=draft_kv_bytes)
+    info = fake_info(
+        num_blocks,
+        runner.block_size,
+        has_draft_weights=num_state_slots is None,
+        draft_kv_bytes=draft_kv_bytes,
+        num_state_slots=num_state_slots,
+        num_state_checkpoints=num_state_checkpoints,
+    )
     return assemble(config, info, runner, clock=lambda: runner.now_s, new_drafter=new_drafter)
 
 

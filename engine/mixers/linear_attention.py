@@ -1,0 +1,64 @@
+"""Linear attention: a state of one matrix per head, which decays, gets the outer product of a key and a value at each
+token, and is read by a query.
+
+It is the recurrence of gated delta nets (Yang et al., Gated Delta Networks, 2024), of Kimi delta attention, whose decay
+is one number per key channel, and of Mamba-2 (Dao and Gu, Transformers are SSMs, 2024), which writes the value itself.
+Prompts and single tokens go through the same steps, token by token: forms that compute several tokens at once add in
+another order.
+"""
+
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from engine.kernels import load_kernels
+from engine.mixers.metadata import StateMetadata
+from engine.mixers.state import StateShape
+from engine.mixers.sums import fixed_sum
+
+__all__ = ["LinearAttention"]
+
+
+class LinearAttention(NamedTuple):
+    """Linear attention over the step's tokens, in float32.
+
+    A group of heads that follow one another shares a query and a key.
+    """
+
+    query: Tensor  # [num_tokens, num_groups, key size]
+    key: Tensor  # [num_tokens, num_groups, key size]
+    value: Tensor  # [num_tokens, num_heads, value size]
+    decay: Tensor  # [num_tokens, num_heads, 1 or key size]: factor of the state
+    rate: Tensor | None  # [num_tokens, num_heads]: how much of the value's error is written; None writes the value
+
+    @property
+    def state_shape(self) -> StateShape:
+        num_heads, value_size = self.value.shape[1:]
+        return StateShape((num_heads, self.key.shape[2], value_size), torch.float32)
+
+    def advance(self, states: Tensor, metadata: StateMetadata) -> Tensor:
+        """Returns what the queries read, [num_tokens, num_heads, value size], each after its own token's write."""
+        if states.device.type == "cpu" and load_kernels() is not None:
+            return cast(
+                Tensor, torch.ops.twostep.linear_attention(*self, states, metadata.slots, metadata.first_tokens)
+            )
+        return self.advance_in_torch(states, metadata)
+
+    def advance_in_torch(self, states: Tensor, metadata: StateMetadata) -> Tensor:
+        """Computes what `advance` does, to the same bits, thousands of times slower."""
+        num_in_group = self.value.shape[1] // self.key.shape[1]
+        query, key = (each.repeat_interleave(num_in_group, 1) for each in (self.query, self.key))
+        output = torch.empty_like(self.value)
+        for step in range(max(metadata.lengths)):
+            running = [index for index, length in enumerate(metadata.lengths) if step < length]
+            rows = torch.tensor([metadata.starts[index] + step for index in running])
+            slots = metadata.slots[running]
+            state = states[slots] * self.decay[rows][..., None]
+            value = self.value[rows]
+            if self.rate is not None:
+                value = (value - fixed_sum(state * key[rows][..., None], -2)) * self.rate[rows][..., None]
+            state = state + key[rows][..., None] * value[..., None, :]
+            output[rows] = fixed_sum(state * query[rows][..., None], -2)
+            states[slots] = state
+        return output

@@ -1,0 +1,167 @@
+"""A mixer's results and states are the same to the last bit however its tokens are cut into steps and batches."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.mixers.convolution import Convolution
+from engine.mixers.linear_attention import LinearAttention
+from engine.mixers.metadata import StateMetadata
+from engine.mixers.registry import Mixer
+from engine.mixers.selective_scan import SelectiveScan
+from engine.mixers.state import clear
+from engine.mixers.sums import fixed_sum
+
+CPU = torch.device("cpu")
+NUM_TOKENS = 33
+CHANNELS = 24
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape) + 1000 * seed)
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def convolution(seed: int, dtype: torch.dtype = torch.float32) -> Convolution:
+    return Convolution(draw(NUM_TOKENS, CHANNELS, seed=seed, dtype=dtype), draw(CHANNELS, 4), draw(CHANNELS))
+
+
+def linear_attention(seed: int, has_rate: bool = True, num_decays: int = 1) -> LinearAttention:
+    query, key = draw(NUM_TOKENS, 2, 19, seed=seed), draw(NUM_TOKENS, 2, 19, seed=seed + 50)
+    return LinearAttention(
+        functional.normalize(query, dim=-1),
+        functional.normalize(key, dim=-1),
+        draw(NUM_TOKENS, 6, 21, seed=seed),
+        draw(NUM_TOKENS, 6, num_decays, seed=seed).sigmoid(),
+        draw(NUM_TOKENS, 6, seed=seed + 90).sigmoid() if has_rate else None,
+    )
+
+
+def selective_scan(seed: int) -> SelectiveScan:
+    x, time_step = draw(NUM_TOKENS, CHANNELS, seed=seed), draw(NUM_TOKENS, CHANNELS, seed=seed + 9).abs()
+    write, read = draw(NUM_TOKENS, 16, seed=seed), draw(NUM_TOKENS, 16, seed=seed + 5)
+    return SelectiveScan(x, time_step, -draw(CHANNELS, 16).abs(), write, read)
+
+
+MIXERS: dict[str, Callable[[int], Mixer]] = {
+    "convolution": convolution,
+    "convolution in bfloat16": lambda seed: convolution(seed, torch.bfloat16),
+    "gated delta rule": linear_attention,
+    "Kimi delta attention": lambda seed: linear_attention(seed, num_decays=19),
+    "Mamba-2": lambda seed: linear_attention(seed, has_rate=False),
+    "Mamba": selective_scan,
+}
+PER_TOKEN = {"x", "query", "key", "value", "decay", "rate", "time_step", "write", "read"}
+
+
+def joined(mixers: list[Any], ranges: list[range]) -> Any:
+    """Returns one mixer with the tokens in these ranges of each, one after the other."""
+    fields = mixers[0]._asdict()
+    for name in PER_TOKEN & fields.keys():
+        parts = [getattr(mixer, name) for mixer in mixers]
+        if parts[0] is not None:
+            fields[name] = torch.cat([part[own.start : own.stop] for part, own in zip(parts, ranges, strict=True)])
+    return type(mixers[0])(**fields)
+
+
+def run(mixers: list[Mixer], steps: list[list[int]]) -> list[tuple[Tensor, Tensor]]:
+    """Runs each mixer as a sequence of its own, in steps of so many tokens of each; returns outputs and last states.
+
+    Slots are in another order than sequences, and not clear.
+    """
+    shape = mixers[0].state_shape
+    states = draw(len(mixers) + 1, *shape.sizes).to(shape.dtype)
+    slots = [*reversed(range(1, len(mixers) + 1))]
+    outputs: list[list[Tensor]] = [[] for _ in mixers]
+    starts = [0] * len(mixers)
+    for counts in steps:
+        ranges = [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+        running = [index for index, own in enumerate(ranges) if own]
+        metadata = StateMetadata(
+            [slots[index] for index in running],
+            [len(ranges[index]) for index in running],
+            [ranges[index].start == 0 for index in running],
+            CPU,
+        )
+        clear(states, metadata.fresh_slots)
+        mixer = joined([mixers[index] for index in running], [ranges[index] for index in running])
+        parts = mixer.advance(states, metadata).split([*metadata.lengths])
+        for index, part in zip(running, parts, strict=True):
+            outputs[index].append(part)
+        starts = [own.stop for own in ranges]
+    return [(torch.cat(parts), states[slot]) for parts, slot in zip(outputs, slots, strict=True)]
+
+
+def assert_equal(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> None:
+    assert all(map(torch.equal, ours, theirs))
+
+
+@pytest.mark.parametrize("make", MIXERS.values(), ids=MIXERS)
+def test_chunks_and_single_tokens_give_the_bits_of_the_whole(make: Callable[[int], Mixer]) -> None:
+    whole = run([make(1)], [[NUM_TOKENS]])[0]
+    for sizes in ([1] * NUM_TOKENS, [2, 30, 1], [20, 1, 1, 11]):
+        assert_equal(run([make(1)], [[size] for size in sizes])[0], whole)
+
+
+@pytest.mark.parametrize("make", MIXERS.values(), ids=MIXERS)
+def test_a_batch_gives_the_bits_of_each_sequence_alone(make: Callable[[int], Mixer]) -> None:
+    mixers = [make(seed) for seed in range(3)]
+    alone = [run([mixer], [[NUM_TOKENS]])[0] for mixer in mixers]
+    steps = [[5, 1, 0], [0, 30, 1], [28, 1, 1], [0, 1, 31]]
+    for ours, theirs in zip(run(mixers, steps), alone, strict=True):
+        assert_equal(ours, theirs)
+
+
+@pytest.mark.usefixtures("ops")
+@pytest.mark.parametrize("has_rate", [True, False])
+@pytest.mark.parametrize("num_decays", [1, 19])
+def test_the_kernel_gives_the_bits_of_plain_torch(has_rate: bool, num_decays: int) -> None:
+    mixer = linear_attention(1, has_rate, num_decays)
+    metadata = StateMetadata([2, 0, 3], [20, 1, 12], [False] * 3, CPU)
+    states = draw(4, *mixer.state_shape.sizes)
+    expected = states.clone()
+    output = mixer.advance_in_torch(expected, metadata)
+    assert torch.equal(mixer.advance(states, metadata), output) and torch.equal(states, expected)
+
+
+@pytest.mark.usefixtures("ops")
+def test_the_kernel_refuses_what_it_would_read_out_of_bounds() -> None:
+    mixer, states = linear_attention(1), torch.zeros(4, 6, 19, 21)
+    for slots, lengths in (([4], [NUM_TOKENS]), ([-1], [NUM_TOKENS]), ([0], [NUM_TOKENS + 1]), ([0], [NUM_TOKENS - 1])):
+        with pytest.raises(RuntimeError, match=r"out of range|follow one another"):
+            mixer.advance(states, StateMetadata(slots, lengths, [True], CPU))
+    with pytest.raises(RuntimeError, match="states are"):
+        mixer.advance(states[..., :20], StateMetadata([0], [NUM_TOKENS], [True], CPU))
+
+
+def test_a_convolution_is_torchs() -> None:
+    mixer = convolution(1)
+    expected = functional.conv1d(mixer.x.t()[None], mixer.weight[:, None], mixer.bias, padding=3, groups=CHANNELS)
+    output, state = run([mixer], [[NUM_TOKENS]])[0]
+    torch.testing.assert_close(output, expected[0, :, :NUM_TOKENS].t())
+    assert torch.equal(state, mixer.x[-3:])
+
+
+def test_linear_attention_is_its_sum_over_all_earlier_tokens() -> None:
+    mixer = linear_attention(1, has_rate=False)
+    log_decay = mixer.decay[..., 0].log().cumsum(0)
+    factors = (log_decay[:, None] - log_decay).exp()
+    visible = torch.ones(NUM_TOKENS, NUM_TOKENS).tril()[..., None]
+    query, key = (each.repeat_interleave(3, 1) for each in (mixer.query, mixer.key))
+    weights = torch.einsum("thk,shk->tsh", query, key) * factors * visible
+    torch.testing.assert_close(run([mixer], [[NUM_TOKENS]])[0][0], torch.einsum("tsh,shv->thv", weights, mixer.value))
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 16, 21])
+def test_a_fixed_sum_depends_on_its_terms_alone(size: int) -> None:
+    terms = draw(40, size, 11)
+    whole = fixed_sum(terms, 1)
+    torch.testing.assert_close(whole, terms.sum(1))
+    for rows, columns in itertools.product((1, 2, 5), (1, 8)):
+        assert torch.equal(fixed_sum(terms[3 : 3 + rows, :, :columns], 1), whole[3 : 3 + rows, :columns])
+    assert torch.equal(fixed_sum(cast(Tensor, terms.transpose(1, 2)), -1), whole)
