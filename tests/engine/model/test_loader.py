@@ -298,7 +298,8 @@ def test_a_model_with_biases_experts_or_routers_does_not_hold_on_to_its_files(
     architecture: str, tmp_path: Path
 ) -> None:
     path = make_checkpoint(architecture, tmp_path)
-    model = load(path, dtype="float32", draft_quantization="int4")
+    has_states = architecture in ("lfm2", "qwen3_5", "granite4", "jamba")  # which allow for no draft model
+    model = load(path, dtype="float32", draft_quantization="none" if has_states else "int4")
     assert str(path) not in Path("/proc/self/maps").read_text()
     assert model.weight_bytes > 0
 
