@@ -77,7 +77,11 @@ class KVCache:
 
     @cached_property
     def _places(self) -> dict[int, int]:
-        return {place if shape.layer is None else shape.layer: place for place, shape in enumerate(self._shapes)}
+        """The place of each layer by its number; a draft model's come behind those of the model, with the same ones."""
+        places: dict[int, int] = {}
+        for place, shape in enumerate(self._shapes):
+            places.setdefault(place if shape.layer is None else shape.layer, place)
+        return places
 
     def of_layers(self, layers: slice) -> "KVCache":
         """Returns the cache of some of the layers: those of the model, or of its draft model. It shares their memory,

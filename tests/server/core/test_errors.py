@@ -63,6 +63,7 @@ TABLE: dict[type[Exception], tuple[int, str]] = {
     ModelError: (500, "internal_error"),
     engine_errors.UnsupportedModelError: (500, "internal_error"),
     engine_errors.ModelMemoryError: (500, "internal_error"),
+    engine_errors.DeviceFailedError: (500, "internal_error"),  # it ends the engine process: no request meets it
     TwostepError: (500, "internal_error"),
     ApiError: (500, "internal_error"),
     ZeroDivisionError: (500, "internal_error"),
