@@ -20,6 +20,7 @@ LEAST = {
     "chat": ("--tokens", "50"),
     "drafts": ("--model", str(EMBEDDED), "--streams", "1", "--max-tokens", "8", "--rounds", "1"),
     "grammar": ("--rows", "2", "--steps", "3"),
+    "kv_formats": ("--windows", "1"),
     "linear": ("--seconds", "0.001"),
     "memory": ("--minutes", "0.02", "--concurrency", "2"),
     "predictions": ("--model", str(EMBEDDED), "--max-tokens", "60", "--edits", "2", "--rounds", "1"),
@@ -29,7 +30,7 @@ LEAST = {
 }
 
 
-LONG = {"attention", "drafts", "linear", "memory", "predictions", "quantization", "serving"}
+LONG = {"attention", "drafts", "kv_formats", "linear", "memory", "predictions", "quantization", "serving"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in programs()])

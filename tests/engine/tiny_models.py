@@ -115,6 +115,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+WITH_STATES = frozenset({"lfm2", "qwen3_5", "granite4", "jamba"})
+"""Those with recurrent states, which allow for no draft model."""
 WIDE = "wide"  # fills panels, pieces of K and groups of 256, and ends inside each of them
 _WIDE: dict[str, Any] = {
     "vocab_size": 3001,

@@ -62,7 +62,8 @@ def flash_by_definition(
         keys, values = ([x[r].flatten(0, 1)[:n] for r, n in zip(rows, lengths_k, strict=True)] for x in (key, value))
     else:
         keys, values = key.split(lengths_k), value.split(lengths_k)
-    sequences = map(Sequence, query.split(lengths_q), keys, values)
+    parts = zip(query.split(lengths_q), keys, values, strict=True)
+    sequences = [Sequence(*each, kv_dtype=key.dtype) for each in parts]
     return torch.cat([dense_attention(s, sliding_window=None if left < 0 else left + 1) for s in sequences])
 
 

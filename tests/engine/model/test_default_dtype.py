@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from engine.core.config import EngineConfig
 from engine.kernels import KernelInfo
 from engine.model import loader
 
@@ -27,4 +28,4 @@ def test_weights_are_bfloat16_where_that_is_fast(
 ) -> None:
     monkeypatch.setattr(loader, "has_native_bf16", lambda: has_native)
     kernels = KernelInfo(isa, Path()) if isa else None
-    assert loader._dtype("auto", torch.device("cpu"), LlamaConfig(), kernels) is expected
+    assert loader._dtype(EngineConfig(model=""), torch.device("cpu"), LlamaConfig(), kernels) is expected

@@ -23,7 +23,7 @@ from engine.model.loader import load_model
 from engine.model.setup import load_model_runner
 from engine.runner.loaded_model import LoadedModel
 from tests.engine.fakes import add, run_to_end, tokens_of
-from tests.engine.tiny_models import ARCHITECTURES, make_checkpoint
+from tests.engine.tiny_models import ARCHITECTURES, WITH_STATES, make_checkpoint
 
 SMALL: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -211,7 +211,9 @@ def test_what_this_machine_does_not_support_is_refused_by_its_flag(
 
 def test_float32_on_a_gpu_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     for dtype, num_warnings in (("bfloat16", 0), ("float32", 1)):
-        assert loader._dtype("", dtype, torch.device("cuda"), transformers.LlamaConfig(), None) == getattr(torch, dtype)
+        config = EngineConfig(model="", dtype=dtype)
+        found = loader._dtype(config, torch.device("cuda"), transformers.LlamaConfig(), None)
+        assert found == getattr(torch, dtype)
         assert len(caplog.records) == num_warnings
 
 
@@ -298,8 +300,7 @@ def test_a_model_with_biases_experts_or_routers_does_not_hold_on_to_its_files(
     architecture: str, tmp_path: Path
 ) -> None:
     path = make_checkpoint(architecture, tmp_path)
-    has_states = architecture in ("lfm2", "qwen3_5", "granite4", "jamba")  # which allow for no draft model
-    model = load(path, dtype="float32", draft_quantization="none" if has_states else "int4")
+    model = load(path, dtype="float32", draft_quantization="none" if architecture in WITH_STATES else "int4")
     assert str(path) not in Path("/proc/self/maps").read_text()
     assert model.weight_bytes > 0
 

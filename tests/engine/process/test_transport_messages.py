@@ -25,6 +25,7 @@ from engine.core.messages import (
     RequestState,
     RequestStates,
     RequestUpdate,
+    ResetPrefixCache,
     Shutdown,
     Start,
     StepUpdate,
@@ -83,6 +84,7 @@ to_engine: dict[type, st.SearchStrategy[ToEngine]] = {
     ),
     AbortRequests: st.builds(AbortRequests, st.lists(texts, max_size=3)),
     InspectRequests: st.builds(InspectRequests, st.lists(texts, max_size=3)),
+    ResetPrefixCache: st.builds(ResetPrefixCache, st.booleans()),
     Shutdown: st.just(Shutdown()),
 }
 from_engine: dict[type, st.SearchStrategy[FromEngine]] = {

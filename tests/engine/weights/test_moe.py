@@ -15,6 +15,7 @@ from engine.weights.packing_policy import packing_for
 from tests.engine.tiny_models import ARCHITECTURES, make_config
 
 EXPERT_MODELS = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "olmoe", "llama4"]
+HYBRIDS_WITH_EXPERTS = ["granite4", "jamba"]  # in some of their layers
 IDS = torch.arange(1, 19).view(2, 9) * 7 % 190
 
 
@@ -77,7 +78,7 @@ def test_a_packed_model_computes_what_it_did(name: str, kernels_available: bool)
     report = prepare_linears(model, kernels_available)
     torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
     assert report.unconverted == () and report.num_linears > 0
-    assert (report.num_experts > 0) == (report.num_routers > 0) == (name in EXPERT_MODELS)
+    assert (report.num_experts > 0) == (report.num_routers > 0) == (name in EXPERT_MODELS + HYBRIDS_WITH_EXPERTS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

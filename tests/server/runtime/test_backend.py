@@ -50,7 +50,7 @@ def main_ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("model", [[], [str(EMBEDDED_MODEL_DIR)]])
 def test_a_revision_of_what_is_not_on_the_hub_is_refused(model: list[str]) -> None:
-    what = f"{model[0]} is a directory" if model else "the embedded model"
+    what = f"{model[0]} is on this machine" if model else "the embedded model"
     with pytest.raises(ConfigError, match=f"--revision names .* on the hub, and {what}"):
         backend_opener(read(*model, "--revision", "main"))
 
