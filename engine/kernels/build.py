@@ -32,9 +32,10 @@ SOURCE_DIR = Path(__file__).parent
 
 # Kernels promise bit-equal results: products and sums are fused only where the source says so (fma), never by the
 # compiler's choice, and never reordered (no -ffast-math). The two -fno flags change no result, only errno and traps.
+# Functions begin with a cache line: the same loop took up to a quarter longer on Zen 3 where other code had shifted it.
 _COMMON_FLAGS = (
     "-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
-    "-DNDEBUG", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas",
+    "-falign-functions=64", "-DNDEBUG", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas",
 )  # fmt: skip
 
 
