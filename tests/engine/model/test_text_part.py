@@ -20,9 +20,10 @@ FEW = ("llava", "mistral3", "qwen3_5")
 ALL = (
     *("aria", "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "hyperclovax_vision_v2", "idefics2", "idefics3"),
     *("internvl", "janus", "lighton_ocr", "llava_next", "llava_next_video", "llava_onevision", "ovis2", "lfm2_vl"),
+    *("lfm3_vl", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "nemotron_h_omni"),
     *("pp_chart2table", "qwen3_5_moe", "shieldgemma2", "smolvlm", "video_llama_3", "video_llava", "vipllava"),
 )
-REFUSED = ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "paligemma")
+REFUSED = ("paligemma",)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' own code, about its default configurations
 
