@@ -263,11 +263,12 @@ class Scheduler:
 
     def _finish(self, request: Request) -> None:
         """End a request and free what it holds; every request passes here exactly once."""
-        is_loading = request.status is RequestStatus.LOADING
-        place = (
-            self._running if request.status is RequestStatus.RUNNING else self._loading if is_loading else self._waiting
-        )
-        place.remove(request)
+        if request.status is RequestStatus.RUNNING:
+            self._running.remove(request)
+        elif request.status is RequestStatus.LOADING:
+            self._loading.remove(request)
+        else:
+            self._waiting.remove(request)
         self._kv.free(request)
         request.status = RequestStatus.FINISHED
         del self._requests[request.request_id]
