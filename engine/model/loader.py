@@ -44,6 +44,7 @@ from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
 from engine.mixers.functions import route_recurrent_functions
 from engine.mixers.state import StateShape
+from engine.model.context_limit import context_limit
 from engine.model.fusion import fuse_modules
 from engine.model.kernel_layer import move_layers_to_kernels
 from engine.model.kv_cache_dtype import choose_kv_dtype
@@ -59,9 +60,6 @@ from engine.weights.linear import LinearReport, is_linear, prepare_linears
 from engine.weights.moe import is_experts
 
 logger = logging.getLogger(__name__)
-
-_LIMIT_WITHOUT_POSITIONS = 1 << 17
-"""Longest context of a model that knows no positions, such as Mamba, whose states take no more memory with more."""
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -119,7 +117,7 @@ def _load(config: EngineConfig) -> LoadedModel:
         architecture=type(module).__name__,
         vocab_size=text_config.vocab_size,
         hidden_size=text_config.hidden_size,
-        max_model_len=_context_limit(text_config),
+        max_model_len=context_limit(text_config, states),
         eos_token_ids=_eos_token_ids(config, text_config),
         weights_fingerprint=fingerprint,
         weight_bytes=report.packed_bytes + sum(p.nbytes for p in module.parameters()),
@@ -163,7 +161,7 @@ def _checked_layers(
     calls, states = probe_layers(module, text_config, device), probe_states(module, device)
     _check_states(config, states, device)
     with _only_errors_of("transformers.integrations.hub_kernels"):  # it asks for packages that would not be used
-        prove_paging(module, _context_limit(text_config))
+        prove_paging(module, context_limit(text_config, states))
     return calls, states
 
 
@@ -374,22 +372,6 @@ def _unmap_checkpoint(module: PreTrainedModel) -> None:
     for parameter in module.parameters():
         if parameter.device.type == "cpu":
             parameter.data = parameter.data.clone()
-
-
-def _context_limit(text_config: PreTrainedConfig) -> int:
-    """Returns the longest context whose positions mean the same in every batch.
-
-    Rotary frequencies that change with the longest sequence of a batch (dynamic, longrope), and chunked attention,
-    are plain below their threshold: contexts are limited to it.
-    """
-    limits = [int(getattr(text_config, "max_position_embeddings", _LIMIT_WITHOUT_POSITIONS))]
-    rope = getattr(text_config, "rope_parameters", None) or {}
-    for each in (rope, *rope.values()):  # one for all layers, or one for each kind of layer
-        if isinstance(each, dict) and each.get("rope_type") in ("dynamic", "longrope"):
-            limits.append(int(each.get("original_max_position_embeddings") or limits[0]))
-    if "chunked_attention" in (getattr(text_config, "layer_types", None) or ()):
-        limits.append(int(text_config.attention_chunk_size))
-    return min(limits)
 
 
 def _eos_token_ids(config: EngineConfig, text_config: PreTrainedConfig) -> tuple[int, ...]:

@@ -54,13 +54,19 @@ class TransformersForward:
         self._states = states
 
     def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> ForwardOutput:
-        rows = 0 if kept is None else kept_rows(kept, inputs)  # models read 0 as "all"
+        rows = None if kept is None else kept_rows(kept, inputs)
         token_ids, positions = inputs.token_ids[None], inputs.positions[None]  # one long sequence to the model
         handler = _PagedAttention(self._backend, self._cache, inputs.attention)
         states = _SlottedStates(self._states, inputs.states)
+        arguments = {"input_ids": token_ids, "position_ids": positions, "use_cache": False}
+        if rows is not None:
+            arguments["logits_to_keep"] = rows
         with attention_handler(handler), state_handler(states), _recorded_input(self._head) as hidden:
-            output = self._module(input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=rows)
-        return ForwardOutput(output.logits[0], hidden[0].flatten(0, -2))
+            output = self._module(**arguments)
+        logits, hidden_states = output.logits[0], hidden[0].flatten(0, -2)
+        if rows is not None and len(logits) != len(rows):  # some models compute all positions whatever is asked for
+            logits, hidden_states = logits[rows], hidden_states[rows]
+        return ForwardOutput(logits, hidden_states)
 
 
 @contextmanager
