@@ -8,16 +8,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from engine.attention.kv_cache import KVCache
 from engine.attention.registry import attend
+from engine.model.decoder_parts import AttentionParts, LayerParts, LinearParts, MlpParts, NormParts, linear_parts
 from engine.model.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
-from engine.model.mixture import is_known_mixture, kernel_mixture, router_weight
+from engine.model.mixture import is_known_mixture, mixture_parts, router_weight
 from engine.weights.linear import PackedLinear
 from engine.weights.module_replacement import replace_modules
 from engine.weights.packed_weight import KernelWeight
 from engine.weights.quantized_weight import KernelQuantizedWeight
 
-__all__ = ["KernelDecoderLayer", "kernel_norm", "move_layers_to_kernels"]
+__all__ = ["KernelDecoderLayer", "move_layers_to_kernels", "norm_parts"]
 
 
 def move_layers_to_kernels(model: nn.Module) -> None:
@@ -30,19 +30,9 @@ class KernelDecoderLayer(nn.Module):
 
     def __init__(self, layer: FusedDecoderLayer) -> None:
         super().__init__()
-        self.layer = layer
-        attention, classes = cast(FusedAttention, layer.self_attn), torch.classes.twostep
-        self._before = classes.BeforeAttention(
-            kernel_norm(layer.input_layernorm),
-            *(None if norm is None else kernel_norm(norm) for norm in (attention.q_norm, attention.k_norm)),
-            _linear(attention.qkv_proj),
-            attention.num_heads,
-            attention.num_kv_heads,
-        )
-        self._after = classes.AfterAttention(
-            _linear(attention.o_proj), kernel_norm(layer.post_attention_layernorm), *_mlp_or_mixture(layer.mlp)
-        )
-        self._call = attention.call
+        self.layer, self.parts = layer, _parts_of(layer)
+        self._before, self._after = self.parts.attention.bound(), self.parts.bound_after()
+        self._call = cast(FusedAttention, layer.self_attn).call
 
     @property
     def index(self) -> int:
@@ -72,12 +62,6 @@ class KernelDecoderLayer(nn.Module):
         attended = attend(self._call.with_tensors(*query_key_value))
         return cast(Tensor, torch.ops.twostep.after_attention(self._after, hidden_states, attended))
 
-    def bind(self, cache: KVCache) -> Any:
-        """Returns the layer for the C++ decoder, which attends over this layer's part of the cache."""
-        return torch.classes.twostep.Layer(
-            self._before, self._after, *cache.of_layer(self._call.layer), *self._call.params
-        )
-
 
 def _kernel_layer(module: nn.Module) -> nn.Module | None:
     return KernelDecoderLayer(module) if isinstance(module, FusedDecoderLayer) and _is_known(module) else None
@@ -100,18 +84,32 @@ def _is_known_weight(packed: object) -> bool:
     return isinstance(packed, KernelWeight) or (isinstance(packed, KernelQuantizedWeight) and packed.row_bits == 8)
 
 
-def _mlp_or_mixture(mlp: Any) -> tuple[Any | None, Any | None]:
-    """Returns the layer's MLP, or its mixture, as the C++ operators take it, and None in the other's place."""
-    if not isinstance(mlp, FusedMLP):
-        return None, kernel_mixture(mlp)
-    return torch.classes.twostep.Mlp(_linear(mlp.gate_up_proj), _linear(mlp.down_proj), mlp.activation), None
+def _parts_of(layer: FusedDecoderLayer) -> LayerParts:
+    attention, mlp = cast(FusedAttention, layer.self_attn), layer.mlp
+    query_norm, key_norm = (None if norm is None else norm_parts(norm) for norm in (attention.q_norm, attention.k_norm))
+    attention_parts = AttentionParts(
+        norm_parts(layer.input_layernorm),
+        query_norm,
+        key_norm,
+        _linear(attention.qkv_proj),
+        _linear(attention.o_proj),
+        attention.num_heads,
+        attention.num_kv_heads,
+        attention.call.layer,
+        attention.call.params,
+    )
+    feed_forward = _mlp(mlp) if isinstance(mlp, FusedMLP) else mixture_parts(mlp)
+    return LayerParts(attention_parts, norm_parts(layer.post_attention_layernorm), feed_forward)
 
 
-def kernel_norm(norm: FusedRMSNorm) -> Any:
-    """Returns the norm as the C++ operators take it."""
-    return torch.classes.twostep.Norm(norm.weight.detach(), norm.eps)
+def _mlp(mlp: FusedMLP) -> MlpParts:
+    return MlpParts(_linear(mlp.gate_up_proj), _linear(mlp.down_proj), mlp.activation)
 
 
-def _linear(linear: Any) -> Any:
-    packed = linear.packed
-    return torch.classes.twostep.Linear(packed.packed, linear.bias, linear.out_features, packed.bits)
+def norm_parts(norm: FusedRMSNorm) -> NormParts:
+    """Returns the parts of a norm."""
+    return NormParts(norm.weight.detach(), norm.eps)
+
+
+def _linear(linear: Any) -> LinearParts:
+    return linear_parts(linear.packed, linear.bias)

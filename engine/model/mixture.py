@@ -1,15 +1,15 @@
-"""Mixtures of experts whose routers are known, as the C++ layers run them: router, experts and their weighted sum."""
+"""Mixtures of experts whose routers are known, so that the C++ layers run them."""
 
 from typing import Any, cast
 
-import torch
 from torch import nn
 
 from engine.model import code_fingerprint
+from engine.model.decoder_parts import MixtureParts, linear_parts
 from engine.weights.moe import PackedExperts, RouterWeight
 from engine.weights.packed_weight import KernelWeight
 
-__all__ = ["is_known_mixture", "kernel_mixture", "router_weight"]
+__all__ = ["is_known_mixture", "mixture_parts", "router_weight"]
 
 
 def is_known_mixture(module: nn.Module) -> bool:
@@ -27,10 +27,10 @@ def router_weight(mixture: Any) -> KernelWeight:
     return cast(KernelWeight, mixture.gate.weight.packed)
 
 
-def kernel_mixture(mixture: Any) -> Any:
-    """Returns a known mixture as the C++ layers take it."""
-    router, classes, packed = mixture.gate, torch.classes.twostep, router_weight(mixture)
+def mixture_parts(mixture: Any) -> MixtureParts:
+    """Returns the parts of a known mixture."""
+    router = mixture.gate
     is_rounded = code_fingerprint.is_rounding_router(router)
-    weight = classes.Linear(packed.packed, None, packed.shape[0], packed.bits)
     is_normalized = bool(router.norm_topk_prob) if is_rounded else True
-    return classes.Mixture(classes.Router(weight, router.top_k, is_normalized, is_rounded), mixture.experts.kernel)
+    weight = linear_parts(router_weight(mixture), None)
+    return MixtureParts(weight, router.top_k, is_normalized, is_rounded, mixture.experts.parts)

@@ -18,7 +18,7 @@ from engine.host.memory_trim import give_back_freed_memory
 from engine.kernels import load_kernels
 from engine.mixers.state import StateCache, bytes_per_slot
 from engine.model.draft_model import load_draft_model
-from engine.model.kernel_forward import choose_forward
+from engine.model.forward_choice import choose_forward
 from engine.model.loader import load_model
 from engine.model.machine_ceilings import measure_ceilings
 from engine.model.trial_step import bytes_of_a_step

@@ -14,7 +14,7 @@ from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelMemoryError
 from engine.core.sampling_params import SamplingParams
-from engine.model.kernel_forward import choose_forward
+from engine.model.forward_choice import choose_forward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
 

@@ -7,7 +7,7 @@ computes something else is left to the module.
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from engine.weights.expert_stack import PackedStack
 from engine.weights.packed_weight import KernelWeight
 from engine.weights.quantized_weight import KernelQuantizedWeight
 
-__all__ = ["KernelExperts", "kernel_experts"]
+__all__ = ["ExpertParts", "KernelExperts", "kernel_experts"]
 
 
 class KernelExperts(Protocol):
@@ -27,17 +27,55 @@ class KernelExperts(Protocol):
         ...
 
 
+class ExpertStack(NamedTuple):
+    """One matrix of each expert, all of one shape, packed for the kernels."""
+
+    packed: tuple[Tensor, ...]
+    biases: Tensor | None  # [E, out_features]
+    out_features: int
+    bits: int
+    """Bits of quantized codes; none of dense weights."""
+
+    def bound(self) -> Any:
+        return torch.classes.twostep.ExpertStack([*self.packed], self.biases, self.out_features, self.bits)
+
+
+class ExpertGate(NamedTuple):
+    """What is computed between an expert's two matrices."""
+
+    name: str
+    limit: float
+    alpha: float
+    is_in_turn: bool
+    """Whether columns of gate and up alternate."""
+
+    def bound(self) -> Any:
+        return torch.classes.twostep.ExpertGate(*self)
+
+
+class ExpertParts(NamedTuple):
+    """All experts of a layer: tensors and plain numbers."""
+
+    up: ExpertStack
+    down: ExpertStack
+    gate: ExpertGate
+
+    def bound(self) -> KernelExperts:
+        """Returns the experts as the C++ operators take them."""
+        return cast(KernelExperts, torch.classes.twostep.Experts(*(part.bound() for part in self)))
+
+
 _GATES = ("silu", "gelu_tanh", "swiglu")
 _LIMITS, _ALPHAS = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha")  # names of a module's numbers
 _NEARLY_ZERO = 1e-30  # what is subnormal on the way may become zero in the kernels
 
 
-def kernel_experts(experts: nn.Module, up: PackedStack, down: PackedStack) -> KernelExperts | None:
+def kernel_experts(experts: nn.Module, up: PackedStack, down: PackedStack) -> ExpertParts | None:
     """Returns the experts for C++, or None where the weights' format or the module's formula is not the kernels'."""
     if not experts.has_gate or experts.has_post_expert_norm or not all(map(_has_kernel_weights, (up, down))):
         return None
-    gate, classes = _find_gate(experts, up.weights[0].dtype), torch.classes.twostep
-    return None if gate is None else cast(KernelExperts, classes.Experts(_bound(up), _bound(down), gate))
+    gate = _find_gate(experts, up.weights[0].dtype)
+    return None if gate is None else ExpertParts(_parts_of(up), _parts_of(down), gate)
 
 
 def _has_kernel_weights(stack: PackedStack) -> bool:
@@ -47,27 +85,26 @@ def _has_kernel_weights(stack: PackedStack) -> bool:
     )
 
 
-def _bound(stack: PackedStack) -> Any:
-    """Returns the stack as the C++ operators take it."""
+def _parts_of(stack: PackedStack) -> ExpertStack:
     weights = cast("list[KernelWeight | KernelQuantizedWeight]", stack.weights)
-    packed = [weight.packed for weight in weights]
-    return torch.classes.twostep.ExpertStack(packed, stack.biases, weights[0].shape[0], weights[0].bits)
+    packed = tuple(weight.packed for weight in weights)
+    return ExpertStack(packed, stack.biases, weights[0].shape[0], weights[0].bits)
 
 
-def _find_gate(experts: Any, dtype: torch.dtype) -> Any | None:
+def _find_gate(experts: Any, dtype: torch.dtype) -> ExpertGate | None:
     """Returns the kernels' gate that computes what the module's own does; None if there is none."""
     numbers = _numbers_of_every_magnitude(dtype)
     expected = _without_tiny(experts._apply_gate(numbers))
     gates = _gates_with(experts, dtype)
-    return next((gate for gate in gates if torch.equal(_without_tiny(gate.run(numbers)), expected)), None)
+    return next((gate for gate in gates if torch.equal(_without_tiny(gate.bound().run(numbers)), expected)), None)
 
 
-def _gates_with(experts: nn.Module, dtype: torch.dtype) -> Iterator[Any]:
+def _gates_with(experts: nn.Module, dtype: torch.dtype) -> Iterator[ExpertGate]:
     """Yields the kernels' gates, with the module's own numbers and without; columns of gate and up in both orders."""
     limits = [math.inf, *(float(torch.tensor(limit, dtype=dtype)) for limit in _attributes(experts, _LIMITS))]
     alpha = next(_attributes(experts, _ALPHAS), 1.0)
     for name, limit, is_in_turn in product(_GATES, limits, (False, True)):
-        yield torch.classes.twostep.ExpertGate(name, limit, alpha, is_in_turn)
+        yield ExpertGate(name, limit, alpha, is_in_turn)
 
 
 def _attributes(module: nn.Module, names: Sequence[str]) -> Iterator[float]:

@@ -64,7 +64,8 @@ class PackedExperts(_ExpertStacks):
         pack_stack = functools.partial(PackedStack, experts, bool(experts.is_transposed), pack)
         self.up = pack_stack("gate_up_proj" if experts.has_gate else "up_proj")
         self.down = pack_stack("down_proj")
-        self.kernel = kernel_experts(experts, self.up, self.down)
+        self.parts = kernel_experts(experts, self.up, self.down)
+        self.kernel = None if self.parts is None else self.parts.bound()
         self._run = self.run_one_by_one if self.kernel is None else self.kernel.run
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

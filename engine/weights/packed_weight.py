@@ -72,6 +72,13 @@ class KernelWeight:
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
         self.packed: Tensor = torch.ops.twostep.pack_weight(weight.detach(), may_be_coded)
 
+    @classmethod
+    def from_packed(cls, packed: Tensor, shape: torch.Size, dtype: torch.dtype) -> "KernelWeight":
+        """Returns the weight of this shape [N, K] and dtype that was packed before, as `packed`."""
+        weight = cls.__new__(cls)
+        weight.shape, weight.dtype, weight.device, weight.packed = shape, dtype, packed.device, packed
+        return weight
+
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         check_rows(x, self.shape)
         return cast(Tensor, torch.ops.twostep.linear(x, self.packed, bias, self.shape[0]))

@@ -25,12 +25,24 @@ class KernelQuantizedWeight:
     """
 
     def __init__(self, weight: Tensor, bits: int, row_bits: int = 8) -> None:  # [N, K]
-        self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
-        self.bits, self.row_bits, ops = bits, row_bits, torch.ops.twostep
-        self.packed: Tensor
-        self.packed, is_finite = ops.quantize_and_pack(weight.detach(), bits, row_bits, NUM_REFITS[bits])
+        quantize_and_pack = torch.ops.twostep.quantize_and_pack
+        packed, is_finite = quantize_and_pack(weight.detach(), bits, row_bits, NUM_REFITS[bits])
         if not is_finite:
             raise _not_finite(weight)
+        self._set(packed, weight.shape, weight.dtype, bits, row_bits)
+
+    @classmethod
+    def from_packed(
+        cls, packed: Tensor, shape: torch.Size, dtype: torch.dtype, bits: int, row_bits: int
+    ) -> "KernelQuantizedWeight":
+        """Returns the weight of this shape [N, K] that was quantized and packed before, as `packed`."""
+        weight = cls.__new__(cls)
+        weight._set(packed, shape, dtype, bits, row_bits)
+        return weight
+
+    def _set(self, packed: Tensor, shape: torch.Size, dtype: torch.dtype, bits: int, row_bits: int) -> None:
+        self.packed, self.shape, self.dtype, self.device = packed, shape, dtype, packed.device
+        self.bits, self.row_bits, ops = bits, row_bits, torch.ops.twostep
         linear_int8 = ops.linear_int8 if row_bits == 8 else ops.linear_int8_wide_rows
         self._linear = ops.linear_int4 if bits == 4 else linear_int8
 

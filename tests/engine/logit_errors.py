@@ -13,7 +13,7 @@ from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
 from engine.mixers.state import StateCache
-from engine.model.kernel_forward import choose_forward
+from engine.model.forward_choice import choose_forward
 from engine.runner.forward import Forward, ForwardOutput
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import ModelInputs

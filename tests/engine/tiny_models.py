@@ -22,7 +22,7 @@ from engine.grammar.compiler import GrammarCompiler, GrammarQueue, Grammars, mak
 from engine.kernels import load_kernels
 from engine.kv_store.opening import open_store
 from engine.mixers.state import StateCache
-from engine.model.kernel_forward import choose_forward
+from engine.model.forward_choice import choose_forward
 from engine.model.loader import load_model
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner

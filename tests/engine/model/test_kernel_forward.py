@@ -15,7 +15,8 @@ from engine.attention.kv_cache import KVCache
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
-from engine.model.kernel_forward import KernelForward, choose_forward, is_known
+from engine.model.forward_choice import choose_forward, decoder_parts, is_known
+from engine.model.kernel_forward import KernelForward
 from engine.runner.forward import Forward, ForwardOutput, TransformersForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import ModelInputs, build_inputs
@@ -45,6 +46,10 @@ def cache_of(model: LoadedModel) -> KVCache:
     return cache
 
 
+def kernel_forward(model: LoadedModel, cache: KVCache) -> KernelForward:
+    return KernelForward(decoder_parts(model.module), cache)
+
+
 def request(start: int, num_tokens: int, blocks: tuple[int, ...]) -> ScheduledRequest:
     tokens = [(7 * position + blocks[0]) % 190 for position in range(start, start + num_tokens)]
     return ScheduledRequest("", tokens, start, blocks, SamplingParams(), [], [], True)
@@ -66,7 +71,7 @@ def test_one_call_changes_no_bit_of_logits_and_cache(
     model = tiny_model(name, dtype, quantization)
     caches = cache_of(model), cache_of(model)
     expected = run(TransformersForward(model.module, caches[0], cpu), kept)
-    logits = run(KernelForward(model.module, caches[1]), kept)
+    logits = run(kernel_forward(model, caches[1]), kept)
     assert all(map(torch.equal, logits, expected))
     for one, other in zip(*([*chain.from_iterable(cache.layers)] for cache in caches), strict=True):
         assert torch.equal(one, other)
@@ -77,7 +82,10 @@ def test_positions_come_in_any_order_and_however_far_apart(llama: LoadedModel) -
     """The C++ decoder computes rotations for thousands of positions at once, and only once."""
     blocks = tuple(block % NUM_BLOCKS for block in range(9_000 // BLOCK_SIZE))
     caches = cache_of(llama), cache_of(llama)
-    fast, plain = KernelForward(llama.module, caches[0]), TransformersForward(llama.module, caches[1], cpu)
+    fast, plain = (
+        kernel_forward(llama, caches[0]),
+        TransformersForward(llama.module, caches[1], cpu),
+    )
     for start, num_tokens in [(4_090, 3), (0, 5), (4_093, 5), (8_990, 1), (4_096, 2), (8_200, 9)]:
         inputs = build_inputs([request(start, num_tokens, blocks)], BLOCK_SIZE, torch.device("cpu"))
         assert all(map(torch.equal, fast(inputs, None), plain(inputs, None))), start
@@ -87,8 +95,11 @@ def test_positions_come_in_any_order_and_however_far_apart(llama: LoadedModel) -
 def test_what_a_step_computed_stays_whatever_size_the_next_ones_have(llama: LoadedModel) -> None:
     """Small steps compute in scratch memory that is reused by the next step of their size."""
     caches, blocks = (cache_of(llama), cache_of(llama)), tuple(range(NUM_BLOCKS))
-    fast, plain = KernelForward(llama.module, caches[0]), TransformersForward(llama.module, caches[1], cpu)
-    fast._head = torch.nn.Identity()  # so that nothing is copied
+    fast, plain = (
+        kernel_forward(llama, caches[0]),
+        TransformersForward(llama.module, caches[1], cpu),
+    )
+    fast._head = lambda hidden: hidden  # type: ignore[method-assign]  # so that nothing is copied
     head, results = llama.module.get_output_embeddings(), []
     for start, num_tokens in [(0, 1), (1, 1), (2, 3), (5, 70), (75, 3), (78, 1), (79, 3), (82, 1)]:
         inputs = build_inputs([request(start, num_tokens, blocks)], BLOCK_SIZE, torch.device("cpu"))
@@ -103,7 +114,10 @@ def test_a_prompt_whose_gated_rows_are_computed_in_parts(
 ) -> None:
     model, num_blocks = tiny_model("qwen2", "bfloat16", quantization), 2_100 // BLOCK_SIZE + 1
     caches = [KVCache(model.layers, num_blocks, BLOCK_SIZE, model.dtype, model.device) for _ in range(2)]
-    fast, plain = KernelForward(model.module, caches[0]), TransformersForward(model.module, caches[1], cpu)
+    fast, plain = (
+        kernel_forward(model, caches[0]),
+        TransformersForward(model.module, caches[1], cpu),
+    )
     inputs = build_inputs([request(0, 2_100, tuple(range(num_blocks)))], BLOCK_SIZE, torch.device("cpu"))
     for kept in (None, [3, *range(600, 2_100)]):
         assert all(map(torch.equal, fast(inputs, kept), plain(inputs, kept)))
@@ -114,7 +128,7 @@ def test_tokens_that_the_model_does_not_have_are_refused(llama: LoadedModel, tok
     step = ScheduledRequest("", [3, token_id], 0, (0,), SamplingParams(), [], [], True)
     inputs = build_inputs([step], BLOCK_SIZE, torch.device("cpu"))
     with torch.inference_mode(), pytest.raises(RuntimeError, match="out of range"):
-        KernelForward(llama.module, cache_of(llama))(inputs, None)
+        kernel_forward(llama, cache_of(llama))(inputs, None)
 
 
 def rotary_embedding(kind: str) -> LlamaRotaryEmbedding:
@@ -133,10 +147,10 @@ def llama(tmp_path: Path) -> LoadedModel:
 @pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
 def test_scaled_rotations_are_those_of_the_model(llama: LoadedModel, kind: str) -> None:
     cache = cache_of(llama)
-    unscaled = run(KernelForward(llama.module, cache), None)
+    unscaled = run(kernel_forward(llama, cache), None)
     llama.module.base_model.rotary_emb = rotary_embedding(kind)
     assert is_known(llama.module)
-    logits = run(KernelForward(llama.module, cache), None)
+    logits = run(kernel_forward(llama, cache), None)
     assert all(map(torch.equal, logits, run(TransformersForward(llama.module, cache, cpu), None)))
     assert not torch.equal(logits[0], unscaled[0])
 
@@ -171,7 +185,7 @@ def test_a_known_model_that_computes_something_else_runs_its_own_code(
     llama: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     llama.module.base_model.embed_tokens.register_forward_hook(double)
-    monkeypatch.setattr("engine.model.kernel_forward.is_known", lambda _: True)
+    monkeypatch.setattr("engine.model.forward_choice.is_known", lambda _: True)
     assert isinstance(choose_forward(llama.module, cache_of(llama), cpu), TransformersForward)
     assert "LlamaForCausalLM of transformers" in caplog.text and "it computes something else" in caplog.text
 
@@ -193,7 +207,7 @@ def test_a_known_model_that_decodes_something_else_runs_its_own_code(
 def test_a_family_that_is_known_does_not_get_slow_in_silence(
     llama: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("engine.model.kernel_forward.is_known", lambda _: False)
+    monkeypatch.setattr("engine.model.forward_choice.is_known", lambda _: False)
     assert choose_forward(llama.module, cache_of(llama), cpu).name == "transformers"
     assert "steps take two to three times as long" in caplog.text and "a part of it is not known" in caplog.text
 

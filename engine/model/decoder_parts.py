@@ -1,0 +1,159 @@
+"""The parts of a decoder that runs in the kernels as a whole: packed tensors and plain numbers, and nothing of torch's
+modules.
+
+Each has a `bound` form, an object of the C++ library (`engine/kernels/layers`), which shares the part's tensors.
+"""
+
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from engine.attention.kv_cache import KVCache
+from engine.attention.metadata import AttentionParams
+from engine.weights.kernel_experts import ExpertParts
+from engine.weights.packed_weight import KernelWeight
+from engine.weights.quantized_weight import KernelQuantizedWeight
+
+__all__ = [
+    "AttentionParts",
+    "DecoderParts",
+    "LayerParts",
+    "LinearParts",
+    "MixtureParts",
+    "MlpParts",
+    "NormParts",
+    "linear_parts",
+]
+
+
+class NormParts(msgspec.Struct, frozen=True, eq=False):
+    """An RMSNorm."""
+
+    weight: Tensor
+    eps: float
+
+    def bound(self) -> Any:
+        return torch.classes.twostep.Norm(self.weight, self.eps)
+
+
+class LinearParts(msgspec.Struct, frozen=True, eq=False):
+    """A matrix packed for the kernels, [out_features, in_features]."""
+
+    packed: Tensor
+    bias: Tensor | None
+    out_features: int
+    in_features: int
+    dtype: torch.dtype
+    """Type of the rows that it multiplies."""
+    bits: int
+    """Bits of a quantized weight's codes; none of a dense one."""
+    row_bits: int
+    """Bits to which rows are rounded; none for a dense weight."""
+
+    def bound(self) -> Any:
+        return torch.classes.twostep.Linear(self.packed, self.bias, self.out_features, self.bits)
+
+    @property
+    def weight(self) -> KernelWeight | KernelQuantizedWeight:
+        """The weight by itself, which multiplies rows outside the C++ layers."""
+        shape = torch.Size((self.out_features, self.in_features))
+        if self.bits:
+            return KernelQuantizedWeight.from_packed(self.packed, shape, self.dtype, self.bits, self.row_bits)
+        return KernelWeight.from_packed(self.packed, shape, self.dtype)
+
+
+def linear_parts(weight: KernelWeight | KernelQuantizedWeight, bias: Tensor | None) -> LinearParts:
+    """Returns the parts of a packed weight and its bias."""
+    row_bits = weight.row_bits if isinstance(weight, KernelQuantizedWeight) else 0
+    num_out, num_in = weight.shape
+    return LinearParts(weight.packed, bias, num_out, num_in, weight.dtype, weight.bits, row_bits)
+
+
+class AttentionParts(msgspec.Struct, frozen=True, eq=False):
+    """The attention of one layer: what comes before it and the projection of its output."""
+
+    norm: NormParts
+    query_norm: NormParts | None
+    key_norm: NormParts | None
+    query_key_value: LinearParts
+    output: LinearParts
+    num_heads: int
+    num_kv_heads: int
+    layer: int
+    """Index among the attention layers."""
+    params: AttentionParams
+
+    def bound(self) -> Any:
+        """Returns what runs before attention."""
+        norms = [None if norm is None else norm.bound() for norm in (self.query_norm, self.key_norm)]
+        projection = self.query_key_value.bound()
+        return torch.classes.twostep.BeforeAttention(
+            self.norm.bound(), *norms, projection, self.num_heads, self.num_kv_heads
+        )
+
+
+class MlpParts(msgspec.Struct, frozen=True, eq=False, tag=True):
+    """A gated MLP, whose gate and up projection are one matrix."""
+
+    gate_up: LinearParts
+    down: LinearParts
+    activation: str
+
+    def bound(self) -> Any:
+        return torch.classes.twostep.Mlp(self.gate_up.bound(), self.down.bound(), self.activation)
+
+
+class MixtureParts(msgspec.Struct, frozen=True, eq=False, tag=True):
+    """A router, and the experts that it chooses from."""
+
+    router: LinearParts
+    top_k: int
+    is_normalized: bool
+    is_rounded: bool
+    """Whether the weights of the chosen experts are rounded to the type of the rows."""
+    experts: ExpertParts
+
+    def bound(self) -> Any:
+        classes = torch.classes.twostep
+        router = classes.Router(self.router.bound(), self.top_k, self.is_normalized, self.is_rounded)
+        return classes.Mixture(router, self.experts.bound())
+
+
+class LayerParts(msgspec.Struct, frozen=True, eq=False):
+    """One layer: attention, and an MLP or a mixture of experts behind a norm."""
+
+    attention: AttentionParts
+    norm: NormParts
+    feed_forward: MlpParts | MixtureParts
+
+    def bound_after(self) -> Any:
+        """Returns what runs after attention."""
+        feed_forward = self.feed_forward.bound()
+        choice = (feed_forward, None) if isinstance(self.feed_forward, MlpParts) else (None, feed_forward)
+        return torch.classes.twostep.AfterAttention(self.attention.output.bound(), self.norm.bound(), *choice)
+
+    def bound(self, cache: KVCache) -> Any:
+        """Returns the layer, which attends over its part of the cache."""
+        before, after = self.attention.bound(), self.bound_after()
+        part = cache.of_layer(self.attention.layer)
+        return torch.classes.twostep.Layer(before, after, *part, *self.attention.params)
+
+
+class DecoderParts(msgspec.Struct, frozen=True, eq=False):
+    """A whole model, from token ids to logits."""
+
+    embedding: Tensor  # [vocab_size, H]
+    inv_freq: Tensor  # [head_size / 2], float32
+    attention_scaling: float
+    """Factor of the rotary embedding's sines and cosines."""
+    layers: tuple[LayerParts, ...]
+    norm: NormParts
+    head: LinearParts
+
+    def bound(self, cache: KVCache) -> Any:
+        """Returns what computes the last hidden states."""
+        layers = [layer.bound(cache) for layer in self.layers]
+        rotary = self.inv_freq, self.attention_scaling
+        return torch.classes.twostep.Decoder(self.embedding, *rotary, layers, self.norm.bound())

@@ -1,0 +1,125 @@
+"""Chooses how a model runs: as one call into C++ if it is known in all its parts, else by its own code.
+
+That both compute the same is proved by bits at each load.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engine.attention import AttentionBackend, cpu
+from engine.attention.kv_cache import KVCache
+from engine.core.batch import ScheduledRequest
+from engine.core.sampling_params import SamplingParams
+from engine.mixers.state import StateCache
+from engine.model import code_fingerprint
+from engine.model.decoder_parts import DecoderParts, linear_parts
+from engine.model.fused_modules import FusedRMSNorm
+from engine.model.kernel_forward import KernelForward
+from engine.model.kernel_layer import KernelDecoderLayer, norm_parts
+from engine.runner.forward import Forward, TransformersForward
+from engine.runner.model_inputs import build_inputs
+from engine.weights.linear import PackedLinear
+from engine.weights.packed_weight import KernelWeight
+from engine.weights.quantized_weight import KernelQuantizedWeight
+
+__all__ = ["choose_forward", "decoder_parts", "is_known"]
+
+logger = logging.getLogger(__name__)
+
+_FAMILIES = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+)  # their models run in the kernels, all but those with parts of their own
+
+
+def choose_forward(
+    module: PreTrainedModel, cache: KVCache, backend: AttentionBackend, states: StateCache | None = None
+) -> Forward:
+    """Returns the fastest forward pass for this model. Writes to the cache's first two blocks."""
+    plain = TransformersForward(module, cache, backend, states)
+    if backend is not cpu:
+        return plain
+    if not is_known(module):
+        _warn_if_expected(module, "a part of it is not known")
+        return plain
+    fast = KernelForward(decoder_parts(module), cache)
+    if _is_same(plain, fast, cache):
+        return fast
+    _warn_if_expected(module, "it computes something else")
+    return plain
+
+
+def _warn_if_expected(module: PreTrainedModel, reason: str) -> None:
+    """Warns where a model does not run in the kernels whose family does, with the versions that are tested."""
+    if module.config.model_type in _FAMILIES:
+        logger.warning(
+            "steps take two to three times as long: %s of transformers %s does not run in the kernels, since %s",
+            type(module).__name__,
+            transformers.__version__,
+            reason,
+        )
+
+
+def is_known(module: PreTrainedModel) -> bool:
+    """Whether nothing but what `KernelForward` does runs when `module` is called."""
+    decoder = module.base_model
+    if not code_fingerprint.is_causal_lm(module) or not code_fingerprint.is_decoder(decoder):
+        return False
+    embedding, layers, head = decoder.embed_tokens, list(decoder.layers), module.get_output_embeddings()
+    return (
+        isinstance(head, PackedLinear)
+        and isinstance(head.packed, KernelWeight | KernelQuantizedWeight)
+        and code_fingerprint.is_embedding(embedding)
+        and code_fingerprint.is_rotary_embedding(decoder.rotary_emb)
+        and isinstance(decoder.norm, FusedRMSNorm)
+        and embedding.weight.dtype == decoder.norm.weight.dtype
+        and len(layers) == decoder.config.num_hidden_layers
+        and all(isinstance(layer, KernelDecoderLayer) for layer in layers)
+    )
+
+
+def decoder_parts(module: PreTrainedModel) -> DecoderParts:
+    """Returns the parts of a known model."""
+    decoder, head = cast(Any, module.base_model), cast(Any, module.get_output_embeddings())
+    return DecoderParts(
+        decoder.embed_tokens.weight.detach(),
+        decoder.rotary_emb.inv_freq.to(torch.float32),
+        decoder.rotary_emb.attention_scaling,
+        tuple(layer.parts for layer in decoder.layers),
+        norm_parts(decoder.norm),
+        linear_parts(head.packed, head.bias),
+    )
+
+
+@torch.inference_mode()
+def _is_same(one: Forward, other: Forward, cache: KVCache) -> bool:
+    """Whether both compute the same logits of two texts in one batch: of their first tokens, and of a next one."""
+    lengths = (max(1, min(3, cache.block_size - 1)), 1)
+    first = _are_all_equal(one, other, cache, [0] * len(lengths), lengths)
+    return first and (cache.block_size == 1 or _are_all_equal(one, other, cache, lengths, [1] * len(lengths)))
+
+
+def _are_all_equal(one: Forward, other: Forward, cache: KVCache, starts: Sequence[int], lengths: Sequence[int]) -> bool:
+    """Whether both compute the same logits of a step, in which each text has a block of its own."""
+    requests = [
+        ScheduledRequest("", [1] * length, start, (block,), SamplingParams(), [], [], True)
+        for block, (start, length) in enumerate(zip(starts, lengths, strict=True))
+    ]
+    inputs = build_inputs(requests[: cache.num_blocks], cache.block_size, cache.layers[0].keys.device)
+    return all(_are_equal(one(inputs, kept).logits, other(inputs, kept).logits) for kept in (None, [0]))
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether both are exactly equal. NaN equals NaN: damaged weights do not mean that the code has changed."""
+    return np.array_equal(one.float().numpy(), other.float().numpy(), equal_nan=True)
