@@ -9,7 +9,6 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from engine.attention.metadata import AttentionParams
 
@@ -60,6 +59,8 @@ def attend(call: AttentionCall) -> Tensor:
 
 def register() -> None:
     """Registers `attn_implementation="twostep"` with transformers. Idempotent."""
+    from transformers import AttentionInterface  # what runs in the kernels as a whole does without its seconds
+
     AttentionInterface.register(ATTENTION_NAME, _attention)
 
 

@@ -60,6 +60,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of the KV store: full blocks are kept in its files, where later engines find them; None for none."""
     kv_store_bytes: int = 16 << 30
     """Size of the KV store's files together, at most."""
+    packed_cache: str | None = None
+    """Directory of packed models: one that is kept there is read instead of loaded; None for none. See
+    `engine.model.packed_cache`."""
+    packed_cache_bytes: int = 2 << 30
+    """Size of the packed models together, at most."""
     num_speculative_tokens: int = 32
     """Maximum number of draft tokens of a request in one step, proposed where that pays; 0 disables speculative
     decoding. See `engine.scheduling.speculation.planner`."""
@@ -84,6 +89,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "max_prefill_tokens_per_gap",
             "target_itl_ms",
             "kv_store_bytes",
+            "packed_cache_bytes",
         ):
             _check_positive(name, getattr(self, name))
         if self.kv_store is not None and not self.enable_prefix_caching:

@@ -24,6 +24,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from engine.host.cache_home import cache_home
 from engine.kernels.cpu_features import IsaLevel
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def cache_dir() -> Path:
     configured = os.environ.get("TWOSTEP_CACHE_DIR")
     if configured:
         return Path(configured)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "twostep" / "kernels"
+    home = cache_home() / "kernels"
     if _can_write(home):
         return home
     temporary = Path(tempfile.gettempdir()) / f"twostep-{os.getuid()}"

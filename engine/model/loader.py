@@ -302,7 +302,7 @@ def _load_weights(
             raise UnsupportedModelError("Models of a checkpoint's own code cannot be served from quantized weights.")
         kind, place = MODEL_FOR_CAUSAL_LM_MAPPING[type(source["config"])], None
         source = {"config": source["config"], "key_mapping": source["key_mapping"], "state_dict": weights}
-    with _only_errors_of("transformers.modeling_utils"):
+    with _only_errors_of("transformers.modeling_utils"), _only_errors_of("transformers.distributed"):
         module, info = kind.from_pretrained(
             place,
             dtype=dtype,

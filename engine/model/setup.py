@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -17,11 +18,10 @@ from engine.host.available_memory import available_bytes, is_memory_shortage
 from engine.host.memory_trim import give_back_freed_memory
 from engine.kernels import load_kernels
 from engine.mixers.state import StateCache, bytes_per_slot
-from engine.model.draft_model import load_draft_model
-from engine.model.forward_choice import choose_forward
-from engine.model.loader import load_model
+from engine.model.decoder_parts import DecoderParts
+from engine.model.kernel_forward import KernelForward
 from engine.model.machine_ceilings import measure_ceilings
-from engine.model.trial_step import bytes_of_a_step
+from engine.model.packed_cache import PackedCache
 from engine.runner.forward import Forward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
@@ -36,28 +36,33 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
     """Loads the model and sets up its runner. Raises ConfigError or ModelError."""
     started_s = time.monotonic()
     _set_threads(config.num_threads)
-    model = load_model(config)
+    packed_cache = PackedCache(config)
+    model = packed_cache.find() or _load(config)
     ceilings = _ceilings(config, model)
     give_back_freed_memory()
     max_model_len = _max_model_len(config, model)
     backend = select_backend(model.device, load_kernels() if model.has_kernels else None)
-    step_bytes = bytes_of_a_step(config, model, max_model_len, backend) if model.device.type == "cuda" else 0
-    if config.draft_model is not None:
-        model = replace(model, draft=load_draft_model(config, model, max_model_len))
+    step_bytes = _step_bytes(config, model, max_model_len, backend)
+    model = _with_draft_model(config, model, max_model_len)
     cache, states, max_model_len = _new_caches(config, model, max_model_len, step_bytes)
-    forward, draft_forward = choose_forward(model.module, cache, backend, states), _draft_forward(model, cache, backend)
-    info = EngineInfo(
+    forward = _forward(model.module, cache, backend, states)
+    if isinstance(forward, KernelForward) and not isinstance(model.module, DecoderParts):
+        packed_cache.keep(model, forward.parts)
+    facts = {"max_model_len": max_model_len, "attention": backend.__name__.rpartition(".")[2], "forward": forward.name}
+    facts |= {"ceilings": ceilings, "load_s": time.monotonic() - started_s, **_state_facts(model, states)}
+    return ModelRunner(model, cache, forward, _draft_forward(model, cache, backend)), _info(config, model, cache, facts)
+
+
+def _info(config: EngineConfig, model: LoadedModel, cache: KVCache, facts: dict[str, Any]) -> EngineInfo:
+    return EngineInfo(
         model=config.model,
         architecture=model.architecture,
         device=str(model.device),
         dtype=_name_of(model.dtype),
         kv_cache_dtype=config.kv_cache_dtype if model.kv_dtype != model.dtype else _name_of(model.dtype),
-        attention=backend.__name__.rpartition(".")[2],
         linear=model.linear,
-        forward=forward.name,
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
-        max_model_len=max_model_len,
         block_size=config.block_size,
         num_blocks=cache.num_blocks,
         eos_token_ids=model.eos_token_ids,
@@ -65,14 +70,42 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
         weight_bytes=model.weight_bytes,
         kv_cache_bytes=cache.num_bytes,
         kv_bytes_per_token=bytes_per_block(model.layers, 1, model.kv_dtype),
-        **_state_facts(model, states),
-        load_s=time.monotonic() - started_s,
         size=model.size,
         draft_size=model.draft.size if model.draft else None,
         draft_kv_bytes=cache.num_blocks * bytes_per_block(_draft_layers(model), config.block_size, model.kv_dtype),
-        ceilings=ceilings,
+        **facts,
     )
-    return ModelRunner(model, cache, forward, draft_forward), info
+
+
+def _load(config: EngineConfig) -> LoadedModel:
+    from engine.model.loader import load_model  # imports transformers' models, for seconds
+
+    return load_model(config)
+
+
+def _with_draft_model(config: EngineConfig, model: LoadedModel, max_model_len: int) -> LoadedModel:
+    if config.draft_model is None:
+        return model
+    from engine.model.draft_model import load_draft_model
+
+    return replace(model, draft=load_draft_model(config, model, max_model_len))
+
+
+def _step_bytes(config: EngineConfig, model: LoadedModel, max_model_len: int, backend: AttentionBackend) -> int:
+    """Returns what a step takes beside weights and KV where a KV cache of a share of the memory would leave none."""
+    if model.device.type != "cuda":
+        return 0
+    from engine.model.trial_step import bytes_of_a_step
+
+    return bytes_of_a_step(config, model, max_model_len, backend)
+
+
+def _forward(module: Any, cache: KVCache, backend: AttentionBackend, states: StateCache | None = None) -> Forward:
+    if isinstance(module, DecoderParts):
+        return KernelForward(module, cache)
+    from engine.model.forward_choice import choose_forward
+
+    return choose_forward(module, cache, backend, states)
 
 
 def _draft_layers(model: LoadedModel) -> Sequence[LayerShape]:
@@ -84,7 +117,7 @@ def _draft_forward(model: LoadedModel, cache: KVCache, backend: AttentionBackend
     if model.draft is None:
         return None
     own = cache.of_layers(slice(len(model.layers), None)) if _draft_layers(model) else cache
-    return choose_forward(model.draft.module, own, backend)
+    return _forward(model.draft.module, own, backend)
 
 
 def _name_of(dtype: torch.dtype) -> str:

@@ -7,13 +7,11 @@ It is no defence against somebody who makes weights with the same fingerprint on
 import hashlib
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.checkpoint.stored_tensor import StoredTensor
-
-_WORDS_PER_SUM = 1 << 13
+from engine.model.content_digest import add_content
 
 
 def weights_fingerprint(module: PreTrainedModel) -> str:
@@ -22,8 +20,7 @@ def weights_fingerprint(module: PreTrainedModel) -> str:
     for name, tensor in module.state_dict().items():
         digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
         for part in _stored(tensor):
-            for sums in _sums(part):
-                digest.update(sums.numpy().tobytes())
+            add_content(digest, part)
     return digest.hexdigest()[:32]
 
 
@@ -33,19 +30,3 @@ def _stored(tensor: Tensor) -> Iterator[Tensor]:
         yield from (part for piece in tensor.pieces for part in piece.parts)
     else:
         yield tensor
-
-
-def _sums(tensor: Tensor) -> Iterator[Tensor]:
-    """Yields int64 sums of the tensor's words, each word times an odd number: any one word that changes, changes one.
-
-    That takes the time of reading the memory, where a cryptographic hash would take a second for a gigabyte.
-    """
-    content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-    num_whole = content.numel() // 8 * 8
-    yield content[num_whole:]
-    factors = torch.randint(1 << 62, (_WORDS_PER_SUM,), generator=torch.Generator().manual_seed(0)) * 2 + 1
-    words = content[:num_whole].view(torch.int64)
-    num_rows = len(words) // _WORDS_PER_SUM
-    rows, rest = words.tensor_split((num_rows * _WORDS_PER_SUM,))
-    yield rows.view(num_rows, _WORDS_PER_SUM) @ factors
-    yield (rest @ factors[: len(rest)])[None]

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from engine.attention import AttentionBackend, AttentionMetadata
 from engine.attention.kv_cache import KVCache
@@ -15,6 +14,9 @@ from engine.mixers.metadata import StateMetadata
 from engine.mixers.registry import Mixer, state_handler
 from engine.mixers.state import StateCache, clear, copy_slots
 from engine.runner.model_inputs import ModelInputs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["Forward", "ForwardOutput", "TransformersForward", "kept_rows"]
 
@@ -45,7 +47,7 @@ class TransformersForward:
     name = "transformers"
 
     def __init__(
-        self, module: PreTrainedModel, cache: KVCache, backend: AttentionBackend, states: StateCache | None = None
+        self, module: "PreTrainedModel", cache: KVCache, backend: AttentionBackend, states: StateCache | None = None
     ) -> None:
         self._module = module
         self._head = cast(nn.Module, module.get_output_embeddings())

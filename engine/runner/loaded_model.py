@@ -1,13 +1,16 @@
 """A loaded model, ready to run, with everything that its runner must know about it."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from engine.attention.kv_cache import LayerShape
 from engine.core.machine import ModelSize
 from engine.mixers.state import StateShape
+
+if TYPE_CHECKING:  # it takes seconds to import, and a model that is kept packed needs none of it
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +19,7 @@ class DraftModel:
     model's. What the latter writes there is overwritten when the target model verifies its draft tokens.
     """
 
-    module: PreTrainedModel
+    module: "PreTrainedModel"
     """The draft model's module; parameters and buffers of a self-speculative one that are not rounded are shared with
     the target model's."""
     size: ModelSize
@@ -29,7 +32,8 @@ class DraftModel:
 class LoadedModel:
     """A model on its device, its linear layers packed, every attention layer verified to run over the paged cache."""
 
-    module: PreTrainedModel
+    module: Any
+    """The model's module, or what the kernels run in its place (`engine.model.decoder_parts`)."""
     layers: tuple[LayerShape, ...]
     states: tuple[StateShape, ...]
     """Shapes of the recurrent states of one request, in the order in which a forward pass uses them."""

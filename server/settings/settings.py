@@ -25,6 +25,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, Pydanti
 from engine.client.admission import AdmissionLimits
 from engine.core.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from engine.core.errors import ConfigError
+from engine.host.cache_home import cache_home
 from server.settings.settings_file import SettingsFile
 
 EMBEDDED_MODEL = "embedded"
@@ -156,6 +157,13 @@ class Settings(BaseSettings):
         "Engine", None, "Directory where KV blocks are kept across restarts; several servers may share it.", "DIR"
     )
     kv_store_bytes: ByteSize = setting("Engine", ByteSize(16 * 2**30), "Size of its files together.", "BYTES", gt=0)
+    packed_cache: str = setting(
+        "Engine",
+        "auto",
+        "Directory where models are kept as the CPU kernels read them, for starts in seconds; auto: in ~/.cache; off.",
+        "DIR",
+    )
+    packed_cache_bytes: ByteSize = setting("Engine", ByteSize(2 * 2**30), "Size of its files together.", "BYTES", gt=0)
     num_speculative_tokens: int = setting(
         "Engine",
         32,
@@ -252,6 +260,8 @@ class Settings(BaseSettings):
             enable_prefix_caching=self.enable_prefix_caching,
             kv_store=self.kv_store and expanduser(self.kv_store),
             kv_store_bytes=int(self.kv_store_bytes),
+            packed_cache=self._packed_cache(),
+            packed_cache_bytes=int(self.packed_cache_bytes),
             num_speculative_tokens=self.num_speculative_tokens,
             draft_model=self.draft_model,
             draft_quantization=self.draft_quantization,
@@ -259,3 +269,8 @@ class Settings(BaseSettings):
             num_threads=self.num_threads,
             trace=self.trace and expanduser(self.trace),
         )
+
+    def _packed_cache(self) -> str | None:
+        if self.packed_cache == "off":
+            return None
+        return str(cache_home() / "packed") if self.packed_cache == "auto" else expanduser(self.packed_cache)

@@ -11,7 +11,7 @@ import torch
 from engine.attention.kv_cache import KVCache, LayerShape
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
-from engine.kv_store import fingerprint
+from engine.host import code_digest
 from engine.kv_store.fingerprint import kv_fingerprint
 from engine.kv_store.opening import open_store
 from tests.engine.fakes import fake_info
@@ -58,13 +58,13 @@ def test_libraries_settings_and_the_cpu_change_it(monkeypatch: pytest.MonkeyPatc
     usual = fingerprint_of()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     with_library_setting = fingerprint_of()
-    monkeypatch.setattr(fingerprint, "cpu_flags", lambda: frozenset({"another"}))
+    monkeypatch.setattr("engine.kv_store.fingerprint.cpu_flags", lambda: frozenset({"another"}))
     assert len({usual, with_library_setting, fingerprint_of()}) == 3
 
 
 def test_code_that_computes_changes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usual = fingerprint_of()
-    monkeypatch.setattr(fingerprint.engine, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(code_digest.engine, "__file__", str(tmp_path / "__init__.py"))
     (tmp_path / "model").mkdir()
     others = set()
     for text in ("x = 1", "x = 2"):

@@ -20,17 +20,13 @@ from engine.model.kernel_forward import KernelForward
 from engine.runner.forward import Forward, ForwardOutput, TransformersForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import ModelInputs, build_inputs
+from tests.engine.model.steps import BLOCK_SIZE, STEPS, request
 from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint, make_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 KNOWN = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe")
-NUM_BLOCKS, BLOCK_SIZE = 12, 8
-# (start, number of tokens, blocks) of each request: prompts, a chunk, then decoding beside a prompt
-STEPS = (
-    [(0, 21, (0, 1, 2)), (0, 1, (7,)), (0, 9, (4, 3))],
-    [(21, 1, (0, 1, 2)), (1, 1, (7,)), (9, 30, (4, 3, 9, 5, 8))],
-)
+NUM_BLOCKS = 12
 
 
 @pytest.fixture(autouse=True)
@@ -48,11 +44,6 @@ def cache_of(model: LoadedModel) -> KVCache:
 
 def kernel_forward(model: LoadedModel, cache: KVCache) -> KernelForward:
     return KernelForward(decoder_parts(model.module), cache)
-
-
-def request(start: int, num_tokens: int, blocks: tuple[int, ...]) -> ScheduledRequest:
-    tokens = [(7 * position + blocks[0]) % 190 for position in range(start, start + num_tokens)]
-    return ScheduledRequest("", tokens, start, blocks, SamplingParams(), [], [], True)
 
 
 @torch.inference_mode()

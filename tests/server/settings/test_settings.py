@@ -54,6 +54,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "enable_prefix_caching": ("false", False),
     "kv_store": ("/tmp/kv", "/tmp/kv"),
     "kv_store_bytes": ("1GiB", 2**30),
+    "packed_cache": ("/tmp/packed", "/tmp/packed"),
+    "packed_cache_bytes": ("1GiB", 2**30),
     "num_speculative_tokens": ("3", 3),
     "draft_model": ("x/small", "x/small"),
     "draft_quantization": ("int4", "int4"),
@@ -139,8 +141,13 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path, monkeypatc
 
 
 def test_defaults_are_the_engines_own() -> None:
-    settings = read("m")
+    settings = read("m", "--packed-cache", "off")
     assert settings.engine_config() == EngineConfig(model="m")
+
+
+def test_packed_models_are_kept_in_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/home/me/cache")
+    assert read("m").engine_config().packed_cache == "/home/me/cache/twostep/packed"
 
 
 def test_a_home_directory_is_one_wherever_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,111 @@
+"""A loaded model in one file: what the kernels run as a whole, packed as they read it, and all that is known of it.
+
+It is a safetensors file: tensors by their number, and one more, `facts`, with the rest in MessagePack. Its metadata has
+a digest of all of them.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import msgspec
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from engine.host.huge_pages import HUGE_PAGE, empty_in_huge_pages
+from engine.model.content_digest import add_content
+from engine.model.decoder_parts import DecoderParts
+from engine.runner.loaded_model import LoadedModel
+
+__all__ = ["DamagedFileError", "read_packed", "write_packed"]
+
+_NOT_KEPT = ("module", "draft")
+_DTYPES = {torch.uint8: "U8", torch.int8: "I8", torch.bfloat16: "BF16", torch.float32: "F32"}
+"""Types of tensors that there are in a decoder's parts, by their names in the format."""
+_Facts = msgspec.defstruct(
+    "_Facts", [("parts", DecoderParts), *((f.name, f.type) for f in fields(LoadedModel) if f.name not in _NOT_KEPT)]
+)
+"""Everything that is known of a loaded model, with the parts of its decoder in place of its module."""
+
+
+class DamagedFileError(Exception):
+    """A file is not what `write_packed` wrote."""
+
+
+def write_packed(path: Path, model: LoadedModel, parts: DecoderParts) -> None:
+    """Writes a model without drafts, whose decoder has these parts, to a file and to the disk. Raises OSError."""
+    tensors: list[Tensor] = []
+
+    def encode(value: object) -> object:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            return len(tensors) - 1
+        return str(value).removeprefix("torch.")  # a dtype or a device
+
+    known = {name: getattr(model, name) for name in _Facts.__struct_fields__ if name != "parts"}
+    facts = msgspec.msgpack.encode(_Facts(parts=parts, **known), enc_hook=encode)
+    content = {str(index): tensor.contiguous() for index, tensor in enumerate(tensors)}
+    content["facts"] = torch.frombuffer(bytearray(facts), dtype=torch.uint8)
+    with path.open("wb") as file:
+        _write_safetensors(file, content, {"digest": _digest(content)})
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_safetensors(file: BinaryIO, content: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Writes tensors one by one; the library's own function makes a copy of all of them first."""
+    header: dict[str, object] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in content.items():
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    encoded = msgspec.json.encode(header)
+    encoded += b" " * (-len(encoded) % 8)
+    file.write(len(encoded).to_bytes(8, "little") + encoded)
+    for tensor in content.values():
+        file.write(tensor.flatten().view(torch.uint8).numpy().data)
+
+
+def read_packed(path: Path) -> LoadedModel:
+    """Reads a model that `write_packed` wrote. Raises OSError or DamagedFileError."""
+    try:
+        with safe_open(path, "pt") as file:
+            digest = (file.metadata() or {}).get("digest")
+            content = {name: _own_memory(file.get_tensor(name)) for name in (*file.keys(),)}
+    except OSError:
+        raise
+    except Exception as error:  # safetensors has one of its own, and others where the header is odd
+        raise DamagedFileError(str(error)) from error
+    if "facts" not in content or _digest(content) != digest:
+        raise DamagedFileError("its content is not what was written")
+    return _model_of(content)
+
+
+def _model_of(content: Mapping[str, Tensor]) -> LoadedModel:
+    def decode(kind: type, value: Any) -> object:
+        if kind is Tensor:
+            return content[str(value)]
+        return torch.device(value) if kind is torch.device else getattr(torch, value)
+
+    facts: Any = msgspec.msgpack.decode(content["facts"].numpy().tobytes(), type=_Facts, dec_hook=decode)
+    known = {name: getattr(facts, name) for name in _Facts.__struct_fields__ if name != "parts"}
+    return LoadedModel(module=cast(DecoderParts, facts.parts), draft=None, **known)
+
+
+def _own_memory(tensor: Tensor) -> Tensor:
+    """Returns a copy of a tensor of a mapped file, in huge pages where it is large, as packed weights are."""
+    if tensor.nbytes < HUGE_PAGE:
+        return tensor.clone()
+    return empty_in_huge_pages(tensor.shape, tensor.dtype, tensor.device).copy_(tensor)
+
+
+def _digest(content: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(content):
+        digest.update(repr((name, content[name].dtype, tuple(content[name].shape))).encode())
+        add_content(digest, content[name])
+    return digest.hexdigest()

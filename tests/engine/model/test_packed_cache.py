@@ -1,0 +1,194 @@
+"""A model that is read from the packed cache is the one that was loaded: the same facts, the same bits of logits."""
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from engine.core.config import EngineConfig, EngineInfo
+from engine.kernels import load_kernels
+from engine.model import packed_cache, packed_key
+from engine.model.decoder_parts import DecoderParts
+from engine.model.setup import load_model_runner
+from engine.runner.model_inputs import build_inputs
+from engine.runner.model_runner import ModelRunner
+from tests.engine.model.steps import BLOCK_SIZE, STEPS, request
+from tests.engine.tiny_models import make_checkpoint
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KNOWN = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe")
+MEASURED = ("load_s", "ceilings")
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> None:
+    if load_kernels() is None:
+        pytest.skip("no kernels here")
+
+
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trusts the times of files that were made just now."""
+    monkeypatch.setattr(packed_key, "_TICK_S", -1.0)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return make_checkpoint("llama", tmp_path)
+
+
+def load(model: Path, cache: Path, **settings: Any) -> tuple[ModelRunner, EngineInfo]:
+    config = EngineConfig(
+        **{"model": str(model), "device": "cpu", "dtype": "float32", "num_blocks": 12, "block_size": BLOCK_SIZE}
+        | {"packed_cache": str(cache)}
+        | settings
+    )
+    return load_model_runner(config)
+
+
+def is_kept(runner: ModelRunner) -> bool:
+    return isinstance(runner._model.module, DecoderParts)
+
+
+def was_found(model: Path, cache: Path, **settings: Any) -> bool:
+    return is_kept(load(model, cache, **settings)[0])
+
+
+@torch.inference_mode()
+def computed(runner: ModelRunner) -> list[Tensor]:
+    """Logits and hidden states of several steps, then the KV that they wrote."""
+    for tensor in chain.from_iterable(runner.cache.layers):
+        tensor.zero_()
+    batches = [[request(*each) for each in step] for step in STEPS]
+    outputs = [runner._run_model(build_inputs(batch, BLOCK_SIZE, torch.device("cpu")), None) for batch in batches]
+    return [*chain.from_iterable(outputs), *chain.from_iterable(runner.cache.layers)]
+
+
+def are_equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return all(map(torch.equal, some, others)) and len(some) == len(others)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_kept_model_computes_the_same_bits(name: str, dtype: str, quantization: str, tmp_path: Path) -> None:
+    model, cache = make_checkpoint(name, tmp_path), tmp_path / "cache"
+    settings = {"dtype": dtype, "quantization": quantization}
+    loaded, info = load(model, cache, **settings)
+    kept, kept_info = load(model, cache, **settings)
+    assert not is_kept(loaded) and is_kept(kept)
+    assert are_equal(computed(loaded), computed(kept))
+    same = {name: getattr(info, name) for name in MEASURED}
+    assert msgspec.structs.replace(kept_info, **same) == info
+
+
+def test_a_kept_model_needs_no_code_of_transformers(checkpoint: Path, tmp_path: Path) -> None:
+    load(checkpoint, tmp_path / "cache")
+    script = (
+        "import sys; from engine.core.config import EngineConfig; from engine.model.setup import load_model_runner\n"
+        f"load_model_runner(EngineConfig(model={str(checkpoint)!r}, device='cpu', dtype='float32', num_blocks=12,\n"
+        f"block_size={BLOCK_SIZE}, packed_cache={str(tmp_path / 'cache')!r}))\n"
+        "sys.exit('transformers' in sys.modules)"
+    )
+    time.sleep(0.1)  # the other process waits for the clock
+    assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0
+
+
+def test_another_checkpoint_format_or_configuration_is_loaded(checkpoint: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    load(checkpoint, cache)
+    assert was_found(checkpoint, cache)
+    assert not was_found(checkpoint, cache, dtype="bfloat16")
+    assert not was_found(checkpoint, cache, quantization="int8")
+    assert not was_found(checkpoint, cache, kv_cache_dtype="bfloat16")
+    weights = checkpoint / "model.safetensors"
+    content, before = bytearray(weights.read_bytes()), weights.stat()
+    content[-3] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a copy that keeps times has it
+    changed, info = load(checkpoint, cache)
+    assert not is_kept(changed)
+    assert load(checkpoint, cache)[1].weights_fingerprint == info.weights_fingerprint
+
+
+def test_files_that_changed_just_now_are_not_trusted(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_key, "_TICK_S", 3600.0)
+    load(checkpoint, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_checkpoint_that_changes_while_it_is_loaded_is_not_kept(checkpoint: Path, tmp_path: Path) -> None:
+    cache = packed_cache.PackedCache(EngineConfig(model=str(checkpoint), packed_cache=str(tmp_path / "cache")))
+    runner, _ = load(checkpoint, tmp_path / "other")
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": 9}')
+    cache.keep(runner._model, runner._run_model.parts)  # type: ignore[attr-defined]
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("damage", ["a bit", "cut", "empty", "header", "facts"])
+def test_a_damaged_file_is_loaded_again_and_replaced(
+    checkpoint: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "cache"
+    expected = computed(load(checkpoint, cache)[0])
+    (file,) = cache.iterdir()
+    content = bytearray(file.read_bytes())
+    if damage == "a bit":
+        content[len(content) // 2] ^= 4
+    elif damage == "header":
+        content[:8] = b"\xff" * 8
+    elif damage == "facts":
+        content[-9] ^= 1
+    file.write_bytes({"cut": content[:-700], "empty": b""}.get(damage, content))
+    with caplog.at_level(logging.WARNING):
+        runner, _ = load(checkpoint, cache)
+    assert not is_kept(runner) and are_equal(computed(runner), expected)
+    assert f"{file} is not used" in caplog.text
+    assert was_found(checkpoint, cache)
+
+
+def test_models_that_do_not_run_in_the_kernels_as_a_whole_are_not_kept(checkpoint: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    load(make_checkpoint("gemma2", tmp_path), cache)
+    load(checkpoint, cache, draft_quantization="int4")
+    load(checkpoint, cache, trust_remote_code=True)
+    assert not cache.exists()
+
+
+def test_the_longest_unused_models_go_where_there_are_too_many_bytes(tmp_path: Path) -> None:
+    cache, models = tmp_path / "cache", [make_checkpoint(name, tmp_path) for name in ("llama", "qwen2", "qwen3")]
+    for model in models[:2]:
+        load(model, cache)
+    sizes = [path.stat().st_size for path in cache.iterdir()]
+    for path in cache.iterdir():
+        os.utime(path, (1, 1))
+    assert was_found(models[0], cache)
+    (cache / "x.writing").write_bytes(b"x")
+    os.utime(cache / "x.writing", (1, 1))
+    load(models[2], cache, packed_cache_bytes=sum(sizes) + min(sizes) // 2)
+    assert len(list(cache.iterdir())) == 2
+    assert was_found(models[0], cache) and was_found(models[2], cache)
+    load(models[1], cache, packed_cache_bytes=10)
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_place_that_cannot_be_written_costs_a_line_in_the_log(
+    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING):
+        assert not was_found(checkpoint, tmp_path / "file")
+    assert "packed weights cannot be kept" in caplog.text
