@@ -16,7 +16,7 @@ RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve check audit format test test-slow test-newest coverage bench loadtest docker clean
+.PHONY: help install serve check audit format test test-slow test-newest coverage bench loadtest wheel docker clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -61,6 +61,9 @@ bench: $(RUN_STAMP) ## run the benchmarks
 
 loadtest: $(RUN_STAMP) ## put load on a server, by default on http://127.0.0.1:8000
 	$(BIN)/python -m loadtest $(ARGS)
+
+wheel: $(RUN_STAMP) ## build a wheel with the CPU kernels compiled for every kind of CPU, into dist
+	$(BIN)/python -m tools.wheel $(ARGS)
 
 docker: ## build the container image
 	docker build --tag twostep $(ARGS) .

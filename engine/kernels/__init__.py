@@ -1,7 +1,8 @@
 """Finds or compiles the C++ kernels and loads them into torch (`torch.ops.twostep`); importing this imports no torch.
 
-A library for the best ISA level of this CPU is looked up in `$TWOSTEP_KERNEL_PATH` (read-only, made beforehand), then
-in the cache (`$TWOSTEP_CACHE_DIR`); else it is compiled. Where that fails, a library for a lower level will do.
+A library for the best ISA level of this CPU is looked up in `$TWOSTEP_KERNEL_PATH` (read-only, made beforehand), among
+those that the wheel brought (`python -m tools.wheel`), then in the cache (`$TWOSTEP_CACHE_DIR`); else it is compiled.
+Where that fails, a library for a lower level will do.
 """
 
 import functools
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.core.errors import ConfigError
-from engine.kernels.build import KernelBuildError, build_library, cache_dir, find_library, prebuilt_dir
+from engine.kernels.build import KernelBuildError, build_library, cache_dir, find_library, prebuilt_dirs
 from engine.kernels.cpu_features import IsaLevel, level_named, supported_levels
 
 __all__ = ["KernelInfo", "load_kernels"]
@@ -72,14 +73,15 @@ def _candidate_levels() -> tuple[IsaLevel, ...]:
 
 
 def _find_or_build(levels: Sequence[IsaLevel]) -> tuple[IsaLevel, Path]:
-    prebuilt = prebuilt_dir()
-    if prebuilt and (path := find_library(levels[0], prebuilt)):
-        return levels[0], path
+    prebuilt = prebuilt_dirs()
+    for directory in prebuilt:
+        if path := find_library(levels[0], directory):
+            return levels[0], path
     try:
         return levels[0], build_library(levels[0], cache_dir())
     except KernelBuildError:
         for level in levels:
-            for directory in filter(None, (prebuilt, cache_dir())):
+            for directory in (*prebuilt, cache_dir()):
                 if path := find_library(level, directory):
                     return level, path
         raise

@@ -30,6 +30,8 @@ from engine.kernels.cpu_features import IsaLevel
 logger = logging.getLogger(__name__)
 
 SOURCE_DIR = Path(__file__).parent
+SHIPPED_DIR = SOURCE_DIR / "shipped"
+"""Libraries that a wheel brings."""
 
 # Kernels promise bit-equal results: products and sums are fused only where the source says so (fma), never by the
 # compiler's choice, and never reordered (no -ffast-math). The two -fno flags change no result, only errno and traps.
@@ -78,10 +80,10 @@ def _private(directory: Path) -> Path:
     return directory
 
 
-def prebuilt_dir() -> Path | None:
-    """A read-only directory of libraries made beforehand (`$TWOSTEP_KERNEL_PATH`), if one is named."""
+def prebuilt_dirs() -> list[Path]:
+    """Read-only directories of libraries made beforehand: `$TWOSTEP_KERNEL_PATH` if set, then what the wheel brought."""
     configured = os.environ.get("TWOSTEP_KERNEL_PATH")
-    return Path(configured) if configured else None
+    return [Path(configured), SHIPPED_DIR] if configured else [SHIPPED_DIR]
 
 
 def find_compiler() -> list[str]:
@@ -170,7 +172,8 @@ def source_key(level: IsaLevel) -> str:
     """What a library for `level` is made of, the compiler left out: sources, flags, torch's version, architecture."""
     import torch
 
-    parts = [str(torch.__version__), platform.machine(), *_level_flags(level)]
+    version = str(torch.__version__).partition("+")[0]  # builds for CPUs and for GPUs have the same interface
+    parts = [version, platform.machine(), *_level_flags(level)]
     for source in sorted([*SOURCE_DIR.rglob("*.cpp"), *SOURCE_DIR.rglob("*.h")]):
         parts += [source.relative_to(SOURCE_DIR).as_posix(), source.read_text(encoding="utf-8")]
     return _digest(parts)

@@ -277,6 +277,21 @@ def test_a_prebuilt_library_is_preferred_and_needs_no_compiler(
     assert kernels.load_kernels() == kernels.KernelInfo(supported_levels()[0].name, path)
 
 
+def test_a_library_of_the_wheel_needs_no_compiler(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "SHIPPED_DIR", tmp_path / "shipped")
+    monkeypatch.setattr(build, "find_compiler", lambda: [])
+    path = make_library(supported_levels()[0], tmp_path / "shipped")
+    assert kernels.load_kernels() == kernels.KernelInfo(supported_levels()[0].name, path)
+
+
+def test_builds_of_one_torch_for_other_devices_share_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = set()
+    for version in ("2.13.0", "2.13.0+cpu", "2.13.0+cu130", "2.14.0"):
+        monkeypatch.setattr("torch.__version__", version)
+        keys.add(build.source_key(GENERIC))
+    assert len(keys) == 2
+
+
 def test_without_a_compiler_a_lower_level_will_do(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "find_compiler", lambda: [])
     path = make_library(GENERIC, fresh)
