@@ -36,8 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tools.wheel",
-        description="Builds a wheel with CPU kernels for the torch that is installed here. Beside another torch, and on "
-        "kinds of CPU that it has none for, a server compiles them at its first start, as without.",
+        description="Builds a wheel with CPU kernels for the torch that is installed here. Beside another torch, and "
+        "on kinds of CPU that it has none for, a server compiles them at its first start, as without.",
     )
     names = [level.name for level in levels_of()]
     parser.add_argument(

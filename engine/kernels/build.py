@@ -81,7 +81,7 @@ def _private(directory: Path) -> Path:
 
 
 def prebuilt_dirs() -> list[Path]:
-    """Read-only directories of libraries made beforehand: `$TWOSTEP_KERNEL_PATH` if set, then what the wheel brought."""
+    """Read-only directories of libraries made beforehand: `$TWOSTEP_KERNEL_PATH` if set, then that of the wheel."""
     configured = os.environ.get("TWOSTEP_KERNEL_PATH")
     return [Path(configured), SHIPPED_DIR] if configured else [SHIPPED_DIR]
 
