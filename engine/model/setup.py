@@ -22,6 +22,7 @@ from engine.model.decoder_parts import DecoderParts
 from engine.model.kernel_forward import KernelForward
 from engine.model.machine_ceilings import measure_ceilings
 from engine.model.packed_cache import PackedCache
+from engine.model.proposal import choose_proposer
 from engine.runner.forward import Forward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
@@ -50,7 +51,9 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
         packed_cache.keep(model, forward.parts)
     facts = {"max_model_len": max_model_len, "attention": backend.__name__.rpartition(".")[2], "forward": forward.name}
     facts |= {"ceilings": ceilings, "load_s": time.monotonic() - started_s, **_state_facts(model, states)}
-    return ModelRunner(model, cache, forward, _draft_forward(model, cache, backend)), _info(config, model, cache, facts)
+    return ModelRunner(model, cache, forward, choose_proposer(model, cache, backend)), _info(
+        config, model, cache, facts
+    )
 
 
 def _info(config: EngineConfig, model: LoadedModel, cache: KVCache, facts: dict[str, Any]) -> EngineInfo:
@@ -111,13 +114,6 @@ def _forward(module: Any, cache: KVCache, backend: AttentionBackend, states: Sta
 def _draft_layers(model: LoadedModel) -> Sequence[LayerShape]:
     """Returns the shapes of a draft model's own layers, whose KV lies behind that of the model in the same blocks."""
     return model.draft.layers if model.draft else ()
-
-
-def _draft_forward(model: LoadedModel, cache: KVCache, backend: AttentionBackend) -> Forward | None:
-    if model.draft is None:
-        return None
-    own = cache.of_layers(slice(len(model.layers), None)) if _draft_layers(model) else cache
-    return _forward(model.draft.module, own, backend)
 
 
 def _name_of(dtype: torch.dtype) -> str:

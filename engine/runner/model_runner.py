@@ -21,14 +21,9 @@ from engine.runner.loaded_model import LoadedModel
 from engine.runner.logprobs import Scorer
 from engine.runner.model_inputs import build_inputs
 from engine.runner.pooling import embedding_bytes
+from engine.runner.proposer import NoProposer, Proposer
 from engine.runner.sampler import Sampler
-from engine.scheduling.speculation.draft_verification import (
-    draft_row,
-    last_row,
-    num_accepted_drafts,
-    rows_of,
-    with_draft_token,
-)
+from engine.scheduling.speculation.draft_verification import num_accepted_drafts, rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +41,12 @@ def _telling_of_the_device() -> Iterator[None]:
 class ModelRunner:
     """Runs batches on the model. It is stateless but for the KV cache: a batch carries everything else."""
 
-    def __init__(
-        self, model: LoadedModel, cache: KVCache, forward: Forward, draft_forward: Forward | None = None
-    ) -> None:
-        """`forward` and `draft_forward` write to `cache`; the latter runs the draft model, if there is one."""
+    def __init__(self, model: LoadedModel, cache: KVCache, forward: Forward, proposer: Proposer | None = None) -> None:
+        """`forward` and `proposer`, which runs the draft model if there is one, write to `cache`."""
         self._model = model
         self._cache = cache
         self._run_model = forward
-        self._run_draft_model = draft_forward
+        self._proposer = proposer or NoProposer()
         self._scorer = Scorer(model.has_kernels)
         self._sampler = Sampler(model.device, model.has_kernels, model.eos_token_ids)
 
@@ -68,7 +61,7 @@ class ModelRunner:
         """Computes a chunk of each prompt, and samples a token for the requests whose last chunk it is."""
         counts = [_num_kept(request) for request in batch.requests]
         logits, hidden = self._forward(batch, _kept_positions(batch.requests, counts))
-        self._compute_draft_kv([request for request in batch.requests if request.draft_span])
+        self._proposer.observe(batch)
         rows = _consecutive(counts)
         sampling = [(own[-1], request) for own, request in zip(rows, batch.requests, strict=True) if request.samples]
         outputs = self._sample_one_each(logits[[row for row, _ in sampling]], [request for _, request in sampling])
@@ -94,6 +87,7 @@ class ModelRunner:
         A request gets one token, and one more for each accepted draft token.
         """
         logits, _ = self._forward(batch, None)
+        self._proposer.observe(batch)
         sampled = self._sampler.sample(logits, [row for request in batch.requests for row in rows_of(request)])
         rows = _consecutive([len(request.token_ids) for request in batch.requests])
         return StepOutput(tuple(self._outputs_of(batch.requests, rows, logits, sampled)))
@@ -102,27 +96,7 @@ class ModelRunner:
     @_telling_of_the_device()
     def draft(self, batch: Batch) -> Batch:
         """Returns the batch with the draft tokens that its requests want, sampled one after the other."""
-        requests = list(batch.requests)
-        self._compute_draft_kv([each for each in requests if each.draft_span and each.num_wanted == 0])
-        make_row = draft_row
-        while wanting := [index for index, each in enumerate(requests) if each.num_wanted > each.num_drafts]:
-            logits = self._draft_logits([make_row(requests[index]) for index in wanting])
-            sampled = self._sampler.sample(logits, [last_row(requests[index]) for index in wanting])
-            for index, token_id in zip(wanting, sampled, strict=True):
-                requests[index] = with_draft_token(requests[index], token_id)
-            make_row = last_row
-        return replace(batch, requests=tuple(requests))
-
-    def _compute_draft_kv(self, requests: Sequence[ScheduledRequest]) -> None:
-        """Computes the draft model's keys and values in the requests' draft spans."""
-        if requests:
-            self._draft_logits([draft_row(request) for request in requests])
-
-    def _draft_logits(self, rows: Sequence[ScheduledRequest]) -> Tensor:
-        """Returns the draft model's logits after each row's last token, [len(rows), vocab]."""
-        assert self._run_draft_model is not None, "draft tokens are wanted of a draft model that was not loaded"
-        last = [end - 1 for end in accumulate(len(row.token_ids) for row in rows)]
-        return self._run_draft_model(build_inputs(rows, self._cache.block_size, self._model.device), last).logits
+        return self._proposer.draft(batch)
 
     def _forward(self, batch: Batch, kept: Sequence[int] | None) -> ForwardOutput:
         """Runs the model, with results at the `kept` positions of the flat batch; None keeps all."""

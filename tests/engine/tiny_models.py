@@ -24,6 +24,7 @@ from engine.kv_store.opening import open_store
 from engine.mixers.state import StateCache
 from engine.model.forward_choice import choose_forward
 from engine.model.loader import load_model
+from engine.model.proposal import choose_proposer
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
@@ -245,11 +246,8 @@ def tiny_engine(
     states = StateCache(model.states, config.max_num_seqs + NUM_STATE_COPIES, model.device)
     slots = {"num_state_slots": config.max_num_seqs, "num_state_checkpoints": NUM_STATE_COPIES} if model.states else {}
     info = type(info)(**{**fields, **changes, **slots})
-    forwards = [choose_forward(model.module, cache, backend, states)]
-    if model.draft:
-        draft_cache = cache.of_layers(slice(len(model.layers), None)) if has_own_kv else cache
-        forwards.append(choose_forward(model.draft.module, draft_cache, backend))
-    runner = RecordingRunner(ModelRunner(model, cache, *forwards))
+    forward, proposer = choose_forward(model.module, cache, backend, states), choose_proposer(model, cache, backend)
+    runner = RecordingRunner(ModelRunner(model, cache, forward, proposer))
     grammars = GrammarQueue(_grammar_compiler()) if grammars is None else grammars
     store = open_store(config, info, cache)
     return assemble(config, info, runner, clock=clock, grammars=grammars, new_drafter=new_drafter, store=store)

@@ -16,9 +16,11 @@ from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.kernels import load_kernels
 from engine.model.kernel_forward import KernelForward
-from engine.runner.forward import TransformersForward
+from engine.runner.forward import Forward, TransformersForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
+from engine.runner.proposer import ModelProposer
+from engine.runner.sampler import Sampler
 from engine.weights.linear import PackedLinear
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.model.always_drafting import answers, let_always_draft
@@ -52,6 +54,11 @@ def test_int8_answers_stay_the_same_too(tiny_model: Callable[..., LoadedModel]) 
     assert answers(always_drafting(tiny_model("llama", "bfloat16", "int8", "int4"))) == plain
 
 
+def drafting_runner(model: LoadedModel, cache: KVCache, forward: Forward, draft_forward: Forward) -> ModelRunner:
+    sampler = Sampler(model.device, model.has_kernels, model.eos_token_ids)
+    return ModelRunner(model, cache, forward, ModelProposer(draft_forward, sampler, cache.block_size, model.device))
+
+
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2", "mixtral"])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_drafts_are_what_the_quantized_model_samples_after_the_target_models_keys_and_values(
@@ -66,7 +73,7 @@ def test_drafts_are_what_the_quantized_model_samples_after_the_target_models_key
     backend = select_backend(model.device, load_kernels())
     assert model.draft is not None
     forwards = [TransformersForward(each.module, cache, backend) for each in (model, model.draft, quantized)]
-    runner, reference = ModelRunner(model, cache, *forwards[:2]), ModelRunner(quantized, cache, forwards[2])
+    runner, reference = drafting_runner(model, cache, *forwards[:2]), ModelRunner(quantized, cache, forwards[2])
 
     def scheduled(output: list[int], num_wanted: int = 0) -> ScheduledRequest:
         tokens = [*PROMPT, *output]
@@ -91,7 +98,7 @@ def test_each_request_gets_as_many_draft_tokens_as_it_wants(tiny_model: Callable
     cache = KVCache(model.layers, 8, 16, model.dtype, model.device)
     backend = select_backend(model.device, load_kernels())
     forwards = [TransformersForward(each.module, cache, backend) for each in (model, model.draft)]
-    runner, wanted = ModelRunner(model, cache, *forwards), [2, 0, 5, 1]
+    runner, wanted = drafting_runner(model, cache, *forwards), [2, 0, 5, 1]
 
     def batch_of(*indices: int) -> Batch:
         return Batch(
@@ -130,7 +137,9 @@ def test_target_and_draft_model_run_in_one_call_where_one_does(tiny_model: Calla
     recording = tiny_engine(model)._runner
     assert isinstance(recording, RecordingRunner)
     runner = recording._runner
-    assert isinstance(runner._run_model, KernelForward) and isinstance(runner._run_draft_model, KernelForward)
+    proposer = runner._proposer
+    assert isinstance(proposer, ModelProposer)
+    assert isinstance(runner._run_model, KernelForward) and isinstance(proposer._forward, KernelForward)
 
 
 def test_without_a_draft_quantization_no_draft_model_is_loaded(tiny_model: Callable[..., LoadedModel]) -> None:
