@@ -88,8 +88,7 @@ def _for_states(config: EngineConfig, info: EngineInfo) -> EngineConfig:
     token, and without copies of them there is nothing to go on from behind a cached prefix."""
     if info.num_state_slots is None:
         return config
-    has_copies = info.num_state_checkpoints > 0
-    caching = config.enable_prefix_caching and has_copies
+    caching = config.enable_prefix_caching and info.can_cache_prefixes
     return msgspec.structs.replace(config, enable_prefix_caching=caching, num_speculative_tokens=0)
 
 
@@ -115,11 +114,12 @@ def _kv_allocator(config: EngineConfig, info: EngineInfo, costs: StepCosts, stor
     draft_kv = OwnDraftKV(config.block_size) if info.draft_kv_bytes else NoDraftKV()
     if not config.enable_prefix_caching:
         return KVAllocator(info.num_blocks, config.block_size, NullPrefixCache(), _slots(info), draft_kv=draft_kv)
-    cache = PrefixCache(config.block_size)
+    cache, size = PrefixCache(config.block_size), (info.num_blocks, config.block_size)
+    max_retained = int(info.num_blocks * config.prefix_retention_share)
     if store is None or info.num_state_slots is not None:
         checkpoints = _checkpoints(config, info, cache)
-        return KVAllocator(info.num_blocks, config.block_size, cache, _slots(info), checkpoints, draft_kv)
-    return TieredKVAllocator(info.num_blocks, config.block_size, cache, draft_kv, store.blocks, costs)
+        return KVAllocator(*size, cache, _slots(info), checkpoints, draft_kv, max_retained)
+    return TieredKVAllocator(*size, cache, draft_kv, store.blocks, costs, max_retained)
 
 
 def _slots(info: EngineInfo) -> StateSlots | NoStateSlots:

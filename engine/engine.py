@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from engine.core.batch import Batch, Phase, ScheduledRequest, StepOutput
+from engine.core.cache_steering import CachedPrefixes
 from engine.core.config import EngineInfo
 from engine.core.crash_marker import Marker, NullMarker
 from engine.core.draft import Drafter
@@ -99,6 +100,7 @@ class Engine:
             tenant=message.tenant,
             weight=message.weight,
             cache_salt=message.cache_salt,
+            steering=message.steering,
             output_token_ids=list(message.output_token_ids),  # it grows
             is_announced=bool(message.output_token_ids),
         )
@@ -121,6 +123,15 @@ class Engine:
         self._scheduler.kv.reset()
         if clears_store:
             self._store.clear()
+
+    def drop_prefixes(self, tenant: str, key: str | None) -> None:
+        """Forgets, also in the KV store, what is cached under this key of the tenant and no other, or under all its
+        keys if that is None. Requests that run go on."""
+        self._store.remove(self._scheduler.kv.drop_prefixes(tenant, key))
+
+    def cached_prefixes(self, tenant: str) -> list[CachedPrefixes]:
+        """Returns what is cached of the tenant's ended requests, by key."""
+        return self._scheduler.kv.cached_prefixes(tenant, self._clock())
 
     def inspect(self, request_ids: Iterable[str]) -> list[RequestState]:
         """Returns the states of the queued and running requests among `request_ids`; one whose grammar is being

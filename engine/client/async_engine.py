@@ -17,6 +17,7 @@ from engine.client.observer import EngineObserver, GuardedObserver, NullObserver
 from engine.client.request_inspector import RequestInspector
 from engine.client.request_registry import RequestRegistry
 from engine.client.request_timeouts import RequestTimeouts
+from engine.core.cache_steering import CachedPrefixes
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import (
     EngineFailedError,
@@ -29,10 +30,11 @@ from engine.core.errors import (
     TwostepError,
 )
 from engine.core.messages import (
+    DropPrefixes,
     FromEngine,
+    Inspection,
     RequestRefused,
     RequestsScheduled,
-    RequestStates,
     ResetPrefixCache,
     StepUpdate,
 )
@@ -137,7 +139,7 @@ class AsyncEngine:
         return self._admission.stats
 
     def check_admission(self, tenant: Tenant) -> None:
-        self._ask_admission(lambda: self._admission.check(tenant=tenant))
+        _ask(lambda: self._admission.check(tenant=tenant), self._supervisor)
 
     def check_health(self) -> None:
         if self._failure is not None or self._info is None:
@@ -171,6 +173,12 @@ class AsyncEngine:
     def reset_prefix_cache(self, clears_store: bool) -> None:
         self._supervisor.send(ResetPrefixCache(clears_store))
 
+    async def cached_prefixes(self, tenant: str) -> list[CachedPrefixes]:
+        return await self._inspector.cached_prefixes(tenant)
+
+    def drop_prefixes(self, tenant: str, key: str | None) -> None:
+        self._supervisor.send(DropPrefixes(tenant, key))
+
     def abort(self, tenant: str, group_id: str) -> bool:
         for live in (aborted := self._registry.group(tenant, group_id)):
             self._end(live, FinishReason.ABORT)  # at once, even if the caller never reads the last output
@@ -181,7 +189,7 @@ class AsyncEngine:
         if self._failure is not None:
             raise self._unavailable()
         check_request(self.info, request.prompt_token_ids, request.params)
-        place = self._ask_admission(lambda: self._admission.admit(request))
+        place = _ask(lambda: self._admission.admit(request), self._supervisor)
         engine_id = f"{request.group_id or request.request_id}/{next(self._numbers)}"
         live = LiveRequest(request, engine_id, self._table, place)
         limit_s = self._admission.queue_limit_s(request.max_queue_s)
@@ -194,16 +202,6 @@ class AsyncEngine:
         self._watchdog.watch()
         self._report_pause()
         return live
-
-    def _ask_admission(self, ask: Callable[[], T]) -> T:
-        """Returns the result of `ask`. While no engine is up, its OverloadedError becomes an EngineRestartingError."""
-        try:
-            return ask()
-        except OverloadedError as error:
-            if self._supervisor.is_up:
-                raise
-            retry_after_s = max(error.retry_after_s, self._supervisor.up_in_s)
-            raise EngineRestartingError(f"The engine is being restarted. {error}", retry_after_s) from error
 
     def _expire(self, live: LiveRequest, end: Callable[[], None]) -> None:
         """End a request that reached one of its limits. The abort is sent at once, even if the caller never reads the
@@ -239,8 +237,8 @@ class AsyncEngine:
             self._registry.on_scheduled(message.request_ids)
         elif isinstance(message, RequestRefused):
             self._registry.put(message.request_id, RequestError(message.message, message.param))
-        elif isinstance(message, RequestStates):
-            self._inspector.on_answer(message.states)
+        elif isinstance(message, Inspection):
+            self._inspector.on_answer(message)
         self._registry.advance_trials()
 
     def on_engine_down(self) -> bool:
@@ -310,3 +308,15 @@ class AsyncEngine:
 
     def _on_hang(self) -> None:
         self._supervisor.kill(EngineFailedError(self._silence))
+
+
+def _ask(ask: Callable[[], T], supervisor: Supervisor) -> T:
+    """Returns the result of asking admission control. While no engine is up, its OverloadedError becomes an
+    EngineRestartingError."""
+    try:
+        return ask()
+    except OverloadedError as error:
+        if supervisor.is_up:
+            raise
+        retry_after_s = max(error.retry_after_s, supervisor.up_in_s)
+        raise EngineRestartingError(f"The engine is being restarted. {error}", retry_after_s) from error

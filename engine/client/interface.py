@@ -5,9 +5,10 @@
 
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.core.cache_steering import CachedPrefixes, CacheSteering
 from engine.core.config import EngineInfo
 from engine.core.outputs import RequestOutput
 from engine.core.request_snapshot import RequestSnapshot
@@ -52,6 +53,7 @@ class GenerationRequest:
     share: float = 1.0
     """The tenant's share in admission control: see `Tenant`."""
     cache_salt: str = ""
+    steering: CacheSteering = field(default_factory=CacheSteering)
     max_queue_s: float | None = None
     """Longest wait to be scheduled: a request that would wait longer is refused, and one that does ends. The engine has
     a limit of its own."""
@@ -126,6 +128,14 @@ class EngineClient(Protocol):
     def reset_prefix_cache(self, clears_store: bool) -> None:
         """Forget the prefixes of all that was computed so far, in the KV store, too, if `clears_store`. Requests that
         run go on; those sent from now on find nothing of it. Call only while `is_ready`."""
+
+    async def cached_prefixes(self, tenant: str) -> list[CachedPrefixes]:
+        """Returns what is cached of the tenant's ended requests, by cache key. Asks the engine process, and raises
+        EngineUnavailableError if that does not answer within a few seconds."""
+
+    def drop_prefixes(self, tenant: str, key: str | None) -> None:
+        """Forget, also in the KV store, what is cached under this key of the tenant and no other; under all its keys if
+        that is None. Requests that run go on. Call only while `is_ready`."""
 
     def abort(self, tenant: str, group_id: str) -> bool:
         """End all of the tenant's live requests of this group at once; False if there are none. `generate` yields, as

@@ -103,6 +103,7 @@ class LiveRequest:
             tenant=request.tenant,
             weight=request.weight,
             cache_salt=request.cache_salt,
+            steering=request.steering,
             output_token_ids=self._received_token_ids,
         )
 

@@ -56,6 +56,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of tokens of the one prefill step allowed between two decode steps, even if more would be within
     `target_itl_ms`."""
     enable_prefix_caching: bool = True
+    prefix_retention_share: float = 0.5
+    """Share of the KV blocks that requests may have retained, of which those that are free or cached last make room."""
     kv_store: str | None = None
     """Directory of the KV store: full blocks are kept in its files, where later engines find them; None for none."""
     kv_store_bytes: int = 16 << 30
@@ -92,6 +94,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "packed_cache_bytes",
         ):
             _check_positive(name, getattr(self, name))
+        if not 0 <= self.prefix_retention_share <= 1:
+            raise ConfigError(f"prefix_retention_share must be 0 to 1, got {self.prefix_retention_share}.")
         if self.kv_store is not None and not self.enable_prefix_caching:
             raise ConfigError("--kv-store needs prefix caching: leave out --no-enable-prefix-caching.")
         for name in ("max_model_len", "num_blocks", "kv_cache_bytes", "num_threads"):
@@ -173,6 +177,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The part of `kv_cache_bytes` that is the draft model's own."""
     ceilings: Ceilings
     """The machine's measured peaks of memory bandwidth and compute."""
+
+    @property
+    def can_cache_prefixes(self) -> bool:
+        """Whether a request could go on from what another began with: with recurrent states, from copies of them."""
+        return self.num_state_slots is None or self.num_state_checkpoints > 0
 
     @property
     def kv_capacity_tokens(self) -> int:

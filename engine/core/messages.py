@@ -1,13 +1,14 @@
 """The typed messages between the server process and the engine process, as msgpack over a local socket.
 
-To the engine:    Start (once, first), AddRequest, AbortRequests, InspectRequests, ResetPrefixCache, Shutdown
+To the engine:    Start (once, first), AddRequest, AbortRequests, Inspect, ResetPrefixCache, DropPrefixes, Shutdown
 From the engine:  EngineReady, RequestsScheduled (before a step), StepUpdate (one per step), Heartbeat (once a second
-                  when idle), RequestRefused, RequestStates (one per InspectRequests), EngineFailure (last)
+                  when idle), RequestRefused, Inspection (one per Inspect), EngineFailure (last)
 """
 
 import msgspec
 
 from engine.core.batch import TokenLogprobs
+from engine.core.cache_steering import CachedPrefixes, CacheSteering
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.request import FinishReason
 from engine.core.sampling_params import SamplingParams
@@ -30,6 +31,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     tenant: str = ""
     weight: float = 1.0
     cache_salt: str = ""
+    steering: CacheSteering = CacheSteering()
     output_token_ids: list[int] = []
     """Tokens generated before an engine restart; generation goes on after them."""
 
@@ -38,10 +40,13 @@ class AbortRequests(msgspec.Struct, frozen=True, tag=True):
     request_ids: list[str]
 
 
-class InspectRequests(msgspec.Struct, frozen=True, tag=True):
-    """Asks the engine for the `RequestStates` of these requests."""
+class Inspect(msgspec.Struct, frozen=True, tag=True):
+    """Asks the engine for an `Inspection`."""
 
     request_ids: list[str]
+    """Requests whose states it is to have."""
+    tenants: list[str] = []
+    """Tenants of which it is to have what is cached."""
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
@@ -49,6 +54,14 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
 
     clears_store: bool
     """Whether the KV store forgets them, too."""
+
+
+class DropPrefixes(msgspec.Struct, frozen=True, tag=True):
+    """Tells the engine to forget, also in the KV store, what is cached under this key of the tenant and no other."""
+
+    tenant: str
+    key: str | None
+    """None for all of the tenant's keys."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -126,10 +139,13 @@ class RequestState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Blocks that it holds, shared ones included."""
 
 
-class RequestStates(msgspec.Struct, frozen=True, tag=True):
-    """States of the requests asked for by `InspectRequests`, without those that the engine does not have."""
+class Inspection(msgspec.Struct, frozen=True, tag=True):
+    """What an `Inspect` asked for."""
 
     states: list[RequestState]
+    """Without those of requests that the engine does not have."""
+    cached: dict[str, list[CachedPrefixes]] = {}
+    """By tenant."""
 
 
 class EngineFailure(msgspec.Struct, frozen=True, tag=True):
@@ -140,5 +156,5 @@ class EngineFailure(msgspec.Struct, frozen=True, tag=True):
     detail: str = ""
 
 
-ToEngine = Start | AddRequest | AbortRequests | InspectRequests | ResetPrefixCache | Shutdown
-FromEngine = EngineReady | RequestsScheduled | StepUpdate | Heartbeat | RequestRefused | RequestStates | EngineFailure
+ToEngine = Start | AddRequest | AbortRequests | Inspect | ResetPrefixCache | DropPrefixes | Shutdown
+FromEngine = EngineReady | RequestsScheduled | StepUpdate | Heartbeat | RequestRefused | Inspection | EngineFailure

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from engine.core.cache_steering import CacheSteering
 from engine.core.draft import Drafter, NoDrafts
 from engine.core.sampling_params import SamplingParams
 
@@ -57,6 +58,7 @@ class Request:
     """Weight of its tenant, relative to those of other tenants, in fair queueing."""
     cache_salt: str = ""
     """Salt of its prefix-cache keys: requests share cached blocks only with requests of the same salt."""
+    steering: CacheSteering = field(default_factory=CacheSteering)
     output_token_ids: list[int] = field(default_factory=list)
     """Tokens generated so far. Not empty at the start for a request that resumes after an engine restart."""
 

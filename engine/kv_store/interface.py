@@ -27,6 +27,10 @@ class KVStore(Protocol):
     @property
     def stats(self) -> KVStoreStats: ...
 
+    def remove(self, block_hashes: Sequence[bytes]) -> None:
+        """Deletes these blocks, if they are stored or were given to `start` before; they may still be found for a
+        moment."""
+
     def clear(self) -> None:
         """Deletes what is stored of this model, and what was given to `start` before; it may still be found for a
         moment."""
@@ -62,6 +66,9 @@ class NullKVStore:
     @property
     def stats(self) -> KVStoreStats:
         return KVStoreStats()
+
+    def remove(self, block_hashes: Sequence[bytes]) -> None:
+        pass
 
     def clear(self) -> None:
         pass

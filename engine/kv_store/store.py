@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import BlockTransfer, Direction, EndedTransfer
@@ -75,6 +76,9 @@ class DiskKVStore:
             store_damaged_files=self._num_damaged,
         )
 
+    def remove(self, block_hashes: Sequence[bytes]) -> None:
+        self._to_write.put(partial(self._remove, tuple(block_hashes)))
+
     def clear(self) -> None:
         self._to_write.put(self._directory.clear)
 
@@ -137,6 +141,10 @@ class DiskKVStore:
             self._log("the KV store cannot be written: %s", error)
         finally:
             self._end(transfer, succeeded, started_s)
+
+    def _remove(self, block_hashes: Sequence[bytes]) -> None:
+        for block_hash in block_hashes:
+            self._directory.remove(block_hash)
 
     def _add(self, transfer: BlockTransfer) -> None:
         parts = self._cache.block_bytes(transfer.block_id)

@@ -15,21 +15,23 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from engine.core.cache_steering import CachedPrefixes
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.crash_marker import Marker
 from engine.core.errors import ConfigError, ModelError, RequestError
 from engine.core.messages import (
     AbortRequests,
     AddRequest,
+    DropPrefixes,
     EngineFailure,
     EngineReady,
     FromEngine,
     Heartbeat,
-    InspectRequests,
+    Inspect,
+    Inspection,
     RequestRefused,
     RequestsScheduled,
     RequestState,
-    RequestStates,
     ResetPrefixCache,
     Shutdown,
     Start,
@@ -71,6 +73,10 @@ class SteppingEngine(Protocol):
     def inspect(self, request_ids: Iterable[str]) -> list[RequestState]: ...
 
     def reset_prefix_cache(self, clears_store: bool) -> None: ...
+
+    def drop_prefixes(self, tenant: str, key: str | None) -> None: ...
+
+    def cached_prefixes(self, tenant: str) -> list[CachedPrefixes]: ...
 
     def step(self, on_scheduled: Callable[[list[str]], None]) -> StepUpdate: ...
 
@@ -173,10 +179,13 @@ def _handle(message: ToEngine, engine: SteppingEngine, link: Link, marker: Marke
             link.send(RequestRefused(message.request_id, str(error), error.param))
     elif isinstance(message, AbortRequests):
         engine.abort_requests(message.request_ids)
-    elif isinstance(message, InspectRequests):
-        link.send(RequestStates(engine.inspect(message.request_ids)))
+    elif isinstance(message, Inspect):
+        cached = {tenant: engine.cached_prefixes(tenant) for tenant in message.tenants}
+        link.send(Inspection(engine.inspect(message.request_ids), cached))
     elif isinstance(message, ResetPrefixCache):
         engine.reset_prefix_cache(message.clears_store)
+    elif isinstance(message, DropPrefixes):
+        engine.drop_prefixes(message.tenant, message.key)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,20 @@ from collections.abc import Sequence
 
 from engine.core.stats import PoolStats
 from engine.scheduling.prefix_cache import BlockCache
+from engine.scheduling.retention import Retention
 
 
 class BlockPool:
-    """Hands out blocks: free ones first, then the least recently used cached one, which the cache then forgets."""
+    """Hands out blocks: free ones first, then the least recently used cached one, which the cache then forgets; those
+    that are retained go last. So a retained block takes no room from a request, only from other cached ones."""
 
-    def __init__(self, num_blocks: int, cache: BlockCache) -> None:
+    def __init__(self, num_blocks: int, cache: BlockCache, max_retained: int = 0) -> None:
         self._cache = cache
         self._ref_counts = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # those not retained, least recently used first
+        self._cached_retained: OrderedDict[int, None] = OrderedDict()
+        self._retention = Retention(max_retained)
 
     @property
     def num_blocks(self) -> int:
@@ -27,11 +31,11 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks that can be handed out: free and cached."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._cached) + len(self._cached_retained)
 
     @property
     def stats(self) -> PoolStats:
-        free, cached = len(self._free), len(self._cached)
+        free, cached = len(self._free), len(self._cached) + len(self._cached_retained)
         return PoolStats(free=free, held=self.num_blocks - free - cached, cached=cached)
 
     def ref_count(self, block_id: int) -> int:
@@ -47,7 +51,7 @@ class BlockPool:
             return None
         for block_id in shared:
             if self._ref_counts[block_id] == 0:
-                del self._cached[block_id]
+                del self._cached_in(block_id)[block_id]
             self._ref_counts[block_id] += 1
         return [*shared, *(self._take() for _ in range(num_new))]
 
@@ -61,21 +65,60 @@ class BlockPool:
             assert self._ref_counts[block_id] >= 0, f"block {block_id} released more often than taken"
             if self._ref_counts[block_id] == 0:
                 if self._cache.holds(block_id):
-                    self._cached[block_id] = None
+                    self._cached_in(block_id)[block_id] = None
                 else:
                     self._free.append(block_id)
+
+    def retain(self, block_ids: Sequence[int], tenant: str, until_s: float) -> None:
+        """Retains blocks of a block table that the cache holds, for the tenant and until then. Where the tenant may not
+        have so many, the first ones are retained."""
+        for block_id in reversed(block_ids):
+            given_up = self._retention.retain(block_id, tenant, until_s)
+            self._settle([block_id, *given_up])
+
+    def deadline_s(self, block_id: int) -> float | None:
+        """Returns until when the block is retained; None if it is not."""
+        return self._retention.deadline_s(block_id)
+
+    def expire(self, now_s: float) -> None:
+        """Retains blocks no longer whose deadlines have passed."""
+        self._settle(self._retention.expire(now_s))
+
+    def drop(self, block_ids: Sequence[int]) -> None:
+        """Has the cache forget blocks; those that no table counts become free."""
+        for block_id in block_ids:
+            if self._ref_counts[block_id] == 0:
+                del self._cached_in(block_id)[block_id]
+                self._free.append(block_id)
+            self._cache.forget(block_id)
+            self._retention.forget(block_id)
 
     def clear_cache(self) -> None:
         """Makes the cached blocks free and has the cache forget all; held blocks stay held."""
         self._cache.clear()
-        self._free.extend(self._cached)
-        self._cached.clear()
+        self._retention.clear()
+        for blocks in (self._cached, self._cached_retained):
+            self._free.extend(blocks)
+            blocks.clear()
 
     def _take(self) -> int:
         if self._free:
             block_id = self._free.pop()
         else:
-            block_id, _ = self._cached.popitem(last=False)
+            block_id, _ = (self._cached or self._cached_retained).popitem(last=False)
             self._cache.forget(block_id)
+            self._retention.forget(block_id)
         self._ref_counts[block_id] = 1
         return block_id
+
+    def _settle(self, block_ids: Sequence[int]) -> None:
+        """Moves cached blocks that were or are retained to where they belong, as the most recently used ones."""
+        for block_id in block_ids:
+            if self._ref_counts[block_id] == 0:
+                self._cached.pop(block_id, None)
+                self._cached_retained.pop(block_id, None)
+                self._cached_in(block_id)[block_id] = None
+
+    def _cached_in(self, block_id: int) -> OrderedDict[int, None]:
+        """Returns where the block is, or goes, while it is cached."""
+        return self._cached_retained if block_id in self._retention else self._cached

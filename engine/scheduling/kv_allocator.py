@@ -13,11 +13,13 @@ for them, which has the states after position c - 1. The scheduler says when blo
 from collections.abc import Sequence
 
 from engine.core.batch import BlockTransfer, EndedTransfer
+from engine.core.cache_steering import CachedPrefixes
 from engine.core.request import Request
 from engine.core.stats import PoolStats
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.draft_kv import DraftKV, NoDraftKV
 from engine.scheduling.prefix_cache import BlockCache, PrefixMatch
+from engine.scheduling.prefix_steering import PrefixSteering
 from engine.scheduling.state_checkpoints import NoStateCheckpoints, StateCheckpoints
 from engine.scheduling.state_slots import NoStateSlots, StateSlots
 
@@ -35,12 +37,16 @@ class KVAllocator:
         slots: StateSlots | NoStateSlots | None = None,
         checkpoints: StateCheckpoints | NoStateCheckpoints | None = None,
         draft_kv: DraftKV | None = None,
+        max_retained: int = 0,
     ) -> None:
-        """Hands out `num_blocks` blocks of `block_size` tokens each, and `slots` and `checkpoints`, if the model has
-        states; `draft_kv` knows in which blocks the draft model's keys and values are, if it has any of its own."""
+        """Hands out `num_blocks` blocks of `block_size` tokens each, of which `max_retained` may be retained, and
+        `slots` and `checkpoints`, if the model has states; `draft_kv` knows in which blocks the draft model's keys and
+        values are, if it has any of its own."""
         self.num_blocks = num_blocks
-        self._pool = BlockPool(num_blocks, cache)
+        self._pool = BlockPool(num_blocks, cache, max_retained)
         self._cache = cache
+        self._steering = PrefixSteering(self._pool, cache, block_size)
+        self._now_s = 0.0
         self._slots = slots or NoStateSlots()
         self._checkpoints = checkpoints or NoStateCheckpoints()
         self._draft_kv = draft_kv or NoDraftKV()
@@ -57,6 +63,11 @@ class KVAllocator:
     @property
     def stats(self) -> PoolStats:
         return self._pool.stats
+
+    def begin_step(self, now_s: float) -> None:
+        """Tells the time of the step at hand, which ends what is retained for less long."""
+        self._now_s = now_s
+        self._pool.expire(now_s)
 
     def match(self, request: Request) -> PrefixMatch:
         """Returns the longest cached prefix of the request's tokens that leaves at least one to compute, and after
@@ -140,6 +151,7 @@ class KVAllocator:
 
     def free(self, request: Request) -> None:
         """Takes back all that the request holds, because it ends or is preempted; what is cached can be found again."""
+        self._steering.used(request, self._now_s)
         self._pool.release(request.block_table)
         self._slots.release(request.state_slot)
         if request.saved_slot is not None:
@@ -153,6 +165,15 @@ class KVAllocator:
         """Forgets the prefixes of all that was computed so far; requests keep the blocks they hold."""
         self._pool.clear_cache()
         self._checkpoints.clear()
+
+    def cached_prefixes(self, tenant: str, now_s: float) -> list[CachedPrefixes]:
+        """Returns what is cached of the tenant's ended requests, by key."""
+        return self._steering.cached(tenant, now_s, self._count_stored)
+
+    def drop_prefixes(self, tenant: str, key: str | None) -> list[bytes]:
+        """Forgets what is cached under the tenant's key, or under all its keys, and under no other; requests keep the
+        blocks they hold. Returns the hashes of these blocks, of which some may be in the KV store."""
+        return self._steering.drop(tenant, key)
 
     # A KV store beside memory: `engine.scheduling.kv_tiers` has one, this allocator has none.
 
@@ -176,6 +197,10 @@ class KVAllocator:
     def is_loading(self, request: Request, now_s: float) -> bool:
         """Whether the request should go on waiting for what `try_load` began."""
         return False
+
+    def _count_stored(self, block_hashes: Sequence[bytes]) -> int:
+        """Returns how many of these blocks are in the KV store."""
+        return 0
 
     def _on_new_block(self, request: Request, index: int) -> None:
         """Called for each block that became full, whose tokens no other block holds."""

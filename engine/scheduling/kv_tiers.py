@@ -41,7 +41,7 @@ class _Load:
     num_verified: int = 0
     """Blocks that were read, before the first that could not be."""
     is_outdated: bool = False
-    """Whether the prefix cache was reset since it began."""
+    """Whether the prefix cache forgot what it reads since it began."""
 
 
 class TieredKVAllocator(KVAllocator):
@@ -55,8 +55,9 @@ class TieredKVAllocator(KVAllocator):
         draft_kv: DraftKV,
         stored: StoredBlocks,
         costs: StepCosts,
+        max_retained: int = 0,
     ) -> None:
-        super().__init__(num_blocks, block_size, cache, draft_kv=draft_kv)
+        super().__init__(num_blocks, block_size, cache, draft_kv=draft_kv, max_retained=max_retained)
         self._hashed = cache
         self._stored = stored
         self._costs = costs
@@ -92,6 +93,13 @@ class TieredKVAllocator(KVAllocator):
         super().reset()
         for load in self._loads.values():
             load.is_outdated = True
+
+    def drop_prefixes(self, tenant: str, key: str | None) -> list[bytes]:
+        dropped = super().drop_prefixes(tenant, key)
+        for block_hash in dropped:
+            if block_hash in self._load_of_hash:
+                self._load_of_hash[block_hash].is_outdated = True
+        return dropped
 
     def take_transfers(self) -> tuple[BlockTransfer, ...]:
         loads, self._to_load = self._to_load, []
@@ -177,9 +185,12 @@ class TieredKVAllocator(KVAllocator):
             self._pool.release(load.block_ids)
             load.request.num_loaded_tokens = load.num_verified * self._block_size
 
+    def _count_stored(self, block_hashes: Sequence[bytes]) -> int:
+        return sum(self._stored.num_stored([block_hash]) for block_hash in block_hashes)
+
     def _on_new_block(self, request: Request, index: int) -> None:
         block_hash = request.block_hashes[index]
-        if not self._stored.num_stored([block_hash]):
+        if not request.steering.stays_in_memory and not self._stored.num_stored([block_hash]):
             block_id = request.block_table[index]
             self._to_store.pop(block_id, None)  # of other tokens: the newest goes last
             self._to_store[block_id] = self._transfer(Direction.STORE, request, index, block_id)

@@ -38,6 +38,9 @@ class BlockCache(Protocol):
     def prefix_hash(self, request: Request, num_blocks: int) -> bytes | None:
         """Returns the hash of the tokens in the request's first full blocks, one or more; None if nothing is cached."""
 
+    def block_of(self, block_hash: bytes) -> int | None:
+        """Returns the block of this hash; None if none is remembered."""
+
     def holds(self, block_id: int) -> bool:
         """Whether a later match may return this block."""
 
@@ -86,6 +89,9 @@ class PrefixCache:
         """Returns the hash by which a later match may return the block; None if none may."""
         return self._hash_of_block.get(block_id)
 
+    def block_of(self, block_hash: bytes) -> int | None:
+        return self._block_of_hash.get(block_hash)
+
     def prefix_hash(self, request: Request, num_blocks: int) -> bytes | None:
         return self.hashes(request, num_blocks)[-1]
 
@@ -123,6 +129,9 @@ class NullPrefixCache:
 
     def insert(self, request: Request, first: int, last: int) -> list[int]:
         return []
+
+    def block_of(self, block_hash: bytes) -> int | None:
+        return None
 
     def prefix_hash(self, request: Request, num_blocks: int) -> bytes | None:
         return None

@@ -108,6 +108,7 @@ class Scheduler:
 
     def schedule(self, now_s: float) -> Batch | None:
         """Returns the next step's batch, with blocks allocated for its tokens, or None when there is no work."""
+        self._kv.begin_step(now_s)
         self._loading.requeue(now_s)
         decoding = [request for request in self._running if not request.needs_prefill]
         self.newly_scheduled = []

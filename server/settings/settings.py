@@ -153,6 +153,9 @@ class Settings(BaseSettings):
         "Engine", None, "Exact number of KV blocks, on any device, instead of memory for them."
     )
     enable_prefix_caching: bool = setting("Engine", True, "Share KV blocks of equal prompt beginnings.")
+    prefix_retention_share: float = setting(
+        "Engine", 0.5, "Share of KV blocks that requests may have retained, which make room last.", "SHARE", ge=0, le=1
+    )
     kv_store: str | None = setting(
         "Engine", None, "Directory where KV blocks are kept across restarts; several servers may share it.", "DIR"
     )
@@ -258,6 +261,7 @@ class Settings(BaseSettings):
             target_itl_ms=self.target_itl_ms,
             max_prefill_tokens_per_gap=self.max_prefill_tokens_per_gap,
             enable_prefix_caching=self.enable_prefix_caching,
+            prefix_retention_share=self.prefix_retention_share,
             kv_store=self.kv_store and expanduser(self.kv_store),
             kv_store_bytes=int(self.kv_store_bytes),
             packed_cache=self._packed_cache(),

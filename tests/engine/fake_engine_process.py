@@ -16,6 +16,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from engine.core.batch import Phase
+from engine.core.cache_steering import CachedPrefixes
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.crash_marker import Marker, NullMarker
 from engine.core.errors import InvalidParameterError, ModelError, ModelMemoryError
@@ -70,6 +71,7 @@ class FakeEngine:
         self._scheduled: set[str] = set()
         self._num_aborts = self._num_abort_messages = self._num_told = 0
         self._has_updates = False
+        self._drops: list[tuple[str, str | None]] = []
 
     @property
     def has_work(self) -> bool:
@@ -99,6 +101,13 @@ class FakeEngine:
         ids = list(request_ids)
         known = [name for name in ids if name in self._requests]
         return [RequestState(name, num_computed_tokens=self._num_done[name], num_blocks=len(ids)) for name in known]
+
+    def cached_prefixes(self, tenant: str) -> list[CachedPrefixes]:
+        """Returns one entry for each call of `drop_prefixes` for the tenant, with its key."""
+        return [CachedPrefixes(str(key), *[0] * 4, 0.0, 0.0) for name, key in self._drops if name == tenant]
+
+    def drop_prefixes(self, tenant: str, key: str | None) -> None:
+        self._drops.append((tenant, key))
 
     def step(self, on_scheduled: Callable[[list[str]], None]) -> StepUpdate:
         self._has_updates = False

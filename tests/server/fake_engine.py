@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from engine.client.interface import GenerationRequest, Tenant
 from engine.client.observer import EngineObserver, NullObserver, observe_output
 from engine.core.batch import Phase, TokenLogprobs
+from engine.core.cache_steering import CachedPrefixes
 from engine.core.config import EngineInfo
 from engine.core.errors import (
     EngineFailedError,
@@ -118,6 +119,10 @@ class FakeEngine:
     max_live_seen: int = 0
     resets: list[bool] = field(default_factory=list)
     """Arguments of the calls of `reset_prefix_cache`."""
+    cached: dict[str, list[CachedPrefixes]] = field(default_factory=dict)
+    """What `cached_prefixes` returns, by tenant."""
+    drops: list[tuple[str, str | None]] = field(default_factory=list)
+    """Arguments of the calls of `drop_prefixes`."""
     num_settled: int = 0
     """Calls of `settle`."""
     num_holding: int = 0
@@ -173,6 +178,12 @@ class FakeEngine:
 
     async def inspect(self, tenant: str, group_id: str | None, limit: int) -> list[RequestSnapshot]:
         return [sequence.view() for sequence in self._group(tenant, group_id)[:limit]]
+
+    async def cached_prefixes(self, tenant: str) -> list[CachedPrefixes]:
+        return self.cached.get(tenant, [])
+
+    def drop_prefixes(self, tenant: str, key: str | None) -> None:
+        self.drops.append((tenant, key))
 
     def reset_prefix_cache(self, clears_store: bool) -> None:
         self.resets.append(clears_store)

@@ -8,6 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from engine.client.async_engine import AsyncEngine
+from engine.core.errors import EngineUnavailableError
 from engine.core.messages import RequestState
 from engine.core.request_snapshot import RequestSnapshot
 from tests.engine import fake_engine_process as fake
@@ -129,6 +130,30 @@ def test_callers_that_come_meanwhile_share_one_query() -> None:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+
+    asyncio.run(check())
+
+
+def test_what_is_cached_is_asked_for_in_the_same_query() -> None:
+    async def check() -> None:
+        async with running() as engine:
+            engine.drop_prefixes("alice", "x")
+            asking = [engine.cached_prefixes(tenant) for tenant in ("alice", "bob", "alice")]
+            assert [[each.key for each in found] for found in await asyncio.gather(*asking)] == [["x"], [], ["x"]]
+
+    asyncio.run(check())
+
+
+def test_an_engine_that_does_not_tell_what_is_cached_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.client.request_inspector.ANSWER_TIMEOUT_S", 0.1)
+
+    async def check() -> None:
+        async with running() as engine:
+            (pid,) = children()
+            os.kill(pid, signal.SIGSTOP)
+            with pytest.raises(EngineUnavailableError, match="does not answer"):
+                await engine.cached_prefixes("")
+            os.kill(pid, signal.SIGCONT)
 
     asyncio.run(check())
 

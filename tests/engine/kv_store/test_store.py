@@ -81,6 +81,18 @@ def test_another_store_loads_it(rig: Rig, tmp_path: Path) -> None:
     other.store.close()
 
 
+def test_removed_blocks_are_gone_and_so_are_those_given_before(rig: Rig) -> None:
+    hashes = [transfer(Direction.STORE, 1, index).block_hash for index in (100, 200)]
+    rig.run(Direction.STORE, (1, 100), (3, 300))
+    rig.store.start([transfer(Direction.STORE, 2, 200)])
+    rig.store.remove(hashes)
+    while not rig.store.take_ended():
+        rig.store.wait(10.0)
+    rig.run(Direction.STORE, (4, 400))
+    assert [rig.file(index).exists() for index in (100, 200, 300, 400)] == [False, False, True, True]
+    assert rig.run(Direction.LOAD, (5, 100)) == [False]
+
+
 def test_bytes_are_counted(rig: Rig) -> None:
     rig.run(Direction.STORE, (1, 100), (2, 200))
     size = rig.file(100).stat().st_size

@@ -10,14 +10,15 @@ from engine.core.errors import ConfigError, UnsupportedModelError
 from engine.core.messages import (
     AbortRequests,
     AddRequest,
+    DropPrefixes,
     EngineFailure,
     EngineReady,
     FromEngine,
     Heartbeat,
-    InspectRequests,
+    Inspect,
+    Inspection,
     RequestRefused,
     RequestsScheduled,
-    RequestStates,
     Shutdown,
     Start,
     StepUpdate,
@@ -111,10 +112,20 @@ def test_the_loop_waits_only_when_idle_and_then_sends_heartbeats() -> None:
 
 
 def test_a_query_is_answered_before_the_next_step() -> None:
-    link = ScriptedLink([START], [add("a", max_tokens=9)], [InspectRequests(["a"])], [Shutdown()])
+    link = ScriptedLink([START], [add("a", max_tokens=9)], [Inspect(["a"])], [Shutdown()])
     run(link, fake.load)
-    assert [type(message).__name__ for message in link.sent[2:]] == ["StepUpdate", "RequestStates", "StepUpdate"]
-    assert isinstance(answer := link.sent[3], RequestStates) and answer.states[0].num_computed_tokens == 1
+    assert [type(message).__name__ for message in link.sent[2:]] == ["StepUpdate", "Inspection", "StepUpdate"]
+    assert isinstance(answer := link.sent[3], Inspection) and answer.states[0].num_computed_tokens == 1
+
+
+def test_what_is_cached_is_told_as_it_is_after_the_drops_before() -> None:
+    link = ScriptedLink([START], [DropPrefixes("alice", "x"), Inspect([], ["alice", "bob"])], [Shutdown()])
+    run(link, fake.load)
+    assert isinstance(answer := link.sent[1], Inspection)
+    assert {tenant: [each.key for each in found] for tenant, found in answer.cached.items()} == {
+        "alice": ["x"],
+        "bob": [],
+    }
 
 
 def test_an_abort_is_reported_in_the_next_step_even_if_nothing_is_left_to_do() -> None:

@@ -10,20 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.batch import Phase, TokenLogprobs
+from engine.core.cache_steering import CachedPrefixes, CacheSteering
 from engine.core.config import EngineConfig
 from engine.core.messages import (
     AbortRequests,
     AddRequest,
+    DropPrefixes,
     EngineFailure,
     EngineReady,
     FirstTokenInfo,
     FromEngine,
     Heartbeat,
-    InspectRequests,
+    Inspect,
+    Inspection,
     RequestRefused,
     RequestsScheduled,
     RequestState,
-    RequestStates,
     RequestUpdate,
     ResetPrefixCache,
     Shutdown,
@@ -77,14 +79,23 @@ stats = st.builds(
     *(numbers, numbers, numbers),
 )
 states = st.builds(RequestState, texts, st.booleans(), st.none() | numbers, numbers, numbers, numbers)
+steering = st.builds(CacheSteering, texts, times, st.booleans())
+cached = st.builds(CachedPrefixes, texts, *[numbers] * 4, times, times)
 to_engine: dict[type, st.SearchStrategy[ToEngine]] = {
     Start: st.builds(Start, configs, numbers),
     AddRequest: st.builds(
-        AddRequest, request_id=texts, prompt_token_ids=ids, params=params, arrival_s=times, output_token_ids=ids
+        AddRequest,
+        request_id=texts,
+        prompt_token_ids=ids,
+        params=params,
+        arrival_s=times,
+        steering=steering,
+        output_token_ids=ids,
     ),
     AbortRequests: st.builds(AbortRequests, st.lists(texts, max_size=3)),
-    InspectRequests: st.builds(InspectRequests, st.lists(texts, max_size=3)),
+    Inspect: st.builds(Inspect, st.lists(texts, max_size=3), st.lists(texts, max_size=3)),
     ResetPrefixCache: st.builds(ResetPrefixCache, st.booleans()),
+    DropPrefixes: st.builds(DropPrefixes, texts, st.none() | texts),
     Shutdown: st.just(Shutdown()),
 }
 from_engine: dict[type, st.SearchStrategy[FromEngine]] = {
@@ -93,7 +104,9 @@ from_engine: dict[type, st.SearchStrategy[FromEngine]] = {
     StepUpdate: st.builds(StepUpdate, times, st.lists(updates, max_size=3), stats),
     Heartbeat: st.builds(Heartbeat, times),
     RequestRefused: st.builds(RequestRefused, texts, texts, st.none() | texts),
-    RequestStates: st.builds(RequestStates, st.lists(states, max_size=2)),
+    Inspection: st.builds(
+        Inspection, st.lists(states, max_size=2), st.dictionaries(texts, st.lists(cached, max_size=2), max_size=2)
+    ),
     EngineFailure: st.builds(EngineFailure, texts, texts, texts),
 }
 

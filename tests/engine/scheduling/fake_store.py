@@ -70,6 +70,10 @@ class FakeStore:
         while self.under_way and not self.is_held_up:
             self.end()
 
+    def remove(self, block_hashes: Sequence[bytes]) -> None:
+        for block_hash in block_hashes:
+            self.stored.pop(block_hash, None)
+
     def clear(self) -> None:
         self.stored.clear()
 

@@ -6,19 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.prefix_cache import NullPrefixCache
-
-
-class SetCache(NullPrefixCache):
-    """A prefix cache that holds the blocks in `blocks`."""
-
-    def __init__(self) -> None:
-        self.blocks: set[int] = set()
-
-    def holds(self, block_id: int) -> bool:
-        return block_id in self.blocks
-
-    def forget(self, block_id: int) -> None:
-        self.blocks.remove(block_id)
+from tests.engine.scheduling.set_cache import SetCache
 
 
 def test_blocks_are_handed_out_once() -> None:
