@@ -24,6 +24,7 @@ from server.middleware.gate import GateMiddleware
 from server.middleware.record import RecordMiddleware
 from server.routes import (
     anthropic,
+    cache,
     chat,
     completions,
     embeddings,
@@ -49,6 +50,7 @@ _MODULES = (
     embeddings,
     models,
     requests,
+    cache,
     prefix_cache,
     tokenization,
     health,

@@ -27,3 +27,22 @@ def test_a_reset_forgets_what_is_in_memory_and_in_files(tmp_path: Path) -> None:
         assert reset.json() == {"success": True}
         assert eventually(lambda: not Store(tmp_path).files())
         assert [num_cached(), num_cached()] == [0, 368]
+
+
+def test_a_client_sees_and_drops_what_is_cached_under_its_key(tmp_path: Path) -> None:
+    with running_server("--kv-store", str(tmp_path)) as server:
+
+        def cached(**fields: str) -> int:
+            usage = server.complete(prompt=[*range(20, 400)], max_tokens=2, **fields)["usage"]
+            return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+        assert cached(prompt_cache_key="mine", prompt_cache_retention="24h") == 0
+        assert eventually(lambda: len(Store(tmp_path).files()) == 23)
+        [entry] = httpx.get(f"{server.url}/v1/cache").json()["data"]
+        assert (entry["prompt_cache_key"], entry["memory_tokens"], entry["disk_tokens"]) == ("mine", 368, 368)
+        assert entry["retained_tokens"] == 368 and 86_000_000 < entry["retained_ms"] <= 86_400_000
+        assert httpx.delete(f"{server.url}/v1/cache", params={"prompt_cache_key": "mine"}).json()["deleted"]
+        assert httpx.get(f"{server.url}/v1/cache").json()["data"] == []
+        assert eventually(lambda: not Store(tmp_path).files())
+        assert [cached(prompt_cache_retention="in_memory"), cached()] == [0, 368]
+        assert Store(tmp_path).files() == []

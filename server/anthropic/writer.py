@@ -114,6 +114,8 @@ class MessageForm:
     head: Mapping[str, Any]
     """The fields that do not depend on the answer."""
     shows_thinking: bool
+    marks_cache: bool
+    """Whether the request marks what is to be cached."""
     ends_with_context: bool
     """Whether the context has less room for the answer than the request allows."""
 
@@ -123,6 +125,7 @@ class MessageWriter:
 
     def __init__(self, form: MessageForm, reader: OutputReader, counter: ChatUsageCounter, request_id: str) -> None:
         self._head = form.head
+        self._marks_cache = form.marks_cache
         self._limit_reached = "model_context_window_exceeded" if form.ends_with_context else "max_tokens"
         self._reader = reader
         self._counter = counter
@@ -171,9 +174,10 @@ class MessageWriter:
     def _usage(self) -> dict[str, int]:
         usage = self._counter.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
+        created = self._counter.num_cache_write_tokens if self._marks_cache else 0
         return {
-            "input_tokens": usage["prompt_tokens"] - cached,
-            "cache_creation_input_tokens": 0,
+            "input_tokens": usage["prompt_tokens"] - cached - created,
+            "cache_creation_input_tokens": created,
             "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"],
         }

@@ -11,6 +11,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from engine.client.interface import GenerationRequest
+from engine.core.cache_steering import CacheSteering
 from engine.core.errors import DeadlineError
 from engine.core.sampling_params import SamplingParams
 from server.auth.api_keys import ApiKey
@@ -74,6 +75,7 @@ class Arrival:
             weight=self.key.weight,
             share=self.share,
             cache_salt=self.cache_salt,
+            steering=_steering(fields),
             max_queue_s=_seconds(fields.max_queue_ms),
             deadline_s=_seconds(fields.deadline_ms),
         )
@@ -91,6 +93,11 @@ def validate_request(body: RequestFields, refusals: Mapping[str, str], request: 
     share = context.keys.share_of(record.key)
     caller = caller_of(request.scope)
     return Arrival(model, record.request_id, record.arrival_s, caller, record.key, share, cache_salt, body)
+
+
+def _steering(fields: RequestFields) -> CacheSteering:
+    stays_in_memory = fields.prompt_cache_retention in ("in_memory", "in-memory")
+    return CacheSteering(fields.prompt_cache_key or "", fields.retain_s, stays_in_memory)
 
 
 def _seconds(milliseconds: int | None) -> float | None:

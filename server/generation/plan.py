@@ -42,6 +42,8 @@ class GenerationPlan(Generic[RequestT_co]):
     """The fields that every chunk and the whole response begin with."""
     prompts: Sequence[EncodedPrompt]
     generations: Sequence[GenerationRequest]
+    block_size: int | None
+    """Tokens of the blocks that later prompts find; None where prompts are not cached."""
 
     def prompt_of(self, generation: int) -> EncodedPrompt:
         return self.prompts[generation // self.request.num_candidates]
@@ -85,6 +87,7 @@ def make_plan(
         },
         prompts=prompts,
         generations=_generations(request, prompts, params, seed, arrival),
+        block_size=backend.engine.info.block_size if backend.caches_prompts else None,
     )
 
 

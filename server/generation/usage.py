@@ -47,6 +47,14 @@ class UsageCounter:
             **({"completion_tokens_details": details} if details else {}),
         }
 
+    @property
+    def num_cache_write_tokens(self) -> int:
+        """Prompt tokens that were computed, in full blocks, which later prompts find."""
+        size = self._plan.block_size
+        cached = self._num_cached_tokens[:: self._plan.request.num_candidates]
+        pairs = zip(self._plan.prompts, cached, strict=True) if size else ()
+        return sum(max(len(prompt.token_ids) // size * size - found, 0) for prompt, found in pairs if size)
+
     def _completion_details(self) -> dict[str, int]:
         """Returns the kinds of completion tokens that are told apart. How much of a prediction appeared in the answer
         depends on the two texts alone, not on which of its tokens were tried as drafts."""

@@ -91,9 +91,14 @@ The parameters
                       server.protocol.responses:ResponsesRequest
   context edits       16 edits of `context_management`                                           400
                       server.protocol.anthropic_context:MAX_EDITS
-  salts and ids       1024 characters of `cache_salt`, 128 of a request id (in a header it is    400
-                      replaced)
-                      server.protocol.request:RequestFields, server.core.request_record:is_sane_request_id
+  salts and ids       1024 characters of `cache_salt` and of `prompt_cache_key`, 128 of a        400
+                      request id (in a header it is replaced)
+                      server.protocol.request:RequestFields, server.core.request_record:is_sane_request_id,
+                      server.protocol.cache_steering:MAX_CACHE_KEY
+  cache keys          1000 keys in one answer of /v1/cache                                       `has_more`
+                      server.routes.cache:MAX_KEYS
+  retained prompts    a share of all KV blocks, in which a key displaces its own first           nothing
+                      engine.scheduling.retention:Retention; --prefix-retention-share
   typo hints          8 unknown fields are compared with known ones, if they have at most 64     no hint
                       characters
                       server.protocol.refusals:find_typo

@@ -1,13 +1,16 @@
 """POST /v1/messages and /v1/messages/count_tokens: request parameters and response models."""
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from server.protocol.answers import Timings
-from server.protocol.anthropic_blocks import MaybeEmptyText, Turns
+from server.protocol.anthropic_blocks import MaybeEmptyText, ToolResultBlock, Turns
 from server.protocol.anthropic_context import ContextManagement
 from server.protocol.anthropic_tools import AnthropicToolChoice, AnthropicTools
+from server.protocol.cache_steering import RETENTION_S, Cacheable, CacheControl
 from server.protocol.generation import SamplingFields, wrong
 from server.protocol.request import RequestFields
 from server.protocol.wire import MAX_INT32, ClosedModel, Int32, JsonObject, StopStrings
@@ -34,7 +37,7 @@ class OutputConfig(ClosedModel):
     )
 
 
-class AnthropicConversation(RequestFields):
+class AnthropicConversation(RequestFields, Cacheable):
     """The fields of a request that determine its prompt."""
 
     messages: Turns
@@ -52,6 +55,22 @@ class AnthropicConversation(RequestFields):
         if (thinking.type == "enabled") != (thinking.budget_tokens is not None):
             raise wrong("thinking.budget_tokens", "must be given with the type enabled, and only then")
         return self
+
+    @property
+    def cache_controls(self) -> list[CacheControl]:
+        """The marks of what is to be cached: the request's own, and those of blocks and tools."""
+        return [each.cache_control for each in (self, *self._blocks()) if each.cache_control is not None]
+
+    @property
+    def retain_s(self) -> float:
+        return max(super().retain_s, *(RETENTION_S[each.ttl] for each in self.cache_controls), 0.0)
+
+    def _blocks(self) -> Iterator[Cacheable]:
+        contents = (self.system, self.tools, *(turn.content for turn in self.messages))
+        blocks = [block for each in contents if isinstance(each, list) for block in each]
+        results = (each.content for each in blocks if isinstance(each, ToolResultBlock))
+        inner = chain.from_iterable(each for each in results if isinstance(each, list))
+        return (each for each in chain(blocks, inner) if isinstance(each, Cacheable))
 
 
 class CountTokensRequest(AnthropicConversation):
@@ -85,7 +104,8 @@ class ToolUseAnswer(BaseModel):
 
 
 class AnthropicUsage(BaseModel):
-    """Token counts. The prompt is input_tokens, which were computed, and cache_read_input_tokens, which were cached."""
+    """Token counts. The first three are the prompt's: computed; computed and cached, if the request marks what is to be
+    cached; found in the cache."""
 
     input_tokens: int
     cache_creation_input_tokens: int

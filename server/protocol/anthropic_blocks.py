@@ -5,12 +5,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
+from server.protocol.cache_steering import Cacheable
 from server.protocol.messages import MAX_MESSAGES, MAX_PARTS, bounded_parts, omitting_image, refusing_part
 from server.protocol.tags import by_type, field_of, text_or, type_of
 from server.protocol.wire import ClosedModel, Text, WireModel, bounded_size
 
 
-class TextBlock(WireModel):
+class TextBlock(Cacheable):
     type: Literal["text"]
     text: Text
 
@@ -59,7 +60,7 @@ class Citations(ClosedModel):
     enabled: Literal[False] = Field(False, description="Answers cite nothing.")
 
 
-class DocumentBlock(WireModel):
+class DocumentBlock(Cacheable):
     type: Literal["document"]
     source: Annotated[
         Annotated[TextSource, Tag("<text>")]
@@ -72,7 +73,7 @@ class DocumentBlock(WireModel):
     citations: Citations | None = None
 
 
-class SearchResultBlock(WireModel):
+class SearchResultBlock(Cacheable):
     type: Literal["search_result"]
     source: Text
     title: Text
@@ -80,7 +81,7 @@ class SearchResultBlock(WireModel):
     citations: Citations | None = None
 
 
-class ToolReferenceBlock(WireModel):
+class ToolReferenceBlock(Cacheable):
     """A tool that a search of tools found."""
 
     type: Literal["tool_reference"]
@@ -98,7 +99,7 @@ ReadBlock = TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
 _READ = ("text", "document", "search_result", "tool_reference")
 
 
-class ToolResultBlock(WireModel):
+class ToolResultBlock(Cacheable):
     """What a tool returned. The model is told of images in text."""
 
     type: Literal["tool_result"]
@@ -113,7 +114,7 @@ class ToolResultBlock(WireModel):
     is_error: bool = Field(False, description='The model gets the result with "Error: " before it.')
 
 
-class ToolUseBlock(WireModel):
+class ToolUseBlock(Cacheable):
     type: Literal["tool_use"]
     id: Text
     name: Text
@@ -127,13 +128,13 @@ class ThinkingBlock(WireModel):
     thinking: Text
 
 
-class SilentBlock(WireModel):
+class SilentBlock(Cacheable):
     """A block that says nothing which a model could read: it is left out."""
 
     type: Literal["redacted_thinking", "server_tool_use", "mcp_tool_use"]
 
 
-class EarlierResultBlock(WireModel):
+class EarlierResultBlock(Cacheable):
     """What a built-in tool returned in an earlier turn, elsewhere: the model reads what is text in it."""
 
     type: str = Field(pattern="_tool_result$", max_length=64)

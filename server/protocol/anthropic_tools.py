@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from server.protocol.cache_steering import Cacheable
 from server.protocol.tags import type_of
 from server.protocol.tools import MAX_TOOLS, Name, Schema
-from server.protocol.wire import ClosedModel, Text, WireModel, bounded_size
+from server.protocol.wire import ClosedModel, Text, bounded_size
 
 _BUILT_IN = re.compile(r"[a-z0-9_]{1,64}_[0-9]{8}|mcp_toolset")
 """Types of the tools that Anthropic defines: all but one end with the date of their version."""
@@ -20,7 +21,7 @@ def _check_kind(kind: Any) -> Any:
     return kind
 
 
-class _Tool(WireModel):
+class _Tool(Cacheable):
     strict: bool = Field(False, description="Calls satisfy the schema even if they are not required.")
     input_examples: list[dict[str, Any]] = Field([], description="The model gets them as the schema's examples.")
     allowed_callers: list[Text] = Field(["direct"], description="A tool that only code may call is left out.")

@@ -15,7 +15,6 @@ _MIN_SLIP_LENGTH = 4  # letters: shorter names that vendors define are too often
 WITHOUT_EFFECT = frozenset(
     {
         *("user", "metadata", "client_metadata", "store", "service_tier", "safety_identifier"),
-        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
         *("cache_control", "speed", "inference_geo"),
     }
 )

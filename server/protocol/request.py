@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from server.protocol.cache_steering import MAX_CACHE_KEY, RETENTION_S, PromptCacheOptions, Retention
 from server.protocol.wire import Int32, Text, WireModel
 
 
@@ -21,6 +22,13 @@ class RequestFields(WireModel):
     )
     priority: Int32 = Field(0, description="Lower values run first among the requests of one API key.")
     cache_salt: Text = Field("", max_length=1024, description="Cached prefixes are shared only among equal salts.")
+    prompt_cache_key: Text | None = Field(
+        None, max_length=MAX_CACHE_KEY, description="Name under which /v1/cache tells of what is cached, and drops it."
+    )
+    prompt_cache_retention: Retention | None = Field(
+        None, description="24h retains the prompt; with in_memory it is not written to the KV store."
+    )
+    prompt_cache_options: PromptCacheOptions | None = None
     max_queue_ms: Int32 | None = Field(
         None,
         ge=1,
@@ -32,3 +40,9 @@ class RequestFields(WireModel):
         description="The request ends this long after its arrival: with 408, or with the tokens it has by then.",
     )
     request_id: Text | None = Field(None, description="Part of the response's id.")
+
+    @property
+    def retain_s(self) -> float:
+        """Seconds for which the request asks that its prompt be retained; 0 if it does not."""
+        options = self.prompt_cache_options or PromptCacheOptions()
+        return max(RETENTION_S.get(each or "", 0.0) for each in (self.prompt_cache_retention, options.ttl))

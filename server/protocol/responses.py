@@ -98,7 +98,6 @@ class ResponsesRequest(SamplingFields):
     metadata: Annotated[dict[Text, Text], Field(max_length=MAX_METADATA), entries_at_most(MAX_METADATA)] = Field({})
     user: Text | None = None
     safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
     service_tier: Text | None = None
 
     @model_validator(mode="after")

@@ -84,10 +84,10 @@ class ResponseWriter:
         return {**self._head, "status": status, "output": self._items.whole()}
 
     def _usage(self) -> dict[str, Any]:
-        usage = self._counter.usage()
+        usage, written = self._counter.usage(), self._counter.num_cache_write_tokens
         return {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": written},
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],

@@ -84,6 +84,7 @@ def _form(body: MessagesRequest, plan: ChatPlan, arrival: Arrival) -> MessageFor
     return MessageForm(
         head={**head, "seed": plan.head["seed"]},
         shows_thinking=body.thinking is None or body.thinking.display != "omitted",
+        marks_cache=bool(body.cache_controls),
         ends_with_context=plan.generations[0].params.max_tokens < body.max_tokens,
     )
 

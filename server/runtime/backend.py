@@ -56,6 +56,8 @@ class Backend:
     defaults: GenerationDefaults
     admission_size: AdmissionSize
     grammars: GrammarChecker
+    caches_prompts: bool = True
+    """Whether later prompts find what a prompt began with."""
     loaded_at: int = field(default_factory=lambda: int(time.time()))
     """Unix time at which the model was loaded; `created` in the list of models."""
 
@@ -139,7 +141,8 @@ async def _open_backend(
         tokenizer.max_tokens = MAX_CONTEXTS * info.max_model_len
         size = AdmissionSize(settings.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
         trim_after_startup()
-        yield Backend(engine, tokenizer, chat, defaults, size, grammars)
+        caches_prompts = config.enable_prefix_caching and info.can_cache_prefixes
+        yield Backend(engine, tokenizer, chat, defaults, size, grammars, caches_prompts)
     finally:
         grammars.close()
         await engine.stop()

@@ -12,6 +12,7 @@ OPENAI = """
     model prompt messages max_tokens max_completion_tokens temperature top_p n best_of stop seed frequency_penalty
     presence_penalty logit_bias logprobs top_logprobs echo stream stream_options tools tool_choice parallel_tool_calls
     response_format prediction user metadata store service_tier suffix safety_identifier prompt_cache_key
+    prompt_cache_retention prompt_cache_options
 """.split()
 EXTENSIONS = """
     top_k min_p repetition_penalty min_tokens ignore_eos stop_token_ids include_stop_str_in_output skip_special_tokens
@@ -80,6 +81,9 @@ WORKING = {
     ),
     "priority": Works(-3, lambda request, _: request.priority == -3),
     "cache_salt": Works("s", lambda request, _: request.cache_salt == "s"),
+    "prompt_cache_key": Works("k", lambda request, _: request.steering.key == "k"),
+    "prompt_cache_retention": Works("24h", lambda request, _: request.steering.retain_s == 86400),
+    "prompt_cache_options": Works({"ttl": "30m"}, lambda request, _: request.steering.retain_s == 1800),
     "max_queue_ms": Works(1500, lambda request, _: request.max_queue_s == 1.5),
     "deadline_ms": Works(2500, lambda request, _: request.deadline_s == 2.5),
     "request_id": Works("mine", lambda _, body: body["id"] == "cmpl-mine"),

@@ -134,5 +134,5 @@ def test_tokens_are_counted_as_a_message_of_an_agent_uses_them(spacious: LiveSer
     }
     spacious.engine.rule = saying("So.")
     counted = spacious.client.post("/v1/messages/count_tokens", json=fields).json()
-    used = spacious.message(**fields, max_tokens=32000).json()["usage"]["input_tokens"]
-    assert counted == {"input_tokens": used}
+    usage = spacious.message(**fields, max_tokens=32000).json()["usage"]
+    assert counted == {"input_tokens": usage["input_tokens"] + usage["cache_creation_input_tokens"]}

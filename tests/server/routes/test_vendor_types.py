@@ -41,9 +41,9 @@ CHUNKS: dict[str, Any] = {
 }
 CHAT_TOOLS = [{"type": "function", "function": {"name": "get_weather"}}]
 
-# Parameters of billing, of the user and the region, of how long prompts are cached: no effect on the answer.
+# Parameters of billing, of the user and the region: no effect on the answer.
 IGNORED = {
-    *("prompt_cache_retention", "access_programs", "diagnostics"),
+    *("access_programs", "diagnostics"),
     *("user_profile_id", "workspace_id", "betas", "billing_policy", "fallback_credit_token"),
     "image",  # how images are read, and there are none
 }
