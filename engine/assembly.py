@@ -35,18 +35,26 @@ from engine.scheduling.state_slots import NoStateSlots, StateSlots
 _MAX_LOGITS = 1 << 26  # of the prompts that a step scores: 256 MB in float32
 
 
-def load_engine(config: EngineConfig, marker: Marker | None = None) -> Engine:
-    """Loads the model and sizes the KV cache. Raises ConfigError or ModelError."""
+def import_libraries() -> None:
+    """Imports what every model needs, for seconds. Torch enters the process only here."""
     # The kernels use their own threads. Those of torch spin after each job, for 13 ms by default, and would take
     # the cores from them: they shall spin for about 1 ms.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     cpus = os.sched_getaffinity(0)
-    from engine.kv_store.opening import open_store  # torch enters the process only here
-    from engine.model.setup import load_model_runner
+    import engine.kv_store.opening
+    import engine.model.setup  # noqa: F401
 
     # With OMP_PROC_BIND its library has bound this thread to one CPU, where the kernels' threads would follow it.
     if os.sched_getaffinity(0) != cpus:  # some sandboxes forbid the call
         os.sched_setaffinity(0, cpus)
+
+
+def load_engine(config: EngineConfig, marker: Marker | None = None) -> Engine:
+    """Loads the model and sizes the KV cache. Raises ConfigError or ModelError."""
+    import_libraries()
+    from engine.kv_store.opening import open_store
+    from engine.model.setup import load_model_runner
+
     runner, info = load_model_runner(config)
     tracer = open_tracer(config.trace)
     store = open_store(config, info, runner.cache)

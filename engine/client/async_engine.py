@@ -74,10 +74,11 @@ class AsyncEngine:
         command: Sequence[str] = ENGINE_COMMAND,
         max_silence_s: float = 120.0,
         max_restarts: int = 5,
+        keeps_spare: bool = False,
     ) -> None:
         """`command` starts the engine process: see `EngineProcess`. An engine that has work and sends nothing for
         `max_silence_s` counts as hung, and is killed. At most `max_restarts` in a row may be fruitless: see
-        `RestartPolicy`."""
+        `RestartPolicy`. `keeps_spare` has another process waiting for a death: see `SpareProcess`."""
         self._table = table
         self._observer = GuardedObserver(observer or NullObserver())
         limits = limits or AdmissionLimits()
@@ -87,7 +88,7 @@ class AsyncEngine:
         self._last_stats: StepStats | None = None
         self._failure: TwostepError | None = None
         self._watchdog = Watchdog(max_silence_s, lambda: self._supervisor.is_up and bool(self._registry), self._on_hang)
-        self._supervisor = Supervisor(config, command, RestartPolicy(max_restarts), self)
+        self._supervisor = Supervisor(config, command, RestartPolicy(max_restarts), self, keeps_spare)
         self._registry = RequestRegistry(self._supervisor.send)
         self._aborts = Aborts(self._supervisor.send)
         self._inspector = RequestInspector(self._supervisor)

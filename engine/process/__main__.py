@@ -194,6 +194,7 @@ if __name__ == "__main__":
     from engine.host.lean_torch import make_torch_lean  # torch enters the process only here
 
     make_torch_lean()
-    from engine.assembly import load_engine
+    from engine.assembly import import_libraries, load_engine
 
+    import_libraries()  # a spare process waits with them
     sys.exit(main(sys.argv[1:], load_engine))

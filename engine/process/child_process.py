@@ -52,6 +52,10 @@ class ChildProcess:
         return cls(process, output_fd, life_fd, on_exit)
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def is_running(self) -> bool:
         return self._process.returncode is None
 

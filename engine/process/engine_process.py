@@ -55,18 +55,28 @@ class EngineProcess:
         self.death: TwostepError | None = None
         """Why the process ended; None while it lives."""
 
-    async def start(self, config: EngineConfig) -> EngineInfo:
-        """Start the process and wait until the model is loaded.
-
-        Raises ConfigError or ModelError as the process reports them, EngineFailedError if it dies, and
-        EngineUnavailableError if it is stopped meanwhile.
-        """
+    async def spawn(self) -> None:
+        """Have the process import its libraries and wait to be started. Raises OSError."""
         fds = (self._link.engine_end.fileno(), self._marker.fd)
         command = [*self._command, *map(str, fds)]
         self._child = await ChildProcess.start(command, self._on_exit, pass_fds=fds)
         self._link.engine_end.close()
+
+    async def start(self, config: EngineConfig) -> EngineInfo:
+        """Start the process, which is spawned unless it was, and wait until the model is loaded.
+
+        Raises ConfigError or ModelError as the process reports them, EngineFailedError if it dies, and
+        EngineUnavailableError if it is stopped meanwhile.
+        """
+        if self._child is None:
+            await self.spawn()
         self.send(Start(config, logging.getLogger().getEffectiveLevel()))
         return await asyncio.shield(self._ready)
+
+    @property
+    def pid(self) -> int | None:
+        """The process's number; None before it is spawned."""
+        return None if self._child is None else self._child.pid
 
     def send(self, message: ToEngine) -> None:
         self._link.send(message)

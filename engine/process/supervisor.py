@@ -21,6 +21,7 @@ from engine.core.messages import FromEngine, ToEngine
 from engine.process.engine_process import EngineProcess
 from engine.process.poison_requests import Death
 from engine.process.restart_policy import RestartPolicy
+from engine.process.spare_process import NoSpareProcess, SpareProcess
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +51,21 @@ class EngineOwner(Protocol):
 class Supervisor:
     """Runs one engine process at a time. All methods are for the event loop's thread."""
 
-    def __init__(self, config: EngineConfig, command: Sequence[str], policy: RestartPolicy, owner: EngineOwner) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        command: Sequence[str],
+        policy: RestartPolicy,
+        owner: EngineOwner,
+        keeps_spare: bool = False,
+    ) -> None:
+        """`keeps_spare` has another process waiting for the death of the one that runs."""
         self._config = config
         self._command = command
         self._policy = policy
         self._owner = owner
         self._process: EngineProcess | None = None
+        self._spare = SpareProcess(self._new_process) if keeps_spare else NoSpareProcess()
         self._restart: asyncio.Task[None] | None = None
         self._info: EngineInfo | None = None
         self._load_s = 0.0
@@ -77,6 +87,7 @@ class Supervisor:
             self._config, num_blocks=self._info.num_blocks, max_model_len=self._info.max_model_len
         )
         self.is_up = True
+        self._spare.prepare()
         return self._info
 
     @property
@@ -106,6 +117,7 @@ class Supervisor:
             await asyncio.wait((self._restart,))
         if self._process is not None:
             await self._process.stop(reason)
+        await self._spare.stop()
         self.is_up = False
 
     def _new_process(self) -> EngineProcess:
@@ -128,6 +140,7 @@ class Supervisor:
             process = await self._next_process(reason, was_fruitful)
             death = dead.close()
             self._process, self.is_up = process, True
+            self._spare.prepare()
             self._owner.on_engine_up(death)
         except Exception as error:
             logger.critical("the engine is lost: %s", error, exc_info=not isinstance(error, TwostepError))
@@ -145,7 +158,7 @@ class Supervisor:
             await asyncio.sleep(delay_s)
             self._owner.on_engine_starting()
             try:
-                process = self._new_process()
+                process = await self._spare.take() or self._new_process()
                 await self._load(process)
                 return process
             except (ModelMemoryError, EngineUnavailableError, OSError) as error:

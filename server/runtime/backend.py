@@ -135,6 +135,7 @@ async def _open_backend(
         observer=observer,
         max_silence_s=settings.engine_timeout,
         max_restarts=settings.max_engine_restarts,
+        keeps_spare=settings.spare_engine,
     )
     try:
         info = await engine.start()

@@ -185,6 +185,9 @@ class Settings(BaseSettings):
     engine_timeout: PositiveFloat = setting(
         "Engine", 120.0, "Seconds an engine with work may be silent; then it is killed and restarted.", "SECONDS"
     )
+    spare_engine: bool = setting(
+        "Engine", True, "Keep another engine process waiting, where there is memory, so that a restart is short."
+    )
     max_engine_restarts: NonNegativeInt = setting(
         "Engine", 5, "Restarts in a row, without any token, before giving up."
     )

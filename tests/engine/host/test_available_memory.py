@@ -30,12 +30,12 @@ def test_a_container_has_its_limit_without_what_is_in_use(
 ) -> None:
     for name, text in (FILES | changed).items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr("engine.host.available_memory._CGROUP", tmp_path)
+    monkeypatch.setattr("engine.host.system_memory._CGROUP", tmp_path)
     assert available_bytes(CPU) == available
 
 
 def test_without_a_limit_a_container_has_what_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.host.available_memory._CGROUP", tmp_path)
+    monkeypatch.setattr("engine.host.system_memory._CGROUP", tmp_path)
     assert available_bytes(CPU) > 1 << 20
     for name, text in (FILES | {"memory.max": "max\n"}).items():
         (tmp_path / name).write_text(text)

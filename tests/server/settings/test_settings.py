@@ -65,6 +65,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "header_timeout": ("2.5", 2.5),
     "body_timeout": ("3.5", 3.5),
     "engine_timeout": ("30", 30.0),
+    "spare_engine": ("false", False),
     "max_engine_restarts": ("0", 0),
     "trace": ("t.jsonl", "t.jsonl"),
 }
@@ -89,7 +90,7 @@ SERVER_ONLY = {
         "stall_timeout",
     ),
     *("max_header_bytes", "max_connections", "header_timeout", "body_timeout"),
-    *("engine_timeout", "max_engine_restarts"),
+    *("engine_timeout", "spare_engine", "max_engine_restarts"),
     *("shutdown_timeout", "log_level", "metrics_alias", "served_model_name", "generation_config"),
     *("chat_template", "trust_request_chat_template", "tool_call_parser", "reasoning_parser"),
 }
