@@ -31,6 +31,7 @@ class SchedulerStats(NamedTuple):
     num_accepted_drafts: int
     prefix_disk_hits: int = 0
     prefix_disk_declined: int = 0
+    prefill_saved_s: float = 0.0
 
 
 class KVStoreStats(NamedTuple):
@@ -86,6 +87,8 @@ class StepStats(msgspec.Struct, frozen=True):
     """The part of `prefix_hits` that was read from the KV store; a total."""
     prefix_disk_declined: int = 0
     """Tokens that the KV store has and that were computed, because that was predicted to be faster; a total."""
+    prefill_saved_s: float = 0.0
+    """Predicted time that computing the tokens of `prefix_hits` would have taken; a total."""
     store_bytes: int = 0
     """Size of the KV store's files, also those of other servers and models."""
     store_reads: int = 0
@@ -115,6 +118,7 @@ _TOTALS = (
     "prefix_hits",
     "prefix_disk_hits",
     "prefix_disk_declined",
+    "prefill_saved_s",
     "num_drafts",
     "num_accepted_drafts",
     "store_read_bytes",
@@ -123,7 +127,7 @@ _TOTALS = (
 )
 
 
-def totals_of(stats: StepStats | None) -> dict[str, int]:
+def totals_of(stats: StepStats | None) -> dict[str, float]:
     """Returns the totals since the engine started, by their names in StepStats; zeros before the first step."""
     return {name: getattr(stats, name, 0) for name in _TOTALS}
 

@@ -98,5 +98,9 @@ class PrefillPace:
         decode_s = self._costs.decode_bound(decoding)
         return self._budget(max(self._target_gap_s - decode_s, 2 * decode_s), self._max_tokens_per_gap)
 
+    def saving(self, num_tokens: int) -> float:
+        """Returns the expected seconds of the prefill that a cached prefix of `num_tokens` saves; 0 where unknown."""
+        return self._costs.prefill_saving(num_tokens)
+
     def _budget(self, max_s: float, max_tokens: int) -> PrefillBudget:
         return PrefillBudget(self._costs, max_s, max_tokens, self._max_scored_tokens, self._interval)

@@ -53,6 +53,7 @@ class Scheduler:
         self.newly_scheduled: list[str] = []
         """Ids of requests that the newest `schedule` ran for the first time."""
         self._num_preemptions = 0
+        self._prefill_saved_s = 0.0
 
     @property
     def stats(self) -> SchedulerStats:
@@ -67,6 +68,7 @@ class Scheduler:
             num_accepted_drafts=self._speculation.num_accepted,
             prefix_disk_hits=self._kv.prefix_disk_hits,
             prefix_disk_declined=self._kv.prefix_disk_declined,
+            prefill_saved_s=self._prefill_saved_s,
         )
 
     @property
@@ -216,6 +218,7 @@ class Scheduler:
             request.first_scheduled_s = now_s
             self.newly_scheduled.append(request.request_id)
             request.num_cached_tokens = request.num_computed_tokens
+            self._prefill_saved_s += self._pace.saving(request.num_computed_tokens)
             self._waiting.start(request, request.num_uncomputed_tokens)
         return True
 

@@ -1,7 +1,6 @@
 """Metrics of the engine, made from its newest step's statistics when Prometheus scrapes: none cost time per step."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -9,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from engine.core.config import EngineInfo
 from engine.core.stats import PoolStats, QueueStats, StepStats, totals_of
+from server.protocol.stats import PrefixCacheTotals
 
 
 class EngineCollector(Collector):
@@ -22,7 +22,7 @@ class EngineCollector(Collector):
         self.queue_stats: Callable[[], QueueStats] = lambda: QueueStats(0, 0, 0.0)
         """Returns the state of the admission queue."""
         self._num_restarts = 0
-        self._totals_before: Counter[str] = Counter()  # of engine processes that died
+        self._totals_before = totals_of(None)  # of engine processes that died
 
     def on_restart(self) -> None:
         """Keeps the totals of the engine process that died. Call before the first step of the new process, which counts
@@ -52,6 +52,8 @@ class EngineCollector(Collector):
         yield self._total("prefix_cache_queries", "Prompt tokens looked up.", totals["prefix_queries"])
         yield self._total("prefix_cache_hits", "Prompt tokens found.", totals["prefix_hits"])
         yield self._hits(totals)
+        text = "Predicted time that computing the prompt tokens found would have taken."
+        yield self._total("prefill_saved_seconds", text, totals["prefill_saved_s"])
         text = "Tokens in the KV store that were computed, which was predicted to be faster."
         yield self._total("kv_store_declined_tokens", text, totals["prefix_disk_declined"])
         yield self._gauge("kv_store_bytes", "Size of the KV store's files.", stats.store_bytes if stats else 0)
@@ -63,8 +65,24 @@ class EngineCollector(Collector):
         yield self._total("accepted_draft_tokens", "Draft tokens accepted.", totals["num_accepted_drafts"])
         yield self._total("engine_restarts", "Restarts of the engine process.", self._num_restarts)
 
-    def _totals(self) -> Counter[str]:
-        return self._totals_before + Counter(totals_of(self.stats))
+    @property
+    def prefix_cache(self) -> PrefixCacheTotals:
+        """What the prefix cache found since the server started, and the KV store at the newest step."""
+        totals, stats = self._totals(), self.stats
+        on_disk = int(totals["prefix_disk_hits"])
+        return PrefixCacheTotals(
+            prompt_tokens=int(totals["prefix_queries"]),
+            memory_hit_tokens=int(totals["prefix_hits"]) - on_disk,
+            disk_hit_tokens=on_disk,
+            prefill_saved_ms=round(totals["prefill_saved_s"] * 1e3, 3),
+            disk_bytes=stats.store_bytes if stats else 0,
+            disk_read_bytes=int(totals["store_read_bytes"]),
+            disk_written_bytes=int(totals["store_written_bytes"]),
+            disk_reads=stats.store_reads if stats else 0,
+        )
+
+    def _totals(self) -> dict[str, float]:
+        return {name: self._totals_before[name] + value for name, value in totals_of(self.stats).items()}
 
     def _waiting(self, stats: StepStats | None) -> Metric:
         text = "Requests waiting, for room to be computed or for their grammars."
@@ -74,7 +92,7 @@ class EngineCollector(Collector):
         family.add_metric(["deferred"], num_deferred)
         return family
 
-    def _hits(self, totals: Counter[str]) -> Metric:
+    def _hits(self, totals: Mapping[str, float]) -> Metric:
         text = "Prompt tokens found, by where: in memory, or on disk, in the KV store."
         family = CounterMetricFamily("twostep_prefix_cache_hits_by_tier", text, labels=["tier"])
         on_disk = totals["prefix_disk_hits"]
@@ -105,5 +123,5 @@ class EngineCollector(Collector):
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         return GaugeMetricFamily(f"twostep_{name}", text, value)
 
-    def _total(self, name: str, text: str, value: int) -> Metric:
+    def _total(self, name: str, text: str, value: float) -> Metric:
         return CounterMetricFamily(f"twostep_{name}", text, value)

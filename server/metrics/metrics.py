@@ -57,7 +57,7 @@ class Metrics:
     def recent(self) -> Stats:
         """Returns totals, and the times of recent requests and steps."""
         self._flush()
-        return self._recent.summary()
+        return self._recent.summary(self._engine.prefix_cache)
 
     def on_engine_info(self, info: EngineInfo) -> None:
         """Takes what the engine reports when the model is loaded."""

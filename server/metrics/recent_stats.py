@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from engine.core.batch import Phase
 from engine.core.stats import RequestTimings, StepStats, nearest_rank
-from server.protocol.stats import Percentiles, RecentRequests, RecentSteps, Stats, Totals
+from server.protocol.stats import Percentiles, PrefixCacheTotals, RecentRequests, RecentSteps, Stats, Totals
 
 NUM_REQUESTS, NUM_GAPS, NUM_STEPS = 1000, 10_000, 1000
 """How many of the newest requests, gaps between tokens, and steps of each phase are kept."""
@@ -59,7 +59,7 @@ class RecentStats:
             model_s = stats.model_s + stats.drafting_s
             self._steps[stats.phase].append(_Step(stats.num_tokens, stats.duration_s, model_s, stats.floor_s))
 
-    def summary(self) -> Stats:
+    def summary(self, prefix_cache: PrefixCacheTotals) -> Stats:
         """Returns the body of `GET /stats`. Sorts some ten thousand numbers, which takes a millisecond or two."""
         ends = self._ends
         return Stats(
@@ -76,6 +76,7 @@ class RecentStats:
                 itl_ms=_percentiles(self._gaps_s),
                 e2e_ms=_percentiles(end.e2e_s for end in ends),
             ),
+            prefix_cache=prefix_cache,
             prefill=_summary_of(self._steps[Phase.PREFILL]),
             decode=_summary_of(self._steps[Phase.DECODE]),
         )

@@ -47,8 +47,27 @@ class RecentSteps(BaseModel):
     """Time that the steps would have taken at the machine's measured peaks, divided by the time that the model took."""
 
 
+class PrefixCacheTotals(BaseModel):
+    """What the prefix cache found since the server started, and its KV store now."""
+
+    prompt_tokens: int
+    """Tokens that were looked up."""
+    memory_hit_tokens: int
+    disk_hit_tokens: int
+    """Tokens that were read from the KV store."""
+    prefill_saved_ms: float
+    """Predicted time that computing the tokens found would have taken."""
+    disk_bytes: int
+    """Size of the KV store's files."""
+    disk_read_bytes: int
+    disk_written_bytes: int
+    disk_reads: int
+    """Blocks that are being read from the KV store, or wait for that."""
+
+
 class Stats(BaseModel):
     totals: Totals
+    prefix_cache: PrefixCacheTotals
     requests: RecentRequests
     prefill: RecentSteps | None
     decode: RecentSteps | None

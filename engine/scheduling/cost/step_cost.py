@@ -72,6 +72,12 @@ class StepCosts:
         num_tokens); None before the first prefill step."""
         return self._models[Phase.PREFILL].predict(with_chunk(NO_PREFILL, start, num_tokens, False))
 
+    def prefill_saving(self, num_tokens: int) -> float:
+        """Returns the expected seconds that prefill takes less where a request's first `num_tokens` are not computed; 0
+        before the first prefill step."""
+        whole, empty = self.prefill_price(0, num_tokens), self.prefill_price(0, 0)
+        return 0.0 if whole is None or empty is None else max(whole - empty, 0.0)
+
     def prefill_bound(self, work: Work) -> float:
         """Returns seconds that a prefill step of this work rarely exceeds; infinite for far more work than was observed
         lately."""

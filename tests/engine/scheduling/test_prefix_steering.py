@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from engine.core.cache_steering import CachedPrefixes, CacheSteering
 from engine.engine import Engine
 from engine.scheduling.cache_keys import CacheKeys
+from engine.scheduling.prefill_budget import PrefillPace
 from tests.engine.fakes import add, expected_tokens, fake_engine, run_to_end, tokens_of
 from tests.engine.scheduling.tiered_engine import PROMPT, Clock, engine_with_store, num_cached
 
@@ -164,6 +165,16 @@ def test_what_stays_in_memory_is_not_stored() -> None:
     assert store.stored == {} and run(engine, "b", stays_in_memory=True) == 12
     run(engine, "c", [9, *PROMPT])
     assert len(store.stored) == 3
+
+
+def test_the_prefill_that_hits_save_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrefillPace, "saving", lambda _, num_tokens: num_tokens / 4)
+    engine = fake_engine()
+    run(engine, "a")
+    assert engine._scheduler.stats.prefill_saved_s == 0.0
+    run(engine, "b")
+    run(engine, "c", OTHER)
+    assert engine._scheduler.stats.prefill_saved_s == (12 + 8) / 4
 
 
 def test_without_a_prefix_cache_there_is_nothing_to_steer() -> None:

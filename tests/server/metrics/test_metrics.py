@@ -12,7 +12,9 @@ from engine.core.messages import FirstTokenInfo
 from engine.core.request import FinishReason
 from engine.core.stats import PoolStats, QueueStats, RequestTimings, StepStats
 from server.core.timings import TokenCounts
+from server.metrics.engine_collector import EngineCollector
 from server.metrics.metrics import Metrics
+from server.protocol.stats import PrefixCacheTotals
 from tests.server.events import chunks_of
 from tests.server.fake_engine import INFO
 from tests.server.live_server import LiveServer, live_server
@@ -44,6 +46,7 @@ TABLE: dict[str, tuple[str, set[str], list[str]]] = {
     "prefix_cache_queries": ("counter", set(), ["vllm:prefix_cache_queries"]),
     "prefix_cache_hits": ("counter", set(), ["vllm:prefix_cache_hits"]),
     "prefix_cache_hits_by_tier": ("counter", {"tier"}, []),
+    "prefill_saved_seconds": ("counter", set(), []),
     "kv_store_declined_tokens": ("counter", set(), []),
     "kv_store_bytes": ("gauge", set(), []),
     "kv_store_reads": ("gauge", set(), []),
@@ -246,6 +249,29 @@ def test_totals_go_on_over_a_restart_of_the_engine() -> None:
     families = parse(metrics.render().decode())
     names = ("engine_restarts", "preemptions", "prefix_cache_queries", "prefix_cache_hits")
     assert [families[f"twostep_{name}"].samples[0].value for name in names] == [2, 7, 120, 60]
+
+
+def test_what_the_prefix_cache_found_goes_on_over_a_restart_and_what_the_store_has_does_not() -> None:
+    collector = EngineCollector()
+    step = StepStats(Phase.DECODE, 1, 3, 0.01, 0.01, 5, 7, PoolStats(10, 20, 34), 0, 100, 60)
+    step = msgspec.structs.replace(
+        step, prefix_disk_hits=16, prefill_saved_s=0.25, store_bytes=9000, store_reads=3, store_read_bytes=500
+    )
+    for _ in range(2):
+        collector.stats = step
+        before = collector.prefix_cache
+        collector.on_restart()
+    assert before == PrefixCacheTotals(
+        prompt_tokens=200,
+        memory_hit_tokens=88,
+        disk_hit_tokens=32,
+        prefill_saved_ms=500.0,
+        disk_bytes=9000,
+        disk_read_bytes=1000,
+        disk_written_bytes=0,
+        disk_reads=3,
+    )
+    assert collector.prefix_cache == before.model_copy(update={"disk_bytes": 0, "disk_reads": 0})
 
 
 def test_a_scrape_waits_for_the_numbers_after_the_last_end(server: LiveServer) -> None:

@@ -43,6 +43,17 @@ def test_the_phases_know_nothing_of_each_other() -> None:
     assert costs.prefill_bound(with_chunk(NO_PREFILL, 0, 16, False)) == 0
 
 
+def test_a_cached_prefix_saves_its_tokens_and_not_the_step() -> None:
+    costs = StepCosts()
+    assert costs.prefill_saving(100) == 0.0
+    for start, count in [(0, 50), (0, 100), (0, 400), (400, 100), (1000, 16), (0, 1000)] * 40:
+        pairs = count * start + count * (count + 1) // 2
+        row = ScheduledRequest("", (1,) * count, start, (), SamplingParams(), (1,) * (start + count), (), samples=False)
+        costs.observe(Batch(Phase.PREFILL, (row,)), 0.01 + 1e-4 * count + 1e-7 * pairs)
+    assert costs.prefill_saving(0) == 0.0
+    assert costs.prefill_saving(400) == pytest.approx(0.04 + 1e-7 * 80_200, rel=0.05)
+
+
 def test_a_token_attends_to_itself_and_all_before_it() -> None:
     work = with_chunk(with_chunk(NO_PREFILL, 0, 3, False), 10, 2, True)
     assert work == (5, 1, 2, (1 + 2 + 3) + (11 + 12), 2)
