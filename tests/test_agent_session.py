@@ -57,7 +57,8 @@ def of_messages(server: ServerProcess, body: dict[str, Any]) -> tuple[int, int]:
     assert response.status_code == 200, response.text
     start = next(line for line in response.text.splitlines() if '"message_start"' in line and line[:5] == "data:")
     usage = json.loads(start.removeprefix("data: "))["message"]["usage"]
-    return usage["input_tokens"] + usage["cache_read_input_tokens"], usage["cache_read_input_tokens"]
+    cached, created = usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]
+    return usage["input_tokens"] + created + cached, cached
 
 
 @pytest.mark.parametrize(("requests", "ask"), [(chat_requests, of_chat), (messages_requests, of_messages)])
