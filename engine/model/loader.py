@@ -1,13 +1,11 @@
 """Loads a Hugging Face checkpoint into a module that runs over the paged cache, or refuses it with a clear reason."""
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -26,7 +24,6 @@ from engine.checkpoint.local import (
     read_config,
 )
 from engine.checkpoint.published.scheme import check_scheme
-from engine.checkpoint.stored_tensor import StoredTensor
 from engine.checkpoint.weight_source import needs_float32, stored_weights
 from engine.core.config import EngineConfig
 from engine.core.errors import (
@@ -38,26 +35,23 @@ from engine.core.errors import (
     reason_of,
 )
 from engine.host.available_memory import is_memory_shortage
-from engine.host.deterministic_activations import replace_activations, replace_softplus
 from engine.host.mkl_warmup import warm_up_vector_functions
 from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
 from engine.mixers.functions import route_recurrent_functions
 from engine.mixers.state import StateShape
 from engine.model.context_limit import context_limit
-from engine.model.fusion import fuse_modules
-from engine.model.kernel_layer import move_layers_to_kernels
 from engine.model.kv_cache_dtype import choose_kv_dtype
 from engine.model.paging_proof import prove_paging
-from engine.model.probe import check_same, layer_shape, probe_layers, probe_states
+from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_for_cpu, unmap_checkpoint
+from engine.model.probe import layer_shape, probe_layers, probe_states
 from engine.model.self_draft import draft_model_of
 from engine.model.step_work import size_of
 from engine.model.text_part import TEXT_PART_NAMES, has_text_part, text_part_of
 from engine.model.weights_fingerprint import weights_fingerprint
 from engine.model.written_dtype import dtype_override
 from engine.runner.loaded_model import DraftModel, LoadedModel
-from engine.weights.linear import LinearReport, is_linear, prepare_linears
-from engine.weights.moe import is_experts
+from engine.weights.linear import LinearReport, prepare_linears
 
 logger = logging.getLogger(__name__)
 
@@ -102,11 +96,11 @@ def _load(config: EngineConfig) -> LoadedModel:
     calls, states = _checked_layers(config, module, text_config, device)
     layers = tuple(layer_shape(call) for call in calls)
     kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype, device, type(module).__name__, layers)
-    _replace_for_cpu(module, calls, device, kernels is not None)
+    replace_for_cpu(module, calls, device, kernels is not None)
     draft = _self_draft(config, module, calls, kernels is not None, kv_dtype)
     report = _prepare_linears(config, module, kernels is not None)
-    _unmap_checkpoint(module)
-    _move_layers((module, draft.module) if draft else (module,), text_config, device)
+    unmap_checkpoint(module)
+    move_layers((module, draft.module) if draft else (module,), text_config, device)
     return LoadedModel(
         module=module,
         layers=layers,
@@ -160,24 +154,9 @@ def _checked_layers(
     route_recurrent_functions(module)
     calls, states = probe_layers(module, text_config, device), probe_states(module, device)
     _check_states(config, states, device)
-    with _only_errors_of("transformers.integrations.hub_kernels"):  # it asks for packages that would not be used
+    with only_errors_of("transformers.integrations.hub_kernels"):  # it asks for packages that would not be used
         prove_paging(module, context_limit(text_config, states))
     return calls, states
-
-
-def _replace_for_cpu(
-    module: PreTrainedModel, calls: Sequence[AttentionCall], device: torch.device, has_kernels: bool
-) -> None:
-    """Replaces what the CPU computes in another way than transformers, apart from matmuls: activations, fused parts."""
-    if device.type == "cpu":
-        replace_softplus()
-    if has_kernels:
-        torch.ops.twostep.replace_activations()
-        fuse_modules(module, calls)
-        text_config = module.config.get_text_config(decoder=True)
-        check_same(type(module).__name__, calls, probe_layers(module, text_config, device))
-    elif device.type == "cpu":
-        replace_activations()
 
 
 def _self_draft(
@@ -197,13 +176,6 @@ def _prepare_linears(config: EngineConfig, module: PreTrainedModel, has_kernels:
     for name in report.unconverted:
         logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)
     return report
-
-
-def _move_layers(modules: Sequence[PreTrainedModel], text_config: PreTrainedConfig, device: torch.device) -> None:
-    """Moves layers to the kernels. Raises UnsupportedModelError unless, fused and packed, they still run."""
-    for each in modules:
-        move_layers_to_kernels(each)
-        probe_layers(each, text_config, device)
 
 
 def _linear_name(kernels: KernelInfo | None, quantization: str) -> str:
@@ -302,7 +274,7 @@ def _load_weights(
             raise UnsupportedModelError("Models of a checkpoint's own code cannot be served from quantized weights.")
         kind, place = MODEL_FOR_CAUSAL_LM_MAPPING[type(source["config"])], None
         source = {"config": source["config"], "key_mapping": source["key_mapping"], "state_dict": weights}
-    with _only_errors_of("transformers.modeling_utils"), _only_errors_of("transformers.distributed"):
+    with only_errors_of("transformers.modeling_utils"), only_errors_of("transformers.distributed"):
         module, info = kind.from_pretrained(
             place,
             dtype=dtype,
@@ -312,32 +284,7 @@ def _load_weights(
             **source,
         )
     _check_fit(config.model, module, info)
-    module.requires_grad_(False)
-    _expand_unpacked(module, device)
-    for owner in module.modules():  # buffers may be views: see _unmap_checkpoint
-        owner._buffers.update({name: buffer.clone() for name, buffer in owner._buffers.items() if buffer is not None})
-    return module.eval().to(device)
-
-
-def _expand_unpacked(module: PreTrainedModel, device: torch.device) -> None:
-    """Makes stored parameters dense that stay as they are; those that are packed on the CPU are read then."""
-    for owner in module.modules():
-        is_packed = device.type == "cpu" and (is_linear(owner) or is_experts(owner))
-        for name, parameter in owner._parameters.items():
-            if isinstance(parameter, StoredTensor) and not is_packed:
-                owner._parameters[name] = nn.Parameter(parameter.expanded(), requires_grad=False)
-
-
-@contextmanager
-def _only_errors_of(name: str) -> Iterator[None]:
-    """Keeps a logger from warning: transformers warns, for one, of each tensor of the parts that are not loaded."""
-    its_logger = logging.getLogger(name)
-    level = its_logger.level
-    its_logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        its_logger.setLevel(level)
+    return made_to_run(module, device)
 
 
 def _check_fit(model: str, module: PreTrainedModel, info: dict[str, Any]) -> None:
@@ -360,18 +307,6 @@ def _check_fit(model: str, module: PreTrainedModel, info: dict[str, Any]) -> Non
             f"The weights of {model} do not fit its config.json: {len(unused)} tensors such as {unused[0]} have no "
             "place in the model that it describes, whose results would be others without them."
         )
-
-
-def _unmap_checkpoint(module: PreTrainedModel) -> None:
-    """Copies parameters that were not packed out of the mapped checkpoint file.
-
-    A tensor in a mapped checkpoint keeps the whole file mapped: it counts as this process's memory, and the process
-    dies (SIGBUS) if the file is truncated. Buffers, whose base would keep the mapping, and biases, which packing leaves
-    alone, were copied before.
-    """
-    for parameter in module.parameters():
-        if parameter.device.type == "cpu":
-            parameter.data = parameter.data.clone()
 
 
 def _eos_token_ids(config: EngineConfig, text_config: PreTrainedConfig) -> tuple[int, ...]:

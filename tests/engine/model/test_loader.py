@@ -309,7 +309,7 @@ def test_every_model_is_compared_with_itself_once_fused(llama: Path, monkeypatch
     def refuse(name: str, *_: object) -> None:
         raise UnsupportedModelError(f"{name} computes something else")
 
-    monkeypatch.setattr("engine.model.loader.check_same", refuse)
+    monkeypatch.setattr("engine.model.placement.check_same", refuse)
     if load_kernels() is None:
         pytest.skip("nothing is fused without kernels")
     with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM computes"):

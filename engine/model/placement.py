@@ -1,0 +1,84 @@
+"""What makes a module of transformers one that runs here: on its device, with known parts fused, in the kernels."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from engine.attention.registry import AttentionCall
+from engine.checkpoint.stored_tensor import StoredTensor
+from engine.host.deterministic_activations import replace_activations, replace_softplus
+from engine.model.fusion import fuse_modules
+from engine.model.kernel_layer import move_layers_to_kernels
+from engine.model.probe import check_same, probe_layers
+from engine.weights.linear import is_linear
+from engine.weights.moe import is_experts
+
+__all__ = ["made_to_run", "move_layers", "only_errors_of", "replace_for_cpu", "unmap_checkpoint"]
+
+
+def made_to_run(module: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """Returns the module, which was just read from a checkpoint, on the device and without anything for training."""
+    module.requires_grad_(False)
+    _expand_unpacked(module, device)
+    for owner in module.modules():  # buffers may be views: see `unmap_checkpoint`
+        owner._buffers.update({name: buffer.clone() for name, buffer in owner._buffers.items() if buffer is not None})
+    return module.eval().to(device)
+
+
+def _expand_unpacked(module: PreTrainedModel, device: torch.device) -> None:
+    """Makes stored parameters dense that stay as they are; those that are packed on the CPU are read then."""
+    for owner in module.modules():
+        is_packed = device.type == "cpu" and (is_linear(owner) or is_experts(owner))
+        for name, parameter in owner._parameters.items():
+            if isinstance(parameter, StoredTensor) and not is_packed:
+                owner._parameters[name] = nn.Parameter(parameter.expanded(), requires_grad=False)
+
+
+def replace_for_cpu(
+    module: PreTrainedModel, calls: Sequence[AttentionCall], device: torch.device, has_kernels: bool
+) -> None:
+    """Replaces what the CPU computes in another way than transformers, apart from matmuls: activations, fused parts."""
+    if device.type == "cpu":
+        replace_softplus()
+    if has_kernels:
+        torch.ops.twostep.replace_activations()
+        fuse_modules(module, calls)
+        text_config = module.config.get_text_config(decoder=True)
+        check_same(type(module).__name__, calls, probe_layers(module, text_config, device))
+    elif device.type == "cpu":
+        replace_activations()
+
+
+def move_layers(modules: Sequence[PreTrainedModel], text_config: PreTrainedConfig, device: torch.device) -> None:
+    """Moves layers to the kernels. Raises UnsupportedModelError unless, fused and packed, they still run."""
+    for each in modules:
+        move_layers_to_kernels(each)
+        probe_layers(each, text_config, device)
+
+
+def unmap_checkpoint(module: PreTrainedModel) -> None:
+    """Copies parameters that were not packed out of the mapped checkpoint file.
+
+    A tensor in a mapped checkpoint keeps the whole file mapped: it counts as this process's memory, and the process
+    dies (SIGBUS) if the file is truncated. Buffers, whose base would keep the mapping, and biases, which packing leaves
+    alone, were copied before.
+    """
+    for parameter in module.parameters():
+        if parameter.device.type == "cpu":
+            parameter.data = parameter.data.clone()
+
+
+@contextmanager
+def only_errors_of(name: str) -> Iterator[None]:
+    """Keeps a logger from warning: transformers warns, for one, of each tensor of the parts that are not loaded."""
+    its_logger = logging.getLogger(name)
+    level = its_logger.level
+    its_logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        its_logger.setLevel(level)
