@@ -119,7 +119,7 @@ def _scheduler(config: EngineConfig, info: EngineInfo, costs: StepCosts, store: 
 
 
 def _kv_allocator(config: EngineConfig, info: EngineInfo, costs: StepCosts, store: KVStore | None) -> KVAllocator:
-    draft_kv = OwnDraftKV(config.block_size) if info.draft_kv_bytes else NoDraftKV()
+    draft_kv = OwnDraftKV(config.block_size, is_of_head=info.has_head) if info.draft_kv_bytes else NoDraftKV()
     if not config.enable_prefix_caching:
         return KVAllocator(info.num_blocks, config.block_size, NullPrefixCache(), _slots(info), draft_kv=draft_kv)
     cache, size = PrefixCache(config.block_size), (info.num_blocks, config.block_size)

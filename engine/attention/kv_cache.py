@@ -36,6 +36,18 @@ class LayerShape:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class HiddenShape:
+    """The hidden state that is kept of each token beside keys and values, where an MTP head reads it."""
+
+    size: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
 class LayerCache(NamedTuple):
     """The paged keys and values of one layer, in rows as `engine.attention.kv_format` describes them."""
 
@@ -55,8 +67,17 @@ class KVCache:
     """The paged keys and values of all layers. Pages stay unallocated until blocks near them are about to be written
     (`prefault`)."""
 
+    hidden: Tensor | None  # [num_blocks, block_size, hidden_size]
+    """The hidden state of each token, where they are kept."""
+
     def __init__(
-        self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: Sequence[LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        hidden: HiddenShape | None = None,
     ) -> None:
         def allocate(layer: LayerShape, head_size: int) -> Tensor:
             size = (num_blocks, layer.num_kv_heads, block_size, row_size(head_size, dtype))
@@ -67,8 +88,11 @@ class KVCache:
         self.layers = tuple(
             LayerCache(allocate(layer, layer.head_size), allocate(layer, layer.head_size_v)) for layer in layers
         )
+        self.hidden = None
+        if hidden is not None:
+            self.hidden = empty_in_huge_pages((num_blocks, block_size, hidden.size), hidden.dtype, device)
         self._shapes = tuple(layers)
-        self._pages = PagePrefault([*chain.from_iterable(self.layers)])
+        self._pages = PagePrefault(self._tensors())
         self._writing = threading.Lock()  # prefault writes to pages what it read there
 
     def of_layer(self, layer: int) -> LayerCache:
@@ -83,9 +107,12 @@ class KVCache:
             places.setdefault(place if shape.layer is None else shape.layer, place)
         return places
 
+    def _tensors(self) -> list[Tensor]:
+        return [*chain.from_iterable(self.layers), *([] if self.hidden is None else [self.hidden])]
+
     def of_layers(self, layers: slice) -> "KVCache":
-        """Returns the cache of some of the layers: those of the model, or of its draft model. It shares their memory,
-        whose pages the whole cache allocates."""
+        """Returns the cache of some of the layers, those of the model or of its draft model, and of hidden states. It
+        shares their memory, whose pages the whole cache allocates."""
         part = copy.copy(self)
         part.layers, part._shapes = self.layers[layers], self._shapes[layers]
         vars(part).pop("_places", None)
@@ -100,10 +127,9 @@ class KVCache:
             self._pages.prefault(last_block, num_tokens / self.block_size)
 
     def block_bytes(self, block_id: int) -> list[np.ndarray]:
-        """Returns a block's memory in all layers, keys before values, each as bytes [num_bytes] that may be read while
-        no step writes the block. For the CPU only."""
-        tensors = chain.from_iterable(self.layers)
-        return [tensor[block_id].view(-1).view(torch.uint8).numpy() for tensor in tensors]
+        """Returns a block's memory in all layers, keys before values, and its hidden states, each as bytes [num_bytes]
+        that may be read while no step writes the block. For the CPU only."""
+        return [tensor[block_id].view(-1).view(torch.uint8).numpy() for tensor in self._tensors()]
 
     def fill_block(self, block_id: int, content: memoryview) -> None:
         """Overwrites a block with the bytes of `block_bytes`, joined. Other threads than that of the steps may call it,
@@ -116,7 +142,7 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in chain.from_iterable(self.layers))
+        return sum(tensor.nbytes for tensor in self._tensors())
 
 
 def bytes_per_block(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:

@@ -1,5 +1,6 @@
 """Where weights come from that transformers does not read itself: tensor -> weight, as a file stores it."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from engine.checkpoint.hub import optional_file, snapshot
 from engine.checkpoint.local import folder_of, is_gguf, is_local, read_config
 from engine.checkpoint.published.scheme import scheme_of
 from engine.checkpoint.published.weights import published_weights
+from engine.checkpoint.safetensors_files import IsWanted, read_wanted, tensor_names
 
-__all__ = ["needs_float32", "stored_weights"]
+__all__ = ["brings_head", "needs_float32", "stored_weights", "weights_beside"]
 
+_OF_HEADS = re.compile(r"\.eh_proj\.|(?:^|\.)mtp\.fc\.|\.mtp_layers\.0\.input_proj\.")
+"""Finds names of the projections of MTP heads, whose parts `engine.model.mtp_head` names."""
 _WITHIN_BFLOAT16 = ("mxfp4",)
 
 
@@ -30,6 +34,28 @@ def stored_weights(model: str, revision: str | None, dtype: torch.dtype) -> dict
     files = ("*.safetensors", "*.safetensors.index.json")
     folder = folder_of(model) if is_local(model) else snapshot(model, revision, files)
     return published_weights(folder, scheme, dtype)
+
+
+def brings_head(model: str, revision: str | None) -> bool:
+    """Whether the checkpoint has tensors that are named as those of an MTP head are; False for one that is damaged."""
+    if is_gguf(model):
+        return False
+    try:
+        names = tensor_names(lambda name: optional_file(model, revision, name))
+    except Exception:  # what is wrong with it is said when it is loaded
+        return False
+    return any(map(_OF_HEADS.search, names))
+
+
+def weights_beside(model: str, revision: str | None, dtype: torch.dtype, is_wanted: IsWanted) -> dict[str, Tensor]:
+    """Returns the weights with the wanted names, which are those of parts that transformers leaves out. GGUF files have
+    other names: of these there are none. Raises ModelError."""
+    if is_gguf(model):
+        return {}
+    if _scheme_of(model, revision) is not None:
+        stored = stored_weights(model, revision, dtype) or {}
+        return {name: tensor for name, tensor in stored.items() if is_wanted(name)}
+    return read_wanted(lambda name: optional_file(model, revision, name), is_wanted)
 
 
 def needs_float32(model: str, revision: str | None) -> bool:

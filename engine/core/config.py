@@ -29,6 +29,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft_quantization: str = "none"
     """Weight quantization of the draft model, on the CPU: none, int8 or int4. Without `draft_model` it is a second copy
     of the weights: none (no draft model) or int4. See `engine.model.self_draft`."""
+    mtp: bool = True
+    """Whether the checkpoint's own MTP head drafts, if it brings one and neither of the two above is set. See
+    `engine.model.mtp_head`."""
     max_model_len: int | None = None
     """Longest prompt + output, in tokens; None takes the model's own limit."""
     block_size: int = 16
@@ -76,6 +79,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """CPU threads of the model; None leaves torch's default."""
     trace: str | None = None
     """File that receives one JSON line per step that ran something."""
+
+    @property
+    def may_load_head(self) -> bool:
+        """Whether a checkpoint's MTP head is to draft."""
+        has_other = self.draft_model is not None or self.draft_quantization != "none"
+        return self.mtp and self.num_speculative_tokens > 0 and not has_other
 
     @property
     def checkpoint_tokens(self) -> int:
@@ -174,7 +183,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     draft_size: ModelSize | None = None
     """Bytes and operations of the draft model's passes; None without a draft model."""
     draft_kv_bytes: int = 0
-    """The part of `kv_cache_bytes` that is the draft model's own."""
+    """The part of `kv_cache_bytes` that is the draft model's own, with the hidden states that an MTP head reads."""
+    has_head: bool = False
+    """Whether the draft model is the checkpoint's MTP head."""
     ceilings: Ceilings
     """The machine's measured peaks of memory bandwidth and compute."""
 

@@ -26,7 +26,7 @@ class KernelForward:
         self._weight, self._bias = parts.head.weight, parts.head.bias
         self._run_decoder = parts.bound(cache).run  # called as an operator with an object, torch throws two exceptions
 
-    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> ForwardOutput:
+    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, all_hidden: bool = False) -> ForwardOutput:
         paged = inputs.attention
         num_tokens = len(inputs.token_ids)
         rows = None if kept is None or [*kept] == [*range(num_tokens)] else kept_rows(kept, inputs)
@@ -37,9 +37,10 @@ class KernelForward:
             paged.cu_seqlens_q,
             paged.context_lens,
             paged.slot_mapping,
-            rows,
+            None if all_hidden else rows,
         )
-        return ForwardOutput(self._head(hidden), hidden)
+        kept_hidden = hidden[rows] if all_hidden and rows is not None else hidden
+        return ForwardOutput(self._head(kept_hidden), kept_hidden, hidden if all_hidden else None)
 
     def _head(self, hidden: Tensor) -> Tensor:  # [T, H] -> [T, vocab_size]
         return self._weight.multiply(hidden, self._bias)

@@ -14,6 +14,7 @@ import torch
 
 from engine.checkpoint.hub import snapshot
 from engine.checkpoint.local import is_gguf, is_local
+from engine.checkpoint.weight_source import brings_head
 from engine.core.config import EngineConfig
 from engine.host.code_digest import digests_of_packages, library_settings
 from engine.kernels import load_kernels
@@ -30,12 +31,13 @@ _TICK_S = 0.05
 
 def packed_key(config: EngineConfig) -> str | None:
     """Returns the name of the model's file, 32 hexadecimal digits; None for a model that no file can stand for: on
-    another device than the CPU, without kernels, with a draft model, or with the checkpoint's own code.
+    another device than the CPU, without kernels, with a draft model or an MTP head, or with the checkpoint's own code.
 
     Also None if files changed just now: they might change once more without another time. Raises ModelError or OSError.
     """
     has_drafts = config.draft_model is not None or config.draft_quantization != "none"
     is_on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
+    has_drafts = has_drafts or (config.may_load_head and brings_head(config.model, config.revision))
     if config.trust_remote_code or has_drafts or not is_on_cpu or (kernels := load_kernels()) is None:
         return None
     checkpoint = _checkpoint(config)

@@ -117,8 +117,8 @@ def _paged(module: PreTrainedModel, sequences: Sequence[list[int]], steps: Seque
             _request(tokens, start, tables[index], slot)
             for (index, tokens, start), slot in zip(chunks, slots, strict=True)
         ]
-        rows, _ = forward(build_inputs(requests, BLOCK_SIZE, torch.device("cpu")), None)
-        parts = rows.split_with_sizes([len(tokens) for _, tokens, _ in chunks])
+        logits_of_step = forward(build_inputs(requests, BLOCK_SIZE, torch.device("cpu")), None).logits
+        parts = logits_of_step.split_with_sizes([len(tokens) for _, tokens, _ in chunks])
         for (index, tokens, _), part in zip(chunks, parts, strict=True):
             logits[index].append(part)
             starts[index] += len(tokens)

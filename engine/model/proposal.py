@@ -2,8 +2,9 @@
 
 from engine.attention import AttentionBackend
 from engine.attention.kv_cache import KVCache
+from engine.runner.forward import HeadForward
 from engine.runner.loaded_model import LoadedModel
-from engine.runner.proposer import ModelProposer, NoProposer, Proposer
+from engine.runner.proposer import HeadProposer, ModelProposer, NoProposer, Proposer
 from engine.runner.sampler import Sampler
 
 __all__ = ["choose_proposer"]
@@ -18,4 +19,7 @@ def choose_proposer(model: LoadedModel, cache: KVCache, backend: AttentionBacken
 
     own = cache.of_layers(slice(len(model.layers), None)) if model.draft.layers else cache
     sampler = Sampler(model.device, model.has_kernels, model.eos_token_ids)
+    if model.draft.join is not None and cache.hidden is not None:
+        head = HeadForward(model.draft.module, model.draft.join, own, backend)
+        return HeadProposer(head, cache.hidden, sampler, model.device)
     return ModelProposer(choose_forward(model.draft.module, own, backend), sampler, cache.block_size, model.device)

@@ -3,14 +3,13 @@
 import logging
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from engine.attention import AttentionBackend, select_backend
-from engine.attention.kv_cache import KVCache, LayerShape, bytes_per_block
+from engine.attention.kv_cache import KVCache, bytes_per_block
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import ConfigError, ModelMemoryError
 from engine.core.machine import Ceilings
@@ -74,8 +73,7 @@ def _info(config: EngineConfig, model: LoadedModel, cache: KVCache, facts: dict[
         kv_cache_bytes=cache.num_bytes,
         kv_bytes_per_token=bytes_per_block(model.layers, 1, model.kv_dtype),
         size=model.size,
-        draft_size=model.draft.size if model.draft else None,
-        draft_kv_bytes=cache.num_blocks * bytes_per_block(_draft_layers(model), config.block_size, model.kv_dtype),
+        **_draft_facts(config, model, cache),
         **facts,
     )
 
@@ -84,14 +82,6 @@ def _load(config: EngineConfig) -> LoadedModel:
     from engine.model.loader import load_model  # imports transformers' models, for seconds
 
     return load_model(config)
-
-
-def _with_draft_model(config: EngineConfig, model: LoadedModel, max_model_len: int) -> LoadedModel:
-    if config.draft_model is None:
-        return model
-    from engine.model.draft_model import load_draft_model
-
-    return replace(model, draft=load_draft_model(config, model, max_model_len))
 
 
 def _step_bytes(config: EngineConfig, model: LoadedModel, max_model_len: int, backend: AttentionBackend) -> int:
@@ -111,9 +101,25 @@ def _forward(module: Any, cache: KVCache, backend: AttentionBackend, states: Sta
     return choose_forward(module, cache, backend, states)
 
 
-def _draft_layers(model: LoadedModel) -> Sequence[LayerShape]:
-    """Returns the shapes of a draft model's own layers, whose KV lies behind that of the model in the same blocks."""
-    return model.draft.layers if model.draft else ()
+def _with_draft_model(config: EngineConfig, model: LoadedModel, max_model_len: int) -> LoadedModel:
+    """Returns the model with what drafts for it: rounded weights, another model, or the head of its checkpoint."""
+    if config.draft_model is not None:
+        from engine.model.draft_model import load_draft_model
+
+        return replace(model, draft=load_draft_model(config, model, max_model_len))
+    if model.draft is not None or isinstance(model.module, DecoderParts):
+        return model
+    from engine.model.mtp_head import load_mtp_head
+
+    return replace(model, draft=load_mtp_head(config, model))
+
+
+def _draft_facts(config: EngineConfig, model: LoadedModel, cache: KVCache) -> dict[str, Any]:
+    """Returns the fields of `EngineInfo` about a draft model, none without one."""
+    if model.draft is None:
+        return {}
+    own = model.bytes_per_block(config.block_size) - bytes_per_block(model.layers, config.block_size, model.kv_dtype)
+    return {"draft_size": model.draft.size, "draft_kv_bytes": cache.num_blocks * own, "has_head": model.has_head}
 
 
 def _name_of(dtype: torch.dtype) -> str:
@@ -133,7 +139,7 @@ def _new_caches(
     return _new_cache(config, model, num_blocks), states, max_model_len
 
 
-def _state_facts(model: LoadedModel, states: StateCache) -> dict[str, int]:
+def _state_facts(model: LoadedModel, states: StateCache) -> dict[str, Any]:
     """Returns the fields of `EngineInfo` about recurrent states, none for a model without any."""
     if not model.states:
         return {}
@@ -163,7 +169,7 @@ def _new_cache(config: EngineConfig, model: LoadedModel, num_blocks: int) -> KVC
     On the CPU that is checked before: the operating system grants more memory than there is, and kills the process once
     it is used.
     """
-    num_bytes = num_blocks * bytes_per_block(model.kv_layers, config.block_size, model.kv_dtype)
+    num_bytes = num_blocks * model.bytes_per_block(config.block_size)
     available = available_bytes(model.device)
     shortage = ModelMemoryError(
         f"There is not enough memory for a KV cache of {num_blocks:,} blocks of {config.block_size} tokens: it takes "
@@ -173,7 +179,8 @@ def _new_cache(config: EngineConfig, model: LoadedModel, num_blocks: int) -> KVC
     if model.device.type == "cpu" and num_bytes > available:
         raise shortage
     try:
-        return KVCache(model.kv_layers, num_blocks, config.block_size, model.kv_dtype, model.device)
+        shape = model.kv_layers, num_blocks, config.block_size
+        return KVCache(*shape, model.kv_dtype, model.device, model.kept_hidden)
     except (MemoryError, RuntimeError, OSError) as error:
         if not is_memory_shortage(error):
             raise
@@ -245,7 +252,7 @@ def _size_pool(config: EngineConfig, model: LoadedModel, max_model_len: int, kv_
 def _num_blocks(config: EngineConfig, model: LoadedModel, max_model_len: int, kv_bytes: int) -> int:
     """Returns how many blocks fit; by default no more than all sequences together can use."""
     usable = config.max_num_seqs * -(-max_model_len // config.block_size)
-    per_block = bytes_per_block(model.kv_layers, config.block_size, model.kv_dtype)
+    per_block = model.bytes_per_block(config.block_size)
     if per_block == 0:  # a model without attention: its blocks only count tokens
         return usable
     num_blocks = max(0, kv_bytes) // per_block

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from engine.runner.model_inputs import ModelInputs
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Forward", "ForwardOutput", "TransformersForward", "kept_rows"]
+__all__ = ["Forward", "ForwardOutput", "HeadForward", "TransformersForward", "kept_rows"]
 
 
 class ForwardOutput(NamedTuple):
@@ -27,6 +27,8 @@ class ForwardOutput(NamedTuple):
     logits: Tensor  # [num_kept, vocab]
     hidden: Tensor  # [num_kept, hidden_size]
     """Hidden states of the last layer after the final norm, the input of the language-model head."""
+    all_hidden: Tensor | None = None  # [num_tokens, hidden_size]
+    """The hidden states at all positions, if asked for."""
 
 
 class Forward(Protocol):
@@ -34,8 +36,9 @@ class Forward(Protocol):
     def name(self) -> str:
         """What computes the step, as `EngineInfo.forward` has it."""
 
-    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> ForwardOutput:
-        """Computes the batch, with results at the `kept` positions of the flat batch; None keeps all.
+    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, all_hidden: bool = False) -> ForwardOutput:
+        """Computes the batch, with results at the `kept` positions of the flat batch, None keeps all, and with the
+        hidden states at all of them if `all_hidden`.
 
         Also writes the batch's keys and values to the KV cache, and the states after its tokens to their slots.
         """
@@ -55,20 +58,43 @@ class TransformersForward:
         self._backend = backend
         self._states = states
 
-    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> ForwardOutput:
+    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, all_hidden: bool = False) -> ForwardOutput:
+        return self._run({"input_ids": inputs.token_ids[None]}, inputs, kept, all_hidden)
+
+    def of_embeddings(self, embeddings: Tensor, inputs: ModelInputs, kept: Sequence[int]) -> ForwardOutput:
+        """Computes the batch from `embeddings` [num_tokens, hidden_size] in place of those of its tokens."""
+        return self._run({"inputs_embeds": embeddings[None]}, inputs, kept)
+
+    def _run(
+        self, arguments: dict[str, Tensor], inputs: ModelInputs, kept: Sequence[int] | None, all_hidden: bool = False
+    ) -> ForwardOutput:
+        """Runs the model on the tokens or embeddings among `arguments`, one long sequence to it."""
         rows = None if kept is None else kept_rows(kept, inputs)
-        token_ids, positions = inputs.token_ids[None], inputs.positions[None]  # one long sequence to the model
         handler = _PagedAttention(self._backend, self._cache, inputs.attention)
         states = _SlottedStates(self._states, inputs.states)
-        arguments = {"input_ids": token_ids, "position_ids": positions, "use_cache": False}
         if rows is not None:
             arguments["logits_to_keep"] = rows
-        with attention_handler(handler), state_handler(states), _recorded_input(self._head) as hidden:
-            output = self._module(**arguments)
+        recorders = _recorded_input(self._head), _recorded_output(self._module.base_model)
+        with attention_handler(handler), state_handler(states), recorders[0] as hidden, recorders[1] as outputs:
+            output = self._module(**arguments, position_ids=inputs.positions[None], use_cache=False)
         logits, hidden_states = output.logits[0], hidden[0].flatten(0, -2)
         if rows is not None and len(logits) != len(rows):  # some models compute all positions whatever is asked for
             logits, hidden_states = logits[rows], hidden_states[rows]
-        return ForwardOutput(logits, hidden_states)
+        return ForwardOutput(logits, hidden_states, outputs[0][0][0] if all_hidden else None)
+
+
+class HeadForward:
+    """Runs an MTP head, a model of one layer, on what `join` makes of each token's embedding and of the hidden state of
+    the token before it."""
+
+    def __init__(self, module: "PreTrainedModel", join: nn.Module, cache: KVCache, backend: AttentionBackend) -> None:
+        self._forward = TransformersForward(module, cache, backend)
+        self._embedding = cast(nn.Module, module.get_input_embeddings())
+        self._join = join
+
+    def __call__(self, inputs: ModelInputs, hidden: Tensor, kept: Sequence[int]) -> ForwardOutput:
+        """Computes the batch from `hidden` [num_tokens, hidden_size], with results at the `kept` positions."""
+        return self._forward.of_embeddings(self._join(self._embedding(inputs.token_ids), hidden), inputs, kept)
 
 
 @contextmanager
@@ -78,6 +104,17 @@ def _recorded_input(module: nn.Module) -> Iterator[list[Tensor]]:
     hook = module.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     try:
         yield inputs
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _recorded_output(module: nn.Module) -> Iterator[list[Any]]:
+    """Yields a list that gets the output of each call of the module."""
+    outputs: list[Any] = []
+    hook = module.register_forward_hook(lambda _, args, output: outputs.append(output))
+    try:
+        yield outputs
     finally:
         hook.remove()
 

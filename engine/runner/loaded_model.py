@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from engine.attention.kv_cache import LayerShape
+from engine.attention.kv_cache import HiddenShape, LayerShape, bytes_per_block
 from engine.core.machine import ModelSize
 from engine.mixers.state import StateShape
 
@@ -15,8 +16,9 @@ if TYPE_CHECKING:  # it takes seconds to import, and a model that is kept packed
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A draft model: one with keys and values of its own, or a self-speculative one, which runs over the target
-    model's. What the latter writes there is overwritten when the target model verifies its draft tokens.
+    """A draft model: one with keys and values of its own, which may be the checkpoint's MTP head, or a self-speculative
+    one, which runs over the target model's. What the latter writes there is overwritten when the target model verifies
+    its draft tokens.
     """
 
     module: "PreTrainedModel"
@@ -26,6 +28,9 @@ class DraftModel:
     """Bytes and operations of one draft pass, which adds a draft token to each request."""
     layers: tuple[LayerShape, ...] = ()
     """The layers of its own KV, behind those of the target model in the cache; none for a self-speculative one."""
+    join: nn.Module | None = None
+    """What makes the input of an MTP head, [num_tokens, hidden_size], of the tokens' embeddings and the hidden states
+    of the tokens before them, both of that shape; None for other draft models, which read tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +67,18 @@ class LoadedModel:
     def kv_layers(self) -> tuple[LayerShape, ...]:
         """The layers of the KV cache: the model's own, then those of the draft model."""
         return self.layers + (self.draft.layers if self.draft else ())
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the draft model is an MTP head."""
+        return self.draft is not None and self.draft.join is not None
+
+    @property
+    def kept_hidden(self) -> HiddenShape | None:
+        """The hidden states that the KV cache keeps, for an MTP head."""
+        return HiddenShape(self.hidden_size, self.dtype) if self.has_head else None
+
+    def bytes_per_block(self, block_size: int) -> int:
+        """Returns the bytes that a block of the KV cache takes, over all layers and with hidden states."""
+        hidden = self.kept_hidden.bytes_per_token * block_size if self.kept_hidden else 0
+        return bytes_per_block(self.kv_layers, block_size, self.kv_dtype) + hidden

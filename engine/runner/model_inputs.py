@@ -38,7 +38,7 @@ def build_inputs(requests: Sequence[ScheduledRequest], block_size: int, device: 
         device,
         [token_id for request in requests for token_id in request.token_ids],
         [position for request in requests for position in range(request.start, request.end)],
-        [slot for request in requests for slot in _slots(request, block_size)],
+        [slot for request in requests for slot in slots_of(request, range(request.start, request.end), block_size)],
     )
     block_tables, cu_seqlens_q, lens = _on_device(
         torch.int32,
@@ -78,10 +78,10 @@ def _on_device(dtype: torch.dtype, device: torch.device, *lists: list[int]) -> S
     return torch.frombuffer(numbers, dtype=dtype).to(device).split_with_sizes([*map(len, lists)])
 
 
-def _slots(request: ScheduledRequest, block_size: int) -> list[int]:
-    """Returns the cache slots of the request's tokens in this step."""
+def slots_of(request: ScheduledRequest, positions: range, block_size: int) -> list[int]:
+    """Returns the cache slots of the request's tokens at these positions."""
     table = request.block_table
-    return [table[at // block_size] * block_size + at % block_size for at in range(request.start, request.end)]
+    return [table[at // block_size] * block_size + at % block_size for at in positions]
 
 
 def _padded_table(request: ScheduledRequest, block_size: int, max_blocks: int) -> tuple[int, ...]:

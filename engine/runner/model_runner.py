@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
 from engine.core.errors import DeviceFailedError, reason_of
-from engine.runner.forward import Forward, ForwardOutput
+from engine.runner.forward import Forward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.logprobs import Scorer
 from engine.runner.model_inputs import build_inputs
@@ -61,7 +61,6 @@ class ModelRunner:
         """Computes a chunk of each prompt, and samples a token for the requests whose last chunk it is."""
         counts = [_num_kept(request) for request in batch.requests]
         logits, hidden = self._forward(batch, _kept_positions(batch.requests, counts))
-        self._proposer.observe(batch)
         rows = _consecutive(counts)
         sampling = [(own[-1], request) for own, request in zip(rows, batch.requests, strict=True) if request.samples]
         outputs = self._sample_one_each(logits[[row for row, _ in sampling]], [request for _, request in sampling])
@@ -87,7 +86,6 @@ class ModelRunner:
         A request gets one token, and one more for each accepted draft token.
         """
         logits, _ = self._forward(batch, None)
-        self._proposer.observe(batch)
         sampled = self._sampler.sample(logits, [row for request in batch.requests for row in rows_of(request)])
         rows = _consecutive([len(request.token_ids) for request in batch.requests])
         return StepOutput(tuple(self._outputs_of(batch.requests, rows, logits, sampled)))
@@ -98,12 +96,16 @@ class ModelRunner:
         """Returns the batch with the draft tokens that its requests want, sampled one after the other."""
         return self._proposer.draft(batch)
 
-    def _forward(self, batch: Batch, kept: Sequence[int] | None) -> ForwardOutput:
-        """Runs the model, with results at the `kept` positions of the flat batch; None keeps all."""
+    def _forward(self, batch: Batch, kept: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+        """Runs the model, and what proposes beside it. Returns logits and hidden states at the `kept` positions of the
+        flat batch; None keeps all."""
         block_size = self._cache.block_size
         last_block = max(request.block_table[(request.end - 1) // block_size] for request in batch.requests)
         self._cache.prefault(last_block, batch.num_tokens)
-        return self._run_model(build_inputs(batch.requests, block_size, self._model.device), kept)
+        inputs = build_inputs(batch.requests, block_size, self._model.device)
+        output = self._run_model(inputs, kept, self._proposer.reads_hidden)
+        self._proposer.observe(batch, output.all_hidden)
+        return output.logits, output.hidden
 
     def _sample_one_each(self, logits: Tensor, requests: Sequence[ScheduledRequest]) -> dict[str, RequestStepOutput]:
         """Samples one token per request from `logits` [len(requests), vocab]; returns outputs by request id."""

@@ -1,9 +1,10 @@
-"""What proposes the draft tokens of a decode step by a model: nothing, or a draft model.
+"""What proposes the draft tokens of a decode step by a model: nothing, a draft model, or an MTP head.
 
 Drafts that need no model, of texts, predictions and grammars, are proposed by each request's own
 `engine.core.draft.Drafter`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -13,19 +14,24 @@ import torch
 from torch import Tensor
 
 from engine.core.batch import Batch, Phase, ScheduledRequest
-from engine.runner.forward import Forward
-from engine.runner.model_inputs import build_inputs
+from engine.runner.forward import Forward, ForwardOutput, HeadForward
+from engine.runner.model_inputs import build_inputs, slots_of
 from engine.runner.sampler import Sampler
 from engine.scheduling.speculation.draft_verification import draft_row, last_row, with_draft_token
 
-__all__ = ["ModelProposer", "NoProposer", "Proposer"]
+__all__ = ["HeadProposer", "ModelProposer", "NoProposer", "Proposer"]
 
 
 class Proposer(Protocol):
     """Proposes chains of draft tokens. What it keeps from step to step lies in the KV cache."""
 
-    def observe(self, batch: Batch) -> None:
-        """Takes note of a batch that the model has just computed."""
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether `observe` needs the model's hidden states."""
+
+    def observe(self, batch: Batch, hidden: Tensor | None) -> None:
+        """Takes note of a batch that the model has just computed, and of its hidden states [num_tokens, hidden_size] at
+        all positions."""
 
     def draft(self, batch: Batch) -> Batch:
         """Returns the batch, which the model is about to compute, with the draft tokens that its requests want."""
@@ -34,25 +40,30 @@ class Proposer(Protocol):
 class NoProposer:
     """Proposes nothing: the state where there is no draft model."""
 
-    def observe(self, batch: Batch) -> None:
+    reads_hidden = False
+
+    def observe(self, batch: Batch, hidden: Tensor | None) -> None:
         pass
 
     def draft(self, batch: Batch) -> Batch:
         raise AssertionError("draft tokens are wanted of a draft model that was not loaded")
 
 
-class ModelProposer:
-    """Proposes what a draft model samples, one token after the other."""
+class _Chain(ABC):
+    """Proposes what a model samples that computes KV of its own for prompts, and one draft token after the other."""
 
-    def __init__(self, forward: Forward, sampler: Sampler, block_size: int, device: torch.device) -> None:
-        """`forward` runs the draft model over blocks of `block_size` tokens."""
-        self._forward = forward
+    def __init__(self, sampler: Sampler, block_size: int, device: torch.device) -> None:
         self._sampler = sampler
         self._block_size = block_size
         self._device = device
 
-    def observe(self, batch: Batch) -> None:
-        """Computes the draft model's own keys and values of prompts, if it has any."""
+    @abstractmethod
+    def _run(self, rows: Sequence[ScheduledRequest], before: Tensor | None) -> ForwardOutput:
+        """Computes the rows' tokens, with results at the last one of each. `before` are the hidden states
+        [len(rows), hidden_size] that the last pass computed, if these rows follow them."""
+
+    def observe(self, batch: Batch, hidden: Tensor | None) -> None:
+        """Computes keys and values of prompts, if the model has any of its own."""
         if batch.phase is Phase.PREFILL:
             self._compute_kv([request for request in batch.requests if request.draft_span])
 
@@ -60,20 +71,76 @@ class ModelProposer:
         requests = list(batch.requests)
         self._compute_kv([each for each in requests if each.draft_span and each.num_wanted == 0])
         make_row: Callable[[ScheduledRequest], ScheduledRequest] = draft_row
-        while wanting := [index for index, each in enumerate(requests) if each.num_wanted > each.num_drafts]:
-            logits = self._logits([make_row(requests[index]) for index in wanting])
-            sampled = self._sampler.sample(logits, [last_row(requests[index]) for index in wanting])
+        wanting, before = [index for index, each in enumerate(requests) if _wants_more(each)], None
+        while wanting:
+            output = self._run([make_row(requests[index]) for index in wanting], before)
+            sampled = self._sampler.sample(output.logits, [last_row(requests[index]) for index in wanting])
             for index, token_id in zip(wanting, sampled, strict=True):
                 requests[index] = with_draft_token(requests[index], token_id)
-            make_row = last_row
+            left = [row for row, index in enumerate(wanting) if _wants_more(requests[index])]
+            wanting, before, make_row = [wanting[row] for row in left], output.hidden[left], last_row
         return replace(batch, requests=tuple(requests))
 
     def _compute_kv(self, requests: Sequence[ScheduledRequest]) -> None:
         """Computes keys and values in the requests' draft spans."""
         if requests:
-            self._logits([draft_row(request) for request in requests])
+            self._run([draft_row(request) for request in requests], None)
 
-    def _logits(self, rows: Sequence[ScheduledRequest]) -> Tensor:
-        """Returns the draft model's logits after each row's last token, [len(rows), vocab]."""
-        last = [end - 1 for end in accumulate(len(row.token_ids) for row in rows)]
-        return self._forward(build_inputs(rows, self._block_size, self._device), last).logits
+
+class ModelProposer(_Chain):
+    """Proposes what a draft model samples, one token after the other."""
+
+    reads_hidden = False
+
+    def __init__(self, forward: Forward, sampler: Sampler, block_size: int, device: torch.device) -> None:
+        """`forward` runs the draft model over blocks of `block_size` tokens."""
+        super().__init__(sampler, block_size, device)
+        self._forward = forward
+
+    def _run(self, rows: Sequence[ScheduledRequest], before: Tensor | None) -> ForwardOutput:
+        return self._forward(build_inputs(rows, self._block_size, self._device), _last_of(rows))
+
+
+class HeadProposer(_Chain):
+    """Proposes what an MTP head samples, which reads each token together with the hidden state of the one before it:
+    the model's, which the KV cache keeps, and from the second draft token on its own (DeepSeek-V3, 2024)."""
+
+    reads_hidden = True
+
+    def __init__(self, forward: HeadForward, hidden: Tensor, sampler: Sampler, device: torch.device) -> None:
+        """`hidden` [num_blocks, block_size, hidden_size] has the place in which the model's hidden states are kept."""
+        super().__init__(sampler, hidden.shape[1], device)
+        self._forward = forward
+        self._hidden = hidden.flatten(0, 1)
+
+    def observe(self, batch: Batch, hidden: Tensor | None) -> None:
+        assert hidden is not None
+        self._hidden[self._slots(batch.requests, 0)] = hidden
+        super().observe(batch, hidden)
+
+    def _run(self, rows: Sequence[ScheduledRequest], before: Tensor | None) -> ForwardOutput:
+        inputs = build_inputs(rows, self._block_size, self._device)
+        return self._forward(inputs, self._before(rows) if before is None else before, _last_of(rows))
+
+    def _before(self, rows: Sequence[ScheduledRequest]) -> Tensor:
+        """Returns the model's hidden states of the tokens before those of the rows; zeros before the first one."""
+        hidden = self._hidden[self._slots(rows, 1)]  # of position -1: anything
+        if any(row.start == 0 for row in rows):
+            starts = accumulate((len(row.token_ids) for row in rows), initial=0)
+            hidden[[at for at, row in zip(starts, rows, strict=False) if row.start == 0]] = 0.0
+        return hidden
+
+    def _slots(self, rows: Sequence[ScheduledRequest], num_before: int) -> Tensor:
+        """Returns the slots of the positions `num_before` before those of the rows, [num_tokens]."""
+        ranges = [range(row.start - num_before, row.end - num_before) for row in rows]
+        slots = [slot for row, each in zip(rows, ranges, strict=True) for slot in slots_of(row, each, self._block_size)]
+        return torch.tensor(slots, device=self._device)
+
+
+def _wants_more(request: ScheduledRequest) -> bool:
+    return request.num_wanted > request.num_drafts
+
+
+def _last_of(rows: Sequence[ScheduledRequest]) -> list[int]:
+    """Returns the places of the rows' last tokens in the flat batch."""
+    return [end - 1 for end in accumulate(len(row.token_ids) for row in rows)]

@@ -25,8 +25,9 @@ class DraftKV(Protocol):
         """Returns the positions that the draft model is to compute in a step that computes the next `num_tokens` of the
         request; None if none."""
 
-    def computed(self, request: Request, end: int) -> None:
-        """Notes that the draft model has computed the request's own tokens before `end`."""
+    def computed(self, request: Request, own_end: int, end: int) -> None:
+        """Notes that the draft model has computed the request's own tokens before `own_end`, and then its draft tokens,
+        of which those before `end` are the request's own now."""
 
 
 class NoDraftKV:
@@ -41,15 +42,18 @@ class NoDraftKV:
     def span(self, request: Request, num_tokens: int) -> tuple[int, int] | None:
         return None
 
-    def computed(self, request: Request, end: int) -> None:
+    def computed(self, request: Request, own_end: int, end: int) -> None:
         raise AssertionError("there is no draft model with KV of its own")
 
 
 class OwnDraftKV:
     """The state where there is one."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, *, is_of_head: bool = False) -> None:
+        """`is_of_head`: whether the draft model is an MTP head. It computes draft tokens with hidden states of its own;
+        those that are accepted it computes again, with the model's."""
         self._block_size = block_size
+        self._is_of_head = is_of_head
         self._complete: set[int] = set()
 
     def start(self, request: Request, num_matched: int) -> None:
@@ -67,7 +71,8 @@ class OwnDraftKV:
         start = request.num_drafted_tokens
         return start, min(request.num_computed_tokens, start + MAX_BEHIND) + num_tokens
 
-    def computed(self, request: Request, end: int) -> None:
+    def computed(self, request: Request, own_end: int, end: int) -> None:
+        end = own_end if self._is_of_head else end
         first, last = request.num_drafted_tokens // self._block_size, end // self._block_size
         self._complete.update(request.block_table[first:last])
         request.num_drafted_tokens = end

@@ -139,9 +139,10 @@ class KVAllocator:
         None if none."""
         return self._draft_kv.span(request, num_tokens)
 
-    def drafted(self, request: Request, end: int) -> None:
-        """Records that the draft model computed the request's own tokens before `end`."""
-        self._draft_kv.computed(request, end)
+    def drafted(self, request: Request, own_end: int, end: int) -> None:
+        """Records that the draft model computed the request's own tokens before `own_end`, and draft tokens, of which
+        those before `end` were accepted."""
+        self._draft_kv.computed(request, own_end, end)
 
     def trim(self, request: Request) -> None:
         """Frees the surplus: blocks that only rejected draft tokens needed."""

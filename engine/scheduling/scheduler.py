@@ -228,7 +228,7 @@ class Scheduler:
         """Records that the step computed the request's own tokens before `end`."""
         self._kv.computed(request, scheduled.start, end)
         if scheduled.draft_span:
-            self._kv.drafted(request, end_of_draft_kv(scheduled, end))
+            self._kv.drafted(request, scheduled.draft_span[1], end_of_draft_kv(scheduled, end))
         if not request.is_announced:
             request.num_prefill_chunks += 1
 

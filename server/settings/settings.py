@@ -182,6 +182,9 @@ class Settings(BaseSettings):
         "none",
         "Draft with a second copy of the weights, of 4 bits, on the CPU; or the quantization of --draft-model.",
     )
+    mtp: bool = setting(
+        "Engine", True, "Draft with the checkpoint's own MTP head, if it has one. Answers stay the same."
+    )
     engine_timeout: PositiveFloat = setting(
         "Engine", 120.0, "Seconds an engine with work may be silent; then it is killed and restarted.", "SECONDS"
     )
@@ -272,6 +275,7 @@ class Settings(BaseSettings):
             num_speculative_tokens=self.num_speculative_tokens,
             draft_model=self.draft_model,
             draft_quantization=self.draft_quantization,
+            mtp=self.mtp,
             require_kernels=self.require_kernels,
             num_threads=self.num_threads,
             trace=self.trace and expanduser(self.trace),

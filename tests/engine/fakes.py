@@ -143,6 +143,7 @@ def fake_info(
     draft_kv_bytes: int = 0,
     num_state_slots: int | None = None,
     num_state_checkpoints: int = 0,
+    has_head: bool = False,
 ) -> EngineInfo:
     size = ModelSize(layer_bytes=1000, layer_flops=100, head_bytes=0, head_flops=0, attention=())
     return EngineInfo(
@@ -170,6 +171,7 @@ def fake_info(
         size=size,
         draft_size=size if has_draft_weights or draft_kv_bytes else None,
         draft_kv_bytes=draft_kv_bytes,
+        has_head=has_head,
         ceilings=Ceilings(read_bytes_per_s=1e6, flops_per_s=1e6),
     )
 

@@ -32,7 +32,7 @@ from tests.engine.fakes import fake_info
 
 VOCAB_SIZE = 199
 NUM_STATE_COPIES = 8
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -130,7 +130,7 @@ _WIDE: dict[str, Any] = {
 
 def make_config(name: str) -> PreTrainedConfig:
     class_name, own = ("LlamaConfig", _WIDE) if name == WIDE else ARCHITECTURES[name]
-    settings = {**_COMMON, **own}
+    settings = {**COMMON, **own}
     if class_name == "GPT2Config":
         settings = {
             key: settings[key] for key in (*own, "vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id")
@@ -237,12 +237,13 @@ def tiny_engine(
 ) -> Engine:
     """An engine with a pool of its own over an already loaded model."""
     config = EngineConfig(model="tiny", block_size=block_size, **settings)
-    cache = KVCache(model.kv_layers, num_blocks, block_size, model.kv_dtype, model.device)
+    cache = KVCache(model.kv_layers, num_blocks, block_size, model.kv_dtype, model.device, model.kept_hidden)
     backend = backend or select_backend(model.device, load_kernels())
     has_own_kv = model.draft is not None and bool(model.draft.layers)
     info = fake_info(num_blocks, block_size, max_model_len=model.max_model_len, draft_kv_bytes=int(has_own_kv))
     fields = {name: getattr(info, name) for name in info.__struct_fields__}
     changes = {"vocab_size": model.vocab_size, "eos_token_ids": eos_token_ids or model.eos_token_ids}
+    changes["has_head"] = model.has_head
     states = StateCache(model.states, config.max_num_seqs + NUM_STATE_COPIES, model.device)
     slots = {"num_state_slots": config.max_num_seqs, "num_state_checkpoints": NUM_STATE_COPIES} if model.states else {}
     info = type(info)(**{**fields, **changes, **slots})

@@ -292,6 +292,12 @@ class TestBanner:
         banner = ready_banner(Settings(draft_model="org/small"), info, "http://x")
         assert "predictions, grammars, org/small (6 MiB, and 3 MiB of the KV blocks)\n" in banner
 
+    def test_it_tells_of_the_memory_of_an_mtp_head(self) -> None:
+        size = msgspec.structs.replace(INFO.size, layer_bytes=7 << 20, expert_bytes=0, head_bytes=5 << 20)
+        info = msgspec.structs.replace(INFO, draft_size=size, draft_kv_bytes=3 << 20, has_head=True)
+        banner = ready_banner(Settings(), info, "http://x")
+        assert "predictions, grammars, the checkpoint's MTP head (7 MiB, and 3 MiB of the KV blocks)\n" in banner
+
     def test_it_tells_of_recurrent_states(self) -> None:
         info = msgspec.structs.replace(INFO, num_state_slots=48, state_bytes_per_request=3 << 19)
         banner = ready_banner(Settings(), info, "http://x")

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from engine.checkpoint.published.codecs import LookedUp, MxFp4, PackedIntegers, Scaled, packed, unpacked
+from engine.checkpoint.safetensors_files import open_all
 from engine.checkpoint.stored_tensor import Codec, StoredRows, StoredTensor
 from engine.core.errors import ModelError, UnsupportedModelError
 
@@ -32,7 +32,7 @@ _ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "k_scal
 def published_weights(folder: Path, scheme: Scheme, dtype: torch.dtype) -> Tensors:
     """Returns the checkpoint's tensors, the quantized ones in one for each weight, which is read in `dtype`. Files stay
     mapped as long as there are any of these. Raises ModelError."""
-    tensors = _open_all(folder)
+    tensors = open_all(folder)
     method = str(scheme.get("quant_method", "bitsandbytes"))
     take = _METHODS[method]
     weights: Tensors = {}
@@ -53,23 +53,6 @@ def published_weights(folder: Path, scheme: Scheme, dtype: torch.dtype) -> Tenso
 
 Found = tuple[str, StoredRows, tuple[int, ...], bool]
 """Name of a weight, its rows, their shape, and whether the model has it transposed."""
-
-
-def _open_all(folder: Path) -> Tensors:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-        if any(not isinstance(name, str) or "/" in name for name in files):
-            raise ModelError(f"{index} is damaged: it names files elsewhere.")
-    else:
-        files = {"model.safetensors"}
-    tensors: Tensors = {}
-    for name in sorted(files):
-        if not (folder / name).is_file():
-            raise ModelError(f"The checkpoint {folder} is incomplete: there is no {name}.")
-        with safe_open(folder / name, framework="pt") as file:
-            tensors |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
-    return tensors
 
 
 def _matrix(name: str, codec: Codec, *parts: Tensor, columns: int) -> Found:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from engine.attention.kv_cache import KVCache, LayerShape
+from engine.attention.kv_cache import HiddenShape, KVCache, LayerShape
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.host import code_digest
@@ -17,8 +17,10 @@ from engine.kv_store.opening import open_store
 from tests.engine.fakes import fake_info
 
 
-def cache(block_size: int = 4, dtype: torch.dtype = torch.bfloat16, num_blocks: int = 4) -> KVCache:
-    return KVCache([LayerShape(2, 8, 8)], num_blocks, block_size, dtype, torch.device("cpu"))
+def cache(
+    block_size: int = 4, dtype: torch.dtype = torch.bfloat16, num_blocks: int = 4, hidden: HiddenShape | None = None
+) -> KVCache:
+    return KVCache([LayerShape(2, 8, 8)], num_blocks, block_size, dtype, torch.device("cpu"), hidden)
 
 
 def fingerprint_of(info: dict[str, Any] | None = None, kv: KVCache | None = None, **settings: Any) -> str:
@@ -46,9 +48,21 @@ def test_what_changes_no_bit_changes_no_fingerprint() -> None:
         lambda: fingerprint_of(quantization="int8"),
         lambda: fingerprint_of(kv=cache(block_size=8)),
         lambda: fingerprint_of(kv=cache(dtype=torch.float16)),
+        lambda: fingerprint_of(kv=cache(hidden=HiddenShape(8, torch.bfloat16))),
         lambda: fingerprint_of(trust_remote_code=True),
     ],
-    ids=["weights", "attention", "forward", "isa", "dtype", "quantization", "block size", "kv dtype", "remote code"],
+    ids=[
+        "weights",
+        "attention",
+        "forward",
+        "isa",
+        "dtype",
+        "quantization",
+        "block size",
+        "kv dtype",
+        "hidden",
+        "remote code",
+    ],
 )
 def test_what_may_change_a_bit_changes_it(other: Callable[[], str]) -> None:
     assert other() != fingerprint_of()

@@ -22,6 +22,7 @@ from engine.model.decoder_parts import DecoderParts
 from engine.model.setup import load_model_runner
 from engine.runner.model_inputs import build_inputs
 from engine.runner.model_runner import ModelRunner
+from tests.engine.model.mtp_checkpoints import make_checkpoint_with_head
 from tests.engine.model.steps import BLOCK_SIZE, STEPS, request
 from tests.engine.tiny_models import make_checkpoint
 
@@ -71,7 +72,7 @@ def computed(runner: ModelRunner) -> list[Tensor]:
     for tensor in chain.from_iterable(runner.cache.layers):
         tensor.zero_()
     batches = [[request(*each) for each in step] for step in STEPS]
-    outputs = [runner._run_model(build_inputs(batch, BLOCK_SIZE, torch.device("cpu")), None) for batch in batches]
+    outputs = [runner._run_model(build_inputs(batch, BLOCK_SIZE, torch.device("cpu")), None)[:2] for batch in batches]
     return [*chain.from_iterable(outputs), *chain.from_iterable(runner.cache.layers)]
 
 
@@ -192,3 +193,11 @@ def test_a_place_that_cannot_be_written_costs_a_line_in_the_log(
     with caplog.at_level(logging.WARNING):
         assert not was_found(checkpoint, tmp_path / "file")
     assert "packed weights cannot be kept" in caplog.text
+
+
+def test_a_model_with_an_mtp_head_is_loaded_whole_unless_that_is_left_out(tmp_path: Path) -> None:
+    model, cache = make_checkpoint_with_head("llama", tmp_path), tmp_path / "cache"
+    assert not was_found(model, cache) and not was_found(model, cache)
+    assert not was_found(model, cache, mtp=False) and was_found(model, cache, mtp=False)
+    runner, info = load(model, cache)
+    assert info.has_head and not is_kept(runner)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from tests.engine.scheduling.speculation.timed import TimedRunner, drafting_engi
 
 
 def with_own_kv(
-    block_size: int = 4, errs: Callable[[], bool] = lambda: False, num_blocks: int = 64, **settings: int
+    block_size: int = 4, errs: Callable[[], bool] = lambda: False, num_blocks: int = 64, **settings: Any
 ) -> Engine:
     """Returns an engine whose runner checks that the draft model reads no KV but that of the request's own tokens."""
     return drafting_engine(TimedRunner(block_size, errs), num_blocks, draft_kv_bytes=1, **settings)
@@ -29,10 +30,13 @@ def drafted(engine: Engine) -> list[Batch]:
 
 
 @given(
-    pattern=st.lists(st.booleans(), min_size=1, max_size=7), block_size=st.integers(1, 5), seed=st.integers(0, 10_000)
+    pattern=st.lists(st.booleans(), min_size=1, max_size=7),
+    block_size=st.integers(1, 5),
+    seed=st.integers(0, 10_000),
+    has_head=st.booleans(),
 )
 def test_requests_get_their_tokens_and_drafts_come_from_their_own_kv(
-    pattern: list[bool], block_size: int, seed: int
+    pattern: list[bool], block_size: int, seed: int, has_head: bool
 ) -> None:
     """Prefixes are shared, requests preempted and aborted, drafts rejected, and steps without drafts between others."""
     turns, rng = count(), random.Random(seed)
@@ -40,6 +44,7 @@ def test_requests_get_their_tokens_and_drafts_come_from_their_own_kv(
         block_size,
         lambda: pattern[next(turns) % len(pattern)],
         num_blocks=-(-60 // block_size),
+        has_head=has_head,
         max_prefill_tokens_per_gap=4,
     )
     prompts = {str(index): [1 + rng.randrange(2) for _ in range(1 + 2 * index)] for index in range(6)}
@@ -89,6 +94,16 @@ def test_what_the_draft_model_has_not_computed_it_makes_up_for() -> None:
     spans = [each.draft_span for batch in drafted(engine) for each in batch.requests if each.draft_span]
     assert max(end - start for start, end in spans) > 2
     assert min(end - start for start, end in spans) == 2  # all drafts are right: their last one, and the token after it
+
+
+@pytest.mark.parametrize(("has_head", "num_again"), [(False, 1), (True, 3)])
+def test_an_mtp_head_computes_accepted_drafts_again(has_head: bool, num_again: int) -> None:
+    """A draft model computes but the last of three draft tokens itself, and these are its own."""
+    engine = with_own_kv(has_head=has_head)
+    add(engine, "a", max_tokens=60)
+    run_to_end(engine)
+    spans = [batch.requests[0].draft_span for batch in drafted(engine) if batch.num_drafts == 3]
+    assert len(spans) > 5 and {end - start for start, end in filter(None, spans[2:])} == {1 + num_again}
 
 
 def test_a_cached_prefix_holds_the_draft_models_kv_too() -> None:
@@ -146,7 +161,7 @@ def test_a_prefix_is_complete_up_to_the_first_block_that_is_not() -> None:
     first, second = request_with(30, 0), request_with(30, 0)
     first.block_table = [7, 8, 9, 6]
     kv.start(first, 0)
-    kv.computed(first, 14)
+    kv.computed(first, 14, 14)
     second.block_table = [7, 8, 9, 6, 5]
     kv.start(second, 4)
     assert second.num_drafted_tokens == 12  # of the fourth block, two tokens are not computed

@@ -60,6 +60,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "num_speculative_tokens": ("3", 3),
     "draft_model": ("x/small", "x/small"),
     "draft_quantization": ("int4", "int4"),
+    "mtp": ("false", False),
     "max_header_bytes": ("4KiB", 4096),
     "max_connections": ("3", 3),
     "header_timeout": ("2.5", 2.5),

@@ -39,6 +39,7 @@ def drafting_engine(
     draft_kv_bytes: int = 0,
     num_state_slots: int | None = None,
     num_state_checkpoints: int = 0,
+    has_head: bool = False,
     **settings: Any,
 ) -> Engine:
     config = EngineConfig(model="fake", block_size=runner.block_size, **{"num_speculative_tokens": 3, **settings})
@@ -49,6 +50,7 @@ def drafting_engine(
         draft_kv_bytes=draft_kv_bytes,
         num_state_slots=num_state_slots,
         num_state_checkpoints=num_state_checkpoints,
+        has_head=has_head,
     )
     return assemble(config, info, runner, clock=lambda: runner.now_s, new_drafter=new_drafter)
 

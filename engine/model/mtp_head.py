@@ -1,0 +1,206 @@
+"""A checkpoint's own MTP head (multi-token prediction: DeepSeek-V3, 2024), which drafts for its model.
+
+It is one layer more, of the model's own kind, on what a projection makes of a token's embedding and the hidden state of
+the token before it, each after a norm; embeddings and language-model head are the model's. Transformers does not load
+it. Here it becomes a model of the same class with that one layer, whose keys and values lie in the blocks of the
+model's. Position 0, before which there is no hidden state, reads zeros in its place.
+
+The names of its tensors are those that vLLM, SGLang and transformers know; of several heads for one token more each,
+the first is used for all.
+"""
+
+import copy
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from engine.attention import registry
+from engine.checkpoint.stored_tensor import dense
+from engine.checkpoint.weight_source import brings_head, weights_beside
+from engine.core.config import EngineConfig
+from engine.core.errors import ModelError, TwostepError, reason_of
+from engine.host.available_memory import is_memory_shortage
+from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_for_cpu, unmap_checkpoint
+from engine.model.probe import layer_shape, probe_layers
+from engine.model.step_work import size_of
+from engine.model.text_part import TEXT_PART_NAMES
+from engine.runner.loaded_model import DraftModel, LoadedModel
+from engine.weights.linear import prepare_linears
+
+__all__ = ["HeadInput", "load_mtp_head"]
+
+logger = logging.getLogger(__name__)
+
+_JOIN = "join."
+_SHARED = re.compile(r"(?:^|\.)(?:embed_tokens|shared_head\.head|lm_head)\.")
+"""Finds names of what is the model's: embeddings and language-model head."""
+
+
+class _Layout(NamedTuple):
+    """How the tensors of a head are called: a prefix, and after it the names of its parts; others are its layer's."""
+
+    prefix: str
+    """With the model's number of layers for `{}`."""
+    embedding_norm: str
+    hidden_norm: str
+    projection: str
+    norm: str
+    layer: str = ""
+    is_hidden_first: bool = False
+    """Whether the projection reads the hidden state before the embedding."""
+
+    def name_of(self, name: str) -> str:
+        """Returns what a tensor, named without the prefix, is called in the model of one layer."""
+        parts = {self.embedding_norm: "embedding_norm", self.hidden_norm: "hidden_norm", self.projection: "projection"}
+        part, _, kind = name.rpartition(".")
+        if part in parts:
+            return f"{_JOIN}{parts[part]}.{kind}"
+        if part == self.norm:
+            return f"model.norm.{kind}"
+        return f"model.layers.0.{name.removeprefix(self.layer)}"
+
+
+_LAYOUTS = (
+    # DeepSeek-V3, GLM-4.5 and later
+    _Layout("model.layers.{}.", "enorm", "hnorm", "eh_proj", "shared_head.norm"),
+    # Qwen3-Next, Qwen3.5, Mellum
+    _Layout("mtp.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", "layers.0."),
+    # MiMo
+    _Layout(
+        *("model.mtp_layers.0.", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
+        is_hidden_first=True,
+    ),
+)
+
+
+class HeadInput(nn.Module):
+    """Makes a head's input of tokens' embeddings and the hidden states before them."""
+
+    def __init__(self, norm: nn.Module, hidden_size: int, dtype: torch.dtype, is_hidden_first: bool) -> None:
+        """`norm` is one of the kind that it has, of the same size."""
+        super().__init__()
+        self.embedding_norm, self.hidden_norm = copy.deepcopy(norm), copy.deepcopy(norm)
+        self.projection = nn.Linear(2 * hidden_size, hidden_size, bias=False, dtype=dtype)
+        self._is_hidden_first = is_hidden_first
+
+    def forward(self, embeddings: Tensor, hidden: Tensor) -> Tensor:  # [T, H], [T, H] -> [T, H]
+        parts = self.embedding_norm(embeddings), self.hidden_norm(hidden)
+        return cast(Tensor, self.projection(torch.cat(parts[::-1] if self._is_hidden_first else parts, dim=-1)))
+
+
+def load_mtp_head(config: EngineConfig, model: LoadedModel) -> DraftModel | None:
+    """Returns the head of the checkpoint of `model`, which was loaded; None if it has none or none is wanted. So it is,
+    with a warning, for one that does not fit: answers do not depend on it."""
+    if not config.may_load_head or model.states or not brings_head(config.model, config.revision):
+        return None
+    try:
+        return _load(config, model)
+    except Exception as error:  # a checkpoint's values reach code all over transformers, which raises anything
+        if is_memory_shortage(error):
+            raise
+        reason = str(error) if isinstance(error, TwostepError) else f"{type(error).__name__}: {reason_of(error)}."
+        logger.warning("%s drafts without its MTP head, which cannot be loaded: %s", config.model, reason)
+        return None
+
+
+def _load(config: EngineConfig, model: LoadedModel) -> DraftModel | None:
+    num_layers = model.module.config.get_text_config(decoder=True).num_hidden_layers
+    prefixes = tuple(layout.prefix.format(num_layers) for layout in _LAYOUTS)
+    found = weights_beside(
+        config.model, config.revision, model.dtype, lambda name: _own_name(name).startswith(prefixes)
+    )
+    tensors = {_own_name(name): tensor for name, tensor in found.items()}
+    for prefix, layout in zip(prefixes, _LAYOUTS, strict=True):
+        if f"{prefix}{layout.projection}.weight" in tensors:
+            own = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+            renamed = {layout.name_of(name): each for name, each in own.items() if not _SHARED.search(name)}
+            return _build(config, model, layout, renamed)
+    return None
+
+
+def _own_name(name: str) -> str:
+    """Returns what a tensor of the text part of a checkpoint is called in a checkpoint of such a model alone."""
+    for pattern, replacement in TEXT_PART_NAMES.items():
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _build(config: EngineConfig, model: LoadedModel, layout: _Layout, tensors: Mapping[str, Tensor]) -> DraftModel:
+    module = _model_of_one_layer(model, {n: tensor for n, tensor in tensors.items() if not n.startswith(_JOIN)})
+    norm = cast(nn.Module, cast(Any, module.base_model).norm)
+    join = HeadInput(norm, model.hidden_size, model.dtype, layout.is_hidden_first).to(model.device)
+    _fill(join, {n.removeprefix(_JOIN): tensor for n, tensor in tensors.items() if n.startswith(_JOIN)})
+    text_config = module.config.get_text_config(decoder=True)
+    calls = probe_layers(module, text_config, model.device)
+    replace_for_cpu(module, calls, model.device, model.has_kernels)
+    reports = [prepare_linears(part, model.has_kernels, config.quantization) for part in (module, join)]
+    unmap_checkpoint(module)
+    module.set_input_embeddings(model.module.get_input_embeddings())
+    module.set_output_embeddings(model.module.get_output_embeddings())
+    move_layers((module,), text_config, model.device)
+    size = size_of(module, text_config, calls, model.kv_dtype)
+    size = msgspec.structs.replace(
+        size,
+        layer_bytes=size.layer_bytes + reports[1].packed_bytes,
+        layer_flops=size.layer_flops + 4 * model.hidden_size**2,
+    )
+    return DraftModel(module, size, tuple(layer_shape(call) for call in calls), join)
+
+
+def _model_of_one_layer(model: LoadedModel, tensors: dict[str, Tensor]) -> PreTrainedModel:
+    """Returns a model of the same class with the head's layer, and next to nothing in the place of embeddings and
+    language-model head."""
+    kind = type(model.module)
+    with only_errors_of("transformers.modeling_utils"), only_errors_of("transformers.distributed"):
+        module, info = kind.from_pretrained(
+            None,
+            config=_config_of_one_layer(model.module.config),
+            state_dict=tensors,
+            dtype=model.dtype,
+            attn_implementation=registry.ATTENTION_NAME,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, by name
+        )
+    if missing := sorted(name for name in info["missing_keys"] if not _SHARED.search(name)):
+        raise ModelError(f"{len(missing)} of its tensors, such as {missing[0]}, lack.")
+    if mismatched := list(info["mismatched_keys"]):
+        name, shape, expected = mismatched[0]
+        raise ModelError(f"{name} has the shape {list(shape)}, not {list(expected)}.")
+    if unused := sorted(info["unexpected_keys"]):
+        raise ModelError(
+            f"{len(unused)} of its tensors, such as {unused[0]}, have no place in a layer of {kind.__name__}."
+        )
+    return made_to_run(module, model.device)
+
+
+def _config_of_one_layer(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Returns the configuration of a model with the head's layer alone: of the kind that the configuration says, else
+    of that of the last layer."""
+    config = copy.deepcopy(config)
+    num_layers = config.num_hidden_layers
+    for name, value in [*vars(config).items()]:
+        if isinstance(value, list) and len(value) == num_layers:
+            own = getattr(config, f"mtp_{name}", None) or value[-1:]
+            setattr(config, name, own[:1])
+    config.num_hidden_layers = config.vocab_size = 1
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = None
+    if hasattr(config, "first_k_dense_replace"):
+        config.first_k_dense_replace = 0
+    return config
+
+
+def _fill(join: HeadInput, tensors: Mapping[str, Tensor]) -> None:
+    """Copies the tensors into the module. Raises ModelError unless they are the module's own."""
+    own = dict(join.named_parameters())
+    if differing := sorted(own.keys() ^ tensors.keys()):
+        raise ModelError(f"its {differing[0]} lacks, or is none that is known.")
+    for name, parameter in own.items():
+        if parameter.shape != tensors[name].shape:
+            raise ModelError(f"its {name} has the shape {list(tensors[name].shape)}, not {list(parameter.shape)}.")
+        parameter.requires_grad_(False).copy_(dense(tensors[name]))
