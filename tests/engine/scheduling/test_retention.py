@@ -49,6 +49,8 @@ def test_nothing_is_retained_beyond_its_time() -> None:
     assert (pool.deadline_s(blocks[0]), pool.deadline_s(blocks[1])) == (10.0, 20.0)
     pool.expire(10.0)
     assert (pool.deadline_s(blocks[0]), pool.deadline_s(blocks[1])) == (None, 20.0)
+    pool.expire(20.0)
+    assert pool.deadline_s(blocks[1]) is None
     assert taken(pool, 3) == [blocks[2], blocks[0], blocks[1]]
 
 
