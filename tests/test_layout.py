@@ -20,7 +20,7 @@ MAY_IMPORT = {
         "host": "",
         "checkpoint": "core",
         "kernels": "core host",
-        "weights": "core",
+        "weights": "checkpoint core",
         "scheduling.cost": "core",
         "attention": "host kernels weights",
         "mixers": "kernels",

@@ -224,6 +224,15 @@ def _pieces(tensors: Sequence[StoredTensor]) -> list[StoredRows]:
     return [*chain.from_iterable(tensor.pieces for tensor in tensors)]
 
 
+def _embedding(weight: Any, numbers: Tensor, *_: Any, **__: Any) -> Any:
+    """Expands the rows of these numbers only."""
+    if not isinstance(weight, StoredTensor) or weight.is_transposed or len(weight.pieces) != 1:
+        return NotImplemented
+    out = torch.empty(numbers.numel(), weight.shape[-1], dtype=weight.dtype)
+    weight.pieces[0][numbers.flatten()].decode_into(out)
+    return out.view(*numbers.shape, weight.shape[-1])
+
+
 def _new_zeros(tensor: StoredTensor, size: Sequence[int], **options: Any) -> Tensor:
     options["dtype"] = options.get("dtype") or tensor.dtype
     return torch.zeros(size, **options)
@@ -241,6 +250,7 @@ _STRUCTURAL: dict[Any, Callable[..., Any]] = {
     _aten.unbind: _unbind,
     _aten.stack: _stack,
     _aten.cat: _cat,
+    _aten.embedding: _embedding,
     _aten.new_zeros: _new_zeros,
 }
 """Operator -> the form of it that leaves numbers as they are stored; NotImplemented where it would not."""

@@ -144,7 +144,7 @@ class LayerParts(msgspec.Struct, frozen=True, eq=False):
 class DecoderParts(msgspec.Struct, frozen=True, eq=False):
     """A whole model, from token ids to logits."""
 
-    embedding: Tensor  # [vocab_size, H]
+    embedding: Tensor  # [vocab_size, H], or packed in blocks
     inv_freq: Tensor  # [head_size / 2], float32
     attention_scaling: float
     """Factor of the rotary embedding's sines and cosines."""

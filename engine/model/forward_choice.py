@@ -25,6 +25,7 @@ from engine.model.kernel_forward import KernelForward
 from engine.model.kernel_layer import KernelDecoderLayer, norm_parts
 from engine.runner.forward import Forward, TransformersForward
 from engine.runner.model_inputs import build_inputs
+from engine.weights.block_weight import BlockEmbedding
 from engine.weights.linear import PackedLinear
 from engine.weights.packed_weight import KernelWeight
 from engine.weights.quantized_weight import KernelQuantizedWeight
@@ -93,13 +94,19 @@ def decoder_parts(module: PreTrainedModel) -> DecoderParts:
     """Returns the parts of a known model."""
     decoder, head = cast(Any, module.base_model), cast(Any, module.get_output_embeddings())
     return DecoderParts(
-        decoder.embed_tokens.weight.detach(),
+        _rows_of(decoder.embed_tokens),
         decoder.rotary_emb.inv_freq.to(torch.float32),
         decoder.rotary_emb.attention_scaling,
         tuple(layer.parts for layer in decoder.layers),
         norm_parts(decoder.norm),
         linear_parts(head.packed, head.bias),
     )
+
+
+def _rows_of(embedding: Any) -> Tensor:
+    """Returns the embedding as the C++ operators take it: dense or in blocks."""
+    weight = embedding.weight
+    return weight.packed.packed if isinstance(weight, BlockEmbedding) else cast(Tensor, weight.detach())
 
 
 @torch.inference_mode()

@@ -42,8 +42,10 @@ def write_packed(path: Path, model: LoadedModel, parts: DecoderParts) -> None:
 
     def encode(value: object) -> object:
         if isinstance(value, Tensor):
-            tensors.append(value)
-            return len(tensors) - 1
+            # An embedding in blocks may be the head, too.
+            if not any(each is value for each in tensors):
+                tensors.append(value)
+            return next(index for index, each in enumerate(tensors) if each is value)
         return str(value).removeprefix("torch.")  # a dtype or a device
 
     known = {name: getattr(model, name) for name in _Facts.__struct_fields__ if name != "parts"}

@@ -32,9 +32,9 @@ def made_to_run(module: PreTrainedModel, device: torch.device) -> PreTrainedMode
 def _expand_unpacked(module: PreTrainedModel, device: torch.device) -> None:
     """Makes stored parameters dense that stay as they are; those that are packed on the CPU are read then."""
     for owner in module.modules():
-        is_packed = device.type == "cpu" and (is_linear(owner) or is_experts(owner))
+        is_packed = is_linear(owner) or is_experts(owner) or isinstance(owner, nn.Embedding)
         for name, parameter in owner._parameters.items():
-            if isinstance(parameter, StoredTensor) and not is_packed:
+            if isinstance(parameter, StoredTensor) and not (is_packed and device.type == "cpu"):
                 owner._parameters[name] = nn.Parameter(parameter.expanded(), requires_grad=False)
 
 

@@ -4,14 +4,16 @@
 not convert.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from engine.checkpoint.stored_tensor import StoredTensor
+from engine.weights.block_weight import BlockEmbedding, BlockWeight, keep_blocks
 from engine.weights.module_replacement import has_hooks
 from engine.weights.moe import PackedExperts, PackedLlama4Experts, is_experts, is_router, pack_experts, pack_router
 from engine.weights.packed_weight import PackedWeight, WeightHandle, multiply_rows
@@ -55,17 +57,19 @@ class LinearReport:
     num_linears: int
     num_experts: int  # layers of experts, each with all its experts
     num_routers: int
-    packed_bytes: int  # held by all of these now
+    packed_bytes: int  # held by all of these now, and by embeddings in blocks
     unconverted: tuple[str, ...]  # matrices left to torch: with any here, batch invariance is not guaranteed
 
 
 def prepare_linears(model: nn.Module, kernels_available: bool, quantization: str = "none") -> LinearReport:
     """Swaps the linear layers of `model` in place, one after the other, so that memory grows by one layer at most.
 
-    A weight shared with an embedding is copied: the embedding keeps its rows, the linear layer gets its own.
+    A weight shared with an embedding is copied: the embedding keeps its rows, the linear layer gets its own. Only a
+    weight that stays in blocks is shared.
     """
     packing = packing_for(quantization, kernels_available)
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    head_weight = None if head is None else head._parameters.get("weight")
     swapped: dict[nn.Module, Packed] = {}
     for parent, name, child in list(_children(model)):
         if child not in swapped:
@@ -73,13 +77,16 @@ def prepare_linears(model: nn.Module, kernels_available: bool, quantization: str
                 continue
             swapped[child] = _pack_module(child, packing.head if child is head else packing.layers)
         setattr(parent, name, swapped[child])
+    packed_head = swapped.get(head) if head is not None else None
+    shared = {id(head_weight): packed_head.packed} if isinstance(packed_head, PackedLinear) else {}
+    embedding_bytes = [_pack_embedding(each, shared, kernels_available) for each in _stored_embeddings(model)]
     router_bytes = [pack_router(module, packing.routers) for module in model.modules() if _is_router(module)]
     num_linears = sum(isinstance(module, PackedLinear) for module in swapped.values())
     return LinearReport(
         num_linears=num_linears,
         num_experts=len(swapped) - num_linears,
         num_routers=len(router_bytes),
-        packed_bytes=sum(module.nbytes for module in swapped.values()) + sum(router_bytes),
+        packed_bytes=sum(module.nbytes for module in swapped.values()) + sum(embedding_bytes) + sum(router_bytes),
         unconverted=tuple(_unconverted(model)),
     )
 
@@ -107,6 +114,26 @@ def _pack_module(module: nn.Module, pack: Pack) -> Packed:
     weight, bias = cast(Tensor, module._parameters.pop("weight")).detach(), cast("Tensor | None", module.bias)
     packed = pack(weight.t() if isinstance(module, Conv1D) else weight)
     return PackedLinear(packed, None if bias is None else bias.detach().clone())  # off the mapped checkpoint file
+
+
+def _stored_embeddings(model: nn.Module) -> Iterator[nn.Embedding]:
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and isinstance(module._parameters.get("weight"), StoredTensor):
+            yield module
+
+
+def _pack_embedding(embedding: nn.Embedding, shared: Mapping[int, PackedWeight], kernels_available: bool) -> int:
+    """Keeps the embedding's rows in blocks, in a weight of `shared` where that is made of the same one, or makes them
+    dense; returns the bytes that it holds beside parameters and `shared`."""
+    weight = cast(StoredTensor, embedding._parameters.pop("weight"))
+    packed = shared.get(id(weight))
+    if not isinstance(packed, BlockWeight):
+        packed = keep_blocks(weight) if kernels_available and embedding.max_norm is None else None
+    if packed is None:
+        embedding.weight = nn.Parameter(weight.expanded(), requires_grad=False)
+        return 0
+    cast(Any, embedding).weight = BlockEmbedding(packed)
+    return 0 if packed in shared.values() else packed.nbytes
 
 
 def _unconverted(model: nn.Module) -> Iterator[str]:

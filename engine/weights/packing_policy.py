@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.weights.affine_quantization import BITS
+from engine.weights.block_weight import keep_blocks
 from engine.weights.packed_weight import PackedWeight, pack_weight
 from engine.weights.quantized_weight import KernelQuantizedWeight, TorchQuantizedWeight
 
@@ -29,7 +30,7 @@ class Packing:
 
 def packing_for(quantization: str, kernels_available: bool) -> Packing:
     """Returns how to pack each kind of weight; `quantization` is none, or a name in `BITS`."""
-    dense = functools.partial(pack_weight, kernels_available=kernels_available)
+    dense = functools.partial(_pack, kernels_available=kernels_available)
     if quantization == "none":
         return Packing(layers=dense, head=dense, routers=dense)
     bits = BITS[quantization]
@@ -41,3 +42,9 @@ def packing_for(quantization: str, kernels_available: bool) -> Packing:
         head=functools.partial(KernelQuantizedWeight, bits=8, row_bits=16),
         routers=dense,
     )
+
+
+def _pack(weight: Tensor, kernels_available: bool) -> PackedWeight:
+    """Packs a weight as it is stored if the kernels multiply that, else its numbers."""
+    stored = keep_blocks(weight) if kernels_available else None
+    return stored or pack_weight(weight, kernels_available)

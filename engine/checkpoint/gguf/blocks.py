@@ -29,10 +29,15 @@ class BlockCodec:
 
     kind: BlockType
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether each number is stored by itself."""
+        return self.kind.name in _DENSE
+
     def decode(self, *parts: Tensor) -> Tensor:
         """Returns the numbers [R, K] of rows [R, bytes], in float32."""
         (rows,) = parts
-        if self.kind.name in _DENSE:
+        if self.is_dense:
             return rows.view(_DENSE[self.kind.name]).float()
         codes, scales, offsets = _GROUPS[self.kind.name](rows.reshape(-1, self.kind.num_bytes))
         numbers = codes * scales[..., None]

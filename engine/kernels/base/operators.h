@@ -39,6 +39,9 @@ at::Tensor grouped_linear_int8(const at::Tensor& x, Shares shares, int64_t n,
 at::Tensor grouped_linear_int4(const at::Tensor& x, Shares shares, int64_t n,
                                Activation activation = Activation::kNone, const Buffer& out = {});
 
+// A weight [N, K] packed in blocks, the numbers of rows [T] -> [T, K] float32
+at::Tensor take_block_rows(const at::Tensor& packed, const at::Tensor& numbers);
+
 // Rows of blocks of kGateBlock columns, gate and up in turn (the last two may be narrower) -> activation(gate) * up.
 constexpr int64_t kGateBlock = 16;
 at::Tensor gate(const at::Tensor& gate_up, Activation activation, const Buffer& out = {});

@@ -100,7 +100,7 @@ struct Layer : torch::CustomClassHolder {
 };
 
 struct Decoder : torch::CustomClassHolder {
-  at::Tensor embedding;
+  at::Tensor embedding;  // [N, H], or packed in blocks
   Rotations rotations;
   std::vector<Ref<Layer>> layers;
   Ref<Norm> last_norm;
@@ -108,8 +108,13 @@ struct Decoder : torch::CustomClassHolder {
 
   Decoder(at::Tensor embedding, at::Tensor frequencies, double rotation_scaling, std::vector<Ref<Layer>> layers,
           Ref<Norm> last_norm)
-      : embedding(embedding), rotations(std::move(frequencies), rotation_scaling, embedding.scalar_type()),
+      : embedding(embedding), rotations(std::move(frequencies), rotation_scaling, last_norm->weight.scalar_type()),
         layers(std::move(layers)), last_norm(std::move(last_norm)) {}
+
+  at::Tensor rows_of(const at::Tensor& token_ids) const {
+    return embedding.scalar_type() == at::kByte ? take_block_rows(embedding, token_ids)
+                                                : take_rows(embedding, token_ids);
+  }
 
   const Norm& norm_before(size_t layer) const {
     return layer < layers.size() ? *layers[layer]->before->input_norm : *last_norm;
@@ -148,7 +153,7 @@ at::Tensor run_decoder(const Ref<Decoder>& decoder, const at::Tensor& token_ids,
   Sequences sequences{block_tables, cu_seqlens_q, context_lens};
   Workspace work_of_many, &work = token_ids.numel() <= kFewTokens ? decoder->work : work_of_many;
   const Buffer returned;
-  at::Tensor x = take_rows(decoder->embedding, token_ids), normed = decoder->norm_before(0)(x);
+  at::Tensor x = decoder->rows_of(token_ids), normed = decoder->norm_before(0)(x);
   for (size_t i = 0; i < num_layers; ++i) {
     const Layer& layer = *decoder->layers[i];
     auto [query, key, value] = layer.before->project(normed, cos, sin, work);

@@ -26,6 +26,14 @@ constexpr int kVectors = 2, kTileRows = 6, kWideningRows = 4;
 constexpr int kPanel = kLanes * kVectors;  // columns of one panel
 constexpr int64_t kStep = 2, kStepElements = kStep * kPanel;  // of K, and of a panel
 
+// Sums of one row wait for one another, so what has few bytes a number is read in panels of more columns.
+constexpr int kWideVectors = 4;
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kWideTileRows = 6, kWideExpandingRows = 6;
+#else
+constexpr int kWideTileRows = 3, kWideExpandingRows = 2;
+#endif
+
 // A step of a panel in its packed memory, with the interface that every kind of step has.
 struct StepInMemory {
   const char* at;
@@ -58,10 +66,12 @@ struct WidenedStep {
 // along K are multiplied at once: the part i of a step has kVectors vectors of weights. `broadcast` gives a row's
 // numbers for that part, x + i * kAtOnce being the first; `broadcast_last` its last number, where K ends with the first
 // of a step.
-struct Float32 {
+template <int kVectorsOf, int kTileRowsOf>
+struct Floats {
   using Element = float;
   using Weights = Vec;
   using Input = Vec;
+  static constexpr int kVectors = kVectorsOf, kTileRows = kTileRowsOf, kPanel = kLanes * kVectors;
   static constexpr int kPack = 1;  // numbers of a column along K that lie side by side
   static constexpr int kAtOnce = 1;
 
@@ -82,6 +92,9 @@ struct Float32 {
   static Vec multiply_add(Vec sum, Weights w, Input x) { return fma_part(w, x, sum); }
 };
 
+using Float32 = Floats<kVectors, kTileRows>;
+using WideFloat32 = Floats<kWideVectors, kWideTileRows>;
+
 #if defined(__AVX512BF16__)
 constexpr bool kWidens = false;
 
@@ -89,6 +102,7 @@ struct BFloat16 {
   using Element = at::BFloat16;
   using Weights = __m512bh;
   using Input = __m512bh;
+  static constexpr int kVectors = vector::kVectors, kTileRows = vector::kTileRows, kPanel = vector::kPanel;
   static constexpr int kPack = 2;
   static constexpr int kAtOnce = 2;  // vdpbf16ps sums pairs along K
 
@@ -111,6 +125,7 @@ constexpr bool kWidens = true;
 // The packed format of bfloat16 that is multiplied as Float32: see WidenedPanels.
 struct BFloat16 {
   using Element = at::BFloat16;
+  static constexpr int kPanel = vector::kPanel, kTileRows = vector::kTileRows;
   static constexpr int kPack = 2;
 };
 #endif

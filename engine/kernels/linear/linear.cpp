@@ -1,4 +1,5 @@
-// The operators of linear layers whose weights have the format of the rows: float32 or bfloat16.
+// The operators of linear layers whose weights have the format of the rows, float32 or bfloat16, or stay in the blocks
+// of a file, for rows of float32.
 
 #include <torch/library.h>
 
@@ -87,6 +88,7 @@ void multiply_coded(Problems<at::BFloat16> problems) {
 
 // Whether the weight was packed for rows [T, k] of that dtype, and has n columns.
 bool fits(const at::Tensor& packed, at::ScalarType dtype, int64_t n, int64_t k) {
+  if (packed.scalar_type() == at::kByte && dtype == at::kFloat) return blocks::is_packed(packed, n, k);
 #if defined(__AVX2__)
   if (packed.scalar_type() == at::kByte) return dtype == at::kBFloat16 && is_coded(packed, n, k);
 #endif
@@ -95,16 +97,21 @@ bool fits(const at::Tensor& packed, at::ScalarType dtype, int64_t n, int64_t k) 
          packed.is_contiguous() && packed.scalar_type() == dtype;
 }
 
-void multiply_all(Problems<float> problems) { multiply_plain(problems); }
+void multiply_bytes(Problems<float> problems) { vector::multiply_blocks(problems); }
 
-// Not all weights may be coded: those that are, and those that are not, have a loop each.
-void multiply_all(Problems<at::BFloat16> problems) {
-  ProblemList<at::BFloat16> coded, plain;
-  for (const auto& p : problems) (p.is_bytes ? coded : plain).push_back(p);
+void multiply_bytes([[maybe_unused]] Problems<at::BFloat16> problems) {
 #if defined(__AVX2__)
-  if (!coded.empty()) multiply_coded(coded);
+  multiply_coded(problems);
 #endif
-  if (!plain.empty()) multiply_plain(Problems<at::BFloat16>(plain));
+}
+
+// Not all weights may be coded, or in blocks: those that are, and those that are not, have a loop each.
+template <class Element>
+void multiply_all(Problems<Element> problems) {
+  ProblemList<Element> bytes, plain;
+  for (const auto& p : problems) (p.is_bytes ? bytes : plain).push_back(p);
+  if (!bytes.empty()) multiply_bytes(Problems<Element>(bytes));
+  if (!plain.empty()) multiply_plain(Problems<Element>(plain));
 }
 
 }  // namespace
@@ -119,7 +126,8 @@ at::Tensor grouped_linear(const at::Tensor& x, Shares shares, int64_t n, Activat
   for (const Share& each : shares) {
     TORCH_CHECK(fits(*each.packed, x.scalar_type(), n, x.size(1)), "rows and packed weight differ in size or dtype");
   }
-  return multiply_rows_of(x, shares, n, activation, out, [](auto problems) { multiply_all(problems); });
+  return multiply_rows_of(x, shares, n, activation, out,
+                          []<class Element>(Problems<Element> problems) { multiply_all(problems); });
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t n,

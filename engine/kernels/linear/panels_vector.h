@@ -25,9 +25,10 @@ template <class FormatOf>
 struct PlainPanels {
   using Format = FormatOf;
   using Element = typename Format::Element;
-  static constexpr int64_t kStepBytes = kStepElements * sizeof(Element);
+  static constexpr int64_t kStepElements = kStep * Format::kPanel, kStepBytes = kStepElements * sizeof(Element);
   static constexpr int64_t kPieceSteps = 128;  // at most, where several passes use a piece in the L1 cache
-  static constexpr int64_t kFirstRows = kTileRows;  // at most, of the first pass
+  static constexpr int64_t kWholeSteps = 1;  // a piece has a multiple of them
+  static constexpr int64_t kFirstRows = Format::kTileRows;  // at most, of the first pass
 
   // A pass over the steps, one after the other; prefetches later ones if kPrefetches.
   template <bool kPrefetches>
@@ -52,6 +53,7 @@ struct PlainPanels {
   const Element* start_of(const Piece& piece) const {
     return packed + (piece.panel * all_steps + piece.step) * kStepElements;
   }
+  int64_t bytes_of(const Piece& piece) const { return piece.steps * kStepBytes; }
   Steps<true> only_pass(const Piece& piece) const { return Steps<true>(start_of(piece)); }
   Steps<false> first_pass(const Piece& piece) const { return Steps<false>(start_of(piece)); }
   Steps<false> later_pass(const Piece& piece) const { return Steps<false>(start_of(piece)); }
@@ -63,7 +65,7 @@ struct CodedPanels {
   using Format = BFloat16;
   static_assert(kStepElements == high_bytes::kUnit);
   static constexpr int64_t kStepBytes = high_bytes::kUnitBytes;
-  static constexpr int64_t kPieceSteps = 512, kFirstRows = kTileRows;
+  static constexpr int64_t kPieceSteps = 512, kWholeSteps = 1, kFirstRows = kTileRows;
 
   struct Step {
     Expanded unit;
@@ -88,6 +90,7 @@ struct CodedPanels {
   high_bytes::Panels numbers;
 
   const uint8_t* start_of(const Piece& piece) const { return numbers.unit_of(piece.panel, piece.step); }
+  int64_t bytes_of(const Piece& piece) const { return piece.steps * kStepBytes; }
   Steps<true> only_pass(const Piece& piece) const { return {*this, piece}; }
   Steps<false> first_pass(const Piece& piece) const { return {*this, piece}; }
   Steps<false> later_pass(const Piece& piece) const { return {*this, piece}; }
@@ -101,7 +104,7 @@ struct WidenedPanels {
   using Format = Float32;
   static constexpr int64_t kStepBytes = Pairs::kStepBytes;
   static constexpr int64_t kPieceSteps = (16 << 10) / PlainPanels<Float32>::kStepBytes;  // half of an L1 cache
-  static constexpr int64_t kFirstRows = kWideningRows;
+  static constexpr int64_t kWholeSteps = 1, kFirstRows = kWideningRows;
 
   template <class PairSteps, bool kKeeps>
   class Steps {
@@ -123,6 +126,7 @@ struct WidenedPanels {
   float* kept;  // a piece's widened numbers
 
   const auto* start_of(const Piece& piece) const { return pairs.start_of(piece); }
+  int64_t bytes_of(const Piece& piece) const { return pairs.bytes_of(piece); }
   auto only_pass(const Piece& piece) const { return steps<false>(pairs.only_pass(piece)); }
   auto first_pass(const Piece& piece) const { return steps<true>(pairs.first_pass(piece)); }
   auto later_pass(const Piece& /*piece*/) const {

@@ -17,15 +17,17 @@
 #include "base/prefetch.h"
 #include "base/rows.h"
 #include "linear/formats_vector.h"
+#include "linear/panels_blocks.h"
 #include "linear/panels_vector.h"
 #include "linear/problem.h"
 
 namespace twostep::vector {
 
-constexpr int64_t kRowsPerTask = 32 * kTileRows;
+template <class Format>
+constexpr int64_t kRowsPerTask = 32 * Format::kTileRows;
 
 // Adds the bias to the finished sums of one panel, and rounds or gates them.
-template <class Element>
+template <class Element, int kPanel>
 class SumsWriter {
  public:
   SumsWriter(const Problem<Element>& p, int64_t panel)
@@ -60,6 +62,7 @@ class SumsWriter {
 template <class Format, int kRows, class Steps>
 Prefetcher multiply_tile(const typename Format::Element* x, int64_t stride, int64_t k, Steps steps, bool is_first,
                          float* sums, Prefetcher ahead) {
+  constexpr int kVectors = Format::kVectors, kPanel = Format::kPanel;
   Vec tile[kRows][kVectors];
   const auto for_each_sum = [&](auto f) TWOSTEP_INLINE {
     unroll<kRows>([&](auto r) TWOSTEP_INLINE {
@@ -94,6 +97,7 @@ template <class Panels, class Element>
 class PanelProduct {
   using Format = typename Panels::Format;
   using Factor = typename Format::Element;
+  static constexpr int kTileRows = Format::kTileRows, kPanel = Format::kPanel;
 
  public:
   // x [rows, k] of the problem, sums [kRowsPerTask, kPanel]; `next` is another panel that is read then, or null.
@@ -102,7 +106,7 @@ class PanelProduct {
       : p_(p), x_(x), panels_(panels), task_(task), next_(next), sums_(sums), writer_(p, task.panel),
         all_steps_(divide_up(p.k, kStep)),
         passes_(divide_up(task.row_end - task.row + kTileRows - Panels::kFirstRows, kTileRows)),
-        max_steps_(passes_ == 1 ? all_steps_ : divide_up(all_steps_, divide_up(all_steps_, Panels::kPieceSteps))) {}
+        max_steps_(passes_ == 1 ? all_steps_ : steps_of_piece()) {}
 
   void compute() {
     for (int64_t step = 0; step < all_steps_; step += max_steps_) {
@@ -146,12 +150,18 @@ class PanelProduct {
     for (int64_t r = 0; r < kRows; ++r) writer_.write(row + r, sums + r * kPanel);
   }
 
+  // About equally many, at most kPieceSteps.
+  int64_t steps_of_piece() const {
+    return round_up(divide_up(all_steps_, divide_up(all_steps_, Panels::kPieceSteps)), Panels::kWholeSteps);
+  }
+
   // What to prefetch in all passes over a piece: the piece that is multiplied after them.
   Prefetcher ahead_of(const Piece& now) const {
     const int64_t end = now.step + now.steps;
-    const void* then = end < all_steps_ ? panels_.start_of({now.panel, end}) : next_;
-    const int64_t steps = !then ? 0 : end < all_steps_ ? std::min(max_steps_, all_steps_ - end) : max_steps_;
-    return Prefetcher(then, divide_up(steps * Panels::kStepBytes, kLineBytes), 0, 1, now.steps * passes_);
+    const Piece rest{now.panel, end, std::min(max_steps_, all_steps_ - end)}, first{now.panel, 0, max_steps_};
+    const void* then = end < all_steps_ ? panels_.start_of(rest) : next_;
+    const int64_t bytes = then ? panels_.bytes_of(end < all_steps_ ? rest : first) : 0;
+    return Prefetcher(then, divide_up(bytes, kLineBytes), 0, 1, now.steps * passes_);
   }
 
   const Problem<Element>& p_;
@@ -160,7 +170,7 @@ class PanelProduct {
   const Task& task_;
   const void* const next_;
   float* const sums_;
-  const SumsWriter<Element> writer_;
+  const SumsWriter<Element, kPanel> writer_;
   const int64_t all_steps_, passes_, max_steps_;
   Prefetcher ahead_;
 };
@@ -188,8 +198,9 @@ const Factor* rows_as(Problems<Element> problems) {
 template <class Element, class PanelsOf>
 void multiply_panels(Problems<Element> problems, const PanelsOf& panels_of) {
   using Panels = decltype(panels_of(problems.front()));
-  const auto* x = rows_as<typename Panels::Format::Element>(problems);
-  const Tasks<Element> tasks(problems, kPanel, kTileRows, kRowsPerTask);
+  using Format = typename Panels::Format;
+  const auto* x = rows_as<typename Format::Element>(problems);
+  const Tasks<Element> tasks(problems, Format::kPanel, Format::kTileRows, kRowsPerTask<Format>);
   run_foreseen_tasks(tasks.count(), is_small(problems), [problems, x, &tasks, &panels_of](int64_t i, int64_t then) {
     static thread_local Scratch<float> scratch;
     const Task task = tasks[i], next = then < tasks.count() ? tasks[then] : task;
@@ -198,7 +209,7 @@ void multiply_panels(Problems<Element> problems, const PanelsOf& panels_of) {
     const void* next_panel = nullptr;
     if (next.problem != task.problem) next_panel = panels_of(problems[next.problem]).start_of({next.panel});
     else if (next.panel != task.panel) next_panel = panels.start_of({next.panel});
-    float* sums = scratch.get(kRowsPerTask * kPanel);
+    float* sums = scratch.get(kRowsPerTask<Format> * Format::kPanel);
     PanelProduct(p, x + (p.x - problems.front().x), panels, task, next_panel, sums).compute();
   });
 }
@@ -215,6 +226,15 @@ void multiply_by(Problems<Element> problems, const PanelsOf& panels_of) {
   } else {
     multiply_panels(problems, panels_of);
   }
+}
+
+// Multiplies by weights that stay in blocks.
+inline void multiply_blocks(Problems<float> problems) {
+  multiply_panels(problems, [](const auto& p) {
+    static thread_local Scratch<float> scratch;
+    static thread_local blocks::Group group;
+    return BlockPanels{blocks::header_of(p.packed), group, scratch.get(BlockPanels::kPieceElements)};
+  });
 }
 
 // Multiplies by weights that `pack` made.

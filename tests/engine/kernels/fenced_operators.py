@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from engine.checkpoint.gguf.block_types import BLOCK_TYPES
 from engine.kernels import load_kernels
 from engine.weights.affine_quantization import BITS, NUM_REFITS
 from engine.weights.packing_policy import packing_for
@@ -76,6 +77,7 @@ def _fenced(tensor: Tensor, *, at_end: bool) -> Tensor:
 
 def cases() -> Iterator[Case]:
     yield from _recurrent()
+    yield from _blocks()
     for dtype in DTYPES:
         yield from _fused(dtype)
         yield from _attention(dtype)
@@ -127,6 +129,21 @@ def _recurrent() -> Iterator[Case]:
             places = torch.tensor([2, 0]), torch.tensor([0, 4, 5])
             name = f"linear_attention of {key_size} by {value_size} and {num_decays} decays"
             yield name, torch.ops.twostep.linear_attention, (*inputs, *places)
+
+
+def _blocks() -> Iterator[Case]:
+    ops, n, num_blocks = torch.ops.twostep, 70, 3
+    for number, kind in BLOCK_TYPES.items():
+        if kind.num_numbers > 1:
+            k, name = num_blocks * kind.num_numbers, f"of {kind.name}"
+            # No byte is as large as those that would make a number of 16 bits infinite.
+            rows = torch.randint(60, (n, num_blocks * kind.num_bytes), dtype=torch.uint8)
+            yield f"pack_blocks {name}", lambda rows, kind: ops.pack_blocks([rows], [kind]), (rows, number)
+            packed = ops.pack_blocks([rows], [number])
+            yield f"take_block_rows {name}", ops.take_block_rows, (packed, torch.tensor([0, n - 1, 7]))
+            for count in ROWS:
+                inputs = torch.randn(count, k), packed, torch.randn(n), n
+                yield f"linear in blocks {name} and {count} rows", ops.linear, inputs
 
 
 def _packing(dtype: torch.dtype) -> Iterator[Case]:

@@ -37,7 +37,7 @@ def main() -> None:
 
 def _operators() -> Iterator[tuple[str, bytes]]:
     for name, op, inputs in cases():
-        if not name.startswith("pack_weight"):
+        if not name.startswith(("pack_weight", "pack_blocks")):
             result = op(*inputs)
             yield _family(name), _bytes(inputs if result is None else result)  # what has no result changes its inputs
 

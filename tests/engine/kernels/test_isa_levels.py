@@ -64,6 +64,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "linear_int8": FUSED,
     "linear_int8_wide_rows": FUSED,
     "linear_int4": FUSED,
+    "take_block_rows": ALL,
+    "linear in blocks": FUSED,
     "linear, float32": FUSED,
     "linear, bfloat16": BFLOAT16_PRODUCTS,
     "experts, float32": FUSED,

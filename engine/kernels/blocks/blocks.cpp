@@ -1,0 +1,180 @@
+// The operators of weights that stay in the blocks of a file, but for their product, which is that of `linear`.
+
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "base/huge_pages.h"
+#include "base/operators.h"
+#include "base/thread_pool.h"
+#include "blocks/expand.h"
+#include "blocks/layout.h"
+
+namespace twostep {
+namespace {
+
+using namespace blocks;
+
+struct StoredRow {
+  const uint8_t* at;
+  int64_t kind;
+};
+
+// Writes the plane of some bits of all codes of a group.
+template <int64_t kCodes, int kBits, int kShift>
+void write_plane(const uint8_t* __restrict codes, uint8_t* __restrict plane) {
+  constexpr int64_t kBytes = kCodes * kBits / 8;
+  for (int shift = 0; shift < 8; shift += kBits, codes += kBytes) {
+    for (int64_t i = 0; i < kBytes; ++i) plane[i] |= (codes[i] >> kShift & ((1 << kBits) - 1)) << shift;
+  }
+}
+
+// A block of each column of a panel: first the halves and levels are written, then all columns' codes.
+template <class Kind>
+class BlockWriter {
+  using Size = Sizes<Kind>;
+
+ public:
+  explicit BlockWriter(uint8_t* to) : to_(to) {}
+
+  void add(const Block& block, int64_t column) {
+    for (int i = 0; i < Kind::kHalves; ++i) std::memcpy(to_ + 2 * (i * kColumns + column), &block.halves[i], 2);
+    for (int g = 0; g < Kind::kGroups; ++g) {
+      for (int i = 0; i < Kind::kLevels; ++i) levels_of(g)[i * kColumns + column] = block.levels[i][g];
+    }
+    for (int i = 0; i < Kind::kNumbers; ++i) codes_[i * kColumns + column] = block.codes[i];
+  }
+
+  void write_codes() const {
+    for (int g = 0; g < Kind::kGroups; ++g) {
+      const uint8_t* codes = codes_ + g * Size::kCodes;
+      uint8_t* low = levels_of(g) + Size::kLevels;
+      write_plane<Size::kCodes, Kind::kLowBits, 0>(codes, low);
+      if constexpr (Kind::kHighBits > 0) {
+        write_plane<Size::kCodes, Kind::kHighBits, Kind::kLowBits>(codes, low + Size::kLow);
+      }
+    }
+  }
+
+ private:
+  uint8_t* levels_of(int group) const { return to_ + Size::kHalves + group * Size::kGroup; }
+
+  uint8_t* const to_;
+  uint8_t codes_[Kind::kNumbers * kColumns] = {};
+};
+
+template <class Kind>
+void pack_panel(const StoredRow* rows, int64_t num_rows, int64_t num_blocks, uint8_t* panel) {
+  for (int64_t i = 0; i < num_blocks; ++i) {
+    BlockWriter<Kind> writer(panel + i * Sizes<Kind>::kBlock);
+    for (int64_t column = 0; column < num_rows; ++column) {
+      Block block;
+      Kind::read(rows[column].at + i * Kind::kBytes, block);
+      writer.add(block, column);
+    }
+    writer.write_codes();
+  }
+}
+
+// Returns K of rows of that many bytes; 0 if they are not whole blocks of a known kind.
+int64_t numbers_of(int64_t kind, int64_t row_bytes) {
+  int64_t numbers = 0;
+  with_kind(kind, [&]<class Kind>() {
+    if (row_bytes % Kind::kBytes == 0) numbers = row_bytes / Kind::kBytes * Kind::kNumbers;
+  });
+  return numbers;
+}
+
+std::vector<StoredRow> rows_of(at::TensorList pieces, at::IntArrayRef kinds, int64_t k) {
+  std::vector<StoredRow> rows;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const at::Tensor& piece = pieces[i];
+    TORCH_CHECK(piece.dim() == 2 && piece.scalar_type() == at::kByte && piece.stride(1) == 1,
+                "stored rows are matrices of bytes");
+    TORCH_CHECK(numbers_of(kinds[i], piece.size(1)) == k && k > 0, "stored rows have no whole blocks, or differ");
+    for (int64_t row = 0; row < piece.size(0); ++row) {
+      rows.push_back({piece.const_data_ptr<uint8_t>() + row * piece.stride(0), kinds[i]});
+    }
+  }
+  return rows;
+}
+
+// Stored rows of a weight [N, K], in pieces of one kind each -> the packed weight; nothing where a panel would have
+// rows of several kinds.
+std::optional<at::Tensor> pack_blocks(at::TensorList pieces, at::IntArrayRef kinds) {
+  TORCH_CHECK(!pieces.empty() && pieces.size() == kinds.size(), "each piece has a kind");
+  const int64_t k = numbers_of(kinds[0], pieces[0].size(-1));
+  const std::vector<StoredRow> rows = rows_of(pieces, kinds, k);
+  const int64_t n = rows.size(), num_panels = divide_up(n, kColumns);
+  std::vector<Panel> panels;
+  int64_t size = round_up(sizeof(Header) + num_panels * sizeof(Panel), kLineBytes);
+  for (int64_t first = 0; first < n; first += kColumns) {
+    const int64_t kind = rows[first].kind, end = std::min(first + kColumns, n);
+    if (std::any_of(&rows[first], &rows[0] + end, [&](const auto& row) { return row.kind != kind; })) return {};
+    panels.push_back({kind, size});
+    with_kind(kind, [&]<class Kind>() {
+      size += round_up(k / Kind::kNumbers * Sizes<Kind>::kBlock, kLineBytes);
+    });
+  }
+  at::Tensor packed = zeros_in_huge_pages({size}, pieces[0].options());
+  uint8_t* to = packed.mutable_data_ptr<uint8_t>();
+  auto& header = *reinterpret_cast<Header*>(to);
+  header.size = size, header.n = n, header.k = k, header.columns = kColumns;
+  std::copy(panels.begin(), panels.end(), header.panels);
+  run_tasks(num_panels, false, [&](int64_t i) {
+    const int64_t first = i * kColumns;
+    with_kind(panels[i].kind, [&]<class Kind>() {
+      pack_panel<Kind>(&rows[first], std::min<int64_t>(kColumns, n - first), k / Kind::kNumbers, to + panels[i].offset);
+    });
+  });
+  return packed;
+}
+
+// Writes the numbers [K] of a row of the weight, which is a column of its panel.
+void expand_row(const Header& header, int64_t row, float* to) {
+  static thread_local Group group;
+  const int64_t panel = row / kColumns, column = row % kColumns;
+  const Reader reader = reader_of(header.panels[panel].kind);
+  const uint8_t* block = header.start_of(panel);
+  for (int64_t k = 0; k < header.k; block += reader.block_bytes) {
+    for (int64_t g = 0; g < reader.groups; ++g) {
+      reader.expand(block, g, group);
+      for (int64_t i = 0; i < reader.group; ++i, ++k) {
+        const auto code = int8_t(group.codes[i * kColumns + column]);
+        to[k] = float(code) * group.scales[column] + group.offsets[column];
+      }
+    }
+  }
+}
+
+}  // namespace
+
+at::Tensor take_block_rows(const at::Tensor& packed, const at::Tensor& numbers) {
+  const Header& header = header_of(packed.const_data_ptr());
+  TORCH_CHECK(is_packed(packed, header.n, header.k), "the weight is not packed in blocks");
+  const at::Tensor which = numbers.contiguous();
+  const auto* number = which.const_data_ptr<int64_t>();
+  TORCH_CHECK(std::all_of(number, number + which.numel(), [&](int64_t i) { return 0 <= i && i < header.n; }),
+              "a row's number is out of range");
+  at::Tensor out = at::empty({which.numel(), header.k}, packed.options().dtype(at::kFloat));
+  auto* to = out.mutable_data_ptr<float>();
+  run_tasks(which.numel(), which.numel() == 1,
+            [&](int64_t i) { expand_row(header, number[i], to + i * header.k); });
+  return out;
+}
+
+}  // namespace twostep
+
+TORCH_LIBRARY_FRAGMENT(twostep, m) {
+  m.def("pack_blocks(Tensor[] rows, int[] kinds) -> Tensor?");
+  m.def("take_block_rows(Tensor packed, Tensor numbers) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(twostep, CPU, m) {
+  m.impl("pack_blocks", twostep::pack_blocks);
+  m.impl("take_block_rows", twostep::take_block_rows);
+}
