@@ -37,8 +37,8 @@ class _RecordingForward:
         self._forward = forward
         self.logits: list[Tensor] = []  # of each step, [num_tokens, vocab]
 
-    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None) -> ForwardOutput:
-        output = self._forward(inputs, kept)
+    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, all_hidden: bool = False) -> ForwardOutput:
+        output = self._forward(inputs, kept, all_hidden)
         self.logits.append(output.logits.float())
         return output
 

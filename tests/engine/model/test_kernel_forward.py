@@ -79,7 +79,7 @@ def test_positions_come_in_any_order_and_however_far_apart(llama: LoadedModel) -
     )
     for start, num_tokens in [(4_090, 3), (0, 5), (4_093, 5), (8_990, 1), (4_096, 2), (8_200, 9)]:
         inputs = build_inputs([request(start, num_tokens, blocks)], BLOCK_SIZE, torch.device("cpu"))
-        assert all(map(torch.equal, fast(inputs, None), plain(inputs, None))), start
+        assert all(map(torch.equal, fast(inputs, None)[:2], plain(inputs, None)[:2])), start
 
 
 @torch.inference_mode()
@@ -111,7 +111,7 @@ def test_a_prompt_whose_gated_rows_are_computed_in_parts(
     )
     inputs = build_inputs([request(0, 2_100, tuple(range(num_blocks)))], BLOCK_SIZE, torch.device("cpu"))
     for kept in (None, [3, *range(600, 2_100)]):
-        assert all(map(torch.equal, fast(inputs, kept), plain(inputs, kept)))
+        assert all(map(torch.equal, fast(inputs, kept)[:2], plain(inputs, kept)[:2]))
 
 
 @pytest.mark.parametrize("token_id", [-1, 10**9])

@@ -130,7 +130,7 @@ class TestOpenApi:
             *("/v1/chat/completions", "/v1/chat/completions/render", "/v1/responses"),
             *("/v1/messages", "/v1/messages/count_tokens"),
             *("/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name}", "/tokenize", "/detokenize"),
-            *("/v1/requests", "/v1/requests/{id}", "/reset_prefix_cache"),
+            *("/v1/requests", "/v1/requests/{id}", "/v1/cache", "/reset_prefix_cache"),
             *("/health", "/ready", "/load", "/stats", "/version", "/server_info", "/metrics"),
         }
 
