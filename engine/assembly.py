@@ -12,6 +12,7 @@ from engine.core.draft import Drafter
 from engine.core.request import Request
 from engine.engine import Engine, Runner
 from engine.grammar.compiler import Grammars, NoGrammars, load_grammars
+from engine.host.openmp import shorten_spinning
 from engine.kv_store.interface import KVStore, NullKVStore
 from engine.scheduling.cost.roofline import Roofline
 from engine.scheduling.cost.step_cost import StepCosts
@@ -37,9 +38,7 @@ _MAX_LOGITS = 1 << 26  # of the prompts that a step scores: 256 MB in float32
 
 def import_libraries() -> None:
     """Imports what every model needs, for seconds. Torch enters the process only here."""
-    # The kernels use their own threads. Those of torch spin after each job, for 13 ms by default, and would take
-    # the cores from them: they shall spin for about 1 ms.
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    shorten_spinning()
     cpus = os.sched_getaffinity(0)
     import engine.kv_store.opening
     import engine.model.setup  # noqa: F401

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "engine": {
         "core": "",
         "host": "",
-        "checkpoint": "core",
+        "checkpoint": "core host",
         "kernels": "core host",
         "weights": "checkpoint core",
         "scheduling.cost": "core",
@@ -31,7 +31,7 @@ MAY_IMPORT = {
         "kv_store": "attention checkpoint core host kernels",
         "grammar": "core scheduling text",
         "model": "attention checkpoint core host kernels mixers runner text weights",
-        "engine": "core grammar kv_store model scheduling scheduling.cost scheduling.speculation",
+        "engine": "core grammar host kv_store model scheduling scheduling.cost scheduling.speculation",
         "process": "core engine host",
         "client": "core process text",
     },

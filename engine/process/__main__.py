@@ -39,6 +39,7 @@ from engine.core.messages import (
     ToEngine,
 )
 from engine.host.memory_trim import share_one_malloc_arena, trim_after_startup
+from engine.host.openmp import shorten_spinning
 from engine.process.crash_marker import CrashMarker
 from engine.process.transport import EngineLink, ServerGoneError
 
@@ -191,6 +192,7 @@ def _handle(message: ToEngine, engine: SteppingEngine, link: Link, marker: Marke
 if __name__ == "__main__":
     ignore_signals()  # before the seconds that the import takes
     share_one_malloc_arena()
+    shorten_spinning()
     from engine.host.lean_torch import make_torch_lean  # torch enters the process only here
 
     make_torch_lean()

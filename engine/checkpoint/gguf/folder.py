@@ -18,6 +18,7 @@ from engine.checkpoint.gguf.header import GgufFile, read_gguf
 from engine.checkpoint.gguf.number_format import number_format_of
 from engine.checkpoint.gguf.tokenizer import eos_token_ids_of, tokenizer_config_of, tokenizer_of
 from engine.core.errors import ModelError
+from engine.host.cache_home import cache_home
 
 __all__ = ["gguf_folder"]
 
@@ -26,7 +27,7 @@ def gguf_folder(path: Path) -> Path:
     """Returns the folder with config.json, generation_config.json, tokenizer.json and tokenizer_config.json of a GGUF
     file. Raises ModelError."""
     file = read_gguf(path)
-    folder = _cache_dir() / f"{file.digest[:32]}-{_code_digest()}"
+    folder = cache_home() / "gguf" / f"{file.digest[:32]}-{_code_digest()}"
     if not folder.is_dir():
         _write(folder, _contents(file))
     return folder
@@ -59,11 +60,6 @@ def _write(folder: Path, contents: dict[str, Any]) -> None:
         raise ModelError(
             f"{folder} cannot be written: {error.strerror}. XDG_CACHE_HOME names another place."
         ) from error
-
-
-def _cache_dir() -> Path:
-    configured = os.environ.get("XDG_CACHE_HOME")
-    return (Path(configured) if configured else Path.home() / ".cache") / "twostep" / "gguf"
 
 
 @cache
