@@ -47,8 +47,6 @@ def find_eos_token_ids(model: str, revision: str | None, vocab_size: int, defaul
     known = tuple(token_id for token_id in token_ids if 0 <= token_id < vocab_size)
     if known != token_ids:
         logger.warning("eos_token_id %s: not all are in the vocabulary [0, %d)", list(token_ids), vocab_size)
-    if not known:
-        logger.warning("%s names no token that ends a text: answers go on to their maximum of tokens", model)
     return known
 
 

@@ -38,6 +38,8 @@ def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
     _set_threads(config.num_threads)
     packed_cache = PackedCache(config)
     model = packed_cache.find() or _load(config)
+    if not model.eos_token_ids:
+        logger.warning("%s names no token that ends a text: answers go on to their maximum of tokens", config.model)
     ceilings = _ceilings(config, model)
     give_back_freed_memory()
     max_model_len = _max_model_len(config, model)

@@ -106,6 +106,19 @@ def test_a_kept_model_needs_no_code_of_transformers(checkpoint: Path, tmp_path: 
     assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0
 
 
+def test_what_a_start_warns_of_is_told_by_each(
+    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        caplog.clear()
+        load(checkpoint, tmp_path / "cache")
+        assert f"{checkpoint} names no token that ends a text" in caplog.text
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": 5}')
+    caplog.clear()
+    load(checkpoint, tmp_path / "cache")
+    assert "names no token" not in caplog.text
+
+
 def test_another_checkpoint_format_or_configuration_is_loaded(checkpoint: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     load(checkpoint, cache)
