@@ -24,7 +24,8 @@ class KernelForward:
     def __init__(self, parts: DecoderParts, cache: KVCache) -> None:
         self.parts = parts
         self._weight, self._bias = parts.head.weight, parts.head.bias
-        self._run_decoder = parts.bound(cache).run  # called as an operator with an object, torch throws two exceptions
+        # Called as an operator with an object, torch throws and catches two exceptions.
+        self._run_decoder = parts.bound(cache).run
 
     def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, all_hidden: bool = False) -> ForwardOutput:
         paged = inputs.attention

@@ -1,7 +1,7 @@
 """The forward pass, from a batch's inputs to the logits of its positions, through the model code of transformers."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
@@ -74,13 +74,18 @@ class TransformersForward:
         states = _SlottedStates(self._states, inputs.states)
         if rows is not None:
             arguments["logits_to_keep"] = rows
-        recorders = _recorded_input(self._head), _recorded_output(self._module.base_model)
-        with attention_handler(handler), state_handler(states), recorders[0] as hidden, recorders[1] as outputs:
+        all_states = _recorded_output(self._module.base_model) if all_hidden else nullcontext()
+        with (
+            attention_handler(handler),
+            state_handler(states),
+            _recorded_input(self._head) as hidden,
+            all_states as all_,
+        ):
             output = self._module(**arguments, position_ids=inputs.positions[None], use_cache=False)
         logits, hidden_states = output.logits[0], hidden[0].flatten(0, -2)
         if rows is not None and len(logits) != len(rows):  # some models compute all positions whatever is asked for
             logits, hidden_states = logits[rows], hidden_states[rows]
-        return ForwardOutput(logits, hidden_states, outputs[0][0][0] if all_hidden else None)
+        return ForwardOutput(logits, hidden_states, all_[0][0][0] if all_ else None)
 
 
 class HeadForward:
