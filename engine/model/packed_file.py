@@ -39,13 +39,14 @@ class DamagedFileError(Exception):
 def write_packed(path: Path, model: LoadedModel, parts: DecoderParts) -> None:
     """Writes a model without drafts, whose decoder has these parts, to a file and to the disk. Raises OSError."""
     tensors: list[Tensor] = []
+    numbers: dict[int, int] = {}  # of tensors by their ids: an embedding in blocks may be the head, too
 
     def encode(value: object) -> object:
         if isinstance(value, Tensor):
-            # An embedding in blocks may be the head, too.
-            if not any(each is value for each in tensors):
+            number = numbers.setdefault(id(value), len(tensors))
+            if number == len(tensors):
                 tensors.append(value)
-            return next(index for index, each in enumerate(tensors) if each is value)
+            return number
         return str(value).removeprefix("torch.")  # a dtype or a device
 
     known = {name: getattr(model, name) for name in _Facts.__struct_fields__ if name != "parts"}
