@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from engine.checkpoint.gguf.block_types import BLOCK_TYPES
 from engine.checkpoint.gguf.blocks import BlockCodec
 from engine.checkpoint.stored_tensor import StoredTensor
+from engine.kernels import load_kernels
 from engine.model.paging_proof import randomize
 from tests.engine.checkpoint.gguf_files import stored, write_gguf
 from tests.engine.golden_tokens import generate, generated, prompts
@@ -36,6 +37,7 @@ PLAIN = {
 
 @pytest.fixture
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    load_kernels()  # from the usual place: they would be compiled again
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

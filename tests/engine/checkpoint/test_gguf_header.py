@@ -17,6 +17,7 @@ from engine.checkpoint.gguf.header import read_gguf
 from engine.checkpoint.local import check_checkpoint
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, UnsupportedModelError
+from engine.kernels import load_kernels
 from engine.model.loader import load_model
 from engine.text.tokenizer import Tokenizer
 from tests.engine.checkpoint.gguf_files import finish, write_gguf
@@ -28,6 +29,7 @@ COUNTS = [0, 1, 2**16, 2**31 - 1, 2**32 - 1, 2**40, 2**63, 2**64 - 1]
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    load_kernels()  # from the usual place: they would be compiled again
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
