@@ -11,6 +11,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from pydantic import ByteSize, PositiveInt, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from pydantic_settings import SettingsError
 
 from engine.core.errors import ConfigError, TwostepError
@@ -29,6 +30,23 @@ embedded toy model is served, which needs no download.
 Every flag can also be set in the environment (--max-num-seqs is TWOSTEP_MAX_NUM_SEQS) and in a YAML file given with
 --config (max-num-seqs: 32). A flag wins over the environment, the environment over the file."""
 _KEY_DESCRIPTION = "Make a random API key: its entry for --api-keys-file on stdout, the key itself on stderr."
+_RULES = {
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "byte_size": "a size such as 2GiB",
+    "byte_size_unit": "a size such as 2GiB",
+    "string_type": "text",
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "one of {expected}",
+}
+"""pydantic's kinds of errors -> what a value must be."""
 _EXAMPLES = """\
 examples:
   twostep serve                                        try it with the embedded toy model
@@ -60,11 +78,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configure_logging(settings.log_level)
         if settings.api_keys_file is not None:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the file is about to be read: see DrainingServer
-        # Imported here, with the web framework, so that --help and wrong settings do not wait for it.
+        # Imported here, the web framework last, so that --help and wrong settings do not wait for it.
         from server.runtime.backend import backend_opener
+
+        open_backend = backend_opener(settings)
         from server.serve import serve
 
-        return serve(settings, backend_opener(settings))
+        return serve(settings, open_backend)
     except TwostepError as error:
         print(f"twostep: {error}", file=sys.stderr)
         return EXIT_ERROR
@@ -83,9 +103,18 @@ def parse_command(arguments: Sequence[str] | None = None) -> tuple[str, dict[str
         parser.exit(EXIT_ERROR)
     if unknown:
         parser.prog += f" {command}"
-        close = get_close_matches(unknown[0].partition("=")[0], map(_flag, Settings.model_fields), n=1)
-        parser.error(f"unrecognized argument {unknown[0]}" + (f" (did you mean {close[0]}?)" if close else ""))
+        close = _nearest_flag(unknown[0].partition("=")[0])
+        parser.error(f"unrecognized argument {unknown[0]}" + (f" (did you mean {close}?)" if close else ""))
     return command, flags
+
+
+def _nearest_flag(given: str) -> str | None:
+    """Returns the flag that was probably meant. Dashes at the beginning, which all have, make none similar."""
+    if not given.startswith("-"):
+        return None
+    flags = [_flag(name) for name in Settings.model_fields if name != "model"]
+    close = get_close_matches(given.strip("-"), [flag.strip("-") for flag in flags], n=1)
+    return f"--{close[0]}" if close else None
 
 
 def print_key(name: str) -> int:
@@ -106,7 +135,7 @@ def read_settings(flags: Mapping[str, Any]) -> Settings:
     except ValidationError as error:
         problem = error.errors()[0]
         name = str(problem["loc"][0])
-        message = problem["msg"].removeprefix("Value error, ")
+        message = _message_of(problem)
         if problem["input"] is None:
             raise ConfigError(f"{_source_of(name, flags)} has no value: leave it out for the default.") from None
         got = "" if name == "api_key" else f", got {problem['input']!r}"
@@ -115,6 +144,14 @@ def read_settings(flags: Mapping[str, Any]) -> Settings:
         raise ConfigError(f"{error}.") from None
     _check_no_empty_key(settings, flags)
     return settings
+
+
+def _message_of(problem: ErrorDetails) -> str:
+    """Returns what is wrong with a value, in this program's words where pydantic's are about its own types."""
+    rule = _RULES.get(problem["type"])
+    if rule is None:
+        return problem["msg"].removeprefix("Value error, ")
+    return "must be " + rule.format(**problem.get("ctx", {}))
 
 
 def _check_no_empty_key(settings: Settings, flags: Mapping[str, Any]) -> None:

@@ -132,7 +132,8 @@ class DrainingServer(uvicorn.Server):
         and not a refused connection."""
         lifecycle, timeout_s = self._context.lifecycle, self._context.settings.shutdown_timeout
         if num_left := lifecycle.num_under_way:
-            logger.info("ending: %d requests may go on for %g s; a second signal ends at once", num_left, timeout_s)
+            requests = "request" if num_left == 1 else "requests"
+            logger.info("ending: %d %s may go on for %g s; a second signal ends at once", num_left, requests, timeout_s)
         await lifecycle.drain(timeout_s)
         await lifecycle.stop()
         self.should_exit = True
