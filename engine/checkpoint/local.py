@@ -1,6 +1,7 @@
 """Checkpoints on this machine, in a directory or a GGUF file, and which config.json can be served; torch-free."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 from engine.checkpoint.gguf.folder import gguf_folder
 from engine.checkpoint.published.scheme import check_scheme
 from engine.core.errors import ModelError, UnsupportedModelError
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def is_local(model: str) -> bool:
@@ -30,6 +33,8 @@ def check_checkpoint(model: str) -> None:
     """Raises ModelError for a directory without a checkpoint that can be served, as far as can be seen without
     transformers. Hub ids pass: only the hub knows."""
     if not is_local(model):
+        if not _HUB_ID.fullmatch(model):
+            raise ModelError(f"{model} is neither a directory here nor a hub id, which looks like owner/name.")
         return
     path = folder_of(model)
     if not path.is_dir():

@@ -121,6 +121,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "bfloat16", "int8", "int4"))
         self._check_drafts()
         _check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        if self.device != "auto":
+            self.check_device(self.device)
+
+    def check_device(self, device: str) -> None:
+        """Raises ConfigError for a setting that does not work on this kind of device, cpu or cuda."""
+        if device == "cpu":
+            if self.dtype == "float16":
+                raise ConfigError("--dtype float16 is not supported on the CPU; use bfloat16 or float32.")
+            return
+        for flag, value, everywhere in (
+            ("--quantization", self.quantization, ("none",)),
+            ("--draft-quantization", self.draft_quantization, ("none",)),
+            ("--kv-cache-dtype", self.kv_cache_dtype, ("auto", "bfloat16")),
+            ("--kv-store", self.kv_store, (None,)),
+        ):
+            if value not in everywhere:
+                raise ConfigError(f"{flag} {value} runs on the CPU only; use --device cpu or leave it out.")
 
     def _check_drafts(self) -> None:
         _check_choice("draft_quantization", self.draft_quantization, ("none", "int8", "int4"))

@@ -19,8 +19,6 @@ def open_store(config: EngineConfig, info: EngineInfo, cache: KVCache) -> DiskKV
     it. Raises ConfigError for a configuration that cannot work."""
     if config.kv_store is None:
         return None
-    if info.device != "cpu":
-        raise ConfigError(f"--kv-store works on the CPU, not on {info.device}: leave it out.")
     fingerprint = kv_fingerprint(config, info, cache)
     num_bytes = sum(part.nbytes for part in cache.block_bytes(0))
     block_format = BlockFormat(bytes.fromhex(fingerprint), config.block_size, num_bytes)

@@ -87,7 +87,7 @@ def _load(config: EngineConfig) -> LoadedModel:
     hf_config, names = _read_hf_config(config, source)
     source |= {"config": hf_config, "key_mapping": names}
     device = _device(config.device)
-    _check_quantization(config, device)
+    config.check_device(device.type)
     kernels = _load_kernels(config) if device.type == "cpu" else None
     dtype = _dtype(config, device, hf_config, kernels)
     module = _load_weights(config, source, device, dtype)
@@ -202,15 +202,6 @@ def _check_architecture(hf_config: PreTrainedConfig, config: EngineConfig) -> No
         raise UnsupportedModelError(f"{kind} is not a causal language model known to transformers.")
 
 
-def _check_quantization(config: EngineConfig, device: torch.device) -> None:
-    for flag, chosen in (
-        ("--quantization", config.quantization),
-        ("--draft-quantization", config.draft_quantization),
-    ):
-        if chosen != "none" and device.type != "cpu":
-            raise ConfigError(f"{flag} {chosen} runs on the CPU only; use --device cpu or leave it out.")
-
-
 def _load_kernels(config: EngineConfig) -> KernelInfo | None:
     kernels = load_kernels()
     if kernels is None and config.require_kernels:
@@ -248,8 +239,6 @@ def _dtype(
 ) -> torch.dtype:
     if config.dtype != "auto":
         chosen: torch.dtype = getattr(torch, config.dtype)
-        if chosen is torch.float16 and device.type == "cpu":
-            raise ConfigError("--dtype float16 is not supported on the CPU; use bfloat16 or float32.")
         if chosen is torch.float32 and device.type == "cuda":
             logger.warning("--dtype float32 on a GPU: attention runs in plain torch, many times slower than in 16 bits")
         return chosen

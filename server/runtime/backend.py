@@ -10,6 +10,7 @@ from functools import partial
 
 from engine.checkpoint.hub import look_for_hub, pinned
 from engine.checkpoint.local import check_checkpoint, is_local
+from engine.checkpoint.weight_files import check_weights
 from engine.client.interface import EngineClient
 from engine.client.observer import EngineObserver
 from engine.client.tenant_quotas import max_tenant_places, max_tenant_tokens
@@ -24,7 +25,7 @@ from server.core.version import VERSION
 from server.runtime.generation_defaults import GenerationDefaults, load_generation_defaults
 from server.settings.settings import Settings
 from server.templates.render import ChatRenderer
-from server.templates.setting import load_chat_renderer
+from server.templates.setting import load_chat_renderer, read_template
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,13 @@ def backend_opener(settings: Settings) -> OpenBackend:
     """Returns the opener of an engine process for the model of the settings. Raises ConfigError or ModelError for what
     can be refused before any library is imported."""
     config = settings.engine_config()
-    check_checkpoint(config.model)
+    for model in filter(None, (config.model, config.draft_model)):
+        check_checkpoint(model)
+        check_weights(model)
     _check_revision(settings, config.model)
+    read_template(settings)
+    if is_local(config.model) or settings.generation_config != "auto":
+        load_generation_defaults(settings.generation_config, config.model, config.revision)
     if not is_local(config.model):
         look_for_hub(config.model)
     if config.trace:

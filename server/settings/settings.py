@@ -273,7 +273,7 @@ class Settings(BaseSettings):
             packed_cache=self._packed_cache(),
             packed_cache_bytes=int(self.packed_cache_bytes),
             num_speculative_tokens=self.num_speculative_tokens,
-            draft_model=self.draft_model,
+            draft_model=self.draft_model and expanduser(self.draft_model),
             draft_quantization=self.draft_quantization,
             mtp=self.mtp,
             require_kernels=self.require_kernels,

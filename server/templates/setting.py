@@ -15,7 +15,7 @@ logger = logging.getLogger("twostep.server")
 def load_chat_renderer(tokenizer: Tokenizer, settings: Settings) -> ChatRenderer:
     """Returns the renderer of the given template, or of the checkpoint's. Raises ConfigError for a given template that
     is invalid. An invalid one of the checkpoint is refused when a chat needs it: completions do without."""
-    given = None if settings.chat_template is None else _read(settings.chat_template)
+    given = read_template(settings)
     renderer = ChatRenderer(
         tokenizer,
         given,
@@ -31,11 +31,16 @@ def load_chat_renderer(tokenizer: Tokenizer, settings: Settings) -> ChatRenderer
     return renderer
 
 
-def _read(setting: str) -> str:
-    """Returns the template's text. Only templates have braces or line breaks; file names have neither."""
-    if "{" in setting or "\n" in setting:
+def read_template(settings: Settings) -> str | None:
+    """Returns the given template's text, None without one. Only templates have braces or line breaks; file names have
+    neither. Raises ConfigError."""
+    setting = settings.chat_template
+    if setting is None or "{" in setting or "\n" in setting:
         return setting
     try:
         return Path(setting).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--chat-template: {setting!r} is neither a template nor a file to read: {error}.") from error
+    except OSError as error:
+        reason = error.strerror
+        raise ConfigError(f"--chat-template: {setting} is neither a template nor a file to read: {reason}.") from error
+    except ValueError as error:
+        raise ConfigError(f"--chat-template: {setting} is not UTF-8 text.") from error

@@ -102,11 +102,17 @@ def test_without_a_command_it_says_how(capsys: pytest.CaptureFixture[str]) -> No
     [
         (["serve", "--prot", "1"], ["--prot", "did you mean --port?", "twostep serve --help"]),
         (["serve", "--prot=1"], ["--prot=1", "did you mean --port?"]),
-        (["serve", "--frobnicate"], ["--frobnicate", "twostep serve --help"]),
+        (["serve", "--frobnicate"], ["--frobnicate; twostep serve --help"]),
+        (["serve", "--wrong-flag"], ["--wrong-flag; twostep serve --help"]),
+        (["serve", "--threads", "2"], ["did you mean --num-threads?"]),
         (["serve", "--port"], ["--port"]),
         (["serve", "a", "b"], ["b"]),
         (["sing"], ["sing"]),
-        (["serve", "--port", "x"], ["--port", "x"]),
+        (["serve", "--port", "x"], ["--port: must be a whole number, got 'x'."]),
+        (["serve", "--port", "70000"], ["--port: must be at most 65535, got '70000'."]),
+        (["serve", "--max-body-bytes", "much"], ["--max-body-bytes: must be a size such as 2GiB, got 'much'."]),
+        (["serve", "--dtype", "float99"], ["--dtype: must be one of 'auto', 'float32', 'bfloat16' or 'float16', got"]),
+        (["serve", "models/llama/7b"], ["models/llama/7b is neither a directory here nor a hub id"]),
         (["serve", "--config", "/nowhere.yaml"], ["/nowhere.yaml"]),
     ],
 )
@@ -139,13 +145,36 @@ def test_a_port_in_use_is_one_sentence() -> None:
 def test_what_needs_no_library_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     missing = run("serve", str(tmp_path / "missing"), "--port", "0")
     assert_refused(missing, "missing")
-    senseless = run("serve", "--draft-quantization", "int4", "--quantization", "int4", "--port", "0")
-    assert_refused(senseless, "--draft-quantization int4")
-    assert missing.stdout == senseless.stdout == ""
+    (tmp_path / "config.json").write_text("{}")
+    without_weights = run("serve", str(tmp_path), "--port", "0")
+    assert_refused(without_weights, f"{tmp_path} has no weights")
+    assert missing.stdout == without_weights.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--draft-quantization", "int4", "--quantization", "int4"], "--draft-quantization int4"),
+        (["--quantization", "int4", "--device", "cuda"], "--quantization int4 runs on the CPU only"),
+        (["--kv-store", "kept", "--device", "cuda"], "--kv-store kept runs on the CPU only"),
+        (["--dtype", "float16", "--device", "cpu"], "--dtype float16 is not supported on the CPU"),
+        (["--draft-model", "/nowhere"], "/nowhere is not a checkpoint directory"),
+        (["--generation-config", "/nowhere"], "there is no /nowhere/generation_config.json"),
+        (["--chat-template", "/nowhere"], "/nowhere is neither a template nor a file to read: No such file or dir"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_anything_is_loaded(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["serve", *arguments])
+    output = capsys.readouterr()
+    assert_refused(subprocess.CompletedProcess(arguments, code, stderr=output.err), words)
+    assert output.out == ""
 
 
 def test_a_damaged_generation_config_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_text("")
     (tmp_path / "generation_config.json").write_text('{"top_p": 7}')
     assert_refused(run("serve", str(tmp_path), "--port", "0"), "top_p", "--generation-config none")
 
@@ -170,10 +199,12 @@ def url_in(process: subprocess.Popen[str], words: str) -> str:
     return str(url)
 
 
-def assert_ended_well(process: subprocess.Popen[str]) -> None:
+def assert_ended_well(process: subprocess.Popen[str]) -> str:
+    """Asserts exit code 0 and no traceback, and returns the log."""
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, "Traceback" in errors) == (0, False), errors
     assert errors.endswith("INFO twostep.server: stopped\n")
+    return errors
 
 
 class TestSignals:
@@ -196,7 +227,7 @@ class TestSignals:
             with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "Hi", "stream": True}) as response:
                 process.send_signal(number)
                 assert len(chunks_of_text(response)) == 16
-            assert_ended_well(process)
+            assert "ending: 1 request may go on for" in assert_ended_well(process)
 
     def test_the_second_ends_at_once(self) -> None:
         with fake_program("stuck") as process:
