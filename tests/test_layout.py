@@ -37,6 +37,7 @@ MAY_IMPORT = {
     },
     "server": {
         "protocol": "",
+        "routing": "",
         "settings": "",
         "auth": "settings",
         "core": "auth protocol",

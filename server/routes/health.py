@@ -29,6 +29,8 @@ class Load(BaseModel):
     predicted_wait_ms: float
     """Predicted time until one more request would be scheduled."""
     kv_cache_usage_ratio: float
+    kv_cache_tokens: int
+    """Tokens that the KV cache has room for: about as much of prompts can be cached."""
 
 
 @router.get("/health", responses=error_responses(503))
@@ -64,4 +66,5 @@ async def load(request: Request) -> Load:
         waiting_tokens=queue.num_waiting_tokens,
         predicted_wait_ms=round(queue.predicted_wait_s * 1e3, 3),
         kv_cache_usage_ratio=stats.pool.held / engine.info.num_blocks if stats else 0.0,
+        kv_cache_tokens=engine.info.num_blocks * engine.info.block_size,
     )

@@ -72,6 +72,7 @@ class TestHealth:
             "waiting_tokens": 7,
             "predicted_wait_ms": 500.0,
             "kv_cache_usage_ratio": 3 / 64,
+            "kv_cache_tokens": 64 * server.engine.info.block_size,
         }
         server.engine.hold_at = None
         thread.join()
