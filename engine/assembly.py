@@ -41,7 +41,7 @@ def import_libraries() -> None:
     shorten_spinning()
     cpus = os.sched_getaffinity(0)
     import engine.kv_store.opening
-    import engine.model.setup  # noqa: F401
+    import engine.ranks.leading  # noqa: F401
 
     # With OMP_PROC_BIND its library has bound this thread to one CPU, where the kernels' threads would follow it.
     if os.sched_getaffinity(0) != cpus:  # some sandboxes forbid the call
@@ -52,13 +52,15 @@ def load_engine(config: EngineConfig, marker: Marker | None = None) -> Engine:
     """Loads the model and sizes the KV cache. Raises ConfigError or ModelError."""
     import_libraries()
     from engine.kv_store.opening import open_store
-    from engine.model.setup import load_model_runner
+    from engine.ranks.leading import load_on_ranks
 
-    runner, info = load_model_runner(config)
+    runner, info, end_ranks = load_on_ranks(config)
     tracer = open_tracer(config.trace)
     store = open_store(config, info, runner.cache)
     grammars = load_grammars(config, info)
-    return assemble(config, info, runner, tracer=tracer, marker=marker, grammars=grammars, store=store)
+    return assemble(
+        config, info, runner, tracer=tracer, marker=marker, grammars=grammars, store=store, on_close=end_ranks
+    )
 
 
 def assemble(
@@ -72,9 +74,10 @@ def assemble(
     grammars: Grammars | None = None,
     new_drafter: Callable[[], Drafter] = PromptLookup,
     store: KVStore | None = None,
+    on_close: Callable[[], None] = lambda: None,
 ) -> Engine:
     """Makes an engine over a model that is loaded, or over a fake of one. `new_drafter` makes the drafter of one
-    request's text."""
+    request's text; `on_close` ends what the runner needs."""
     config = _for_states(config, info)
     costs = StepCosts()
     return Engine(
@@ -87,6 +90,7 @@ def assemble(
         new_drafter=_drafter_of(new_drafter) if config.num_speculative_tokens else None,
         marker=marker,
         clock=clock,
+        on_close=on_close,
     )
 
 

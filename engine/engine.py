@@ -64,8 +64,10 @@ class Engine:
         new_drafter: Callable[[Request], Drafter] | None,
         marker: Marker | None = None,
         clock: Callable[[], float] = time.monotonic,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """`new_drafter` makes the drafter of each request; None where nothing is to be drafted."""
+        """`new_drafter` makes the drafter of each request; None where nothing is to be drafted. `on_close` ends what
+        the runner needs."""
         self.info = info
         self._scheduler = scheduler
         self._runner = runner
@@ -75,6 +77,7 @@ class Engine:
         self._new_drafter = new_drafter
         self._marker = marker or NullMarker()
         self._clock = clock
+        self._on_close = on_close
         self._has_unreported_aborts = False
         self._num_aborts = 0
 
@@ -161,10 +164,11 @@ class Engine:
         return StepUpdate(ended_s, result.updates, stats)
 
     def close(self) -> None:
-        """Closes the trace and the KV store, and ends the compilation of grammars."""
+        """Closes the trace and the KV store, and ends the compilation of grammars and other ranks of the model."""
         self._telemetry.close()
         self._grammars.close()
         self._store.close()
+        self._on_close()
 
     def _schedule(self, now_s: float) -> Batch | None:
         """Returns the next batch that runs, after its transfers began. Where none does, waits a moment for transfers

@@ -44,7 +44,7 @@ def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
     """Returns the text for when the model is loaded."""
     rows = {
         "model": f"{', '.join(settings.model_names)} ({info.architecture}, {info.weight_bytes / 2**20:,.0f} MiB)",
-        "engine": f"{info.dtype} on {info.device}; forward pass: {info.forward}; "
+        "engine": f"{info.dtype} on {_devices(info)}; forward pass: {info.forward}; "
         f"attention: {info.attention}; linear: {info.linear}",
         "memory": _memory(info),
         "drafts": _drafts(settings, info),
@@ -55,6 +55,11 @@ def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
     return (
         f"Ready. The model was loaded in {info.load_s:.1f} s. Ctrl-C ends it.\n{table}\nTry it:\n{_curl(settings, url)}"
     )
+
+
+def _devices(info: EngineInfo) -> str:
+    """Returns where the model runs, and in how many processes."""
+    return info.device if info.tensor_parallel_size == 1 else f"{info.device}, {info.tensor_parallel_size} ranks"
 
 
 def _memory(info: EngineInfo) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Codec", "StoredRows", "StoredTensor", "dense"]
+__all__ = ["Codec", "StoredRows", "StoredTensor", "as_stored", "dense"]
 
 _NUMBERS_AT_ONCE = 1 << 15
 """Numbers that a thread expands at once: what lies between the stored and the dense ones stays in its caches, and torch
@@ -26,7 +26,7 @@ class Codec(Protocol):
     """How rows are stored. Codecs are compared: rows of equal ones can be joined."""
 
     def decode(self, *parts: Tensor) -> Tensor:
-        """Returns the numbers [R, K] in float32; each of the parts has R rows."""
+        """Returns the numbers [R, K], in float32 or as they are stored; each of the parts has R rows."""
         ...
 
 
@@ -254,3 +254,20 @@ _STRUCTURAL: dict[Any, Callable[..., Any]] = {
     _aten.new_zeros: _new_zeros,
 }
 """Operator -> the form of it that leaves numbers as they are stored; NotImplemented where it would not."""
+
+
+class _Plain:
+    """The codec of rows that are stored as they are."""
+
+    def decode(self, *parts: Tensor) -> Tensor:
+        return parts[0]
+
+
+_PLAIN = _Plain()
+
+
+def as_stored(tensor: Tensor) -> Tensor:
+    """Returns a stored tensor of the rows of a dense one [..., K], whose memory they keep; a stored one as it is."""
+    if isinstance(tensor, StoredTensor):
+        return tensor
+    return StoredTensor([StoredRows(_PLAIN, (tensor.flatten(0, -2),))], tensor.shape, tensor.dtype)

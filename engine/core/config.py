@@ -76,13 +76,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     require_kernels: bool = False
     """Whether to refuse to load on the CPU without the C++ kernels, where torch would compute many times slower."""
     num_threads: int | None = None
-    """CPU threads of the model; None leaves torch's default."""
+    """CPU threads of the model, of all its ranks together; None leaves torch's default."""
+    tensor_parallel_size: int = 1
+    """Number of ranks: processes of this host that compute the model together, on the CPU. See
+    `engine.model.tensor_parallel`."""
     trace: str | None = None
     """File that receives one JSON line per step that ran something."""
 
     @property
     def may_load_head(self) -> bool:
-        """Whether a checkpoint's MTP head is to draft."""
+        """Whether a checkpoint's MTP head is to draft. Several ranks run none."""
+        if self.tensor_parallel_size > 1:
+            return False
         has_other = self.draft_model is not None or self.draft_quantization != "none"
         return self.mtp and self.num_speculative_tokens > 0 and not has_other
 
@@ -101,12 +106,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "target_itl_ms",
             "kv_store_bytes",
             "packed_cache_bytes",
+            "tensor_parallel_size",
         ):
             _check_positive(name, getattr(self, name))
         if not 0 <= self.prefix_retention_share <= 1:
             raise ConfigError(f"prefix_retention_share must be 0 to 1, got {self.prefix_retention_share}.")
         if self.kv_store is not None and not self.enable_prefix_caching:
             raise ConfigError("--kv-store needs prefix caching: leave out --no-enable-prefix-caching.")
+        if self.kv_store is not None and self.tensor_parallel_size > 1:
+            raise ConfigError("--kv-store: no file keeps the KV of several ranks yet; leave it out.")
         for name in ("max_model_len", "num_blocks", "kv_cache_bytes", "num_threads"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
@@ -172,6 +180,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the attention backend in use."""
     linear: str
     """Name of the GEMM backend of linear layers in use."""
+    tensor_parallel_size: int = 1
+    """Number of ranks that compute the model together."""
     forward: str
     """What computes a step: `kernels`, in one call into C++, or `transformers`, by the model's own code there."""
     vocab_size: int

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from engine.attention.kv_cache import KVCache
 from engine.attention.metadata import AttentionParams
+from engine.weights.gathered_weight import GatheredWeight
 from engine.weights.kernel_experts import ExpertParts
-from engine.weights.packed_weight import KernelWeight
+from engine.weights.packed_weight import KernelWeight, PackedWeight
 from engine.weights.quantized_weight import KernelQuantizedWeight
+from engine.weights.rank_group import Gather
 
 __all__ = [
     "AttentionParts",
@@ -51,9 +53,14 @@ class LinearParts(msgspec.Struct, frozen=True, eq=False):
     """Bits of a quantized weight's codes; none of a dense one."""
     row_bits: int
     """Bits to which rows are rounded; none for a dense weight."""
+    before: Gather | None = None
+    """What gathers all ranks' columns of the rows, where these are one rank's parts of a layer."""
+    after: Gather | None = None
+    """What gathers those of the product."""
 
     def bound(self) -> Any:
-        return torch.classes.twostep.Linear(self.packed, self.bias, self.out_features, self.bits)
+        gathers = self.before, self.after
+        return torch.classes.twostep.Linear(self.packed, self.bias, self.out_features, self.bits, *gathers)
 
     @property
     def weight(self) -> KernelWeight | KernelQuantizedWeight:
@@ -64,8 +71,12 @@ class LinearParts(msgspec.Struct, frozen=True, eq=False):
         return KernelWeight.from_packed(self.packed, shape, self.dtype)
 
 
-def linear_parts(weight: KernelWeight | KernelQuantizedWeight, bias: Tensor | None) -> LinearParts:
-    """Returns the parts of a packed weight and its bias."""
+def linear_parts(weight: PackedWeight, bias: Tensor | None) -> LinearParts:
+    """Returns the parts of a weight that is packed for the kernels, and of its bias."""
+    if isinstance(weight, GatheredWeight):
+        own = linear_parts(weight.own, weight.own_bias(bias))
+        return msgspec.structs.replace(own, before=weight.before, after=weight.after)
+    assert isinstance(weight, KernelWeight | KernelQuantizedWeight), "only the kernels' weights have parts"
     row_bits = weight.row_bits if isinstance(weight, KernelQuantizedWeight) else 0
     num_out, num_in = weight.shape
     return LinearParts(weight.packed, bias, num_out, num_in, weight.dtype, weight.bits, row_bits)
@@ -151,9 +162,11 @@ class DecoderParts(msgspec.Struct, frozen=True, eq=False):
     layers: tuple[LayerParts, ...]
     norm: NormParts
     head: LinearParts
+    after_embedding: Gather | None = None
+    """What gathers all ranks' columns of the embedding, where this is one rank's part."""
 
     def bound(self, cache: KVCache) -> Any:
         """Returns what computes the last hidden states."""
         layers = [layer.bound(cache) for layer in self.layers]
         rotary = self.inv_freq, self.attention_scaling
-        return torch.classes.twostep.Decoder(self.embedding, *rotary, layers, self.norm.bound())
+        return torch.classes.twostep.Decoder(self.embedding, self.after_embedding, *rotary, layers, self.norm.bound())

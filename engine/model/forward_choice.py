@@ -26,6 +26,8 @@ from engine.model.kernel_layer import KernelDecoderLayer, norm_parts
 from engine.runner.forward import Forward, TransformersForward
 from engine.runner.model_inputs import build_inputs
 from engine.weights.block_weight import BlockEmbedding
+from engine.weights.gathered_embedding import GatheredEmbedding
+from engine.weights.gathered_weight import own_part
 from engine.weights.linear import PackedLinear
 from engine.weights.packed_weight import KernelWeight
 from engine.weights.quantized_weight import KernelQuantizedWeight
@@ -80,8 +82,8 @@ def is_known(module: PreTrainedModel) -> bool:
     embedding, layers, head = decoder.embed_tokens, list(decoder.layers), module.get_output_embeddings()
     return (
         isinstance(head, PackedLinear)
-        and isinstance(head.packed, KernelWeight | KernelQuantizedWeight)
-        and code_fingerprint.is_embedding(embedding)
+        and isinstance(own_part(head.packed), KernelWeight | KernelQuantizedWeight)
+        and (code_fingerprint.is_embedding(embedding) or isinstance(embedding, GatheredEmbedding))
         and code_fingerprint.is_rotary_embedding(decoder.rotary_emb)
         and isinstance(decoder.norm, FusedRMSNorm)
         and embedding.weight.dtype == decoder.norm.weight.dtype
@@ -93,13 +95,15 @@ def is_known(module: PreTrainedModel) -> bool:
 def decoder_parts(module: PreTrainedModel) -> DecoderParts:
     """Returns the parts of a known model."""
     decoder, head = cast(Any, module.base_model), cast(Any, module.get_output_embeddings())
+    embedding = decoder.embed_tokens
     return DecoderParts(
-        _rows_of(decoder.embed_tokens),
+        _rows_of(embedding),
         decoder.rotary_emb.inv_freq.to(torch.float32),
         decoder.rotary_emb.attention_scaling,
         tuple(layer.parts for layer in decoder.layers),
         norm_parts(decoder.norm),
         linear_parts(head.packed, head.bias),
+        embedding.gather if isinstance(embedding, GatheredEmbedding) else None,
     )
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from engine.attention.registry import AttentionCall, attend
 
-_GATE_BLOCK = 16  # columns, as in engine/kernels/base/operators.h
+GATE_BLOCK = 16  # columns, as in engine/kernels/base/operators.h
 
-__all__ = ["FusedAttention", "FusedDecoderLayer", "FusedMLP", "FusedRMSNorm"]
+__all__ = ["GATE_BLOCK", "FusedAttention", "FusedDecoderLayer", "FusedMLP", "FusedRMSNorm"]
 
 
 class FusedRMSNorm(nn.Module):
@@ -108,7 +108,7 @@ def _interleaved(*linears: nn.Linear) -> nn.Linear:
     """Merges layers into one that has a block of each layer's output columns in turn, as the operator `gate` reads."""
 
     def join(tensors: list[Tensor]) -> Tensor:
-        blocks = zip(*(torch.split(tensor, _GATE_BLOCK) for tensor in tensors), strict=True)
+        blocks = zip(*(torch.split(tensor, GATE_BLOCK) for tensor in tensors), strict=True)
         return torch.cat([*chain.from_iterable(blocks)])
 
     return _merged(linears, join)

@@ -23,7 +23,7 @@ class KernelForward:
 
     def __init__(self, parts: DecoderParts, cache: KVCache) -> None:
         self.parts = parts
-        self._weight, self._bias = parts.head.weight, parts.head.bias
+        self._weight, self._bias, self._gather = parts.head.weight, parts.head.bias, parts.head.after
         # Called as an operator with an object, torch throws and catches two exceptions.
         self._run_decoder = parts.bound(cache).run
 
@@ -44,4 +44,5 @@ class KernelForward:
         return ForwardOutput(self._head(kept_hidden), kept_hidden, hidden if all_hidden else None)
 
     def _head(self, hidden: Tensor) -> Tensor:  # [T, H] -> [T, vocab_size]
-        return self._weight.multiply(hidden, self._bias)
+        logits = self._weight.multiply(hidden, self._bias)
+        return logits if self._gather is None else self._gather.run(logits)

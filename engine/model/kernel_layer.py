@@ -12,9 +12,10 @@ from engine.attention.registry import attend
 from engine.model.decoder_parts import AttentionParts, LayerParts, LinearParts, MlpParts, NormParts, linear_parts
 from engine.model.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
 from engine.model.mixture import is_known_mixture, mixture_parts, router_weight
+from engine.weights.gathered_weight import own_part
 from engine.weights.linear import PackedLinear
 from engine.weights.module_replacement import replace_modules
-from engine.weights.packed_weight import KernelWeight
+from engine.weights.packed_weight import KernelWeight, PackedWeight
 from engine.weights.quantized_weight import KernelQuantizedWeight
 
 __all__ = ["KernelDecoderLayer", "move_layers_to_kernels", "norm_parts"]
@@ -40,7 +41,7 @@ class KernelDecoderLayer(nn.Module):
         return self._call.layer
 
     @property
-    def weights_after_attention(self) -> list[KernelWeight | KernelQuantizedWeight]:
+    def weights_after_attention(self) -> list[PackedWeight]:
         """Packed weights of the output projection and the MLP or router, which keys and values do not depend on."""
         attention_out, mlp = cast(FusedAttention, self.layer.self_attn).o_proj.packed, self.layer.mlp
         if not isinstance(mlp, FusedMLP):
@@ -79,9 +80,10 @@ def _is_known(layer: FusedDecoderLayer) -> bool:
     return all(isinstance(linear, PackedLinear) and _is_known_weight(linear.packed) for linear in linears)
 
 
-def _is_known_weight(packed: object) -> bool:
+def _is_known_weight(packed: PackedWeight) -> bool:
     """Whether the C++ layers support the weight: dense ones, and quantized ones whose rows have 8 bits."""
-    return isinstance(packed, KernelWeight) or (isinstance(packed, KernelQuantizedWeight) and packed.row_bits == 8)
+    own = own_part(packed)
+    return isinstance(own, KernelWeight) or (isinstance(own, KernelQuantizedWeight) and own.row_bits == 8)
 
 
 def _parts_of(layer: FusedDecoderLayer) -> LayerParts:

@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from engine.attention import registry
+from engine.attention.kv_cache import LayerShape
 from engine.attention.registry import AttentionCall
 from engine.checkpoint.eos_tokens import find_eos_token_ids
 from engine.checkpoint.local import (
@@ -47,20 +48,23 @@ from engine.model.placement import made_to_run, move_layers, only_errors_of, rep
 from engine.model.probe import layer_shape, probe_layers, probe_states
 from engine.model.self_draft import draft_model_of
 from engine.model.step_work import size_of
+from engine.model.tensor_parallel import check_heads, check_same_weights, cut_modules, leave_weights_stored
 from engine.model.text_part import TEXT_PART_NAMES, has_text_part, text_part_of
 from engine.model.weights_fingerprint import weights_fingerprint
 from engine.model.written_dtype import dtype_override
 from engine.runner.loaded_model import DraftModel, LoadedModel
 from engine.weights.linear import LinearReport, prepare_linears
+from engine.weights.rank_group import ALONE, RankGroup
 
 logger = logging.getLogger(__name__)
 
 
-def load_model(config: EngineConfig) -> LoadedModel:
-    """Loads the configured model. Raises ConfigError, ModelError or UnsupportedModelError, each saying what to do."""
+def load_model(config: EngineConfig, group: RankGroup = ALONE) -> LoadedModel:
+    """Loads the configured model, or the part of a rank. Raises ConfigError, ModelError or UnsupportedModelError, each
+    saying what to do."""
     check_checkpoint(config.model)
     try:
-        return _load(config)
+        return _load(config, group)
     except TwostepError:
         raise
     except Exception as error:  # a checkpoint's values reach code all over transformers, which raises anything
@@ -81,7 +85,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         raise ModelError(f"The checkpoint {config.model} cannot be loaded: {_describe(error)}{hint}") from error
 
 
-def _load(config: EngineConfig) -> LoadedModel:
+def _load(config: EngineConfig, group: RankGroup) -> LoadedModel:
     warm_up_vector_functions()
     source: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     hf_config, names = _read_hf_config(config, source)
@@ -92,18 +96,19 @@ def _load(config: EngineConfig) -> LoadedModel:
     dtype = _dtype(config, device, hf_config, kernels)
     module = _load_weights(config, source, device, dtype)
     fingerprint = weights_fingerprint(module)
+    check_same_weights(config.model, fingerprint, group)
     text_config = hf_config.get_text_config(decoder=True)
-    calls, states = _checked_layers(config, module, text_config, device)
-    layers = tuple(layer_shape(call) for call in calls)
-    kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype, device, type(module).__name__, layers)
+    calls, states = _checked_layers(config, module, text_config, device, group)
+    leave_weights_stored(module, group)
+    kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype, device, type(module).__name__, _shapes_of(calls))
     replace_for_cpu(module, calls, device, kernels is not None)
-    draft = _self_draft(config, module, calls, kernels is not None, kv_dtype)
-    report = _prepare_linears(config, module, kernels is not None)
+    draft = _self_draft(config, module, calls, kernels is not None, kv_dtype, group)
+    report = _prepare_linears(config, module, kernels is not None, group)
     unmap_checkpoint(module)
-    move_layers((module, draft.module) if draft else (module,), text_config, device)
+    calls, *_ = move_layers((module, draft.module) if draft else (module,), text_config, device)
     return LoadedModel(
         module=module,
-        layers=layers,
+        layers=_shapes_of(calls),
         states=states,
         device=device,
         dtype=dtype,
@@ -146,16 +151,26 @@ def _forget_scheme(hf_config: PreTrainedConfig) -> None:
             vars(part).pop(name, None)
 
 
+def _shapes_of(calls: Sequence[AttentionCall]) -> tuple[LayerShape, ...]:
+    return tuple(map(layer_shape, calls))
+
+
 def _checked_layers(
-    config: EngineConfig, module: PreTrainedModel, text_config: PreTrainedConfig, device: torch.device
+    config: EngineConfig,
+    module: PreTrainedModel,
+    text_config: PreTrainedConfig,
+    device: torch.device,
+    group: RankGroup,
 ) -> tuple[tuple[AttentionCall, ...], tuple[StateShape, ...]]:
     """Returns the attention calls and the shapes of the states of all layers. Raises UnsupportedModelError unless the
     model can run paged."""
     route_recurrent_functions(module)
     calls, states = probe_layers(module, text_config, device), probe_states(module, device)
     _check_states(config, states, device)
-    with only_errors_of("transformers.integrations.hub_kernels"):  # it asks for packages that would not be used
-        prove_paging(module, context_limit(text_config, states))
+    check_heads(config.model, calls, group)
+    if group.is_first:  # it holds for all
+        with only_errors_of("transformers.integrations.hub_kernels"):  # it asks for packages that would not be used
+            prove_paging(module, context_limit(text_config, states))
     return calls, states
 
 
@@ -165,14 +180,17 @@ def _self_draft(
     calls: Sequence[AttentionCall],
     has_kernels: bool,
     kv_dtype: torch.dtype,
+    group: RankGroup,
 ) -> DraftModel | None:
     if config.draft_model is not None or config.draft_quantization == "none":
         return None
-    return draft_model_of(module, calls, has_kernels, config.draft_quantization, kv_dtype)
+    return draft_model_of(module, calls, has_kernels, config.draft_quantization, kv_dtype, group)
 
 
-def _prepare_linears(config: EngineConfig, module: PreTrainedModel, has_kernels: bool) -> LinearReport:
-    report = prepare_linears(module, has_kernels, config.quantization)
+def _prepare_linears(
+    config: EngineConfig, module: PreTrainedModel, has_kernels: bool, group: RankGroup
+) -> LinearReport:
+    report = prepare_linears(module, has_kernels, config.quantization, group, cut_modules(module, group))
     for name in report.unconverted:
         logger.warning("batch invariance is not guaranteed: %s is multiplied by torch", name)
     return report

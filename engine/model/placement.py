@@ -53,11 +53,14 @@ def replace_for_cpu(
         replace_activations()
 
 
-def move_layers(modules: Sequence[PreTrainedModel], text_config: PreTrainedConfig, device: torch.device) -> None:
-    """Moves layers to the kernels. Raises UnsupportedModelError unless, fused and packed, they still run."""
+def move_layers(
+    modules: Sequence[PreTrainedModel], text_config: PreTrainedConfig, device: torch.device
+) -> list[tuple[AttentionCall, ...]]:
+    """Moves layers to the kernels. Returns the attention calls of each module's layers, which are a rank's own. Raises
+    UnsupportedModelError unless, fused and packed, they still run."""
     for each in modules:
         move_layers_to_kernels(each)
-        probe_layers(each, text_config, device)
+    return [probe_layers(each, text_config, device) for each in modules]
 
 
 def unmap_checkpoint(module: PreTrainedModel) -> None:

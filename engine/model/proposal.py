@@ -2,24 +2,38 @@
 
 from engine.attention import AttentionBackend
 from engine.attention.kv_cache import KVCache
-from engine.runner.forward import HeadForward
+from engine.runner.forward import Forward, HeadForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.proposer import HeadProposer, ModelProposer, NoProposer, Proposer
 from engine.runner.sampler import Sampler
 
-__all__ = ["choose_proposer"]
+__all__ = ["choose_proposer", "draft_forward", "proposer_of"]
 
 
 def choose_proposer(model: LoadedModel, cache: KVCache, backend: AttentionBackend) -> Proposer:
     """Returns the proposer that runs the draft model over `cache`, which is that of all layers; if there is none, one
     that proposes nothing."""
+    return proposer_of(model, cache, draft_forward(model, cache, backend))
+
+
+def draft_forward(model: LoadedModel, cache: KVCache, backend: AttentionBackend) -> Forward | HeadForward | None:
+    """Returns the forward pass of the draft model over `cache`, which is that of all layers; None if there is none."""
     if model.draft is None:
-        return NoProposer()
+        return None
     from engine.model.forward_choice import choose_forward  # imports transformers' models, for seconds
 
     own = cache.of_layers(slice(len(model.layers), None)) if model.draft.layers else cache
+    if model.draft.join is not None:
+        return HeadForward(model.draft.module, model.draft.join, own, backend)
+    return choose_forward(model.draft.module, own, backend)
+
+
+def proposer_of(model: LoadedModel, cache: KVCache, forward: Forward | HeadForward | None) -> Proposer:
+    """Returns the proposer that runs the draft model by this forward pass; without one, what proposes nothing."""
+    if forward is None:
+        return NoProposer()
     sampler = Sampler(model.device, model.has_kernels, model.eos_token_ids)
-    if model.draft.join is not None and cache.hidden is not None:
-        head = HeadForward(model.draft.module, model.draft.join, own, backend)
-        return HeadProposer(head, cache.hidden, sampler, model.device)
-    return ModelProposer(choose_forward(model.draft.module, own, backend), sampler, cache.block_size, model.device)
+    if isinstance(forward, HeadForward):
+        assert cache.hidden is not None
+        return HeadProposer(forward, cache.hidden, sampler, model.device)
+    return ModelProposer(forward, sampler, cache.block_size, model.device)

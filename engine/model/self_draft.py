@@ -19,8 +19,10 @@ from transformers import PreTrainedModel
 
 from engine.attention.registry import AttentionCall
 from engine.model.step_work import size_of
+from engine.model.tensor_parallel import cut_modules
 from engine.runner.loaded_model import DraftModel
 from engine.weights.linear import prepare_linears
+from engine.weights.rank_group import ALONE, RankGroup
 
 
 def draft_model_of(
@@ -29,12 +31,13 @@ def draft_model_of(
     kernels_available: bool,
     quantization: str,
     kv_dtype: torch.dtype,
+    group: RankGroup = ALONE,
 ) -> DraftModel:
     """Builds the draft model of `module`, which is not packed yet; `calls` are those of its attention layers.
 
-    Parameters and buffers that are not quantized are shared with `module`.
+    Parameters and buffers that are not quantized are shared with `module`. A rank of `group` gets its part.
     """
     tensors = chain(module.parameters(), module.buffers())
     rounded: PreTrainedModel = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
-    prepare_linears(rounded, kernels_available, quantization)
+    prepare_linears(rounded, kernels_available, quantization, group, cut_modules(rounded, group))
     return DraftModel(rounded, size_of(rounded, rounded.config.get_text_config(decoder=True), calls, kv_dtype))

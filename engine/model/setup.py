@@ -3,7 +3,8 @@
 import logging
 import os
 import time
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,10 +22,12 @@ from engine.model.decoder_parts import DecoderParts
 from engine.model.kernel_forward import KernelForward
 from engine.model.machine_ceilings import measure_ceilings
 from engine.model.packed_cache import PackedCache
-from engine.model.proposal import choose_proposer
-from engine.runner.forward import Forward
+from engine.model.proposal import draft_forward, proposer_of
+from engine.model.rank_totals import Totals, ceilings_of_all, totals_of
+from engine.runner.forward import Forward, HeadForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
+from engine.weights.rank_group import ALONE, RankGroup
 
 logger = logging.getLogger(__name__)
 
@@ -32,58 +35,108 @@ MAX_DEFAULT_KV_BYTES = 4 << 30  # on the CPU, where the KV cache shares memory w
 SHARE_OF_AVAILABLE = {"cpu": 0.5, "cuda": 0.9}
 
 
-def load_model_runner(config: EngineConfig) -> tuple[ModelRunner, EngineInfo]:
-    """Loads the model and sets up its runner. Raises ConfigError or ModelError."""
+Lead = Callable[[Sequence[Forward]], Sequence[Forward]]
+"""Makes forward passes ones that the other ranks of the model run, too."""
+
+
+@dataclass(frozen=True)
+class ReadyModel:
+    """A model with its caches and forward passes; of one of several ranks, its part of these."""
+
+    model: LoadedModel
+    cache: KVCache
+    states: StateCache
+    max_model_len: int
+    ceilings: Ceilings
+    totals: Totals
+    attention: str
+    """Name of the attention backend."""
+    forward: Forward
+    """The forward pass of the model."""
+    drafting: Forward | HeadForward | None
+    """That of its draft model, if there is one. One of weights of its own is the first rank's, which runs it alone."""
+
+    @property
+    def shared(self) -> tuple[Forward, ...]:
+        """The forward passes that all ranks run together: the model's, and that of a draft model made of it."""
+        drafting = self.drafting
+        if drafting is None or isinstance(drafting, HeadForward) or self.model.kv_layers != self.model.layers:
+            return (self.forward,)
+        return self.forward, drafting
+
+
+def load_model_runner(
+    config: EngineConfig, group: RankGroup = ALONE, lead: Lead = lambda forwards: forwards
+) -> tuple[ModelRunner, EngineInfo]:
+    """Loads the model and sets up its runner, which runs the forward passes that `lead` makes of its own. Raises
+    ConfigError or ModelError."""
     started_s = time.monotonic()
+    ready = load_ready_model(config, group)
+    info = _info_of(config, ready, started_s)
+    forward, *drafting = lead(ready.shared)
+    proposer = proposer_of(ready.model, ready.cache, drafting[0] if drafting else ready.drafting)
+    return ModelRunner(ready.model, ready.cache, forward, proposer), info
+
+
+def load_ready_model(config: EngineConfig, group: RankGroup) -> ReadyModel:
+    """Loads the model, or a rank's part of it, and its caches. Raises ConfigError or ModelError."""
     _set_threads(config.num_threads)
     packed_cache = PackedCache(config)
-    model = packed_cache.find() or _load(config)
-    if not model.eos_token_ids:
+    model = packed_cache.find() or _load(config, group)
+    if group.is_first and not model.eos_token_ids:
         logger.warning("%s names no token that ends a text: answers go on to their maximum of tokens", config.model)
-    ceilings = _ceilings(config, model)
+    group.wait_for_all()
+    ceilings = _ceilings(config, model, group)
     give_back_freed_memory()
     max_model_len = _max_model_len(config, model)
     backend = select_backend(model.device, load_kernels() if model.has_kernels else None)
     step_bytes = _step_bytes(config, model, max_model_len, backend)
-    model = _with_draft_model(config, model, max_model_len)
-    cache, states, max_model_len = _new_caches(config, model, max_model_len, step_bytes)
-    forward = _forward(model.module, cache, backend, states)
+    if group.is_first:
+        model = _with_draft_model(config, model, max_model_len)
+    cache, states, max_model_len = _new_caches(config, model, max_model_len, step_bytes, group)
+    forward, drafting = _forward(model.module, cache, backend, states), draft_forward(model, cache, backend)
     if isinstance(forward, KernelForward) and not isinstance(model.module, DecoderParts):
         packed_cache.keep(model, forward.parts)
-    facts = {"max_model_len": max_model_len, "attention": backend.__name__.rpartition(".")[2], "forward": forward.name}
-    facts |= {"ceilings": ceilings, "load_s": time.monotonic() - started_s, **_state_facts(model, states)}
-    return ModelRunner(model, cache, forward, choose_proposer(model, cache, backend)), _info(
-        config, model, cache, facts
-    )
+    totals = totals_of(model, cache, states, group)
+    name = backend.__name__.rpartition(".")[2]
+    return ReadyModel(model, cache, states, max_model_len, ceilings, totals, name, forward, drafting)
 
 
-def _info(config: EngineConfig, model: LoadedModel, cache: KVCache, facts: dict[str, Any]) -> EngineInfo:
+def _info_of(config: EngineConfig, ready: ReadyModel, started_s: float) -> EngineInfo:
+    """Returns the facts about all ranks together."""
+    model, cache, totals = ready.model, ready.cache, ready.totals
     return EngineInfo(
         model=config.model,
         architecture=model.architecture,
         device=str(model.device),
         dtype=_name_of(model.dtype),
         kv_cache_dtype=config.kv_cache_dtype if model.kv_dtype != model.dtype else _name_of(model.dtype),
+        attention=ready.attention,
         linear=model.linear,
+        forward=ready.forward.name,
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
+        max_model_len=ready.max_model_len,
         block_size=config.block_size,
         num_blocks=cache.num_blocks,
         eos_token_ids=model.eos_token_ids,
         weights_fingerprint=model.weights_fingerprint,
-        weight_bytes=model.weight_bytes,
-        kv_cache_bytes=cache.num_bytes,
-        kv_bytes_per_token=bytes_per_block(model.layers, 1, model.kv_dtype),
-        size=model.size,
-        **_draft_facts(config, model, cache),
-        **facts,
+        tensor_parallel_size=config.tensor_parallel_size,
+        weight_bytes=totals.weight_bytes,
+        kv_cache_bytes=totals.kv_cache_bytes,
+        kv_bytes_per_token=totals.kv_bytes_per_token,
+        **_state_facts(ready),
+        **_draft_facts(config, ready),
+        load_s=time.monotonic() - started_s,
+        size=totals.size,
+        ceilings=ready.ceilings,
     )
 
 
-def _load(config: EngineConfig) -> LoadedModel:
+def _load(config: EngineConfig, group: RankGroup) -> LoadedModel:
     from engine.model.loader import load_model  # imports transformers' models, for seconds
 
-    return load_model(config)
+    return load_model(config, group)
 
 
 def _step_bytes(config: EngineConfig, model: LoadedModel, max_model_len: int, backend: AttentionBackend) -> int:
@@ -116,12 +169,13 @@ def _with_draft_model(config: EngineConfig, model: LoadedModel, max_model_len: i
     return replace(model, draft=load_mtp_head(config, model))
 
 
-def _draft_facts(config: EngineConfig, model: LoadedModel, cache: KVCache) -> dict[str, Any]:
+def _draft_facts(config: EngineConfig, ready: ReadyModel) -> dict[str, Any]:
     """Returns the fields of `EngineInfo` about a draft model, none without one."""
+    model, num_blocks = ready.model, ready.cache.num_blocks
     if model.draft is None:
         return {}
     own = model.bytes_per_block(config.block_size) - bytes_per_block(model.layers, config.block_size, model.kv_dtype)
-    return {"draft_size": model.draft.size, "draft_kv_bytes": cache.num_blocks * own, "has_head": model.has_head}
+    return {"draft_size": ready.totals.draft_size, "draft_kv_bytes": num_blocks * own, "has_head": model.has_head}
 
 
 def _name_of(dtype: torch.dtype) -> str:
@@ -129,32 +183,36 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def _new_caches(
-    config: EngineConfig, model: LoadedModel, max_model_len: int, step_bytes: int
+    config: EngineConfig, model: LoadedModel, max_model_len: int, step_bytes: int, group: RankGroup
 ) -> tuple[KVCache, StateCache, int]:
-    """Returns the caches of KV and states, and the context length that they allow."""
-    cache_bytes = _cache_bytes(config, model, step_bytes)
-    num_slots = _num_state_slots(config, model, cache_bytes)
-    num_copies = _num_state_checkpoints(config, model, cache_bytes)
-    kv_bytes = cache_bytes - num_slots * bytes_per_slot(model.states)
-    num_blocks, max_model_len = _size_pool(config, model, max_model_len, kv_bytes)
+    """Returns the caches of KV and states, and the context length that they allow: on all ranks for the same number of
+    blocks and slots, which take the configured memory on all of them together."""
+    cache_bytes = group.of_first(_cache_bytes(config, model, step_bytes))
+    own_bytes = bytes_per_slot(model.states), model.bytes_per_block(config.block_size)
+    state_bytes, block_bytes = map(int, group.sum(*own_bytes))
+    num_slots = _num_state_slots(config, state_bytes, cache_bytes)
+    num_copies = _num_state_checkpoints(config, state_bytes, cache_bytes)
+    kv_bytes = cache_bytes - num_slots * state_bytes
+    num_blocks, max_model_len = _size_pool(config, max_model_len, block_bytes, kv_bytes)
     states = StateCache(model.states, num_slots, model.device, num_copies)
-    return _new_cache(config, model, num_blocks), states, max_model_len
+    return _new_cache(config, model, num_blocks, num_blocks * block_bytes), states, max_model_len
 
 
-def _state_facts(model: LoadedModel, states: StateCache) -> dict[str, Any]:
+def _state_facts(ready: ReadyModel) -> dict[str, Any]:
     """Returns the fields of `EngineInfo` about recurrent states, none for a model without any."""
-    if not model.states:
+    if not ready.model.states:
         return {}
     return {
-        "num_state_slots": states.num_slots,
-        "state_bytes_per_request": bytes_per_slot(model.states),
-        "num_state_checkpoints": states.num_copies,
+        "num_state_slots": ready.states.num_slots,
+        "state_bytes_per_request": ready.totals.state_bytes_per_request,
+        "num_state_checkpoints": ready.states.num_copies,
     }
 
 
-def _ceilings(config: EngineConfig, model: LoadedModel) -> Ceilings:
+def _ceilings(config: EngineConfig, model: LoadedModel, group: RankGroup) -> Ceilings:
     quantization = config.quantization if model.has_kernels else "none"  # torch multiplies dequantized weights
-    return measure_ceilings(model.device, model.dtype, model.weight_bytes, quantization)
+    own = measure_ceilings(model.device, model.dtype, model.weight_bytes, quantization)
+    return ceilings_of_all(own, group)
 
 
 def _set_threads(num_threads: int | None) -> None:
@@ -165,13 +223,12 @@ def _set_threads(num_threads: int | None) -> None:
         logger.warning("--num-threads %d is more than the %d CPUs there are: steps take longer", num_threads, num_cpus)
 
 
-def _new_cache(config: EngineConfig, model: LoadedModel, num_blocks: int) -> KVCache:
-    """Allocates the KV cache; raises ModelMemoryError where memory is short.
+def _new_cache(config: EngineConfig, model: LoadedModel, num_blocks: int, num_bytes: int) -> KVCache:
+    """Allocates the KV cache, `num_bytes` on all ranks together; raises ModelMemoryError where memory is short.
 
     On the CPU that is checked before: the operating system grants more memory than there is, and kills the process once
     it is used.
     """
-    num_bytes = num_blocks * model.bytes_per_block(config.block_size)
     available = available_bytes(model.device)
     shortage = ModelMemoryError(
         f"There is not enough memory for a KV cache of {num_blocks:,} blocks of {config.block_size} tokens: it takes "
@@ -207,10 +264,9 @@ def _cache_bytes(config: EngineConfig, model: LoadedModel, step_bytes: int) -> i
     return min(share, MAX_DEFAULT_KV_BYTES) if model.device.type == "cpu" else share
 
 
-def _num_state_slots(config: EngineConfig, model: LoadedModel, cache_bytes: int) -> int:
-    """Returns how many requests get a slot for their states: as many as may run, if these take at most half of the
-    memory for KV and states, else as many as do, and one at least."""
-    num_bytes = bytes_per_slot(model.states)
+def _num_state_slots(config: EngineConfig, num_bytes: int, cache_bytes: int) -> int:
+    """Returns how many requests get a slot for their states, each of `num_bytes`: as many as may run, if these take at
+    most half of the memory for KV and states, else as many as do, and one at least."""
     if not num_bytes:
         return 0
     num_slots = min(config.max_num_seqs, max(1, cache_bytes // 2 // num_bytes))
@@ -224,20 +280,20 @@ def _num_state_slots(config: EngineConfig, model: LoadedModel, cache_bytes: int)
     return num_slots
 
 
-def _num_state_checkpoints(config: EngineConfig, model: LoadedModel, cache_bytes: int) -> int:
-    """Returns how many copies of a request's states are kept, beside what takes `cache_bytes`."""
-    if not model.states or not config.enable_prefix_caching:
+def _num_state_checkpoints(config: EngineConfig, num_bytes: int, cache_bytes: int) -> int:
+    """Returns how many copies of a request's states, each of `num_bytes`, are kept beside what takes `cache_bytes`."""
+    if not num_bytes or not config.enable_prefix_caching:
         return 0
-    num_bytes = cache_bytes // 8 if config.state_cache_bytes is None else config.state_cache_bytes
-    return max(0, num_bytes) // bytes_per_slot(model.states)
+    most = cache_bytes // 8 if config.state_cache_bytes is None else config.state_cache_bytes
+    return max(0, most) // num_bytes
 
 
-def _size_pool(config: EngineConfig, model: LoadedModel, max_model_len: int, kv_bytes: int) -> tuple[int, int]:
+def _size_pool(config: EngineConfig, max_model_len: int, block_bytes: int, kv_bytes: int) -> tuple[int, int]:
     """Returns the number of blocks, which take at most `kv_bytes`, and the context length that they allow.
 
     A configured context length must fit; the model's own limit is lowered to what fits.
     """
-    num_blocks = config.num_blocks or _num_blocks(config, model, max_model_len, kv_bytes)
+    num_blocks = config.num_blocks or _num_blocks(config, max_model_len, block_bytes, kv_bytes)
     capacity = num_blocks * config.block_size
     if capacity >= max_model_len:
         return num_blocks, max_model_len
@@ -251,11 +307,10 @@ def _size_pool(config: EngineConfig, model: LoadedModel, max_model_len: int, kv_
     return num_blocks, capacity
 
 
-def _num_blocks(config: EngineConfig, model: LoadedModel, max_model_len: int, kv_bytes: int) -> int:
+def _num_blocks(config: EngineConfig, max_model_len: int, block_bytes: int, kv_bytes: int) -> int:
     """Returns how many blocks fit; by default no more than all sequences together can use."""
     usable = config.max_num_seqs * -(-max_model_len // config.block_size)
-    per_block = model.bytes_per_block(config.block_size)
-    if per_block == 0:  # a model without attention: its blocks only count tokens
+    if block_bytes == 0:  # a model without attention: its blocks only count tokens
         return usable
-    num_blocks = max(0, kv_bytes) // per_block
+    num_blocks = max(0, kv_bytes) // block_bytes
     return num_blocks if config.kv_cache_bytes is not None else min(num_blocks, usable)

@@ -12,6 +12,7 @@ from engine.attention.registry import AttentionCall
 from engine.core.machine import AttentionSize, ModelSize
 from engine.model.kernel_layer import KernelDecoderLayer
 from engine.model.probe import layer_shape
+from engine.weights.gathered_weight import own_part
 from engine.weights.linear import PackedLinear
 from engine.weights.moe import PackedExperts, PackedLlama4Experts, RouterWeight
 from engine.weights.packed_weight import PackedWeight
@@ -54,7 +55,11 @@ def _flops_after_attention(layer: KernelDecoderLayer, share: float) -> int:
 
 
 def _num_weights(weights: Sequence[Weight]) -> int:
-    return sum(weight.shape.numel() for weight in weights)
+    return sum(_numbers_of(weight) for weight in weights)
+
+
+def _numbers_of(weight: Weight) -> int:
+    return (weight if isinstance(weight, Tensor) else own_part(weight)).shape.numel()
 
 
 def _unpacked(module: nn.Module, head: nn.Module) -> list[Tensor]:

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from engine.weights.expert_stack import PackedStack
+from engine.weights.gathered_weight import GatheredWeight, own_part
 from engine.weights.packed_weight import KernelWeight
+from engine.weights.partition import Cut, even_cut, starts_of
 from engine.weights.quantized_weight import KernelQuantizedWeight
+from engine.weights.rank_group import Gather, RankGroup
 
-__all__ = ["ExpertParts", "KernelExperts", "kernel_experts"]
+__all__ = ["ExpertParts", "KernelExperts", "expert_cuts", "kernel_experts"]
 
 
 class KernelExperts(Protocol):
@@ -59,10 +62,15 @@ class ExpertParts(NamedTuple):
     up: ExpertStack
     down: ExpertStack
     gate: ExpertGate
+    before_down: Gather | None = None
+    """What gathers all ranks' columns of the gated rows, where these are one rank's parts of the experts."""
+    after_down: Gather | None = None
+    """What gathers those of the result."""
 
     def bound(self) -> KernelExperts:
         """Returns the experts as the C++ operators take them."""
-        return cast(KernelExperts, torch.classes.twostep.Experts(*(part.bound() for part in self)))
+        parts = (self.up.bound(), self.down.bound(), self.gate.bound())
+        return cast(KernelExperts, torch.classes.twostep.Experts(*parts, self.before_down, self.after_down))
 
 
 _GATES = ("silu", "gelu_tanh", "swiglu")
@@ -72,27 +80,56 @@ _NEARLY_ZERO = 1e-30  # what is subnormal on the way may become zero in the kern
 
 def kernel_experts(experts: nn.Module, up: PackedStack, down: PackedStack) -> ExpertParts | None:
     """Returns the experts for C++, or None where the weights' format or the module's formula is not the kernels'."""
-    if not experts.has_gate or experts.has_post_expert_norm or not all(map(_has_kernel_weights, (up, down))):
+    if any(isinstance(weight, GatheredWeight) for weight in up.weights):
+        return None
+    if not all(map(_has_kernel_weights, (up, down))):
         return None
     gate = _find_gate(experts, up.weights[0].dtype)
-    return None if gate is None else ExpertParts(_parts_of(up), _parts_of(down), gate)
+    if gate is None:
+        return None
+    last = down.weights[0]
+    gathers = (last.before, last.after) if isinstance(last, GatheredWeight) else (None, None)
+    return ExpertParts(_parts_of(up), _parts_of(down), gate, *gathers)
+
+
+def expert_cuts(
+    experts: nn.Module, dtype: torch.dtype, num_up: int, num_out: int, group: RankGroup
+) -> tuple[Cut | None, Cut | None]:
+    """Returns a rank's part of each expert's first matrix, with `num_up` output columns, and of its last, with
+    `num_out`.
+
+    Where the kernels know the gate, a rank has the same columns of gate and up, and what it makes of them is gathered.
+    Else all ranks compute the gate of whole rows.
+    """
+    if group.size == 1:
+        return None, None
+    gate, num_inner = _find_gate(experts, dtype), num_up // 2
+    if gate is None or num_inner < group.size:
+        return even_cut(num_up, group), even_cut(num_out, group)
+    starts = starts_of(num_inner, group.size)
+    first, end = starts[group.rank], starts[group.rank + 1]
+    halves = slice(first, end), slice(num_inner + first, num_inner + end)
+    up = Cut((slice(2 * first, 2 * end),) if gate.is_in_turn else halves)
+    return up, even_cut(num_out, group, starts)
 
 
 def _has_kernel_weights(stack: PackedStack) -> bool:
     return all(
         isinstance(weight, KernelWeight) or (isinstance(weight, KernelQuantizedWeight) and weight.row_bits == 8)
-        for weight in stack.weights
+        for weight in map(own_part, stack.weights)
     )
 
 
 def _parts_of(stack: PackedStack) -> ExpertStack:
-    weights = cast("list[KernelWeight | KernelQuantizedWeight]", stack.weights)
+    weights = cast("list[KernelWeight | KernelQuantizedWeight]", [*map(own_part, stack.weights)])
     packed = tuple(weight.packed for weight in weights)
-    return ExpertStack(packed, stack.biases, weights[0].shape[0], weights[0].bits)
+    return ExpertStack(packed, stack.own_biases, weights[0].shape[0], weights[0].bits)
 
 
 def _find_gate(experts: Any, dtype: torch.dtype) -> ExpertGate | None:
     """Returns the kernels' gate that computes what the module's own does; None if there is none."""
+    if not experts.has_gate or experts.has_post_expert_norm:
+        return None
     numbers = _numbers_of_every_magnitude(dtype)
     expected = _without_tiny(experts._apply_gate(numbers))
     gates = _gates_with(experts, dtype)

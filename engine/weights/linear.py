@@ -6,6 +6,7 @@ not convert.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -14,10 +15,13 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.checkpoint.stored_tensor import StoredTensor
 from engine.weights.block_weight import BlockEmbedding, BlockWeight, keep_blocks
+from engine.weights.gathered_weight import gathered, own_part
 from engine.weights.module_replacement import has_hooks
 from engine.weights.moe import PackedExperts, PackedLlama4Experts, is_experts, is_router, pack_experts, pack_router
 from engine.weights.packed_weight import PackedWeight, WeightHandle, multiply_rows
 from engine.weights.packing_policy import Pack, packing_for
+from engine.weights.partition import Cut, even_cut
+from engine.weights.rank_group import ALONE, RankGroup
 
 __all__ = ["LinearReport", "PackedLinear", "is_linear", "prepare_linears"]
 
@@ -43,7 +47,7 @@ class PackedLinear(nn.Module):
         return multiply_rows(self.packed, x, self.bias)
 
     def extra_repr(self) -> str:
-        kind = type(self.packed).__name__
+        kind = type(own_part(self.packed)).__name__
         return f"in_features={self.in_features}, out_features={self.out_features}, packed={kind}"
 
 
@@ -61,11 +65,18 @@ class LinearReport:
     unconverted: tuple[str, ...]  # matrices left to torch: with any here, batch invariance is not guaranteed
 
 
-def prepare_linears(model: nn.Module, kernels_available: bool, quantization: str = "none") -> LinearReport:
+def prepare_linears(
+    model: nn.Module,
+    kernels_available: bool,
+    quantization: str = "none",
+    group: RankGroup = ALONE,
+    cuts: Mapping[nn.Module, Cut] = MappingProxyType({}),
+) -> LinearReport:
     """Swaps the linear layers of `model` in place, one after the other, so that memory grows by one layer at most.
 
     A weight shared with an embedding is copied: the embedding keeps its rows, the linear layer gets its own. Only a
-    weight that stays in blocks is shared.
+    weight that stays in blocks is shared. One of several ranks gets its part of each layer: as `cuts` have it, else an
+    even part of the columns, which are gathered.
     """
     packing = packing_for(quantization, kernels_available)
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
@@ -75,7 +86,8 @@ def prepare_linears(model: nn.Module, kernels_available: bool, quantization: str
         if child not in swapped:
             if not is_experts(child) and not is_linear(child):
                 continue
-            swapped[child] = _pack_module(child, packing.head if child is head else packing.layers)
+            pack = packing.head if child is head else packing.layers
+            swapped[child] = _pack_module(child, pack, group, cuts.get(child))
         setattr(parent, name, swapped[child])
     packed_head = swapped.get(head) if head is not None else None
     shared = {id(head_weight): packed_head.packed} if isinstance(packed_head, PackedLinear) else {}
@@ -107,12 +119,17 @@ def _is_router(module: nn.Module) -> bool:
     return not isinstance(module, nn.Embedding) and is_router(module) and not has_hooks(module)
 
 
-def _pack_module(module: nn.Module, pack: Pack) -> Packed:
+def _pack_module(module: nn.Module, pack: Pack, group: RankGroup, cut: Cut | None) -> Packed:
     """Returns the module's replacement; removes the weights from the module itself, which others may still hold."""
     if is_experts(module):
-        return pack_experts(module, pack)
+        return pack_experts(module, pack, group)
     weight, bias = cast(Tensor, module._parameters.pop("weight")).detach(), cast("Tensor | None", module.bias)
-    packed = pack(weight.t() if isinstance(module, Conv1D) else weight)
+    weight = weight.t() if isinstance(module, Conv1D) else weight
+    cut = cut or even_cut(len(weight), group)
+    if cut is not None:
+        weight = cut.own(weight)
+        bias = cut.own(bias) if bias is not None and cut.output_starts is None else bias
+    packed = gathered(pack(weight), cut, group)
     return PackedLinear(packed, None if bias is None else bias.detach().clone())  # off the mapped checkpoint file
 
 

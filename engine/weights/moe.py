@@ -13,17 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from engine.weights.expert_stack import PackedStack
-from engine.weights.kernel_experts import kernel_experts
+from engine.weights.kernel_experts import expert_cuts, kernel_experts
 from engine.weights.packed_weight import WeightHandle
 from engine.weights.packing_policy import Pack
+from engine.weights.partition import even_cut
+from engine.weights.rank_group import ALONE, RankGroup
 
 __all__ = ["PackedExperts", "PackedLlama4Experts", "is_experts", "is_router", "pack_experts", "pack_router"]
 
 
-def pack_experts(module: nn.Module, pack: Pack) -> "PackedExperts | PackedLlama4Experts":
-    """Returns the packed replacement of a module for which `is_experts` holds."""
+def pack_experts(module: nn.Module, pack: Pack, group: RankGroup = ALONE) -> "PackedExperts | PackedLlama4Experts":
+    """Returns the packed replacement of a module for which `is_experts` holds, with a rank's part of every expert."""
     kind = PackedExperts if _has_experts_interface(module) else PackedLlama4Experts
-    return kind(module, pack)
+    return kind(module, pack, group)
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -57,13 +59,16 @@ class PackedExperts(_ExpertStacks):
     one by one.
     """
 
-    def __init__(self, experts: nn.Module, pack: Pack) -> None:
+    def __init__(self, experts: nn.Module, pack: Pack, group: RankGroup) -> None:
         """Takes the weights out of `experts`, which is kept for its gate function and norm."""
         super().__init__()
         self.experts = experts
-        pack_stack = functools.partial(PackedStack, experts, bool(experts.is_transposed), pack)
-        self.up = pack_stack("gate_up_proj" if experts.has_gate else "up_proj")
-        self.down = pack_stack("down_proj")
+        name = "gate_up_proj" if experts.has_gate else "up_proj"
+        is_transposed = bool(experts.is_transposed)
+        num_up, num_out = (_num_columns(experts, each, is_transposed) for each in (name, "down_proj"))
+        cuts = expert_cuts(experts, cast(Tensor, experts._parameters[name]).dtype, num_up, num_out, group)
+        pack_stack = functools.partial(PackedStack, experts, is_transposed, pack, group=group)
+        self.up, self.down = pack_stack(name, cut=cuts[0]), pack_stack("down_proj", cut=cuts[1])
         self.parts = kernel_experts(experts, self.up, self.down)
         self.kernel = None if self.parts is None else self.parts.bound()
         self._run = self.run_one_by_one if self.kernel is None else self.kernel.run
@@ -100,12 +105,14 @@ class PackedExperts(_ExpertStacks):
 class PackedLlama4Experts(_ExpertStacks):
     """Replaces Llama 4's experts. Every expert gets as many rows as there are tokens, most of them zeros."""
 
-    def __init__(self, experts: nn.Module, pack: Pack) -> None:
+    def __init__(self, experts: nn.Module, pack: Pack, group: RankGroup) -> None:
         """Takes the weights out of `experts`, which is kept for its activation."""
         super().__init__()
         self.experts = experts
-        self.up = PackedStack(experts, True, pack, "gate_up_proj")
-        self.down = PackedStack(experts, True, pack, "down_proj")
+        self.up, self.down = (
+            PackedStack(experts, True, pack, name, even_cut(_num_columns(experts, name, True), group), group)
+            for name in ("gate_up_proj", "down_proj")
+        )
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # [E * T, H], expert by expert -> [E * T, H]
         chunks = hidden_states.view(len(self.up), -1, hidden_states.shape[-1])
@@ -114,6 +121,11 @@ class PackedLlama4Experts(_ExpertStacks):
     def _run_expert(self, expert: int, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
         gate, up = self.up.multiply(expert, x).chunk(2, dim=-1)
         return self.down.multiply(expert, up * cast(Any, self.experts).act_fn(gate))
+
+
+def _num_columns(experts: nn.Module, name: str, is_transposed: bool) -> int:
+    """Returns how many output columns each expert has."""
+    return cast(Tensor, experts._parameters[name]).shape[2 if is_transposed else 1]
 
 
 class RouterWeight(WeightHandle):

@@ -116,6 +116,9 @@ class Settings(BaseSettings):
 
     device: Literal["auto", "cpu", "cuda"] = setting("Engine", "auto", "Where to run.")
     num_threads: PositiveInt | None = setting("Engine", None, "CPU threads; default: torch's choice.")
+    tensor_parallel_size: PositiveInt = setting(
+        "Engine", 1, "Processes that compute the model together, on the CPU; the threads are divided among them."
+    )
     require_kernels: bool = setting(
         "Engine", False, "Refuse to start on the CPU without kernels, not serve many times slower."
     )
@@ -278,6 +281,7 @@ class Settings(BaseSettings):
             mtp=self.mtp,
             require_kernels=self.require_kernels,
             num_threads=self.num_threads,
+            tensor_parallel_size=self.tensor_parallel_size,
             trace=self.trace and expanduser(self.trace),
         )
 

@@ -1,9 +1,9 @@
 """Kills the engine at random moments while streams run, and compares every token with an undisturbed run.
 
-    python -m tests.soak.kills --streams 200 --kills 20
+    python -m tests.soak.kills --streams 200 --kills 20 --ranks 2
 
-Starts a server of its own with the embedded model. The exit code is 0 if all streams completed with equal tokens and
-the server's counters agree.
+With several ranks, any of them is killed. Starts a server of its own with the embedded model. The exit code is 0 if all
+streams completed with equal tokens and the server's counters agree.
 """
 
 import argparse
@@ -69,11 +69,12 @@ async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
 
 
 async def kill_at_random(server: ServerProcess, num_kills: int, mean_s: float, chance: random.Random) -> None:
-    """Kills the engine at random moments, whatever it does then: load, prefill, decode, or nothing."""
+    """Kills the engine, or another of its ranks, at random moments, whatever it does then: load, prefill, decode, or
+    nothing."""
     while num_kills:
         await asyncio.sleep(chance.expovariate(1 / mean_s))
-        if (pid := server.engine_pid) is not None:
-            os.kill(pid, signal.SIGKILL)
+        if server.engine_pid is not None:
+            os.kill(chance.choice([server.engine_pid, *server.rank_pids]), signal.SIGKILL)
             num_kills -= 1
 
 
@@ -110,7 +111,12 @@ def wrong_counters(server: ServerProcess, expected: dict[str, float]) -> list[st
 async def soak(arguments: argparse.Namespace) -> list[str]:
     """Runs the undisturbed and the disturbed streams and returns the problems."""
     bodies = [body_of(index, arguments.max_tokens) for index in range(arguments.streams)]
-    flags = {"--max-waiting": len(bodies), "--max-queue-time": 3600, "--max-engine-restarts": arguments.kills}
+    flags = {
+        "--max-waiting": len(bodies),
+        "--max-queue-time": 3600,
+        "--max-engine-restarts": arguments.kills,
+        "--tensor-parallel-size": arguments.ranks,
+    }
     with running_server(*(str(part) for flag in flags.items() for part in flag)) as server:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=server.url, timeout=None, limits=limits) as client:
@@ -136,6 +142,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--ranks", type=int, default=1, help="processes that compute the model")
     parser.add_argument("--max-tokens", type=int, default=400, help="of the longest stream")
     parser.add_argument("--mean-seconds", type=float, default=4.0, help="between two kills")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")

@@ -1,5 +1,6 @@
 """A real server process for tests and soak runs: started, signalled and looked into from outside."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -36,11 +37,22 @@ class ServerProcess:
         """The engine's process id; None while there is no engine process."""
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(child) for child in children if _is_engine(child)]
+        return [int(child) for child in children if _runs(child, "engine.process")]
 
     @property
     def engine_pid(self) -> int | None:
         return next(iter(self.engine_pids), None)
+
+    @property
+    def rank_pids(self) -> list[int]:
+        """The process ids of the engine's other ranks."""
+        pid = self.engine_pid
+        if pid is None:
+            return []
+        with contextlib.suppress(OSError):
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            return [int(child) for child in children if _runs(child, "engine.ranks")]
+        return []
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -86,9 +98,9 @@ class ServerProcess:
         return resident_bytes(self.process.pid)
 
 
-def _is_engine(pid: str) -> bool:
+def _runs(pid: str, module: str) -> bool:
     try:
-        return "engine.process" in Path(f"/proc/{pid}/cmdline").read_text()
+        return module in Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return False  # it has ended
 

@@ -101,19 +101,24 @@ struct Layer : torch::CustomClassHolder {
 
 struct Decoder : torch::CustomClassHolder {
   at::Tensor embedding;  // [N, H], or packed in blocks
+  ranks::OptionalGather embedding_columns;
   Rotations rotations;
   std::vector<Ref<Layer>> layers;
   Ref<Norm> last_norm;
   Workspace work;  // reused by short steps, where allocations would count; not thread-safe
 
-  Decoder(at::Tensor embedding, at::Tensor frequencies, double rotation_scaling, std::vector<Ref<Layer>> layers,
-          Ref<Norm> last_norm)
-      : embedding(embedding), rotations(std::move(frequencies), rotation_scaling, last_norm->weight.scalar_type()),
+  // A rank may have some of the embedding's columns, which are gathered.
+  Decoder(at::Tensor embedding, ranks::OptionalGather embedding_columns, at::Tensor frequencies,
+          double rotation_scaling, std::vector<Ref<Layer>> layers, Ref<Norm> last_norm)
+      : embedding(embedding), embedding_columns(std::move(embedding_columns)),
+        rotations(std::move(frequencies), rotation_scaling, last_norm->weight.scalar_type()),
         layers(std::move(layers)), last_norm(std::move(last_norm)) {}
 
-  at::Tensor rows_of(const at::Tensor& token_ids) const {
-    return embedding.scalar_type() == at::kByte ? take_block_rows(embedding, token_ids)
-                                                : take_rows(embedding, token_ids);
+  // token ids [T] -> [T, H]
+  at::Tensor embed(const at::Tensor& token_ids) const {
+    if (embedding.scalar_type() == at::kByte) return take_block_rows(embedding, token_ids);
+    const at::Tensor rows = take_rows(embedding, token_ids);
+    return embedding_columns ? (**embedding_columns)(rows, {}) : rows;
   }
 
   const Norm& norm_before(size_t layer) const {
@@ -153,7 +158,7 @@ at::Tensor run_decoder(const Ref<Decoder>& decoder, const at::Tensor& token_ids,
   Sequences sequences{block_tables, cu_seqlens_q, context_lens};
   Workspace work_of_many, &work = token_ids.numel() <= kFewTokens ? decoder->work : work_of_many;
   const Buffer returned;
-  at::Tensor x = decoder->rows_of(token_ids), normed = decoder->norm_before(0)(x);
+  at::Tensor x = decoder->embed(token_ids), normed = decoder->norm_before(0)(x);
   for (size_t i = 0; i < num_layers; ++i) {
     const Layer& layer = *decoder->layers[i];
     auto [query, key, value] = layer.before->project(normed, cos, sin, work);
@@ -180,8 +185,10 @@ at::Tensor run_decoder(const Ref<Decoder>& decoder, const at::Tensor& token_ids,
 
 TORCH_LIBRARY_FRAGMENT(twostep, library) {
   using namespace twostep;
+  ranks::register_classes(library);
   moe::register_classes(library);
-  library.class_<Linear>("Linear").def(torch::init<at::Tensor, OptionalTensor, int64_t, int64_t>());
+  library.class_<Linear>("Linear").def(
+      torch::init<at::Tensor, OptionalTensor, int64_t, int64_t, ranks::OptionalGather, ranks::OptionalGather>());
   library.class_<Norm>("Norm").def(torch::init<at::Tensor, double>());
   library.class_<BeforeAttention>("BeforeAttention")
       .def(torch::init<Ref<Norm>, std::optional<Ref<Norm>>, std::optional<Ref<Norm>>, Ref<Linear>, int64_t, int64_t>());
@@ -193,7 +200,7 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
       torch::init<Ref<BeforeAttention>, Ref<AfterAttention>, at::Tensor, at::Tensor, double, std::optional<int64_t>,
                   std::optional<double>, OptionalTensor>());
   library.class_<Decoder>("Decoder")
-      .def(torch::init<at::Tensor, at::Tensor, double, std::vector<Ref<Layer>>, Ref<Norm>>())
+      .def(torch::init<at::Tensor, ranks::OptionalGather, at::Tensor, double, std::vector<Ref<Layer>>, Ref<Norm>>())
       .def("run", &run_decoder);
   library.def("before_attention", &before_attention);
   library.def("after_attention", &after_attention);

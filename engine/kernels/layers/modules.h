@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/operators.h"
+#include "ranks/exchange.h"
 
 namespace twostep {
 
@@ -19,16 +20,29 @@ using OptionalTensor = std::optional<at::Tensor>;
 template <class T>
 using Ref = c10::intrusive_ptr<T>;
 
-// A linear layer with a packed weight of 8 or 4 bits, or 0 if it is not quantized.
+// A linear layer with a packed weight of 8 or 4 bits, or 0 if it is not quantized. Where it is one rank's part of a
+// layer, with some of its columns, all ranks' columns of the rows may be gathered before, and those of the product
+// after.
 struct Linear : torch::CustomClassHolder {
   at::Tensor packed;
   OptionalTensor bias;
   int64_t out_features, bits;
+  ranks::OptionalGather before, after;
 
-  Linear(at::Tensor packed, OptionalTensor bias, int64_t out_features, int64_t bits)
-      : packed(std::move(packed)), bias(std::move(bias)), out_features(out_features), bits(bits) {}
+  Linear(at::Tensor packed, OptionalTensor bias, int64_t out_features, int64_t bits, ranks::OptionalGather before,
+         ranks::OptionalGather after)
+      : packed(std::move(packed)), bias(std::move(bias)), out_features(out_features), bits(bits),
+        before(std::move(before)), after(std::move(after)) {}
 
   at::Tensor operator()(const at::Tensor& x, const Buffer& out, Activation activation = Activation::kNone) const {
+    if (!before && !after) return multiply(x, out, activation);
+    TORCH_CHECK(!after || activation == Activation::kNone, "only a rank's own columns are gated");
+    const at::Tensor rows = before ? (**before)(x, {}) : x;
+    return after ? (**after)(multiply(rows, {}, activation), out) : multiply(rows, out, activation);
+  }
+
+ private:
+  at::Tensor multiply(const at::Tensor& x, const Buffer& out, Activation activation) const {
     const auto& multiply = bits == 8 ? linear_int8 : bits == 4 ? linear_int4 : linear;
     return multiply(x, packed, bias, out_features, activation, out);
   }

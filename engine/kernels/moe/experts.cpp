@@ -98,7 +98,8 @@ at::Tensor multiply(const Experts& experts, const at::Tensor& hidden, const Orde
     const int64_t start = order.start_of(first), count = order.count_of(first, end);
     if (count == 0) continue;
     const at::Tensor rows = gather(hidden, order, num_slots, start, count, work.rows);
-    const at::Tensor gated = (*experts.gate)(experts.up->multiply(rows, order, first, end, work.gate_up), work.gated);
+    const at::Tensor own = (*experts.gate)(experts.up->multiply(rows, order, first, end, work.gate_up), work.gated);
+    const at::Tensor gated = experts.gated_columns ? (**experts.gated_columns)(own, {}) : own;
     experts.down->multiply(gated, order, first, end, Buffer(rows_of(outputs, start, count)));
   }
   return outputs;
@@ -139,7 +140,7 @@ at::Tensor Experts::run(const at::Tensor& hidden, const at::Tensor& chosen, cons
   const SlotWeights numbers(weights, rows.scalar_type());
   rows.scalar_type() == at::kFloat ? weigh_all<float>(outputs, order, numbers, chosen.size(1), result)
                                    : weigh_all<at::BFloat16>(outputs, order, numbers, chosen.size(1), result);
-  return result;
+  return result_columns ? (**result_columns)(result, {}) : result;
 }
 
 void register_classes(torch::Library& library) {
@@ -148,7 +149,9 @@ void register_classes(torch::Library& library) {
   library.class_<Gate>("ExpertGate")
       .def(torch::init<std::string, double, double, bool>())
       .def("run", [](const Ref<Gate>& gate, const at::Tensor& gate_up) { return (*gate)(gate_up, {}); });
-  library.class_<Experts>("Experts").def(torch::init<Ref<Stack>, Ref<Stack>, Ref<Gate>>()).def("run", &Experts::run);
+  library.class_<Experts>("Experts")
+      .def(torch::init<Ref<Stack>, Ref<Stack>, Ref<Gate>, ranks::OptionalGather, ranks::OptionalGather>())
+      .def("run", &Experts::run);
 }
 
 }  // namespace twostep::moe

@@ -16,6 +16,7 @@
 #include "base/operators.h"
 #include "moe/gates.h"
 #include "moe/order.h"
+#include "ranks/exchange.h"
 
 namespace twostep::moe {
 
@@ -34,12 +35,17 @@ struct Stack : torch::CustomClassHolder {
   at::Tensor multiply(const at::Tensor& rows, const Order& order, int64_t first, int64_t end, const Buffer& out) const;
 };
 
+// Where these are one rank's part of the experts, with some columns of each weight, all ranks' columns of the gated
+// rows are gathered, and those of the result.
 struct Experts : torch::CustomClassHolder {
   Ref<Stack> up, down;
   Ref<Gate> gate;
+  ranks::OptionalGather gated_columns, result_columns;
 
-  Experts(Ref<Stack> up, Ref<Stack> down, Ref<Gate> gate)
-      : up(std::move(up)), down(std::move(down)), gate(std::move(gate)) {}
+  Experts(Ref<Stack> up, Ref<Stack> down, Ref<Gate> gate, ranks::OptionalGather gated_columns,
+          ranks::OptionalGather result_columns)
+      : up(std::move(up)), down(std::move(down)), gate(std::move(gate)), gated_columns(std::move(gated_columns)),
+        result_columns(std::move(result_columns)) {}
 
   // hidden [T, H], the chosen experts and their weights [T, S] -> [T, H]
   at::Tensor run(const at::Tensor& hidden, const at::Tensor& chosen, const at::Tensor& weights) const;

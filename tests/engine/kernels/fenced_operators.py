@@ -194,7 +194,11 @@ def _experts(dtype: torch.dtype) -> Iterator[Case]:
         for rows in ROWS:
             chosen, weights = torch.rand(rows, num_experts).topk(2).indices, torch.rand(rows, 2)
             inputs = (torch.randn(rows, hidden).to(dtype), chosen, weights)
-            yield f"experts of {bits} bits and {rows} rows, {dtype}", classes.Experts(*stacks, gate).run, inputs
+            yield (
+                f"experts of {bits} bits and {rows} rows, {dtype}",
+                classes.Experts(*stacks, gate, None, None).run,
+                inputs,
+            )
 
 
 def _logits(dtype: torch.dtype) -> Iterator[Case]:

@@ -1,0 +1,103 @@
+"""Tensor parallelism: a model whose ranks have some columns of every matrix, and some attention heads.
+
+Every output column is one rank's, which multiplies whole rows by it, so no sum is cut and any number of ranks computes
+the same bits. In fused layers a rank goes on with the columns that it has: its heads attend over their own part of the
+KV cache, and what they and the MLP's gate make is gathered before the next matrix. Elsewhere every product is gathered,
+and all ranks compute what lies between the matrices.
+"""
+
+from collections.abc import Sequence
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from engine.attention.registry import AttentionCall
+from engine.checkpoint.stored_tensor import as_stored
+from engine.core.errors import ConfigError, ModelError
+from engine.model import code_fingerprint
+from engine.model.fused_modules import GATE_BLOCK, FusedAttention, FusedMLP
+from engine.weights.gathered_embedding import GatheredEmbedding
+from engine.weights.linear import is_linear
+from engine.weights.moe import is_experts
+from engine.weights.partition import Cut, even_cut, head_parts, starts_of
+from engine.weights.rank_group import RankGroup
+
+__all__ = ["check_heads", "check_same_weights", "cut_modules", "leave_weights_stored"]
+
+
+def check_heads(model: str, calls: Sequence[AttentionCall], group: RankGroup) -> None:
+    """Raises ConfigError if there are more ranks than attention heads."""
+    fewest = min((call.query.shape[1] for call in calls), default=group.size)
+    if fewest < group.size:
+        raise ConfigError(
+            f"--tensor-parallel-size {group.size} is more than the {fewest} attention heads of {model}: "
+            f"use {fewest} at most."
+        )
+
+
+def check_same_weights(model: str, fingerprint: str, group: RankGroup) -> None:
+    """Raises ModelError unless all ranks have loaded the same weights; they call it together."""
+    if len({*map(tuple, group.values_of_all(int(fingerprint[:12], 16)))}) > 1:
+        raise ModelError(f"The checkpoint {model} was changed while it was loaded; start again.")
+
+
+def leave_weights_stored(module: PreTrainedModel, group: RankGroup) -> None:
+    """Has weights stay in the mapped checkpoint, also where layers are fused, until one of several ranks packs its part
+    of them."""
+    for owner in module.modules() if group.size > 1 else ():
+        if is_linear(owner) or is_experts(owner):
+            for name, parameter in owner._parameters.items():
+                if parameter is not None and parameter.dim() > 1:
+                    owner._parameters[name] = nn.Parameter(as_stored(parameter.detach()), requires_grad=False)
+
+
+def cut_modules(module: PreTrainedModel, group: RankGroup) -> dict[nn.Module, Cut]:
+    """Gives fused attention layers this rank's heads, and the embedding its columns; returns the rank's part of the
+    linear layers in fused modules, for `prepare_linears`."""
+    cuts: dict[nn.Module, Cut] = {}
+    if group.size == 1:
+        return cuts
+    _cut_embedding(module, group)
+    for each in module.modules():
+        if isinstance(each, FusedAttention) and each.call.params.sinks is None:
+            cuts |= _cut_attention(each, group)
+        elif isinstance(each, FusedMLP):
+            cuts |= _cut_mlp(each, group)
+    return cuts
+
+
+def _cut_embedding(module: PreTrainedModel, group: RankGroup) -> None:
+    """Other code than that of known decoders may read an embedding's numbers."""
+    embedding = module.get_input_embeddings()
+    if code_fingerprint.is_decoder(module.base_model) and code_fingerprint.is_embedding(embedding):
+        module.set_input_embeddings(GatheredEmbedding(embedding.weight.detach(), group))
+
+
+def _cut_attention(attention: FusedAttention, group: RankGroup) -> dict[nn.Module, Cut]:
+    size, num_heads, num_kv_heads = attention.head_size, attention.num_heads, attention.num_kv_heads
+    parts = head_parts(num_heads, num_kv_heads, group.size)
+    own = parts[group.rank]
+    # rows of the joined weight: queries, keys, values, head by head
+    rows = tuple(
+        slice((before + heads.start) * size, (before + heads.stop) * size)
+        for before, heads in ((0, own.query), (num_heads, own.kv), (num_heads + num_kv_heads, own.kv))
+    )
+    starts = [part.query.start * size for part in parts] + [num_heads * size]
+    attention.num_heads, attention.num_kv_heads = len(own.query), len(own.kv)
+    return {attention.qkv_proj: Cut(rows)} | _gathering(attention.o_proj, starts, group)
+
+
+def _cut_mlp(mlp: FusedMLP, group: RankGroup) -> dict[nn.Module, Cut]:
+    num_inner = mlp.gate_up_proj.out_features // 2
+    if -(-num_inner // GATE_BLOCK) < group.size:  # too few to be divided: each rank has them all
+        return {mlp.gate_up_proj: Cut((slice(None),))}
+    unit = 4 * GATE_BLOCK if num_inner >= 4 * GATE_BLOCK * group.size else GATE_BLOCK
+    starts = starts_of(num_inner, group.size, unit)
+    first, end = starts[group.rank], starts[group.rank + 1]
+    return {mlp.gate_up_proj: Cut((slice(2 * first, 2 * end),))} | _gathering(mlp.down_proj, starts, group)
+
+
+def _gathering(linear: nn.Linear, input_starts: Sequence[int], group: RankGroup) -> dict[nn.Module, Cut]:
+    cut = even_cut(linear.out_features, group, input_starts)
+    assert cut is not None, "a layer has more columns than a model has heads"
+    return {linear: cut}

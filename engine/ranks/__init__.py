@@ -1,0 +1,1 @@
+"""Several processes of one host that compute a model together: started, led step by step, and ended."""

@@ -1,0 +1,29 @@
+"""A forward pass that all ranks of a model run: the first tells the others, and then runs its own part."""
+
+from collections.abc import Callable, Sequence
+
+from engine.core.errors import DeviceFailedError, reason_of
+from engine.ranks.messages import ForwardPass, forward_pass_of
+from engine.runner.forward import Forward, ForwardOutput
+from engine.runner.model_inputs import ModelInputs
+
+__all__ = ["LeadingForward"]
+
+
+class LeadingForward:
+    """The first rank's forward pass, of which the others hear before."""
+
+    def __init__(self, own: Forward, index: int, tell: Callable[[ForwardPass], None]) -> None:
+        """`tell` sends a message to all other ranks, whose forward pass of this `index` it is."""
+        self.name = own.name
+        self._own = own
+        self._index = index
+        self._tell = tell
+
+    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, all_hidden: bool = False) -> ForwardOutput:
+        """Raises DeviceFailedError if any rank fails: others may be within the pass then, and keep step no more."""
+        try:
+            self._tell(forward_pass_of(self._index, inputs, kept))
+            return self._own(inputs, kept, all_hidden)
+        except Exception as error:
+            raise DeviceFailedError(f"The ranks of the model failed: {reason_of(error)}") from error

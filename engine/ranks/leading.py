@@ -1,0 +1,23 @@
+"""Loads a model on as many ranks as the settings ask for, of which this process is the first."""
+
+from collections.abc import Callable
+
+from engine.core.config import EngineConfig, EngineInfo
+from engine.model.setup import load_model_runner
+from engine.ranks.processes import RankProcesses
+from engine.runner.model_runner import ModelRunner
+
+__all__ = ["load_on_ranks"]
+
+
+def load_on_ranks(config: EngineConfig) -> tuple[ModelRunner, EngineInfo, Callable[[], None]]:
+    """Returns the runner, the facts about all ranks together, and what ends the other ranks. Raises ConfigError or
+    ModelError, whichever rank finds it."""
+    if config.tensor_parallel_size == 1:
+        return *load_model_runner(config), lambda: None
+    ranks = RankProcesses(config)
+    try:
+        return *load_model_runner(ranks.config, ranks.group, ranks.lead), ranks.close
+    except Exception as error:
+        ranks.close()
+        raise ranks.reason_of(error) from error

@@ -1,0 +1,106 @@
+"""What the first rank tells the others: how to start, and the inputs of each forward pass."""
+
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from engine.attention import AttentionMetadata
+from engine.core.config import EngineConfig
+from engine.mixers.metadata import StateMetadata
+from engine.runner.model_inputs import ModelInputs
+
+__all__ = ["ForwardPass", "RankFailure", "RankStart", "forward_pass_of"]
+
+
+class RankStart(msgspec.Struct, frozen=True):
+    """The first message to a rank."""
+
+    config: EngineConfig
+    rank: int
+    cpus: tuple[int, ...]
+    log_level: int
+
+
+class RankFailure(msgspec.Struct, frozen=True):
+    """A rank's last message, if it cannot load its part: the type of the error, and what it says."""
+
+    kind: str
+    message: str
+
+
+class _States(msgspec.Struct, frozen=True):
+    """The arguments of `StateMetadata`."""
+
+    slots: list[int]
+    lengths: list[int]
+    is_first: list[bool]
+    restored: list[tuple[int, int]]
+    saved: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, states: StateMetadata) -> "_States":
+        slots, fresh = states.slots.tolist(), {*states.fresh_slots.tolist()}
+        return cls(
+            slots,
+            [*states.lengths],
+            [slot in fresh for slot in slots],
+            [*map(tuple, states.restored.tolist())],
+            [*map(tuple, states.saved.tolist())],
+        )
+
+    def metadata(self) -> StateMetadata:
+        return StateMetadata(
+            self.slots, self.lengths, self.is_first, torch.device("cpu"), restored=self.restored, saved=self.saved
+        )
+
+
+class ForwardPass(msgspec.Struct, frozen=True):
+    """One forward pass: which one, and its inputs as bytes of integers. An order to end has no more of them."""
+
+    index: int
+    """Which of the rank's forward passes: that of the model, or of its draft model."""
+    numbers: bytes  # int64: token ids, positions and slots, [num_tokens] each
+    num_tokens: int
+    tables: bytes  # int32: context lengths [num_seqs], starts of queries [num_seqs + 1], block tables
+    num_seqs: int
+    longest: tuple[int, int]
+    """The most query tokens, and the longest context, of a sequence."""
+    kept: list[int] | None
+    states: _States | None
+
+    def inputs(self) -> ModelInputs:
+        numbers = torch.frombuffer(bytearray(self.numbers), dtype=torch.int64).view(3, self.num_tokens)
+        token_ids, positions, slot_mapping = numbers
+        tables = torch.frombuffer(bytearray(self.tables), dtype=torch.int32)
+        sizes = (self.num_seqs, self.num_seqs + 1, len(tables) - 2 * self.num_seqs - 1)
+        context_lens, cu_seqlens_q, blocks = tables.split_with_sizes(sizes)
+        attention = AttentionMetadata(
+            block_tables=blocks.view(self.num_seqs, -1),
+            cu_seqlens_q=cu_seqlens_q,
+            context_lens=context_lens,
+            slot_mapping=slot_mapping,
+            max_seqlen_q=self.longest[0],
+            max_context_len=self.longest[1],
+        )
+        return ModelInputs(token_ids, positions, attention, None if self.states is None else self.states.metadata())
+
+
+def forward_pass_of(index: int, inputs: ModelInputs, kept: Any) -> ForwardPass:
+    """Returns the message about a forward pass of these inputs, which lie on the CPU."""
+    paged = inputs.attention
+    return ForwardPass(
+        index,
+        _bytes(inputs.token_ids, inputs.positions, paged.slot_mapping),
+        len(inputs.token_ids),
+        _bytes(paged.context_lens, paged.cu_seqlens_q, paged.block_tables),
+        len(paged.context_lens),
+        (paged.max_seqlen_q, paged.max_context_len),
+        None if kept is None else [*kept],
+        None if inputs.states is None else _States.of(inputs.states),
+    )
+
+
+def _bytes(*tensors: Tensor) -> bytes:
+    return b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)

@@ -1,0 +1,62 @@
+"""The ranks of one model, as each of them sees them: its own number, and how it gets what the others have computed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+__all__ = ["ALONE", "Gather", "RankGroup"]
+
+
+class Gather(Protocol):
+    """Gathers the columns of all ranks (`engine/kernels/ranks`). All ranks call it together."""
+
+    def run(self, x: Tensor) -> Tensor:
+        """Returns all ranks' columns [T, all] beside each other; `x` [T, own] are this one's."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """A rank among all, and the exchange between them, which is an object of the kernels. What is computed from
+    gathered values is the same on every rank."""
+
+    rank: int
+    size: int
+    exchange: Any
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that schedules and samples."""
+        return self.rank == 0
+
+    def gather(self, starts: Sequence[int]) -> Gather:
+        """Returns what gathers columns, of which those of rank r are [starts[r], starts[r + 1])."""
+        return cast(Gather, torch.classes.twostep.Gather(self.exchange, [*starts]))
+
+    def values_of_all(self, *values: float) -> list[list[float]]:
+        """Returns the numbers that each rank calls this with, by rank. All ranks call it together."""
+        if self.size == 1:
+            return [[*values]]
+        own = torch.tensor([values], dtype=torch.float64)
+        starts = range(0, (self.size + 1) * len(values), len(values))
+        numbers: list[list[float]] = self.gather(starts).run(own).view(self.size, -1).tolist()
+        return numbers
+
+    def sum(self, *values: float) -> list[float]:
+        """Returns the sums over all ranks of the numbers that each calls this with."""
+        return [sum(column) for column in zip(*self.values_of_all(*values), strict=True)]
+
+    def of_first(self, value: int) -> int:
+        """Returns the number that the first rank calls this with."""
+        return int(self.values_of_all(value)[0][0])
+
+    def wait_for_all(self) -> None:
+        """Returns once every rank calls it."""
+        self.values_of_all(0)
+
+
+ALONE = RankGroup(0, 1, None)
+"""The only rank of a model that one process computes."""

@@ -1,0 +1,43 @@
+"""Other ranks get the inputs of a forward pass as the first has them."""
+
+import msgspec
+import pytest
+import torch
+
+from engine.core.batch import ScheduledRequest
+from engine.core.sampling_params import SamplingParams
+from engine.ranks.messages import ForwardPass, forward_pass_of
+from engine.runner.model_inputs import ModelInputs, build_inputs
+
+
+def requests(has_states: bool) -> list[ScheduledRequest]:
+    def request(index: int, tokens: list[int], start: int, table: tuple[int, ...]) -> ScheduledRequest:
+        slots = {"state_slot": index, "restored_slot": 7 if index else None, "saved_slot": 9} if has_states else {}
+        return ScheduledRequest(str(index), tokens, start, table, SamplingParams(), tokens, [], True, **slots)
+
+    return [request(0, [5, 6, 7], 0, (3,)), request(1, [8], 9, (4, 5, 6)), request(2, [1, 2], 2, (8, 2))]
+
+
+def sent(inputs: ModelInputs, kept: list[int] | None) -> ForwardPass:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(forward_pass_of(1, inputs, kept)), type=ForwardPass)
+
+
+@pytest.mark.parametrize("kept", [None, [], [0, 5]])
+def test_inputs_arrive_as_they_were(kept: list[int] | None) -> None:
+    inputs = build_inputs(requests(has_states=False), 4, torch.device("cpu"))
+    message = sent(inputs, kept)
+    got = message.inputs()
+    assert message.index == 1 and message.kept == kept and got.states is None
+    assert torch.equal(got.token_ids, inputs.token_ids) and torch.equal(got.positions, inputs.positions)
+    for name, value in vars(inputs.attention).items():
+        other = getattr(got.attention, name)
+        assert torch.equal(other, value) and other.dtype == value.dtype if torch.is_tensor(value) else other == value
+
+
+def test_states_arrive_as_they_were() -> None:
+    inputs = build_inputs(requests(has_states=True), 4, torch.device("cpu"))
+    states, got = inputs.states, sent(inputs, None).inputs().states
+    assert states is not None and got is not None
+    assert got.starts == states.starts and got.lengths == states.lengths
+    for name in ("slots", "fresh_slots", "first_tokens", "restored", "saved"):
+        assert torch.equal(getattr(got, name), getattr(states, name)), name

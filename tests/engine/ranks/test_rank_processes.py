@@ -1,0 +1,151 @@
+"""Ranks as processes of their own: answers, refusals, and ends."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from engine.assembly import load_engine
+from engine.client.async_engine import AsyncEngine
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError, ModelError
+from engine.ranks.processes import RankProcesses
+from tests.engine.async_engines import Words, eventually, request
+from tests.engine.fakes import add, run_to_end
+from tests.engine.process.restarts import Watcher
+from tests.engine.tiny_models import make_checkpoint
+
+pytestmark = pytest.mark.usefixtures("ops")
+
+EMBEDDED_MODEL = Path(__file__).parents[3] / "engine" / "embedded_model"
+
+
+def rank_pids(parent: int | None = None) -> list[int]:
+    """Returns the ranks that a process has started, by default this one, and that have not ended."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            status, command = (entry / "stat").read_text().rpartition(")")[2].split(), (entry / "cmdline").read_text()
+            if "engine.ranks" in command and status[0] != "Z" and int(status[1]) == (parent or os.getpid()):
+                found.append(int(entry.name))
+    return found
+
+
+def config(path: Path = EMBEDDED_MODEL, size: int = 2, **fields: object) -> EngineConfig:
+    settings = {"device": "cpu", "num_blocks": 64, "num_threads": 2, **fields}
+    return EngineConfig(model=str(path), tensor_parallel_size=size, **settings)  # type: ignore[arg-type]
+
+
+def answers(settings: EngineConfig) -> object:
+    engine = load_engine(settings)
+    try:
+        for seed in range(3):
+            add(engine, str(seed), range(3, 40 + seed), max_tokens=6, logprobs=2, temperature=0.8 * seed, seed=seed)
+        updates = run_to_end(engine)
+        return {
+            name: [(each.token_id, each.logprob, each.top) for update in own for each in update.logprobs]
+            for name, own in updates.items()
+        }
+    finally:
+        engine.close()
+
+
+def test_processes_give_the_answers_of_one() -> None:
+    assert answers(config()) == answers(config(size=1))
+    assert rank_pids() == []
+
+
+def test_more_ranks_than_heads_are_refused(tmp_path: Path) -> None:
+    path = make_checkpoint("llama", tmp_path)
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 5 is more than the 4 attention heads of .*: use 4"):
+        load_engine(config(path, 5))
+    assert rank_pids() == []
+
+
+def test_what_only_another_rank_finds_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = RankProcesses(config(size=2))
+    try:
+        ranks._failure = ModelError("A weight of the checkpoint has NaN.")
+        assert (
+            str(ranks.reason_of(RuntimeError("the ranks have been given up"))) == "A weight of the checkpoint has NaN."
+        )
+    finally:
+        ranks.close()
+    assert rank_pids() == []
+
+
+def test_ranks_need_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.ranks.processes.load_kernels", lambda: None)
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 2 needs the CPU kernels"):
+        load_engine(config())
+
+
+def test_ranks_run_on_the_cpu_only() -> None:
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 2 runs on the CPU only"):
+        load_engine(config(device="cuda"))
+
+
+def test_no_file_keeps_the_kv_of_ranks() -> None:
+    with pytest.raises(ConfigError, match="--kv-store: no file keeps the KV of several ranks yet"):
+        config(kv_store="/nowhere")
+
+
+def test_ranks_end_with_a_first_that_is_killed() -> None:
+    code = f"""
+import time
+from engine.ranks.processes import RankProcesses
+from engine.core.config import EngineConfig
+RankProcesses(EngineConfig(model={str(EMBEDDED_MODEL)!r}, device="cpu", tensor_parallel_size=3))
+print("started", flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "started\n"
+        pids = rank_pids(process.pid)
+        assert len(pids) == 2
+        process.kill()
+    asyncio.run(eventually(lambda: not any(map(_is_alive, pids))))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def _tokens(kills: int) -> tuple[list[int], int]:
+    """Returns a stream's tokens, and how often the engine was restarted; a rank is killed after some tokens."""
+    watcher = Watcher()
+    engine = AsyncEngine(config(), Words(), observer=watcher)
+    await engine.start()
+    tokens: list[int] = []
+    try:
+        async with aclosing(engine.generate(request(max_tokens=150, ignore_eos=True, temperature=0.0))) as outputs:
+            async for output in outputs:
+                tokens.extend(output.token_ids)
+                if kills and len(tokens) > 20:
+                    kills -= 1
+                    for pid in _ranks_of_the_engine():
+                        os.kill(pid, signal.SIGKILL)
+    finally:
+        await engine.stop()
+    return tokens, watcher.num_restarts
+
+
+def _ranks_of_the_engine() -> list[int]:
+    own = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return [pid for child in own for pid in rank_pids(int(child))]
+
+
+@pytest.mark.slow
+def test_streams_go_on_when_a_rank_dies() -> None:
+    whole, _ = asyncio.run(_tokens(kills=0))
+    disturbed, num_restarts = asyncio.run(_tokens(kills=1))
+    assert disturbed == whole and len(whole) == 150 and num_restarts == 1
