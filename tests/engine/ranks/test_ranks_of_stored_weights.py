@@ -1,0 +1,46 @@
+"""Ranks of a model whose weights stay as a file stores them: GGUF, and published precisions."""
+
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType as Type
+
+from engine.weights.block_weight import BlockWeight
+from engine.weights.gathered_weight import own_part
+from engine.weights.linear import PackedLinear
+from tests.engine.checkpoint.gguf_files import write_gguf
+from tests.engine.checkpoint.published_checkpoints import write_published
+from tests.engine.ranks.rank_threads import engine_on_ranks
+from tests.engine.ranks.test_rank_invariance import check_equal
+from tests.engine.tiny_models import WIDE, make_checkpoint
+
+pytestmark = pytest.mark.usefixtures("one_thread", "ops")
+
+
+def in_blocks(name: str, columns: int) -> Type:
+    if columns % 256:
+        return Type.F16 if columns % 32 else Type.Q8_0
+    return (Type.Q4_K, Type.Q6_K)[len(name) % 2]
+
+
+@pytest.mark.parametrize("architecture", [WIDE, "qwen3_moe"])
+def test_ranks_change_no_bit_of_gguf_files(architecture: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(make_checkpoint(architecture, tmp_path), path, in_blocks)
+    check_equal(path, (2,), dtype="auto")
+
+
+def test_weights_in_blocks_divide_among_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(make_checkpoint(WIDE, tmp_path), path, in_blocks)
+    with engine_on_ranks(path, 2, dtype="auto") as (_, ranks):
+        assert ranks is not None
+        packed = [each.packed for each in ranks.ready[1].model.module.modules() if isinstance(each, PackedLinear)]
+        assert packed and all(isinstance(own_part(each), BlockWeight) for each in packed)
+
+
+@pytest.mark.parametrize("method", ["gptq", "fp8 in blocks", "mxfp4"])
+def test_ranks_change_no_bit_of_published_precisions(method: str, tmp_path: Path) -> None:
+    path = make_checkpoint("gpt_oss" if method == "mxfp4" else "qwen3", tmp_path)
+    write_published(path, method)
+    check_equal(path, (2,), dtype="auto")
