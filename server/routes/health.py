@@ -66,5 +66,5 @@ async def load(request: Request) -> Load:
         waiting_tokens=queue.num_waiting_tokens,
         predicted_wait_ms=round(queue.predicted_wait_s * 1e3, 3),
         kv_cache_usage_ratio=stats.pool.held / engine.info.num_blocks if stats else 0.0,
-        kv_cache_tokens=engine.info.num_blocks * engine.info.block_size,
+        kv_cache_tokens=engine.info.kv_capacity_tokens,
     )

@@ -1,0 +1,121 @@
+"""One replica: the engine's scheduler, block pool and prefix cache, over a model that has prices instead of weights."""
+
+from dataclasses import dataclass, field
+
+from engine.core.batch import Batch, Phase, RequestStepOutput, ScheduledRequest, StepOutput
+from engine.core.messages import RequestUpdate
+from engine.core.request import Request
+from engine.core.stats import SchedulerStats
+from engine.scheduling.cost.step_cost import StepCosts
+from engine.scheduling.kv_allocator import KVAllocator
+from engine.scheduling.prefill_budget import PrefillPace
+from engine.scheduling.prefix_cache import PrefixCache
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.speculation.planner import SpeculationPlanner
+from server.routing.replica_loads import ReplicaLoad
+
+_LEARNT = 0.01  # relative error of a decode step's prediction up to which nothing is learnt: prices do not change
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrices:
+    """What a step takes, in seconds: by default about what a model of 8 billion parameters takes on one accelerator."""
+
+    step_s: float = 8e-3
+    """To read the weights."""
+    prefill_token_s: float = 4e-5
+    decode_row_s: float = 3e-5
+    context_token_s: float = 6e-8
+    """For each token of the context of each request that decodes, and of each chunk's request."""
+
+    def seconds(self, batch: Batch) -> float:
+        token_s = self.prefill_token_s if batch.phase is Phase.PREFILL else self.decode_row_s
+        contexts = sum([request.end for request in batch.requests])
+        return self.step_s + token_s * batch.num_tokens + self.context_token_s * contexts
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """A replica's size, and its settings, as flags of the server call them."""
+
+    num_blocks: int = 1280
+    block_size: int = 128
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 4096
+    target_itl_ms: float = 50.0
+    prices: StepPrices = field(default_factory=StepPrices)
+
+
+class SimulatedReplica:
+    """Runs one step after the other; whoever owns it says when each begins, and takes its end in time."""
+
+    def __init__(self, name: str, settings: ReplicaSettings) -> None:
+        self.name = name
+        self.requests: dict[str, Request] = {}
+        """Those that have not ended."""
+        self._prices = settings.prices
+        self._costs = StepCosts()
+        self._scheduler = _scheduler(settings, self._costs)
+        self._batch: Batch | None = None
+        self._unbegun: dict[str, int] = {}  # prompt tokens of requests without a token of this replica
+
+    @property
+    def is_stepping(self) -> bool:
+        return self._batch is not None
+
+    @property
+    def load(self) -> ReplicaLoad:
+        """What the server's `/load` says."""
+        return ReplicaLoad(sum(self._unbegun.values()), len(self._scheduler.running_ids))
+
+    @property
+    def stats(self) -> SchedulerStats:
+        return self._scheduler.stats
+
+    def add(self, request: Request) -> None:
+        self.requests[request.request_id] = request
+        self._unbegun[request.request_id] = request.num_tokens
+        self._scheduler.add(request)
+
+    def begin_step(self, now_s: float) -> float | None:
+        """Begins a step, and returns when it ends; None if there is nothing to do."""
+        batch = self._scheduler.schedule(now_s)
+        if batch is None:
+            return None
+        self._batch = batch
+        seconds = self._prices.seconds(batch)
+        predicted_s = self._costs.predict(batch) or 0.0
+        if batch.phase is Phase.PREFILL or abs(predicted_s - seconds) > _LEARNT * seconds:
+            self._costs.observe(batch, seconds)
+        return now_s + seconds
+
+    def end_step(self) -> list[RequestUpdate]:
+        """Ends the step that began, and returns what came of it."""
+        assert self._batch is not None
+        batch, self._batch = self._batch, None
+        output = StepOutput(tuple([_output(request) for request in batch.requests]))
+        updates = self._scheduler.update(batch, output)
+        for update in updates:
+            self._unbegun.pop(update.request_id, None)
+            if update.finish_reason is not None:
+                del self.requests[update.request_id]
+        return updates
+
+
+def _output(request: ScheduledRequest) -> RequestStepOutput:
+    """The model counts: each token is the one before it plus one."""
+    return RequestStepOutput(request.request_id, (request.token_ids[-1] + 1,) if request.samples else ())
+
+
+def _scheduler(settings: ReplicaSettings, costs: StepCosts) -> Scheduler:
+    target_gap_s = settings.target_itl_ms / 1e3
+    pace = PrefillPace(
+        costs,
+        target_gap_s=target_gap_s,
+        max_tokens=settings.max_num_batched_tokens,
+        max_tokens_per_gap=settings.max_num_batched_tokens,
+        max_scored_tokens=1,
+    )
+    kv = KVAllocator(settings.num_blocks, settings.block_size, PrefixCache(settings.block_size))
+    planner = SpeculationPlanner(costs, 0, target_gap_s)
+    return Scheduler(kv, pace, planner, max_num_seqs=settings.max_num_seqs, eos_token_ids=frozenset())
