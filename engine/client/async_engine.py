@@ -4,7 +4,6 @@ scheduling and the model run in the other process.
 
 import itertools
 import logging
-import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -43,6 +42,7 @@ from engine.core.request import FinishReason
 from engine.core.request_snapshot import RequestSnapshot
 from engine.core.request_validation import check_request
 from engine.core.stats import QueueStats, StepStats, stats_without_engine
+from engine.host.python_module import module_command
 from engine.process.poison_requests import Death
 from engine.process.restart_policy import RestartPolicy
 from engine.process.supervisor import Supervisor
@@ -55,7 +55,7 @@ _STOPPED = "The engine was stopped: the server is shutting down."
 
 T = TypeVar("T")
 
-ENGINE_COMMAND = (sys.executable, "-m", "engine.process")
+ENGINE_COMMAND = module_command("engine.process")
 
 
 class AsyncEngine:

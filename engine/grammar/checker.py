@@ -6,7 +6,6 @@ import hashlib
 import json
 import select
 import subprocess
-import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +14,9 @@ from typing import cast
 from weakref import WeakValueDictionary
 
 from engine.core.errors import GrammarError, OverloadedError
+from engine.host.python_module import module_command
 
-COMMAND = (sys.executable, "-m", "engine.grammar.checker_process")
+COMMAND = module_command("engine.grammar.checker_process")
 MAX_PENDING = 16  # checks of one tenant: each may take the whole timeout, one after the other
 _START_S = 60.0
 _MAX_CACHED = 4096

@@ -15,9 +15,10 @@ from collections.abc import Mapping
 import msgspec
 
 from engine.core.errors import InvalidParameterError
+from engine.host.python_module import module_command
 from engine.text.chat_template import MAX_SECONDS, ChatTemplate, Conversation
 
-COMMAND = (sys.executable, "-m", "engine.text.template_sandbox")
+COMMAND = module_command("engine.text.template_sandbox")
 _MAX_BYTES = 1 << 30
 _MAX_CPU_S = 2
 
