@@ -2,22 +2,20 @@
 2."""
 
 import argparse
-import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from pydantic import ByteSize, PositiveInt, ValidationError
+from pydantic import ByteSize, PositiveInt
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
-from pydantic_settings import SettingsError
 
-from engine.core.errors import ConfigError, TwostepError
+from engine.core.errors import TwostepError
 from server.auth.api_keys import new_key
 from server.core.logs import configure_logging
 from server.core.version import VERSION
+from server.settings.reading import flag_of, read_settings
 from server.settings.settings import Names, Settings
 
 EXIT_ERROR = 2
@@ -30,23 +28,6 @@ embedded toy model is served, which needs no download.
 Every flag can also be set in the environment (--max-num-seqs is TWOSTEP_MAX_NUM_SEQS) and in a YAML file given with
 --config (max-num-seqs: 32). A flag wins over the environment, the environment over the file."""
 _KEY_DESCRIPTION = "Make a random API key: its entry for --api-keys-file on stdout, the key itself on stderr."
-_RULES = {
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "int_type": "a whole number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "byte_size": "a size such as 2GiB",
-    "byte_size_unit": "a size such as 2GiB",
-    "string_type": "text",
-    "greater_than": "greater than {gt}",
-    "greater_than_equal": "at least {ge}",
-    "less_than_equal": "at most {le}",
-    "literal_error": "one of {expected}",
-}
-"""pydantic's kinds of errors -> what a value must be."""
 _EXAMPLES = """\
 examples:
   twostep serve                                        try it with the embedded toy model
@@ -112,7 +93,7 @@ def _nearest_flag(given: str) -> str | None:
     """Returns the flag that was probably meant. Dashes at the beginning, which all have, make none similar."""
     if not given.startswith("-"):
         return None
-    flags = [_flag(name) for name in Settings.model_fields if name != "model"]
+    flags = [flag_of(name) for name in Settings.model_fields if name != "model"]
     close = get_close_matches(given.strip("-"), [flag.strip("-") for flag in flags], n=1)
     return f"--{close[0]}" if close else None
 
@@ -124,62 +105,6 @@ def print_key(name: str) -> int:
     print(entry, end="")
     print(f"The key of {name}, shown this once: {secret}", file=sys.stderr)
     return 0
-
-
-def read_settings(flags: Mapping[str, Any]) -> Settings:
-    """Returns the settings: flags over environment over YAML file over defaults. Raises ConfigError, which names the
-    setting at fault."""
-    _check_environment()
-    try:
-        settings = Settings(**flags)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        name = str(problem["loc"][0])
-        message = _message_of(problem)
-        if problem["input"] is None:
-            raise ConfigError(f"{_source_of(name, flags)} has no value: leave it out for the default.") from None
-        got = "" if name == "api_key" else f", got {problem['input']!r}"
-        raise ConfigError(f"{_source_of(name, flags)}: {message}{got}.") from None
-    except SettingsError as error:
-        raise ConfigError(f"{error}.") from None
-    _check_no_empty_key(settings, flags)
-    return settings
-
-
-def _message_of(problem: ErrorDetails) -> str:
-    """Returns what is wrong with a value, in this program's words where pydantic's are about its own types."""
-    rule = _RULES.get(problem["type"])
-    if rule is None:
-        return problem["msg"].removeprefix("Value error, ")
-    return "must be " + rule.format(**problem.get("ctx", {}))
-
-
-def _check_no_empty_key(settings: Settings, flags: Mapping[str, Any]) -> None:
-    """Raises ConfigError if an API key was given and is empty: a secret that failed to resolve must not open the
-    server."""
-    is_given = "api_key" in settings.model_fields_set or any(name.upper() == "TWOSTEP_API_KEY" for name in os.environ)
-    if is_given and not settings.api_key:
-        raise ConfigError(f"{_source_of('api_key', flags)} is empty: leave it out for a server without keys.")
-
-
-def _check_environment() -> None:
-    """Raises ConfigError for a TWOSTEP_* variable that nearly names a setting. Other variables of the prefix are
-    ignored: Kubernetes sets some for services."""
-    names = [name.upper() for name in Settings.model_fields]
-    for variable in os.environ:
-        name = variable.upper().removeprefix("TWOSTEP_")
-        if name != variable.upper() and name not in names and (close := get_close_matches(name, names, 1, 0.75)):
-            raise ConfigError(f"{variable} is no setting; did you mean TWOSTEP_{close[0]}?")
-
-
-def _source_of(name: str, flags: Mapping[str, Any]) -> str:
-    """Returns the name of the flag, variable or YAML key that the setting's value came from."""
-    variable = f"TWOSTEP_{name.upper()}"
-    if name in flags:
-        return "MODEL" if name == "model" else _flag(name)
-    if any(key.upper() == variable for key in os.environ):
-        return variable
-    return f"{name.replace('_', '-')} in the --config file"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -221,21 +146,17 @@ def _add_argument(group: Any, name: str, field: FieldInfo, metavar: object) -> N
     if name == "model":
         group.add_argument(name, nargs="?", metavar="MODEL", help=text)
     elif field.annotation is bool:
-        group.add_argument(_flag(name), action=argparse.BooleanOptionalAction, help=text)
+        group.add_argument(flag_of(name), action=argparse.BooleanOptionalAction, help=text)
     elif field.annotation == get_args(Names)[0]:
-        group.add_argument(_flag(name), action="append", metavar=metavar, help=text)
+        group.add_argument(flag_of(name), action="append", metavar=metavar, help=text)
     else:
         is_number = not {int, PositiveInt}.isdisjoint((field.annotation, *get_args(field.annotation)))
         shown = metavar or ("{" + ",".join(choices) + "}" if choices else "N" if is_number else name.upper())
-        group.add_argument(_flag(name), metavar=shown, help=text)
+        group.add_argument(flag_of(name), metavar=shown, help=text)
 
 
 def _literals(annotation: Any) -> tuple[str, ...]:
     return get_args(annotation) if get_origin(annotation) is Literal else ()
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _help(field: FieldInfo) -> str:
