@@ -14,7 +14,7 @@ from engine.kernels.build import SHIPPED_DIR, SOURCE_DIR, KernelBuildError, buil
 from engine.kernels.cpu_features import levels_of
 
 ROOT = Path(__file__).parents[1]
-_PACKAGES = ("engine", "loadtest", "server")
+_PACKAGES = ("engine", "loadtest", "server", "twostep")
 _FILES = ("LICENSE", "README.md", "pyproject.toml")
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", SHIPPED_DIR.name)
 

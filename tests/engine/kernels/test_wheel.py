@@ -17,7 +17,12 @@ def test_a_wheel_brings_its_libraries_and_its_platform(tmp_path: Path) -> None:
     with zipfile.ZipFile(path) as content:
         assert content.read("engine/kernels/shipped/avx2-0123-4567.so") == b"compiled"
         names = set(content.namelist())
-    assert {"engine/kernels/layers/decoder.cpp", "server/live_page.html", "loadtest/cli.py"} <= names
+    assert {
+        "engine/kernels/layers/decoder.cpp",
+        "server/live_page.html",
+        "loadtest/cli.py",
+        "twostep/__init__.py",
+    } <= names
     assert not any("__pycache__" in name for name in names)
 
 
