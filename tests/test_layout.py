@@ -59,7 +59,8 @@ MAY_IMPORT = {
     },
     "twostep": {
         "offline": "",
-        "twostep": "offline",
+        "commands": "",
+        "twostep": "commands offline",
     },
 }
 

@@ -1,0 +1,257 @@
+"""The commands as users run them: answers on stdout, everything else on stderr, errors in one sentence."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.settings.settings import Settings
+from tests.server.live_server import FakeBackend, LiveServer, live_server
+from tests.soak.server import ROOT
+from twostep.cli import main
+from twostep.commands.client import Answer
+from twostep.commands.completion import flags_of_commands
+from twostep.commands.doctor import Finding, findings_of
+from twostep.commands.host_facts import HostFacts
+from twostep.commands.listing import COMMANDS
+from twostep.commands.models import size_of
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with live_server(api_key=("secret",)) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOSTEP_API_KEY", "secret")
+
+
+def ended(*arguments: str) -> int:
+    """Returns the exit code of a command line."""
+    try:
+        return main(arguments)
+    except SystemExit as exit_:
+        return int(str(exit_.code))
+
+
+def refusal(capsys: Capture, *arguments: str) -> str:
+    """Returns the one sentence with which a command line is refused."""
+    assert ended(*arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1
+    return output.err
+
+
+def test_help_lists_every_command_and_each_has_examples(capsys: Capture) -> None:
+    assert ended("--help") == 0
+    text = capsys.readouterr().out
+    for name, summary in COMMANDS.items():
+        assert f"  {name} " in text and summary in text
+    for name in COMMANDS.keys() - {"bench", "key"}:
+        assert ended(name, "--help") == 0
+        text = capsys.readouterr().out
+        assert f"usage: twostep {name}" in text and f"\n  twostep {name}" in text
+
+
+def test_help_imports_nothing_that_takes_time() -> None:
+    script = "import sys; from twostep.cli import main; main(['--help']); sys.exit('pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.DEVNULL).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["chta"], "chta is no command; did you mean chat?"),
+        (["sing"], "there are serve, chat, run"),
+        (["pull", "a/b", "--revison", "x"], "did you mean --revision?"),
+        (["run", "http://127.0.0.1:1", "Hi"], "http://127.0.0.1:1 cannot be asked: "),
+        (["run", "http://127.0.0.1:1", "Hi", "--dtype", "x"], "--dtype is a flag of twostep serve"),
+        (["run", "m", "Hi", "--raw", "--system", "x"], "--system is for chats"),
+        (["run", "m", "Hi", "--temperature", "hot"], "--temperature: invalid float value: 'hot'"),
+        (["completion", "cmd"], "invalid choice: 'cmd'"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments: list[str], words: str, capsys: Capture) -> None:
+    assert words in refusal(capsys, *arguments)
+
+
+def test_run_prints_the_answer_alone(server: LiveServer, capsys: Capture) -> None:
+    expected = server.chat(headers={"Authorization": "Bearer secret"}, max_tokens=5, temperature=0, seed=3).json()
+    flags = ["--max-tokens", "5", "--temperature", "0", "--seed", "3"]
+    assert main(["run", server.url, "Hi", *flags, "--timings"]) == 0
+    output = capsys.readouterr()
+    assert output.out == expected["choices"][0]["message"]["content"] + "\n"
+    assert "first token " in output.err and "; 5 tokens" in output.err and "(queue 0.00, prefill 0.00)" in output.err
+
+
+def test_run_goes_on_with_a_raw_text_from_standard_input(
+    server: LiveServer, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = server.complete("Hi", {"Authorization": "Bearer secret"}, max_tokens=4, seed=1).json()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi"))
+    assert main(["run", f"{server.url}/v1/", "--raw", "--max-tokens", "4", "--seed", "1"]) == 0
+    assert capsys.readouterr().out == expected["choices"][0]["text"] + "\n"
+
+
+def test_what_the_server_refuses_is_told_in_its_words(
+    server: LiveServer, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "temperature" in refusal(capsys, "run", server.url, "Hi", "--temperature", "9")
+    monkeypatch.setenv("TWOSTEP_API_KEY", "wrong")
+    assert "key" in refusal(capsys, "run", server.url, "Hi")
+
+
+def test_a_model_without_a_template_is_asked_with_raw(capsys: Capture) -> None:
+    with live_server(FakeBackend(chat_templates={})) as server:
+        assert ended("run", server.url, "Hi") == 2
+        assert "--raw" in capsys.readouterr().err
+
+
+def talk(server: LiveServer, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    assert main(["chat", server.url, "--max-tokens", "3", "--seed", "1"]) == 0
+
+
+def test_a_conversation_grows_and_is_saved(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+) -> None:
+    file = tmp_path / "talk.json"
+    talk(server, monkeypatch, "/system Be brief.", "One\\", "and two", "Three", f"/save {file}", "/exit", "not read")
+    messages = json.loads(file.read_text())["messages"]
+    assert [message["role"] for message in messages] == ["system", *(["user", "assistant"] * 2)]
+    assert [message["content"] for message in messages[1::2]] == ["One\nand two", "Three"]
+    assert capsys.readouterr().out == "".join(f"{message['content']}\n" for message in messages[2::2])
+
+
+def test_commands_change_what_is_asked(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+) -> None:
+    file = tmp_path / "talk.json"
+    talk(server, monkeypatch, "One", "/set max_tokens 1", "/retry", "Two", "/undo", f"/save {file}", "/set")
+    (_, answer) = json.loads(file.read_text())["messages"]
+    assert len(answer["content"]) == 1  # a byte is a token here
+    assert "max_tokens 1\n" in capsys.readouterr().out
+    talk(server, monkeypatch, "One", "/clear", f"/save {file}")
+    assert json.loads(file.read_text())["messages"] == []
+
+
+def test_mistakes_in_a_conversation_do_not_end_it(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    talk(server, monkeypatch, "/foo", "/retry", "/set heat 3", "/set seed x", "/set temperature 9", "Hi", "/help")
+    output = capsys.readouterr()
+    for words in ("/foo is no command", "no question yet", "heat is no parameter", "must be a number", "temperature"):
+        assert words in output.err
+    assert "/retry " in output.out
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_conversation(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(answer: Answer) -> None:
+        next(iter(answer.pieces))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("twostep.commands.chat._show", interrupted)
+    talk(server, monkeypatch, "Hi")
+    server.wait_until_idle()
+
+
+def test_completion_knows_every_flag_of_serve() -> None:
+    flags = flags_of_commands()
+    assert flags.keys() == COMMANDS.keys()
+    for name in Settings.model_fields.keys() - {"model"}:
+        assert f"--{name.replace('_', '-')}" in flags["serve"]
+    assert "--quantization" in flags["chat"] and "--timings" in flags["run"]
+
+
+def test_bash_completes(capsys: Capture) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out + "\nCOMP_WORDS=(twostep ru); COMP_CWORD=1; _twostep; echo ${COMPREPLY[@]}"
+    script += "\nCOMP_WORDS=(twostep run --tim); COMP_CWORD=2; _twostep; echo ${COMPREPLY[@]}"
+    assert subprocess.run(["bash", "-c", script], capture_output=True, text=True).stdout == "run\n--timings\n"
+
+
+FACTS: dict[str, Any] = {
+    "cpu_name": "A CPU",
+    "level": "avx512",
+    "num_cpus": 8,
+    "num_cores": 4,
+    "num_threads": 4,
+    "kernels": "avx512",
+    "compiler": "g++",
+    "available_bytes": 2**33,
+    "total_bytes": 2**34,
+    "read_bytes_per_s": 40e9,
+    "flops_per_s": 1e12,
+    "flops_dtype": "float32",
+    "huge_pages": "madvise",
+    "gpu": None,
+    "load": 0.1,
+}
+
+
+def advised(**facts: Any) -> list[Finding]:
+    return [finding for finding in findings_of(HostFacts(**{**FACTS, **facts})) if finding.advice]
+
+
+def test_a_machine_without_faults_gets_no_advice() -> None:
+    assert advised() == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "words"),
+    [
+        ({"kernels": None, "why_no_kernels": "no compiler"}, "kernels", "many times slower"),
+        ({"kernels": "avx2"}, "kernels", "those for avx512 would be faster"),
+        ({"level": "avx2", "kernels": "avx2"}, "cpu", "--quantization int8"),
+        ({"num_threads": 1}, "threads", "there are 4 cores"),
+        ({"num_threads": 9}, "threads", "threads wait for one another"),
+        ({"huge_pages": "never"}, "huge pages", "madvise"),
+        ({"read_bytes_per_s": 3e9}, "reads", "memory is slow"),
+        ({"load": 5.0}, "load", "other programs are busy"),
+    ],
+)
+def test_what_is_slow_is_told_with_a_cure(facts: dict[str, Any], name: str, words: str) -> None:
+    (finding,) = advised(**facts)
+    assert finding.name == name and words in str(finding.advice)
+    assert finding.is_grave == (facts.get("kernels", "") is None)
+
+
+@pytest.mark.parametrize(("num_bytes", "shown"), [(3, "3 bytes"), (2**20, "1.0 MiB"), (3 * 2**29, "1.5 GiB")])
+def test_sizes_are_told_in_the_largest_unit(num_bytes: int, shown: str) -> None:
+    assert size_of(num_bytes) == shown
+
+
+def test_models_are_listed_with_their_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert main(["models"]) == 0
+    assert "No model was downloaded" in capsys.readouterr().out
+    for name, size in (("small", 10), ("large", 3 << 20)):
+        repo = tmp_path / "hub" / f"models--org--{name}"
+        (repo / "blobs").mkdir(parents=True)
+        (repo / "blobs" / "b").write_bytes(bytes(size))
+        (repo / "snapshots" / ("1" * 40)).mkdir(parents=True)
+        (repo / "snapshots" / ("1" * 40) / "config.json").symlink_to(repo / "blobs" / "b")
+        (repo / "refs").mkdir()
+        (repo / "refs" / "main").write_text("1" * 40)
+    assert main(["models"]) == 0
+    first, second, total = capsys.readouterr().out.splitlines()
+    assert first.startswith("org/large    3.0 MiB") and second.startswith("org/small   10 bytes")
+    assert total == "2 models, 3.0 MiB"
+
+
+def test_without_a_server_a_command_starts_its_own_and_ends_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "twostep", "run", "embedded", "A list is", "--raw", "--temperature", "0"]
+    flags = ["--max-tokens", "4", "--packed-cache", "off"]
+    done = subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout) == (0, " a list of all\n"), done.stderr
+    wrong = subprocess.run([*command, "--draft-model", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert wrong.returncode == 2 and "no config.json" in wrong.stderr and "Traceback" not in wrong.stderr

@@ -1,0 +1,96 @@
+"""Where a command finds its model: on a server with a URL, or on one that it starts for itself."""
+
+import ctypes
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from engine.core.errors import TwostepError
+from engine.host.python_module import module_command
+
+__all__ = ["Endpoint", "EndpointError", "open_endpoint"]
+
+_PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
+_END_S = 20
+
+
+class EndpointError(TwostepError):
+    """A server cannot be reached, or refuses what it is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An OpenAI-compatible server."""
+
+    url: str
+    """Without /v1."""
+    api_key: str | None
+    is_local: bool
+    """Whether this process started it, for itself."""
+
+
+@contextmanager
+def open_endpoint(model: str | None, flags: Sequence[str]) -> Generator[Endpoint, None, None]:
+    """Returns the server of a URL, which gets the key in TWOSTEP_API_KEY, or starts one for a model with these flags of
+    `twostep serve`; that one ends with the context. Raises EndpointError."""
+    if model is None or not re.match(r"https?://", model):
+        with _started(model, flags) as endpoint:
+            yield endpoint
+        return
+    if flags:
+        raise EndpointError(f"{flags[0]} is a flag of twostep serve, and {model} serves already: leave it out.")
+    yield Endpoint(model.rstrip("/").removesuffix("/v1"), os.environ.get("TWOSTEP_API_KEY"), is_local=False)
+
+
+@contextmanager
+def _started(model: str | None, flags: Sequence[str]) -> Generator[Endpoint, None, None]:
+    """Runs a server on a free port of this machine, with a key that nobody else knows."""
+    key = secrets.token_urlsafe(32)
+    named = [] if model is None else [model]
+    own = ["--host", "127.0.0.1", "--port", "0"]
+    command = [*module_command("server"), "serve", *named, "--log-level", "warning", *flags, *own]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TWOSTEP_API_KEY": key},
+        start_new_session=True,  # Ctrl-C ends an answer, not the server
+        preexec_fn=_end_with_parent,  # noqa: PLW1509: no thread runs yet
+    ) as process:
+        try:
+            yield Endpoint(_url_of(process, model), key, is_local=True)
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.communicate(timeout=_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _url_of(process: subprocess.Popen[str], model: str | None) -> str:
+    """Waits until the model is loaded, and returns the URL. Ends this process, as it ended, where the server does: it
+    has said why."""
+    assert process.stdout is not None
+    name = model or "the embedded model"
+    console = Console(stderr=True)
+    with console.status(f"loading {name} (a first start of all compiles kernels, for minutes)"):
+        for line in process.stdout:
+            if found := re.search(r"^  listens (\S+)", line):
+                return found[1]
+    sys.exit(process.wait() or 1)
+
+
+def _end_with_parent() -> None:
+    """Has the kernel end this child when its parent dies, however it does. On other systems nothing happens."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    except (OSError, AttributeError):
+        return

@@ -1,0 +1,54 @@
+"""`twostep run`: one answer on standard output."""
+
+import sys
+from collections.abc import Sequence
+
+from twostep.commands.arguments import CommandParser
+from twostep.commands.client import ChatClient
+from twostep.commands.endpoint import EndpointError, open_endpoint
+from twostep.commands.sampling import add_sampling_flags, sampling_of
+
+_DESCRIPTION = """\
+Print a model's answer to one prompt. MODEL is what twostep serve takes, or the URL of a server, which gets the key in
+TWOSTEP_API_KEY. Other flags are those of twostep serve. Without a prompt, it is read from standard input."""
+_EXAMPLES = """\
+  twostep run Qwen/Qwen2.5-0.5B-Instruct "Name three birds."
+  git diff | twostep run ./model.gguf --system "Write a commit message." --temperature 0
+  twostep run http://127.0.0.1:8000 "Name three birds." --timings
+  twostep run embedded "A list is" --raw --max-tokens 20 --quantization int4"""
+
+
+def parser() -> CommandParser:
+    made = CommandParser("run", _DESCRIPTION, _EXAMPLES)
+    made.add_argument("model", metavar="MODEL")
+    made.add_argument("prompt", metavar="PROMPT", nargs="?", help="default: standard input")
+    made.add_argument("--system", metavar="TEXT", help="system message before the prompt")
+    made.add_argument("--raw", action="store_true", help="go on with the text as it is, without a chat template")
+    made.add_argument("--timings", action="store_true", help="tell on stderr what it took")
+    add_sampling_flags(made)
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the answer and returns the exit code. Raises EndpointError."""
+    own = parser()
+    parsed, flags = own.parse_known_args(arguments)
+    if parsed.raw and parsed.system:
+        own.error("--system is for chats: leave it out, or --raw")
+    prompt = sys.stdin.read() if parsed.prompt is None else parsed.prompt
+    params = sampling_of(parsed)
+    with open_endpoint(parsed.model, flags) as endpoint, ChatClient(endpoint) as client:
+        system = [{"role": "system", "content": parsed.system}] if parsed.system else []
+        messages = [*system, {"role": "user", "content": prompt}]
+        try:
+            with client.complete(prompt, params) if parsed.raw else client.chat(messages, params) as answer:
+                for is_thinking, text in answer.pieces:
+                    print(text, end="", flush=True, file=sys.stderr if is_thinking else sys.stdout)
+        except EndpointError as error:
+            if "no chat template" in str(error):
+                raise EndpointError("This model has no chat template: --raw goes on with a text without one.") from None
+            raise
+        print()
+        if parsed.timings:
+            print(answer.summary(), file=sys.stderr)
+    return 0
