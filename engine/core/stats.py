@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from engine.core.batch import Phase
-from engine.core.machine import Bound
+from engine.core.machine import Bound, Ceilings
 
 
 class PoolStats(msgspec.Struct, frozen=True):
@@ -71,6 +71,8 @@ class StepStats(msgspec.Struct, frozen=True):
     ran, and for a step that raised."""
     bound: Bound | None = None
     """Whether floor_s is limited by compute or by memory bandwidth."""
+    ceilings: Ceilings | None = None
+    """The machine's peaks as they are known by now, which steps that beat them raise. None if no engine runs."""
     num_drafts: int = 0
     """Draft tokens that steps verified; a total."""
     num_accepted_drafts: int = 0

@@ -7,6 +7,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from engine.core.config import EngineInfo
+from engine.core.machine import Ceilings
 from engine.core.stats import PoolStats, QueueStats, StepStats, totals_of
 from server.protocol.stats import PrefixCacheTotals
 
@@ -44,9 +45,8 @@ class EngineCollector(Collector):
         yield self._blocks(pool)
         yield self._config(info)
         yield self._engine(info)
-        read, flops = (info.ceilings.read_bytes_per_s, info.ceilings.flops_per_s) if info else (0.0, 0.0)
-        yield self._gauge("ceiling_read_bytes_per_second", "Memory read per second, measured at start.", read)
-        yield self._gauge("ceiling_flops_per_second", "FLOP per second of a GEMM, measured at start.", flops)
+        measured = Ceilings(0.0, 0.0) if info is None else info.ceilings
+        yield from self._peaks(measured if stats is None or stats.ceilings is None else stats.ceilings)
         totals = self._totals()
         yield self._total("preemptions", "Requests preempted for want of KV blocks.", totals["num_preemptions"])
         yield self._total("prefix_cache_queries", "Prompt tokens looked up.", totals["prefix_queries"])
@@ -105,6 +105,12 @@ class EngineCollector(Collector):
         for state in ("free", "held", "cached"):
             family.add_metric([state], getattr(pool, state))
         return family
+
+    def _peaks(self, peaks: Ceilings) -> Iterator[Metric]:
+        text = "Memory read per second, measured at start, and raised by steps that beat it."
+        yield self._gauge("ceiling_read_bytes_per_second", text, peaks.read_bytes_per_s)
+        text = "FLOP per second of a GEMM, measured at start, and raised by steps that beat it."
+        yield self._gauge("ceiling_flops_per_second", text, peaks.flops_per_s)
 
     def _config(self, info: EngineInfo | None) -> Metric:
         labels = ["block_size", "num_gpu_blocks"]

@@ -172,7 +172,7 @@ def fake_info(
         draft_size=size if has_draft_weights or draft_kv_bytes else None,
         draft_kv_bytes=draft_kv_bytes,
         has_head=has_head,
-        ceilings=Ceilings(read_bytes_per_s=1e6, flops_per_s=1e6),
+        ceilings=Ceilings(read_bytes_per_s=1e15, flops_per_s=1e15),  # no fake step is faster
     )
 
 

@@ -12,6 +12,7 @@ from engine.assembly import assemble
 from engine.core.batch import Batch, RequestStepOutput, StepOutput
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, DeviceFailedError
+from engine.core.machine import Ceilings
 from engine.core.request import FinishReason
 from engine.core.stats import RequestTimings
 from engine.engine import Engine
@@ -149,7 +150,17 @@ def test_the_floor_of_a_prompts_last_chunk_holds_its_scores() -> None:
         engine = assemble(EngineConfig(model="fake", block_size=4), info, FakeRunner(4))
         add(engine, "a", range(1, 11), max_tokens=2, prompt_logprobs=prompt_logprobs)
         floors.append(engine.step().stats.floor_s)
-    assert floors[1] - floors[0] == pytest.approx(9 * (1 << 20) / 1e6)  # see fake_info
+    assert floors[1] - floors[0] == pytest.approx(9 * (1 << 20) / 1e15)  # see fake_info
+
+
+def test_no_step_is_told_as_faster_than_the_machine() -> None:
+    slow = msgspec.structs.replace(fake_info(64, 4), ceilings=Ceilings(read_bytes_per_s=1e-3, flops_per_s=1e-3))
+    engine = assemble(EngineConfig(model="fake", block_size=4), slow, FakeRunner(4))
+    add(engine, "a", max_tokens=3)
+    while engine.has_work:
+        stats = engine.step().stats
+        assert stats.floor_s is not None and 0 < stats.floor_s <= stats.model_s
+        assert stats.ceilings is not None and stats.ceilings.read_bytes_per_s > 1.0
 
 
 def test_a_step_that_ran_nothing_is_not_traced(tmp_path: Path) -> None:
@@ -196,7 +207,7 @@ def test_a_trace_has_one_line_per_step(tmp_path: Path) -> None:
     assert lines[0]["requests"] == [["a", 0, 3, True]]
     assert started_s <= lines[0]["end_unix_s"] <= lines[2]["end_unix_s"] <= time.time()
     assert [line["predicted_s"] is None for line in lines] == [True, True, False]  # nothing is known of a first step
-    assert [(line["floor_s"], line["bound"]) for line in lines] == [(0.001, "memory")] * 3  # see fake_info
+    assert [(line["floor_s"], line["bound"]) for line in lines] == [(1e-12, "memory")] * 3  # see fake_info
 
 
 def test_a_trace_that_cannot_be_opened_is_a_setting_that_cannot_work(tmp_path: Path) -> None:

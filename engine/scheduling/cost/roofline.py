@@ -4,15 +4,31 @@ A step at least reads the weights and its requests' keys and values once, and mu
 at the machine's measured peak, is the floor under the step's time (the roofline model of Williams, Waterman and
 Patterson 2009). The rest of its time is what could be saved. Requests that share blocks are counted as if each had its
 own: CPU or GPU caches may serve them faster.
+
+A peak that was measured while other programs were busy is too low, and a step that beats it shows that: then it is
+raised to what that step certainly did.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
 
 from engine.core.batch import Batch, ScheduledRequest
 from engine.core.machine import Bound, Ceilings, ModelSize, StepFloor
 
 Span = tuple[int, int]
 """The positions [start, end) of one request that a step computes."""
+
+
+class _Work(NamedTuple):
+    """What a pass over the model takes."""
+
+    num_bytes: float
+    """Expected bytes that it reads."""
+    certain_bytes: float
+    """The part of these that no choice of experts, and no cache of the machine, can save."""
+    flops: float
 
 
 class Roofline:
@@ -26,12 +42,26 @@ class Roofline:
 
     def floor_of(self, batch: Batch) -> StepFloor:
         """Returns the floor of the batch's step, including the draft model's passes."""
-        spans = [(request.start, request.end) for request in batch.requests]
-        floor = self._floor_of(spans, [span for request in batch.requests if (span := _scored(request))])
+        floor = self._floor_of(*_spans_of(batch))
         if self._drafting is None:
             return floor
         passes = self._drafting.floors_of_passes(batch)
         return StepFloor(floor.seconds + sum(each.seconds for each in passes), floor.bound)
+
+    @property
+    def ceilings(self) -> Ceilings:
+        """The peaks: as they were measured, or as steps showed them to be."""
+        return self._ceilings
+
+    def observe(self, batch: Batch, model_s: float) -> None:
+        """Raises the peaks where the batch's step, without drafting, took less time than they allow."""
+        spans, scored = _spans_of(batch)
+        work = self._work_of(spans, scored)
+        read = max(self._ceilings.read_bytes_per_s, work.certain_bytes / model_s)
+        flops = max(self._ceilings.flops_per_s, work.flops / model_s)
+        self._ceilings = msgspec.structs.replace(self._ceilings, read_bytes_per_s=read, flops_per_s=flops)
+        if self._drafting is not None:
+            self._drafting._ceilings = self._ceilings
 
     def floors_of_passes(self, batch: Batch) -> Iterator[StepFloor]:
         """Yields the floor of each pass of the draft model. A pass makes one draft token for each request that still
@@ -46,8 +76,15 @@ class Roofline:
         return self._floor_of([(0, 1)], [(0, 1)])
 
     def _floor_of(self, spans: Sequence[Span], scored: Sequence[Span]) -> StepFloor:
+        work = self._work_of(spans, scored)
+        memory_s = work.num_bytes / self._ceilings.read_bytes_per_s
+        compute_s = work.flops / self._ceilings.flops_per_s
+        return StepFloor(compute_s, Bound.COMPUTE) if compute_s > memory_s else StepFloor(memory_s, Bound.MEMORY)
+
+    def _work_of(self, spans: Sequence[Span], scored: Sequence[Span]) -> _Work:
         size, num_tokens, num_scored = self._size, _num_tokens(spans), _num_tokens(scored)
-        num_bytes = size.bytes_of(num_tokens) + (size.head_bytes if num_scored else 0)
+        head_bytes = size.head_bytes if num_scored else 0
+        num_bytes = size.bytes_of(num_tokens) + head_bytes
         flops = num_tokens * size.layer_flops + num_scored * size.head_flops
         flops -= (num_tokens - num_scored) * size.last_flops
         for attention in size.attention:
@@ -55,9 +92,13 @@ class Roofline:
             _, scored_pairs = _seen(scored, attention.window)
             num_bytes += positions * attention.bytes_per_token
             flops += pairs * attention.flops_per_pair + scored_pairs * attention.flops_per_scored_pair
-        memory_s = num_bytes / self._ceilings.read_bytes_per_s
-        compute_s = flops / self._ceilings.flops_per_s
-        return StepFloor(compute_s, Bound.COMPUTE) if compute_s > memory_s else StepFloor(memory_s, Bound.MEMORY)
+        return _Work(num_bytes, size.bytes_of(1) + head_bytes, flops)
+
+
+def _spans_of(batch: Batch) -> tuple[list[Span], list[Span]]:
+    """Returns the positions that each request computes, and of those the ones whose logits are needed."""
+    spans = [(request.start, request.end) for request in batch.requests]
+    return spans, [span for request in batch.requests if (span := _scored(request))]
 
 
 def _scored(request: ScheduledRequest) -> Span | None:

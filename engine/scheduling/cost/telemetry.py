@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from engine.core.batch import Batch
+from engine.core.machine import StepFloor
 from engine.core.stats import KVStoreStats, SchedulerStats, StepStats
 from engine.scheduling.cost.roofline import Roofline
 from engine.scheduling.cost.step_cost import StepCosts
@@ -60,7 +61,7 @@ class Telemetry:
         duration_s: float,
     ) -> StepStats:
         """Returns the stats of a step that ended, and writes its line of the trace."""
-        floor = self._roofline.floor_of(batch) if batch and times.model_s else None
+        floor = self._floor_of(batch, times) if batch and times.model_s else None
         stats = StepStats(
             phase=batch.phase if batch else None,
             num_requests=len(batch.requests) if batch else 0,
@@ -68,6 +69,7 @@ class Telemetry:
             duration_s=duration_s,
             floor_s=floor.seconds if floor else None,
             bound=floor.bound if floor else None,
+            ceilings=self._roofline.ceilings,
             **times._asdict(),
             num_generated=counts.num_generated,
             num_deferred=counts.num_deferred,
@@ -77,6 +79,13 @@ class Telemetry:
         )
         self._tracer.record(ended_s, batch, stats)
         return stats
+
+    def _floor_of(self, batch: Batch, times: StepTimes) -> StepFloor:
+        """Returns the floor of a step as it ran: at most the time that it took, where a cache of the machine served
+        what is counted as read from memory."""
+        self._roofline.observe(batch, times.model_s)
+        floor = self._roofline.floor_of(batch)
+        return floor._replace(seconds=min(floor.seconds, times.model_s + times.drafting_s))
 
     def close(self) -> None:
         """Closes the trace."""

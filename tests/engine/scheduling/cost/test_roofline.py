@@ -113,3 +113,37 @@ def test_what_takes_longer_is_the_bound() -> None:
     plan = Roofline(size, Ceilings(read_bytes_per_s=10.0, flops_per_s=5.0))
     assert plan.floor_of(Batch(Phase.DECODE, (part(7, 1),))) == (10.0, Bound.MEMORY)
     assert plan.floor_of(Batch(Phase.PREFILL, (part(0, 8),))) == (16.0, Bound.COMPUTE)
+
+
+def batch_of(*parts: ScheduledRequest) -> Batch:
+    return Batch(Phase.DECODE, parts)
+
+
+def test_a_step_that_beats_a_ceiling_raises_it_and_no_other_does() -> None:
+    size = ModelSize(layer_bytes=100, layer_flops=7, head_bytes=10, head_flops=3, attention=())
+    plan = Roofline(size, Ceilings(read_bytes_per_s=11.0, flops_per_s=1.0))
+    plan.observe(batch_of(part(0, 1)), 10.0)
+    assert (plan.ceilings.read_bytes_per_s, plan.ceilings.flops_per_s) == (11.0, 1.0)
+    plan.observe(batch_of(part(0, 1)), 5.0)
+    assert (plan.ceilings.read_bytes_per_s, plan.ceilings.flops_per_s) == (22.0, 2.0)
+    plan.observe(batch_of(part(0, 1)), 20.0)
+    assert (plan.ceilings.read_bytes_per_s, plan.ceilings.flops_per_s) == (22.0, 2.0)
+
+
+def test_what_caches_or_a_choice_of_experts_may_have_saved_raises_no_ceiling() -> None:
+    """Requests that share a prefix read it once, and two tokens may choose the same expert."""
+    attention = AttentionSize(None, bytes_per_token=1000, flops_per_pair=0)
+    weights = {"layer_bytes": 100, "layer_flops": 0, "head_bytes": 10, "head_flops": 0}
+    size = ModelSize(**weights, expert_bytes=80, expert_share=0.25, attention=(attention,))
+    plan = Roofline(size, Ceilings(read_bytes_per_s=1.0, flops_per_s=1.0))
+    plan.observe(batch_of(part(9, 1), part(9, 1)), 1.0)
+    assert plan.ceilings.read_bytes_per_s == 100 + 10 + 80 / 4
+
+
+def test_the_draft_model_is_priced_at_the_same_ceilings() -> None:
+    size = ModelSize(layer_bytes=100, layer_flops=0, head_bytes=0, head_flops=0, attention=())
+    plan = Roofline(size, ONE_BYTE_PER_SECOND, size)
+    batch = batch_of(replace(part(9, 2, num_drafts=1), num_wanted=1))
+    assert plan.floor_of(batch).seconds == 200
+    plan.observe(batch, 50.0)
+    assert plan.floor_of(batch).seconds == 100

@@ -43,7 +43,7 @@ def test_accepted_drafts_save_steps_and_all_are_counted_and_timed() -> None:
     assert steps[-1].num_accepted_drafts == 60 - len(steps)
     for stats, request in zip(steps, ran, strict=True):
         assert (stats.drafting_s > 0) == (request.num_wanted > 0)
-        assert stats.floor_s == pytest.approx(0.001 * (1 + request.num_drafts))
+        assert stats.floor_s == pytest.approx(1e-12 * (1 + request.num_drafts))
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 4])
