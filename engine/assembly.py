@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from engine.core.block_records import BlockRecords
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.crash_marker import Marker
 from engine.core.draft import Drafter
@@ -48,18 +49,29 @@ def import_libraries() -> None:
         os.sched_setaffinity(0, cpus)
 
 
-def load_engine(config: EngineConfig, marker: Marker | None = None) -> Engine:
-    """Loads the model and sizes the KV cache. Raises ConfigError or ModelError."""
+def load_engine(config: EngineConfig, marker: Marker | None = None, kv_memory_fd: int | None = None) -> Engine:
+    """Loads the model and sizes the KV cache. Blocks that an earlier engine left in the file `kv_memory_fd` are found
+    again, and those of this engine will be. Raises ConfigError or ModelError."""
     import_libraries()
+    from engine.kv_store.block_records import open_records
     from engine.kv_store.opening import open_store
     from engine.ranks.leading import load_on_ranks
 
-    runner, info, end_ranks = load_on_ranks(config)
+    runner, info, end_ranks = load_on_ranks(config, kv_memory_fd)
     tracer = open_tracer(config.trace)
     store = open_store(config, info, runner.cache)
+    records = open_records(config, info, runner.cache)
     grammars = load_grammars(config, info)
     return assemble(
-        config, info, runner, tracer=tracer, marker=marker, grammars=grammars, store=store, on_close=end_ranks
+        config,
+        info,
+        runner,
+        tracer=tracer,
+        marker=marker,
+        grammars=grammars,
+        store=store,
+        records=records,
+        on_close=end_ranks,
     )
 
 
@@ -74,6 +86,7 @@ def assemble(
     grammars: Grammars | None = None,
     new_drafter: Callable[[], Drafter] = PromptLookup,
     store: KVStore | None = None,
+    records: BlockRecords | None = None,
     on_close: Callable[[], None] = lambda: None,
 ) -> Engine:
     """Makes an engine over a model that is loaded, or over a fake of one. `new_drafter` makes the drafter of one
@@ -82,7 +95,7 @@ def assemble(
     costs = StepCosts()
     return Engine(
         info,
-        _scheduler(config, info, costs, store),
+        _scheduler(config, info, costs, _kv_allocator(config, info, costs, store, records)),
         runner,
         NoGrammars() if grammars is None else grammars,
         Telemetry(costs, Roofline(info.size, info.ceilings, info.draft_size), tracer or NullTracer()),
@@ -103,7 +116,7 @@ def _for_states(config: EngineConfig, info: EngineInfo) -> EngineConfig:
     return msgspec.structs.replace(config, enable_prefix_caching=caching, num_speculative_tokens=0)
 
 
-def _scheduler(config: EngineConfig, info: EngineInfo, costs: StepCosts, store: KVStore | None) -> Scheduler:
+def _scheduler(config: EngineConfig, info: EngineInfo, costs: StepCosts, kv: KVAllocator) -> Scheduler:
     pace = PrefillPace(
         costs,
         target_gap_s=config.target_itl_ms / 1000,
@@ -113,7 +126,7 @@ def _scheduler(config: EngineConfig, info: EngineInfo, costs: StepCosts, store: 
         interval=config.checkpoint_tokens if info.num_state_checkpoints and config.enable_prefix_caching else None,
     )
     return Scheduler(
-        _kv_allocator(config, info, costs, store),
+        kv,
         pace,
         _planner(config, info, costs),
         max_num_seqs=config.max_num_seqs,
@@ -121,11 +134,13 @@ def _scheduler(config: EngineConfig, info: EngineInfo, costs: StepCosts, store: 
     )
 
 
-def _kv_allocator(config: EngineConfig, info: EngineInfo, costs: StepCosts, store: KVStore | None) -> KVAllocator:
+def _kv_allocator(
+    config: EngineConfig, info: EngineInfo, costs: StepCosts, store: KVStore | None, records: BlockRecords | None
+) -> KVAllocator:
     draft_kv = OwnDraftKV(config.block_size, is_of_head=info.has_head) if info.draft_kv_bytes else NoDraftKV()
     if not config.enable_prefix_caching:
         return KVAllocator(info.num_blocks, config.block_size, NullPrefixCache(), _slots(info), draft_kv=draft_kv)
-    cache, size = PrefixCache(config.block_size), (info.num_blocks, config.block_size)
+    cache, size = PrefixCache(config.block_size, records), (info.num_blocks, config.block_size)
     max_retained = int(info.num_blocks * config.prefix_retention_share)
     if store is None or info.num_state_slots is not None:
         checkpoints = _checkpoints(config, info, cache)

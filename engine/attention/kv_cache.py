@@ -14,7 +14,8 @@ from torch import Tensor
 
 from engine.attention.kv_format import num_numbers, row_size
 from engine.attention.page_prefault import PagePrefault
-from engine.host.huge_pages import empty_in_huge_pages
+from engine.host.huge_pages import PrivatePages
+from engine.host.shared_pages import SharedPages
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,16 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         hidden: HiddenShape | None = None,
+        shared: SharedPages | None = None,
     ) -> None:
+        """`shared` is memory that outlives this process, if the cache is to lie there."""
+        pages = shared or PrivatePages()
+
         def allocate(layer: LayerShape, head_size: int) -> Tensor:
             size = (num_blocks, layer.num_kv_heads, block_size, row_size(head_size, dtype))
-            return empty_in_huge_pages(size, dtype, device)
+            return pages.empty(size, dtype, device)
 
+        self.shared = shared
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.layers = tuple(
@@ -90,9 +96,9 @@ class KVCache:
         )
         self.hidden = None
         if hidden is not None:
-            self.hidden = empty_in_huge_pages((num_blocks, block_size, hidden.size), hidden.dtype, device)
+            self.hidden = pages.empty((num_blocks, block_size, hidden.size), hidden.dtype, device)
         self._shapes = tuple(layers)
-        self._pages = PagePrefault(self._tensors())
+        self._pages = PagePrefault(self._tensors(), pages.allocate)
         self._writing = threading.Lock()  # prefault writes to pages what it read there
 
     def of_layer(self, layer: int) -> LayerCache:
@@ -106,6 +112,11 @@ class KVCache:
         for place, shape in enumerate(self._shapes):
             places.setdefault(place if shape.layer is None else shape.layer, place)
         return places
+
+    def like_it(self, num_blocks: int) -> "KVCache":
+        """Returns an empty cache of as many layers of the same shapes, without hidden states, in memory of its own."""
+        keys = self.layers[0].keys
+        return KVCache(self._shapes, num_blocks, self.block_size, keys.dtype, keys.device)
 
     def _tensors(self) -> list[Tensor]:
         return [*chain.from_iterable(self.layers), *([] if self.hidden is None else [self.hidden])]
@@ -125,6 +136,10 @@ class KVCache:
         """
         with self._writing:
             self._pages.prefault(last_block, num_tokens / self.block_size)
+
+    def map_allocated(self, last_block: int) -> None:
+        """Maps the pages of the blocks up to this one, which an earlier process has allocated."""
+        self._pages.map_allocated(last_block)
 
     def block_bytes(self, block_id: int) -> list[np.ndarray]:
         """Returns a block's memory in all layers, keys before values, and its hidden states, each as bytes [num_bytes]

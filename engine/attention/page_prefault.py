@@ -6,7 +6,7 @@ tokens.
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from math import ceil
 from operator import itemgetter
@@ -25,12 +25,14 @@ class PagePrefault:
     Pages are touched at the rate at which blocks are taken, and so far ahead that no step meets an unallocated one.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Touches the first pages of `tensors` [num_blocks, ...], contiguous; tensors off the CPU are left alone."""
+    def __init__(self, tensors: Sequence[Tensor], allocate: Callable[[Tensor], None]) -> None:
+        """Touches the first pages of `tensors` [num_blocks, ...], contiguous; tensors off the CPU are left alone.
+        `allocate` is given the first byte [1] of each page."""
         tensors = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.numel() > 0]
         self._pages = heapq.merge(*map(_pages_of, tensors), key=itemgetter(0))
         self._pages_per_block = sum(map(_block_bytes, tensors)) / HUGE_PAGE
         self._lead = max((ceil(HUGE_PAGE / _block_bytes(tensor)) for tensor in tensors), default=0)
+        self._allocate = allocate
         self.num_touched = 0
         self._touch(self._num_due(0))
 
@@ -41,13 +43,17 @@ class PagePrefault:
         """
         self._touch(min(self._num_due(last_block), 1 + int(num_blocks * self._pages_per_block)))
 
+    def map_allocated(self, last_block: int) -> None:
+        """Touches all pages up to those of this block, which are there already and only have to be mapped."""
+        self._touch(self._num_due(last_block))
+
     def _num_due(self, block: int) -> int:
         return max(0, ceil((block + 1 + self._lead) * self._pages_per_block) - self.num_touched)
 
     def _touch(self, count: int) -> None:
         self.num_touched += count
         for _, byte in islice(self._pages, count):
-            byte.add_(0)  # adds nothing, since the page may hold data already
+            self._allocate(byte)
 
 
 def _pages_of(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["HUGE_PAGE", "empty_in_huge_pages"]
+__all__ = ["HUGE_PAGE", "PrivatePages", "empty_in_huge_pages"]
 
 HUGE_PAGE = 2 << 20  # bytes: the usual size
 
@@ -27,3 +27,15 @@ def empty_in_huge_pages(shape: Sequence[int], dtype: torch.dtype, device: torch.
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(*shape)
+
+
+class PrivatePages:
+    """Hands out memory that ends with this process."""
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Returns an uninitialized tensor, as `empty_in_huge_pages` does."""
+        return empty_in_huge_pages(shape, dtype, device)
+
+    def allocate(self, page: Tensor) -> None:
+        """Allocates the page that begins with `page` [1] uint8."""
+        page.add_(0)  # adds nothing, since the page may hold data already

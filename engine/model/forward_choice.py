@@ -45,20 +45,22 @@ _FAMILIES = (
     "qwen3_moe",
 )  # their models run in the kernels, all but those with parts of their own
 
+_NUM_TEXTS = 2  # by which two forward passes are compared
+
 
 def choose_forward(
     module: PreTrainedModel, cache: KVCache, backend: AttentionBackend, states: StateCache | None = None
 ) -> Forward:
-    """Returns the fastest forward pass for this model. Writes to the cache's first two blocks."""
+    """Returns the fastest forward pass for this model. Leaves the cache alone, which may hold blocks already."""
     plain = TransformersForward(module, cache, backend, states)
     if backend is not cpu:
         return plain
     if not is_known(module):
         _warn_if_expected(module, "a part of it is not known")
         return plain
-    fast = KernelForward(decoder_parts(module), cache)
-    if _is_same(plain, fast, cache):
-        return fast
+    parts, small = decoder_parts(module), cache.like_it(_NUM_TEXTS)
+    if _is_same(TransformersForward(module, small, backend, states), KernelForward(parts, small), small):
+        return KernelForward(parts, cache)
     _warn_if_expected(module, "it computes something else")
     return plain
 
@@ -116,7 +118,7 @@ def _rows_of(embedding: Any) -> Tensor:
 @torch.inference_mode()
 def _is_same(one: Forward, other: Forward, cache: KVCache) -> bool:
     """Whether both compute the same logits of two texts in one batch: of their first tokens, and of a next one."""
-    lengths = (max(1, min(3, cache.block_size - 1)), 1)
+    lengths = (max(1, min(3, cache.block_size - 1)), 1)  # of _NUM_TEXTS texts
     first = _are_all_equal(one, other, cache, [0] * len(lengths), lengths)
     return first and (cache.block_size == 1 or _are_all_equal(one, other, cache, lengths, [1] * len(lengths)))
 
@@ -127,7 +129,7 @@ def _are_all_equal(one: Forward, other: Forward, cache: KVCache, starts: Sequenc
         ScheduledRequest("", [1] * length, start, (block,), SamplingParams(), [], [], True)
         for block, (start, length) in enumerate(zip(starts, lengths, strict=True))
     ]
-    inputs = build_inputs(requests[: cache.num_blocks], cache.block_size, cache.layers[0].keys.device)
+    inputs = build_inputs(requests, cache.block_size, cache.layers[0].keys.device)
     return all(_are_equal(one(inputs, kept).logits, other(inputs, kept).logits) for kept in (None, [0]))
 
 

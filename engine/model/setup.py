@@ -16,6 +16,7 @@ from engine.core.errors import ConfigError, ModelMemoryError
 from engine.core.machine import Ceilings
 from engine.host.available_memory import available_bytes, is_memory_shortage
 from engine.host.memory_trim import give_back_freed_memory
+from engine.host.shared_pages import SharedPages
 from engine.kernels import load_kernels
 from engine.mixers.state import StateCache, bytes_per_slot
 from engine.model.decoder_parts import DecoderParts
@@ -66,19 +67,23 @@ class ReadyModel:
 
 
 def load_model_runner(
-    config: EngineConfig, group: RankGroup = ALONE, lead: Lead = lambda forwards: forwards
+    config: EngineConfig,
+    group: RankGroup = ALONE,
+    lead: Lead = lambda forwards: forwards,
+    kv_memory_fd: int | None = None,
 ) -> tuple[ModelRunner, EngineInfo]:
-    """Loads the model and sets up its runner, which runs the forward passes that `lead` makes of its own. Raises
-    ConfigError or ModelError."""
+    """Loads the model and sets up its runner, which runs the forward passes that `lead` makes of its own. The KV cache
+    lies in the memory of the file `kv_memory_fd`, if there is one and another process could go on with what it holds.
+    Raises ConfigError or ModelError."""
     started_s = time.monotonic()
-    ready = load_ready_model(config, group)
+    ready = load_ready_model(config, group, kv_memory_fd)
     info = _info_of(config, ready, started_s)
     forward, *drafting = lead(ready.shared)
     proposer = proposer_of(ready.model, ready.cache, drafting[0] if drafting else ready.drafting)
     return ModelRunner(ready.model, ready.cache, forward, proposer), info
 
 
-def load_ready_model(config: EngineConfig, group: RankGroup) -> ReadyModel:
+def load_ready_model(config: EngineConfig, group: RankGroup, kv_memory_fd: int | None = None) -> ReadyModel:
     """Loads the model, or a rank's part of it, and its caches. Raises ConfigError or ModelError."""
     _set_threads(config.num_threads)
     packed_cache = PackedCache(config)
@@ -93,7 +98,7 @@ def load_ready_model(config: EngineConfig, group: RankGroup) -> ReadyModel:
     step_bytes = _step_bytes(config, model, max_model_len, backend)
     if group.is_first:
         model = _with_draft_model(config, model, max_model_len)
-    cache, states, max_model_len = _new_caches(config, model, max_model_len, step_bytes, group)
+    cache, states, max_model_len = _new_caches(config, model, max_model_len, step_bytes, group, kv_memory_fd)
     forward, drafting = _forward(model.module, cache, backend, states), draft_forward(model, cache, backend)
     if isinstance(forward, KernelForward) and not isinstance(model.module, DecoderParts):
         packed_cache.keep(model, forward.parts)
@@ -183,7 +188,12 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def _new_caches(
-    config: EngineConfig, model: LoadedModel, max_model_len: int, step_bytes: int, group: RankGroup
+    config: EngineConfig,
+    model: LoadedModel,
+    max_model_len: int,
+    step_bytes: int,
+    group: RankGroup,
+    kv_memory_fd: int | None,
 ) -> tuple[KVCache, StateCache, int]:
     """Returns the caches of KV and states, and the context length that they allow: on all ranks for the same number of
     blocks and slots, which take the configured memory on all of them together."""
@@ -195,7 +205,19 @@ def _new_caches(
     kv_bytes = cache_bytes - num_slots * state_bytes
     num_blocks, max_model_len = _size_pool(config, max_model_len, block_bytes, kv_bytes)
     states = StateCache(model.states, num_slots, model.device, num_copies)
-    return _new_cache(config, model, num_blocks, num_blocks * block_bytes), states, max_model_len
+    shared = _shared_pages(config, model, num_blocks, kv_memory_fd)
+    return _new_cache(config, model, num_blocks, num_blocks * block_bytes, shared), states, max_model_len
+
+
+def _shared_pages(config: EngineConfig, model: LoadedModel, num_blocks: int, fd: int | None) -> SharedPages | None:
+    """Returns the memory of this file if another process could go on with the blocks in it."""
+    if fd is None or model.device.type != "cpu" or model.states or not config.enable_prefix_caching:
+        return None
+    try:
+        return SharedPages(fd, num_blocks * model.bytes_per_block(config.block_size))
+    except OSError as error:
+        logger.warning("what is cached will not outlive the engine process: no memory can be shared: %s", error)
+        return None
 
 
 def _state_facts(ready: ReadyModel) -> dict[str, Any]:
@@ -223,13 +245,15 @@ def _set_threads(num_threads: int | None) -> None:
         logger.warning("--num-threads %d is more than the %d CPUs there are: steps take longer", num_threads, num_cpus)
 
 
-def _new_cache(config: EngineConfig, model: LoadedModel, num_blocks: int, num_bytes: int) -> KVCache:
+def _new_cache(
+    config: EngineConfig, model: LoadedModel, num_blocks: int, num_bytes: int, shared: SharedPages | None
+) -> KVCache:
     """Allocates the KV cache, `num_bytes` on all ranks together; raises ModelMemoryError where memory is short.
 
     On the CPU that is checked before: the operating system grants more memory than there is, and kills the process once
     it is used.
     """
-    available = available_bytes(model.device)
+    available = available_bytes(model.device) + (shared.allocated_bytes if shared else 0)
     shortage = ModelMemoryError(
         f"There is not enough memory for a KV cache of {num_blocks:,} blocks of {config.block_size} tokens: it takes "
         f"{num_bytes / 2**20:,.0f} MiB, and {available / 2**20:,.0f} MiB are available. "
@@ -239,7 +263,7 @@ def _new_cache(config: EngineConfig, model: LoadedModel, num_blocks: int, num_by
         raise shortage
     try:
         shape = model.kv_layers, num_blocks, config.block_size
-        return KVCache(*shape, model.kv_dtype, model.device, model.kept_hidden)
+        return KVCache(*shape, model.kv_dtype, model.device, model.kept_hidden, shared)
     except (MemoryError, RuntimeError, OSError) as error:
         if not is_memory_shortage(error):
             raise

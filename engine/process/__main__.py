@@ -1,5 +1,5 @@
-"""The engine process: `python -m engine.process LINK_FD MARKER_FD`, started by `engine.process.engine_process`.
-It communicates by `engine.core.messages` only.
+"""The engine process: `python -m engine.process LINK_FD MARKER_FD MEMORY_FD`, started by
+`engine.process.engine_process`. It communicates by `engine.core.messages` only.
 
 Its standard input is a pipe that ends when the server process does, however that dies; then this process ends, too.
 """
@@ -91,7 +91,8 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-Load = Callable[[EngineConfig, Marker], SteppingEngine]
+Load = Callable[[EngineConfig, Marker, int], SteppingEngine]
+"""Loads an engine from settings, given the crash marker and the descriptor of the memory for its KV cache."""
 
 
 def main(arguments: list[str], load: Load) -> int:
@@ -101,7 +102,7 @@ def main(arguments: list[str], load: Load) -> int:
     threading.Thread(target=_end_after_parent, args=(sys.stdin.fileno(),), daemon=True).start()
     link = EngineLink(int(arguments[0]))
     try:
-        return run(link, load, CrashMarker(int(arguments[1])))
+        return run(link, load, CrashMarker(int(arguments[1])), int(arguments[2]))
     except ServerGoneError:
         logger.warning("the server process has ended; so does the engine")
         return 0
@@ -119,7 +120,7 @@ def _end_after_parent(parent_fd: int) -> None:
     os._exit(EXIT_FAILED)
 
 
-def run(link: Link, load: Load, marker: Marker) -> int:
+def run(link: Link, load: Load, marker: Marker, kv_memory_fd: int) -> int:
     """Loads the engine and serves until Shutdown. Returns the exit code, after sending a failure if there was one;
     raises ServerGoneError only."""
     try:
@@ -127,7 +128,7 @@ def run(link: Link, load: Load, marker: Marker) -> int:
         if start is None:
             return 0
         logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        engine = load(start.config, marker)
+        engine = load(start.config, marker, kv_memory_fd)
         trim_after_startup()
         link.send(EngineReady(engine.info))
         try:

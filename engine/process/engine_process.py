@@ -31,15 +31,18 @@ class EngineProcess:
     def __init__(
         self,
         command: Sequence[str],
+        kv_memory_fd: int,
         on_message: Callable[[FromEngine], None],
         on_death: Callable[[TwostepError], None],
     ) -> None:
-        """`command` starts the process, given the descriptors of its socket and of the marker as last arguments.
+        """`command` starts the process, given the descriptors of its socket, of the marker and of the memory for its KV
+        cache, `kv_memory_fd`, as last arguments.
 
         `on_death` is called once, with the reason, when the process ends or fails after it was ready, unless `stop` was
         called. Messages that it sent before may still arrive until `close`.
         """
         self._command = command
+        self._kv_memory_fd = kv_memory_fd
         self._on_message = on_message
         self._on_death = on_death
         self._marker = CrashMarker.create()
@@ -57,7 +60,7 @@ class EngineProcess:
 
     async def spawn(self) -> None:
         """Have the process import its libraries and wait to be started. Raises OSError."""
-        fds = (self._link.engine_end.fileno(), self._marker.fd)
+        fds = (self._link.engine_end.fileno(), self._marker.fd, self._kv_memory_fd)
         command = [*self._command, *map(str, fds)]
         self._child = await ChildProcess.start(command, self._on_exit, pass_fds=fds)
         self._link.engine_end.close()
@@ -106,6 +109,11 @@ class EngineProcess:
         """Wait for the process to end by itself, then kill it, until nothing of it is left."""
         if self._child is not None:
             await self._child.stop(_STOP_GRACE_S)
+
+    @property
+    def may_have_damaged_memory(self) -> bool:
+        """Whether the process ended by itself, and not killed: what made it crash may have written to the KV cache."""
+        return self._child is not None and not self._child.may_have_been_killed
 
     def close(self) -> Death:
         """Receive the last messages and close the connection. Returns what is known of the death; the first call does,

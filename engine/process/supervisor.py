@@ -19,6 +19,7 @@ from engine.core.errors import (
 )
 from engine.core.messages import FromEngine, ToEngine
 from engine.process.engine_process import EngineProcess
+from engine.process.kv_memory import KVMemory
 from engine.process.poison_requests import Death
 from engine.process.restart_policy import RestartPolicy
 from engine.process.spare_process import NoSpareProcess, SpareProcess
@@ -64,6 +65,7 @@ class Supervisor:
         self._command = command
         self._policy = policy
         self._owner = owner
+        self._kv_memory = KVMemory()
         self._process: EngineProcess | None = None
         self._spare = SpareProcess(self._new_process) if keeps_spare else NoSpareProcess()
         self._restart: asyncio.Task[None] | None = None
@@ -118,10 +120,11 @@ class Supervisor:
         if self._process is not None:
             await self._process.stop(reason)
         await self._spare.stop()
+        self._kv_memory.close()
         self.is_up = False
 
     def _new_process(self) -> EngineProcess:
-        return EngineProcess(self._command, self._owner.on_message, self._on_death)
+        return EngineProcess(self._command, self._kv_memory.fd, self._owner.on_message, self._on_death)
 
     def _on_death(self, reason: TwostepError) -> None:
         if not self.is_up:
@@ -137,6 +140,8 @@ class Supervisor:
         assert dead is not None
         try:
             await dead.reap()  # it may hold the memory that the next one needs
+            if dead.may_have_damaged_memory:
+                self._kv_memory.clear()
             process = await self._next_process(reason, was_fruitful)
             death = dead.close()
             self._process, self.is_up = process, True
@@ -144,6 +149,7 @@ class Supervisor:
             self._owner.on_engine_up(death)
         except Exception as error:
             logger.critical("the engine is lost: %s", error, exc_info=not isinstance(error, TwostepError))
+            self._kv_memory.clear()
             self._owner.on_engine_lost(EngineFailedError(str(error), _detail(error)))
         finally:
             dead.close()
@@ -151,6 +157,7 @@ class Supervisor:
     async def _next_process(self, reason: TwostepError, was_fruitful: bool) -> EngineProcess:
         """Returns a process that is ready. Raises EngineFailedError when the policy allows no more restarts, or when
         the cause will not pass."""
+        has_failed = False
         while True:
             delay_s = self._policy.on_death(was_fruitful)
             if delay_s is None:
@@ -165,6 +172,9 @@ class Supervisor:
                 logger.error("the engine process could not be started again: %s", error)
                 reason = EngineFailedError(str(error), _detail(error))
                 was_fruitful = False
+                if has_failed:
+                    self._kv_memory.clear()  # it may be what processes lack, and are killed for
+                has_failed = True
             except (ConfigError, ModelError) as error:
                 raise EngineFailedError(f"The engine died and cannot be started again: {error}") from error
 
@@ -177,7 +187,10 @@ class Supervisor:
             if process.death is not None:
                 raise process.death
         except BaseException as error:
+            is_damaged = process.may_have_damaged_memory
             await process.stop(EngineUnavailableError("The engine was stopped."))
+            if is_damaged:
+                self._kv_memory.clear()
             if isinstance(error, TimeoutError):
                 raise EngineFailedError(f"It was not ready after {limit_s:.0f} seconds.") from None
             raise

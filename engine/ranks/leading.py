@@ -10,11 +10,14 @@ from engine.runner.model_runner import ModelRunner
 __all__ = ["load_on_ranks"]
 
 
-def load_on_ranks(config: EngineConfig) -> tuple[ModelRunner, EngineInfo, Callable[[], None]]:
-    """Returns the runner, the facts about all ranks together, and what ends the other ranks. Raises ConfigError or
-    ModelError, whichever rank finds it."""
+def load_on_ranks(
+    config: EngineConfig, kv_memory_fd: int | None = None
+) -> tuple[ModelRunner, EngineInfo, Callable[[], None]]:
+    """Returns the runner, the facts about all ranks together, and what ends the other ranks. The KV cache of a single
+    rank lies in the memory of the file `kv_memory_fd`, if there is one. Raises ConfigError or ModelError, whichever
+    rank finds it."""
     if config.tensor_parallel_size == 1:
-        return *load_model_runner(config), lambda: None
+        return *load_model_runner(config, kv_memory_fd=kv_memory_fd), lambda: None
     ranks = RankProcesses(config)
     try:
         return *load_model_runner(ranks.config, ranks.group, ranks.lead), ranks.close

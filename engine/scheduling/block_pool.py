@@ -19,8 +19,8 @@ class BlockPool:
     def __init__(self, num_blocks: int, cache: BlockCache, max_retained: int = 0) -> None:
         self._cache = cache
         self._ref_counts = [0] * num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()  # those not retained, least recently used first
+        self._cached = OrderedDict.fromkeys(cache.found)  # those not retained, least recently used first
+        self._free = [block_id for block_id in range(num_blocks - 1, -1, -1) if block_id not in self._cached]
         self._cached_retained: OrderedDict[int, None] = OrderedDict()
         self._retention = Retention(max_retained)
 
@@ -65,6 +65,7 @@ class BlockPool:
             assert self._ref_counts[block_id] >= 0, f"block {block_id} released more often than taken"
             if self._ref_counts[block_id] == 0:
                 if self._cache.holds(block_id):
+                    self._cache.touch(block_id)
                     self._cached_in(block_id)[block_id] = None
                 else:
                     self._free.append(block_id)

@@ -68,6 +68,7 @@ class TieredKVAllocator(KVAllocator):
         self._load_of_hash: dict[bytes, _Load] = {}
         self._to_store: dict[int, BlockTransfer] = {}  # by block, oldest first
         self._num_storing = 0
+        self._found = set(cache.found)  # which an earlier engine may not have stored
         self._max_storing = max(1, num_blocks // _SHARE_STORING)
 
     @property
@@ -78,6 +79,10 @@ class TieredKVAllocator(KVAllocator):
         if not super().try_start(request, match, spare):
             return False
         self._stored.touch(self._hashed.hashes(request, len(match.block_ids)))
+        for index, block_id in enumerate(match.block_ids if self._found else ()):
+            if block_id in self._found:
+                self._found.discard(block_id)
+                self._on_new_block(request, index)
         if request.first_scheduled_s is None:
             self.prefix_disk_hits += min(request.num_loaded_tokens, request.num_computed_tokens)
         waited_for = self._load_of.pop(request.request_id, None)

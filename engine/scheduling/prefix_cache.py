@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.core.block_records import BlockRecords, NoBlockRecords
 from engine.core.request import Request
 
 
@@ -24,6 +25,10 @@ class PrefixMatch:
 
 class BlockCache(Protocol):
     """What the pool and the scheduler ask of a prefix cache."""
+
+    @property
+    def found(self) -> Sequence[int]:
+        """The blocks that it holds from the beginning on, the least recently used first."""
 
     def can_match(self, request: Request) -> bool:
         """Whether to look for the request's prefix at all."""
@@ -44,6 +49,9 @@ class BlockCache(Protocol):
     def holds(self, block_id: int) -> bool:
         """Whether a later match may return this block."""
 
+    def touch(self, block_id: int) -> None:
+        """Make a block that it holds the most recently used one."""
+
     def forget(self, block_id: int) -> None:
         """Forget a block that is about to be overwritten."""
 
@@ -54,10 +62,15 @@ class BlockCache(Protocol):
 class PrefixCache:
     """Maps chained block hashes to block ids. Two requests that compute the same block keep the first one's."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, records: BlockRecords | None = None) -> None:
+        """`records` are of the same blocks: it holds what they found, and tells them what it holds from now on."""
         self._block_size = block_size
+        self._records = records or NoBlockRecords()
         self._block_of_hash: dict[bytes, int] = {}
         self._hash_of_block: dict[int, bytes] = {}
+        for block_id, block_hash in self._records.found:
+            self._block_of_hash[block_hash], self._hash_of_block[block_id] = block_id, block_hash
+        self.found = list(self._hash_of_block)
 
     def can_match(self, request: Request) -> bool:
         return request.params.prompt_logprobs is None  # the cache holds no logprobs of its tokens
@@ -83,6 +96,7 @@ class PrefixCache:
             return False
         self._block_of_hash[block_hash] = block_id
         self._hash_of_block[block_id] = block_hash
+        self._records.add(block_id, block_hash)
         return True
 
     def hash_of(self, block_id: int) -> bytes | None:
@@ -98,10 +112,15 @@ class PrefixCache:
     def holds(self, block_id: int) -> bool:
         return block_id in self._hash_of_block
 
+    def touch(self, block_id: int) -> None:
+        self._records.touch(block_id)
+
     def forget(self, block_id: int) -> None:
+        self._records.remove(block_id)
         del self._block_of_hash[self._hash_of_block.pop(block_id)]
 
     def clear(self) -> None:
+        self._records.clear()
         self._block_of_hash.clear()
         self._hash_of_block.clear()
 
@@ -121,6 +140,8 @@ class PrefixCache:
 class NullPrefixCache:
     """Caches nothing: the "off" state."""
 
+    found: Sequence[int] = ()
+
     def can_match(self, request: Request) -> bool:
         return False
 
@@ -138,6 +159,9 @@ class NullPrefixCache:
 
     def holds(self, block_id: int) -> bool:
         return False
+
+    def touch(self, block_id: int) -> None:
+        raise KeyError(block_id)
 
     def forget(self, block_id: int) -> None:
         raise KeyError(block_id)

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 
@@ -18,6 +19,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def memory_fd() -> Iterator[int]:
+    """The descriptor of an empty file in memory."""
+    fd = os.memfd_create("test")
+    yield fd
+    os.close(fd)
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""An engine process without a model: `python fake_engine_process.py LINK_FD MARKER_FD`. Requests choose what it does.
+"""An engine process without a model: `python fake_engine_process.py LINK_FD MARKER_FD MEMORY_FD`. Requests choose what
+it does.
 
 Token i of a request is `prompt[0] + i`. The last prompt token is one of the commands below, and `config.model` may be
 one of the ways to fail to start.
@@ -185,7 +186,7 @@ class FakeEngine:
         return msgspec.structs.replace(stats, num_aborts=self._num_told)
 
 
-def load(config: EngineConfig, marker: Marker) -> FakeEngine:
+def load(config: EngineConfig, marker: Marker, kv_memory_fd: int) -> FakeEngine:
     if config.model == "missing":
         raise ModelError("The model is missing.")
     if config.model == "large":
@@ -218,7 +219,7 @@ def load_again(how: str, number: int, engine: FakeEngine) -> None:
         raise ModelMemoryError("The model is too large.")
     if how == "dies" and number > 0:
         os._exit(7)
-    if how == "freezes" and number == 1:
+    if (how == "freezes" and number == 1) or (how == "waits" and number > 0):
         time.sleep(1000)
 
 

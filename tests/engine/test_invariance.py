@@ -96,6 +96,29 @@ def after_a_restart(model: LoadedModel, params: dict[str, Any]) -> Any:
     return answer(updates)
 
 
+def after_a_kill(model: LoadedModel, params: dict[str, Any]) -> Any:
+    """Runs the request on an engine that finds what another one left in memory when it was killed in the midst of it,
+    and where nothing is recorded, what no step would leave."""
+    fd = os.memfd_create("kv")
+    settings = {"block_size": 4, "kv_memory_fd": fd, "max_num_batched_tokens": 16}
+    before = tiny_engine(model, **settings)
+    add_mine(before, params)
+    updates = first_updates(before)
+    updates += first_updates(before)
+    recorded = before._scheduler._kv._cache._hash_of_block
+    for block in {*range(256)} - {*recorded}:
+        for part in before._runner._runner._cache.block_bytes(block):
+            part[:] = 0xFF
+    engine = tiny_engine(model, **settings)
+    os.close(fd)
+    token_ids = [token_id for update in updates for token_id in update.token_ids]
+    add_mine(engine, {**params, "output_token_ids": token_ids})
+    rest = run_to_end(engine)["mine"]
+    num_known = len(MINE) + len(token_ids)
+    assert engine._scheduler.stats.prefix_hits == (num_known - 1) // 4 * 4 and token_ids
+    return answer([*updates, *rest])
+
+
 def first_updates(engine: Engine) -> list[RequestUpdate]:
     """Returns the updates of the first step that has any: a grammar may still be compiling."""
     while not (updates := list(engine.step().updates)):
@@ -203,6 +226,7 @@ def assert_the_same_however_it_runs(model: LoadedModel, params: dict[str, Any]) 
     assert alone(model, params, block_size=1) == mine
     assert after_a_prefix_hit(model, params) == mine
     assert model.states or after_a_restart(model, params) == mine  # states are not stored
+    assert model.states or after_a_kill(model, params) == mine  # nor kept
     assert after_preemption(model, params) == mine
     token_ids = [token_id for token_id, _, _ in mine]
     assert speculating(model, params, token_ids) == mine

@@ -19,7 +19,9 @@ from engine.core.config import EngineConfig
 from engine.core.draft import Drafter
 from engine.engine import Engine
 from engine.grammar.compiler import GrammarCompiler, GrammarQueue, Grammars, make_tokenizer
+from engine.host.shared_pages import SharedPages
 from engine.kernels import load_kernels
+from engine.kv_store.block_records import open_records
 from engine.kv_store.opening import open_store
 from engine.mixers.state import StateCache
 from engine.model.forward_choice import choose_forward
@@ -233,11 +235,14 @@ def tiny_engine(
     eos_token_ids: tuple[int, ...] = (),
     new_drafter: Callable[[], Drafter] = PromptLookup,
     clock: Callable[[], float] = time.monotonic,
+    kv_memory_fd: int | None = None,
     **settings: Any,
 ) -> Engine:
-    """An engine with a pool of its own over an already loaded model."""
+    """An engine with a pool of its own over an already loaded model, which lies in the file `kv_memory_fd` if there is
+    one."""
     config = EngineConfig(model="tiny", block_size=block_size, **settings)
-    cache = KVCache(model.kv_layers, num_blocks, block_size, model.kv_dtype, model.device, model.kept_hidden)
+    shared = None if kv_memory_fd is None else SharedPages(kv_memory_fd, 0)
+    cache = KVCache(model.kv_layers, num_blocks, block_size, model.kv_dtype, model.device, model.kept_hidden, shared)
     backend = backend or select_backend(model.device, load_kernels())
     has_own_kv = model.draft is not None and bool(model.draft.layers)
     info = fake_info(num_blocks, block_size, max_model_len=model.max_model_len, draft_kv_bytes=int(has_own_kv))
@@ -250,8 +255,8 @@ def tiny_engine(
     forward, proposer = choose_forward(model.module, cache, backend, states), choose_proposer(model, cache, backend)
     runner = RecordingRunner(ModelRunner(model, cache, forward, proposer))
     grammars = GrammarQueue(_grammar_compiler()) if grammars is None else grammars
-    store = open_store(config, info, cache)
-    return assemble(config, info, runner, clock=clock, grammars=grammars, new_drafter=new_drafter, store=store)
+    kept = {"store": open_store(config, info, cache), "records": open_records(config, info, cache)}
+    return assemble(config, info, runner, clock=clock, grammars=grammars, new_drafter=new_drafter, **kept)
 
 
 @cache

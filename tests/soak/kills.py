@@ -1,9 +1,11 @@
-"""Kills the engine at random moments while streams run, and compares every token with an undisturbed run.
+"""Kills the engine at random moments while streams run, compares every token with an undisturbed run, and counts those
+that were computed again.
 
     python -m tests.soak.kills --streams 200 --kills 20 --ranks 2
 
 With several ranks, any of them is killed. Starts a server of its own with the embedded model. The exit code is 0 if all
-streams completed with equal tokens and the server's counters agree.
+streams completed with equal tokens, if the server's counters agree, and if one rank computed no more again than each
+stream's last, unfinished block.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import httpx
 
 from tests.soak.server import ServerProcess, eventually, running_server
 
+BLOCK_SIZE = 16
 PROMPTS = ("The list of", "def main(", "A module that", "Return the absolute path", "import os\n")
 
 
@@ -42,7 +45,7 @@ def body_of(index: int, max_tokens: int) -> dict[str, Any]:
     if index % 7 == 0:
         how |= {"stop": ["return"], "logprobs": 2}
     return {
-        "prompt": f"{index}: {PROMPTS[index % len(PROMPTS)]} " * (1 + index % 6),
+        "prompt": f"{index}: {PROMPTS[index % len(PROMPTS)]} " * (1 + index % 6 + 40 * (index % 4 == 0)),
         "max_tokens": max_tokens - index % 17,
         "ignore_eos": True,
         "return_token_ids": True,
@@ -68,26 +71,33 @@ async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
     return Answer(token_ids, "".join(choice["text"] for choice in choices), scores, choices[-1]["finish_reason"])
 
 
-async def kill_at_random(server: ServerProcess, num_kills: int, mean_s: float, chance: random.Random) -> None:
+async def kill_at_random(server: ServerProcess, num_kills: int, mean_s: float, chance: random.Random) -> int:
     """Kills the engine, or another of its ranks, at random moments, whatever it does then: load, prefill, decode, or
-    nothing."""
+    nothing. Returns how many were loading as the one before was, after which nothing is kept of what was computed."""
+    was_loading, num_emptied = False, 0
     while num_kills:
         await asyncio.sleep(chance.expovariate(1 / mean_s))
         if server.engine_pid is not None:
+            is_loading = httpx.get(f"{server.url}/ready").status_code != 200
+            num_emptied += is_loading and was_loading
+            was_loading = is_loading
             os.kill(chance.choice([server.engine_pid, *server.rank_pids]), signal.SIGKILL)
             num_kills -= 1
+    return num_emptied
 
 
 async def disturbed(
-    client: httpx.AsyncClient, bodies: list[dict[str, Any]], answers: list[Answer], killer: "asyncio.Task[None]"
-) -> tuple[list[str], int]:
-    """Runs every stream at least once, and again until the last kill. Returns the problems and the number of tokens."""
+    client: httpx.AsyncClient, bodies: list[dict[str, Any]], answers: list[Answer], killer: "asyncio.Task[int]"
+) -> tuple[list[str], int, int]:
+    """Runs every stream at least once, and again until the last kill. Returns the problems and the numbers of streams
+    and of tokens."""
     problems: list[str] = []
-    num_tokens = 0
+    num_streams = num_tokens = 0
 
     async def repeat(index: int) -> None:
-        nonlocal num_tokens
+        nonlocal num_streams, num_tokens
         while True:
+            num_streams += 1
             try:
                 answer = await stream(client, bodies[index])
                 num_tokens += len(answer.token_ids)
@@ -99,7 +109,15 @@ async def disturbed(
                 return
 
     await asyncio.gather(*(repeat(index) for index in range(len(bodies))))
-    return problems, num_tokens
+    return problems, num_streams, num_tokens
+
+
+def computed_again(server: ServerProcess, before: dict[str, float], most: int) -> list[str]:
+    """Returns a problem if more tokens than these were computed of prompts, and of what was generated before kills."""
+    now = server.metrics()
+    queries, hits = (now[f"twostep_prefix_cache_{name}_total"] - before[name] for name in ("queries", "hits"))
+    print(f"{queries:.0f} tokens looked up, {queries - hits:.0f} of them computed", flush=True)
+    return [f"{queries - hits:.0f} tokens were computed again, more than {most}"] if queries - hits > most else []
 
 
 def wrong_number_of_restarts(server: ServerProcess, num_kills: int, has_spare: bool) -> list[str]:
@@ -132,11 +150,14 @@ async def soak(arguments: argparse.Namespace) -> list[str]:
             answers = await asyncio.gather(*(stream(client, body) for body in bodies))
             num_before = sum(len(answer.token_ids) for answer in answers)
             print(f"undisturbed: {len(answers)} streams, {num_before} tokens", flush=True)
-            started_s = time.monotonic()
+            before, started_s = server.metrics(), time.monotonic()
             chance = random.Random(arguments.seed)
             killer = asyncio.create_task(kill_at_random(server, arguments.kills, arguments.mean_seconds, chance))
-            problems, num_tokens = await disturbed(client, bodies, answers, killer)
-            await killer
+            problems, num_streams, num_tokens = await disturbed(client, bodies, answers, killer)
+            num_known = int(before["twostep_prefix_cache_queries_total"]) + num_before
+            num_forgotten = num_known * (await killer if arguments.ranks == 1 else arguments.kills)
+            num_unfinished = num_streams + arguments.kills * arguments.streams
+            problems += computed_again(server, before, num_forgotten + BLOCK_SIZE * num_unfinished)
             print(f"{arguments.kills} kills in {time.monotonic() - started_s:.0f} s: {num_tokens} tokens", flush=True)
         if not eventually(server.is_idle):
             problems.append("requests or blocks are left behind")

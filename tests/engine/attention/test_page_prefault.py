@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.attention.page_prefault import PagePrefault
-from engine.host.huge_pages import HUGE_PAGE, empty_in_huge_pages
+from engine.host.huge_pages import HUGE_PAGE, PrivatePages, empty_in_huge_pages
 from tests.resident_memory import resident_bytes
 
 
@@ -27,7 +27,7 @@ def test_what_was_written_stays() -> None:
     tensors = [blocks(64, HUGE_PAGE // 8), blocks(64, HUGE_PAGE // 16)]
     for tensor in tensors:
         tensor.fill_(7)
-    pages = PagePrefault(tensors)
+    pages = PagePrefault(tensors, PrivatePages().allocate)
     for block in range(64):
         pages.prefault(block, 1)
     assert all((tensor == 7).all() for tensor in tensors)
@@ -37,7 +37,7 @@ def test_what_was_written_stays() -> None:
 def test_no_page_is_empty_when_its_blocks_are_written() -> None:
     """Resident memory grows when pages are prefaulted, and no longer when blocks are written."""
     tensors = [blocks(256, HUGE_PAGE // 32), blocks(256, HUGE_PAGE // 64), blocks(256, HUGE_PAGE // 32)]
-    pages = PagePrefault(tensors)
+    pages = PagePrefault(tensors, PrivatePages().allocate)
     for block in range(192):
         pages.prefault(block, 1)
         before = resident_bytes()
@@ -53,7 +53,7 @@ def test_no_page_is_empty_when_its_blocks_are_written() -> None:
 def test_pages_come_in_order_ahead_of_the_blocks_and_evenly(block_bytes: list[int], steps: list[int]) -> None:
     num_blocks = sum(steps) + 1
     tensors = [torch.empty(num_blocks, size, dtype=torch.uint8) for size in block_bytes]
-    pages = PagePrefault(tensors)
+    pages = PagePrefault(tensors, PrivatePages().allocate)
     starts = sorted(
         at // tensor[0].nbytes
         for tensor in tensors
@@ -70,7 +70,7 @@ def test_pages_come_in_order_ahead_of_the_blocks_and_evenly(block_bytes: list[in
 
 
 def test_skipped_blocks_are_caught_up_with_a_page_at_a_time() -> None:
-    pages = PagePrefault([blocks(2048, HUGE_PAGE // 64) for _ in range(2)])
+    pages = PagePrefault([blocks(2048, HUGE_PAGE // 64) for _ in range(2)], PrivatePages().allocate)
     touched = [pages.num_touched]
     for block in (640, *range(641, 700)):
         pages.prefault(block, 1)
@@ -82,13 +82,13 @@ def test_skipped_blocks_are_caught_up_with_a_page_at_a_time() -> None:
 def test_memory_is_left_alone_far_from_what_is_written() -> None:
     before = resident_bytes()
     tensors = [blocks(1024, HUGE_PAGE // 16) for _ in range(4)]
-    pages = PagePrefault(tensors)
+    pages = PagePrefault(tensors, PrivatePages().allocate)
     for block in range(32):
         pages.prefault(block, 1)
     assert resident_bytes() - before < 20 * HUGE_PAGE
 
 
 def test_other_devices_have_no_pages() -> None:
-    pages = PagePrefault([torch.empty(8, HUGE_PAGE, device="meta")])
+    pages = PagePrefault([torch.empty(8, HUGE_PAGE, device="meta")], PrivatePages().allocate)
     pages.prefault(7, 8)
     assert pages.num_touched == 0

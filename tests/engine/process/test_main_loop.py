@@ -67,7 +67,7 @@ class ClosingEngine(fake.FakeEngine):
 
 
 def run(link: ScriptedLink, load: Load) -> int:
-    return run_process(link, load, NullMarker())
+    return run_process(link, load, NullMarker(), -1)
 
 
 def add(name: str, command: int = fake.PLAIN, max_tokens: int = 2) -> AddRequest:
@@ -77,11 +77,11 @@ def add(name: str, command: int = fake.PLAIN, max_tokens: int = 2) -> AddRequest
 
 
 def loader_of(engine: fake.FakeEngine) -> Load:
-    return lambda config, marker: engine
+    return lambda config, marker, kv_memory_fd: engine
 
 
 def raising(error: Exception) -> Load:
-    def load(config: EngineConfig, marker: Marker) -> fake.FakeEngine:
+    def load(config: EngineConfig, marker: Marker, kv_memory_fd: int) -> fake.FakeEngine:
         raise error
 
     return load
@@ -176,9 +176,9 @@ def test_an_engine_is_ready_when_what_loading_left_behind_is_gone(monkeypatch: p
     done: list[str] = []
     monkeypatch.setattr(process, "trim_after_startup", partial(done.append, "trim_after_startup"))
 
-    def load(config: EngineConfig, marker: Marker) -> fake.FakeEngine:
+    def load(config: EngineConfig, marker: Marker, kv_memory_fd: int) -> fake.FakeEngine:
         done.append("load")
-        return fake.load(config, marker)
+        return fake.load(config, marker, kv_memory_fd)
 
     monkeypatch.setattr(ScriptedLink, "send", lambda _, message: done.append(type(message).__name__))
     run(ScriptedLink([START], [Shutdown()]), load)

@@ -12,5 +12,8 @@ class SetCache(NullPrefixCache):
     def holds(self, block_id: int) -> bool:
         return block_id in self.blocks
 
+    def touch(self, block_id: int) -> None:
+        assert block_id in self.blocks
+
     def forget(self, block_id: int) -> None:
         self.blocks.remove(block_id)
