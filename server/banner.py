@@ -86,7 +86,7 @@ def _drafts(settings: Settings, info: EngineInfo) -> str:
     if size is None:
         return text
     weights_mib, kv_mib = size.weight_bytes / 2**20, info.draft_kv_bytes / 2**20
-    if info.has_head:  # its embeddings and language-model head are the model's
+    if info.has_head and settings.draft_model is None:  # its embeddings and language-model head are the model's
         own_mib = weights_mib - size.head_bytes / 2**20
         return f"{text}, the checkpoint's MTP head ({own_mib:,.0f} MiB, and {kv_mib:,.0f} MiB of the KV blocks)"
     if settings.draft_model is None:

@@ -210,9 +210,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     draft_size: ModelSize | None = None
     """Bytes and operations of the draft model's passes; None without a draft model."""
     draft_kv_bytes: int = 0
-    """The part of `kv_cache_bytes` that is the draft model's own, with the hidden states that an MTP head reads."""
+    """The part of `kv_cache_bytes` that is the draft model's own, with the hidden states that a head reads."""
     has_head: bool = False
-    """Whether the draft model is the checkpoint's MTP head."""
+    """Whether the draft model is a head: the checkpoint's for MTP, or one for EAGLE-3."""
+    hidden_fingerprint: str = ""
+    """Hash of what hidden states that are kept for a head depend on beside the model."""
     ceilings: Ceilings
     """The machine's measured peaks of memory bandwidth and compute."""
 

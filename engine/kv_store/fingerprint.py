@@ -36,6 +36,7 @@ def kv_fingerprint(config: EngineConfig, info: EngineInfo, cache: KVCache) -> st
         "dtype": info.dtype,
         "block": [(tensor.dtype, tuple(tensor.shape[1:])) for tensor in chain.from_iterable(cache.layers)],
         "hidden states": None if cache.hidden is None else (cache.hidden.dtype, tuple(cache.hidden.shape[1:])),
+        "made by": info.hidden_fingerprint,
         "kernels": kernels.path.name if kernels else torch.get_num_threads(),
         "torch": torch.__config__.show(),
         "transformers": importlib.metadata.version("transformers"),

@@ -1,10 +1,11 @@
 """A draft model from a checkpoint of its own: a smaller model of the same vocabulary, with keys and values of its own
-in the same blocks (speculative decoding: Leviathan et al. 2023)."""
+in the same blocks (speculative decoding: Leviathan et al. 2023), or a head, which reads the model's hidden states."""
 
 import msgspec
 
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
+from engine.model.eagle_head import find_head_config, load_eagle_head
 from engine.model.loader import load_model
 from engine.runner.loaded_model import DraftModel, LoadedModel
 from engine.text.tokenizer import Tokenizer
@@ -21,6 +22,8 @@ def load_draft_model(config: EngineConfig, target: LoadedModel, max_model_len: i
     Raises ConfigError if it cannot draft for that model, and what `load_model` raises.
     """
     assert config.draft_model is not None
+    if (head_config := find_head_config(config.draft_model)) is not None:
+        return load_eagle_head(config, target, head_config)
     settings = {"model": config.draft_model, "revision": None, "draft_model": None, "draft_quantization": "none"}
     own = {"quantization": config.draft_quantization, "dtype": str(target.dtype).removeprefix("torch.")}
     model = load_model(msgspec.structs.replace(config, **settings, **own, device=target.device.type))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.attention.kv_cache import KVCache
 from engine.model.decoder_parts import DecoderParts
-from engine.runner.forward import ForwardOutput, kept_rows
+from engine.runner.forward import ForwardOutput, HiddenOf, kept_rows
 from engine.runner.model_inputs import ModelInputs
 
 __all__ = ["KernelForward"]
@@ -27,21 +27,23 @@ class KernelForward:
         # Called as an operator with an object, torch throws and catches two exceptions.
         self._run_decoder = parts.bound(cache).run
 
-    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, all_hidden: bool = False) -> ForwardOutput:
+    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, hidden_of: HiddenOf = None) -> ForwardOutput:
         paged = inputs.attention
         num_tokens = len(inputs.token_ids)
         rows = None if kept is None or [*kept] == [*range(num_tokens)] else kept_rows(kept, inputs)
-        hidden = self._run_decoder(
+        wants_last, layers = hidden_of == (), list(hidden_of or ())
+        hidden, of_layers = self._run_decoder(
             inputs.token_ids,
             inputs.positions,
             paged.block_tables,
             paged.cu_seqlens_q,
             paged.context_lens,
             paged.slot_mapping,
-            None if all_hidden else rows,
+            None if wants_last else rows,
+            layers,
         )
-        kept_hidden = hidden[rows] if all_hidden and rows is not None else hidden
-        return ForwardOutput(self._head(kept_hidden), kept_hidden, hidden if all_hidden else None)
+        kept_hidden = hidden[rows] if wants_last and rows is not None else hidden
+        return ForwardOutput(self._head(kept_hidden), kept_hidden, hidden if wants_last else of_layers)
 
     def _head(self, hidden: Tensor) -> Tensor:  # [T, H] -> [T, vocab_size]
         logits = self._weight.multiply(hidden, self._bias)

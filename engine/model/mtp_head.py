@@ -21,19 +21,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.attention import registry
-from engine.checkpoint.stored_tensor import dense
 from engine.checkpoint.weight_source import brings_head, weights_beside
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, TwostepError, reason_of
 from engine.host.available_memory import is_memory_shortage
+from engine.model.filled_parameters import fill_parameters
 from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_for_cpu, unmap_checkpoint
 from engine.model.probe import layer_shape, probe_layers
 from engine.model.step_work import size_of
 from engine.model.text_part import TEXT_PART_NAMES
+from engine.runner.forward import HeadInput
 from engine.runner.loaded_model import DraftModel, LoadedModel
 from engine.weights.linear import prepare_linears
 
-__all__ = ["HeadInput", "load_mtp_head"]
+__all__ = ["MtpInput", "load_mtp_head"]
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ _LAYOUTS = (
 )
 
 
-class HeadInput(nn.Module):
+class MtpInput(HeadInput):
     """Makes a head's input of tokens' embeddings and the hidden states before them."""
 
     def __init__(self, norm: nn.Module, hidden_size: int, dtype: torch.dtype, is_hidden_first: bool) -> None:
@@ -134,8 +135,8 @@ def _own_name(name: str) -> str:
 def _build(config: EngineConfig, model: LoadedModel, layout: _Layout, tensors: Mapping[str, Tensor]) -> DraftModel:
     module = _model_of_one_layer(model, {n: tensor for n, tensor in tensors.items() if not n.startswith(_JOIN)})
     norm = cast(nn.Module, cast(Any, module.base_model).norm)
-    join = HeadInput(norm, model.hidden_size, model.dtype, layout.is_hidden_first).to(model.device)
-    _fill(join, {n.removeprefix(_JOIN): tensor for n, tensor in tensors.items() if n.startswith(_JOIN)})
+    join = MtpInput(norm, model.hidden_size, model.dtype, layout.is_hidden_first).to(model.device)
+    fill_parameters(join, {n.removeprefix(_JOIN): tensor for n, tensor in tensors.items() if n.startswith(_JOIN)})
     text_config = module.config.get_text_config(decoder=True)
     calls = probe_layers(module, text_config, model.device)
     replace_for_cpu(module, calls, model.device, model.has_kernels)
@@ -193,14 +194,3 @@ def _config_of_one_layer(config: PreTrainedConfig) -> PreTrainedConfig:
     if hasattr(config, "first_k_dense_replace"):
         config.first_k_dense_replace = 0
     return config
-
-
-def _fill(join: HeadInput, tensors: Mapping[str, Tensor]) -> None:
-    """Copies the tensors into the module. Raises ModelError unless they are the module's own."""
-    own = dict(join.named_parameters())
-    if differing := sorted(own.keys() ^ tensors.keys()):
-        raise ModelError(f"its {differing[0]} lacks, or is none that is known.")
-    for name, parameter in own.items():
-        if parameter.shape != tensors[name].shape:
-            raise ModelError(f"its {name} has the shape {list(tensors[name].shape)}, not {list(parameter.shape)}.")
-        parameter.requires_grad_(False).copy_(dense(tensors[name]))

@@ -180,7 +180,8 @@ def _draft_facts(config: EngineConfig, ready: ReadyModel) -> dict[str, Any]:
     if model.draft is None:
         return {}
     own = model.bytes_per_block(config.block_size) - bytes_per_block(model.layers, config.block_size, model.kv_dtype)
-    return {"draft_size": ready.totals.draft_size, "draft_kv_bytes": num_blocks * own, "has_head": model.has_head}
+    facts = {"draft_size": ready.totals.draft_size, "draft_kv_bytes": num_blocks * own, "has_head": model.has_head}
+    return facts | {"hidden_fingerprint": model.draft.join.fingerprint if model.draft.join else ""}
 
 
 def _name_of(dtype: torch.dtype) -> str:

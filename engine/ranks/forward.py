@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from engine.core.errors import DeviceFailedError, reason_of
 from engine.ranks.messages import ForwardPass, forward_pass_of
-from engine.runner.forward import Forward, ForwardOutput
+from engine.runner.forward import Forward, ForwardOutput, HiddenOf
 from engine.runner.model_inputs import ModelInputs
 
 __all__ = ["LeadingForward"]
@@ -20,10 +20,10 @@ class LeadingForward:
         self._index = index
         self._tell = tell
 
-    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, all_hidden: bool = False) -> ForwardOutput:
+    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, hidden_of: HiddenOf = None) -> ForwardOutput:
         """Raises DeviceFailedError if any rank fails: others may be within the pass then, and keep step no more."""
         try:
             self._tell(forward_pass_of(self._index, inputs, kept))
-            return self._own(inputs, kept, all_hidden)
+            return self._own(inputs, kept, hidden_of)
         except Exception as error:
             raise DeviceFailedError(f"The ranks of the model failed: {reason_of(error)}") from error

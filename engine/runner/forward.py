@@ -1,8 +1,8 @@
 """The forward pass, from a batch's inputs to the logits of its positions, through the model code of transformers."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,11 @@ from engine.runner.model_inputs import ModelInputs
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Forward", "ForwardOutput", "HeadForward", "TransformersForward", "kept_rows"]
+__all__ = ["Forward", "ForwardOutput", "HeadForward", "HeadInput", "HiddenOf", "TransformersForward", "kept_rows"]
+
+HiddenOf = tuple[int, ...] | None
+"""Which hidden states a pass gives at all positions: the inputs of these layers; an empty one stands for those of the
+last layer after the final norm, and None for none."""
 
 
 class ForwardOutput(NamedTuple):
@@ -27,8 +31,8 @@ class ForwardOutput(NamedTuple):
     logits: Tensor  # [num_kept, vocab]
     hidden: Tensor  # [num_kept, hidden_size]
     """Hidden states of the last layer after the final norm, the input of the language-model head."""
-    all_hidden: Tensor | None = None  # [num_tokens, hidden_size]
-    """The hidden states at all positions, if asked for."""
+    all_hidden: Tensor | None = None  # [num_tokens, hidden_size], or of several layers beside each other
+    """The hidden states at all positions that were asked for."""
 
 
 class Forward(Protocol):
@@ -36,9 +40,9 @@ class Forward(Protocol):
     def name(self) -> str:
         """What computes the step, as `EngineInfo.forward` has it."""
 
-    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, all_hidden: bool = False) -> ForwardOutput:
+    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, hidden_of: HiddenOf = None) -> ForwardOutput:
         """Computes the batch, with results at the `kept` positions of the flat batch, None keeps all, and with the
-        hidden states at all of them if `all_hidden`.
+        hidden states `hidden_of` at all of them.
 
         Also writes the batch's keys and values to the KV cache, and the states after its tokens to their slots.
         """
@@ -58,15 +62,15 @@ class TransformersForward:
         self._backend = backend
         self._states = states
 
-    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, all_hidden: bool = False) -> ForwardOutput:
-        return self._run({"input_ids": inputs.token_ids[None]}, inputs, kept, all_hidden)
+    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, hidden_of: HiddenOf = None) -> ForwardOutput:
+        return self._run({"input_ids": inputs.token_ids[None]}, inputs, kept, hidden_of)
 
     def of_embeddings(self, embeddings: Tensor, inputs: ModelInputs, kept: Sequence[int]) -> ForwardOutput:
-        """Computes the batch from `embeddings` [num_tokens, hidden_size] in place of those of its tokens."""
+        """Computes the batch from `embeddings` [num_tokens, ...] in place of those of its tokens."""
         return self._run({"inputs_embeds": embeddings[None]}, inputs, kept)
 
     def _run(
-        self, arguments: dict[str, Tensor], inputs: ModelInputs, kept: Sequence[int] | None, all_hidden: bool = False
+        self, arguments: dict[str, Tensor], inputs: ModelInputs, kept: Sequence[int] | None, hidden_of: HiddenOf = None
     ) -> ForwardOutput:
         """Runs the model on the tokens or embeddings among `arguments`, one long sequence to it."""
         rows = None if kept is None else kept_rows(kept, inputs)
@@ -74,25 +78,42 @@ class TransformersForward:
         states = _SlottedStates(self._states, inputs.states)
         if rows is not None:
             arguments["logits_to_keep"] = rows
-        all_states = _recorded_output(self._module.base_model) if all_hidden else nullcontext()
         with (
             attention_handler(handler),
             state_handler(states),
             _recorded_input(self._head) as hidden,
-            all_states as all_,
+            _recorded_states(self._module.base_model, hidden_of) as all_states,
         ):
             output = self._module(**arguments, position_ids=inputs.positions[None], use_cache=False)
         logits, hidden_states = output.logits[0], hidden[0].flatten(0, -2)
         if rows is not None and len(logits) != len(rows):  # some models compute all positions whatever is asked for
             logits, hidden_states = logits[rows], hidden_states[rows]
-        return ForwardOutput(logits, hidden_states, all_[0][0][0] if all_ else None)
+        return ForwardOutput(logits, hidden_states, torch.cat(all_states, dim=-1) if all_states else None)
+
+
+class HeadInput(nn.Module):
+    """Makes the input of a head."""
+
+    hidden_of: tuple[int, ...] = ()
+    """The hidden states that it reads."""
+    fingerprint: str = ""
+    """Hash of what makes of them what is kept."""
+
+    def forward(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
+        """embeddings of tokens, and what is kept of the hidden states before them, [T, H] each -> the head's input."""
+        raise NotImplementedError
+
+    def kept_of(self, hidden: Tensor) -> Tensor:
+        """hidden states [T, ...] of the model -> what is kept of them [T, H]."""
+        return hidden
 
 
 class HeadForward:
-    """Runs an MTP head, a model of one layer, on what `join` makes of each token's embedding and of the hidden state of
-    the token before it."""
+    """Runs an MTP or EAGLE-3 head, a model of one layer, on what `join` makes of each token's embedding and of the
+    hidden state of the token before it."""
 
-    def __init__(self, module: "PreTrainedModel", join: nn.Module, cache: KVCache, backend: AttentionBackend) -> None:
+    def __init__(self, module: "PreTrainedModel", join: HeadInput, cache: KVCache, backend: AttentionBackend) -> None:
+        self.hidden_of = join.hidden_of
         self._forward = TransformersForward(module, cache, backend)
         self._embedding = cast(nn.Module, module.get_input_embeddings())
         self._join = join
@@ -100,6 +121,10 @@ class HeadForward:
     def __call__(self, inputs: ModelInputs, hidden: Tensor, kept: Sequence[int]) -> ForwardOutput:
         """Computes the batch from `hidden` [num_tokens, hidden_size], with results at the `kept` positions."""
         return self._forward.of_embeddings(self._join(self._embedding(inputs.token_ids), hidden), inputs, kept)
+
+    def kept_of(self, hidden: Tensor) -> Tensor:
+        """Returns what is kept [num_tokens, hidden_size] of the model's hidden states `hidden_of`."""
+        return self._join.kept_of(hidden)
 
 
 @contextmanager
@@ -114,14 +139,23 @@ def _recorded_input(module: nn.Module) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def _recorded_output(module: nn.Module) -> Iterator[list[Any]]:
-    """Yields a list that gets the output of each call of the module."""
-    outputs: list[Any] = []
-    hook = module.register_forward_hook(lambda _, args, output: outputs.append(output))
+def _recorded_states(decoder: nn.Module, hidden_of: HiddenOf) -> Iterator[list[Tensor]]:
+    """Yields a list that gets the hidden states [num_tokens, hidden_size] of a call of the decoder, layer by layer."""
+    states: list[Tensor] = []
+    if hidden_of is None:
+        hooks = []
+    elif hidden_of:
+        layers = cast(nn.ModuleList, decoder.layers)
+        hooks = [
+            layers[layer].register_forward_pre_hook(lambda _, args: states.append(args[0][0])) for layer in hidden_of
+        ]
+    else:
+        hooks = [decoder.register_forward_hook(lambda _, args, output: states.append(output[0][0]))]
     try:
-        yield outputs
+        yield states
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def kept_rows(kept: Sequence[int], inputs: ModelInputs) -> Tensor:

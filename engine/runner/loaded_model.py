@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from engine.attention.kv_cache import HiddenShape, LayerShape, bytes_per_block
 from engine.core.machine import ModelSize
 from engine.mixers.state import StateShape
+from engine.runner.forward import HeadInput
 
 if TYPE_CHECKING:  # it takes seconds to import, and a model that is kept packed needs none of it
     from transformers import PreTrainedModel
@@ -28,9 +28,8 @@ class DraftModel:
     """Bytes and operations of one draft pass, which adds a draft token to each request."""
     layers: tuple[LayerShape, ...] = ()
     """The layers of its own KV, behind those of the target model in the cache; none for a self-speculative one."""
-    join: nn.Module | None = None
-    """What makes the input of an MTP head, [num_tokens, hidden_size], of the tokens' embeddings and the hidden states
-    of the tokens before them, both of that shape; None for other draft models, which read tokens."""
+    join: HeadInput | None = None
+    """What makes the input of a head, MTP or EAGLE-3; None for other draft models, which read tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +69,12 @@ class LoadedModel:
 
     @property
     def has_head(self) -> bool:
-        """Whether the draft model is an MTP head."""
+        """Whether the draft model is a head, MTP or EAGLE-3."""
         return self.draft is not None and self.draft.join is not None
 
     @property
     def kept_hidden(self) -> HiddenShape | None:
-        """The hidden states that the KV cache keeps, for an MTP head."""
+        """The hidden states that the KV cache keeps, for a head."""
         return HiddenShape(self.hidden_size, self.dtype) if self.has_head else None
 
     def bytes_per_block(self, block_size: int) -> int:

@@ -103,7 +103,7 @@ class ModelRunner:
         last_block = max(request.block_table[(request.end - 1) // block_size] for request in batch.requests)
         self._cache.prefault(last_block, batch.num_tokens)
         inputs = build_inputs(batch.requests, block_size, self._model.device)
-        output = self._run_model(inputs, kept, self._proposer.reads_hidden)
+        output = self._run_model(inputs, kept, self._proposer.hidden_of)
         self._proposer.observe(batch, output.all_hidden)
         return output.logits, output.hidden
 

@@ -1,4 +1,4 @@
-"""What proposes the draft tokens of a decode step by a model: nothing, a draft model, or an MTP head.
+"""What proposes the draft tokens of a decode step by a model: nothing, a draft model, or a head.
 
 Drafts that need no model, of texts, predictions and grammars, are proposed by each request's own
 `engine.core.draft.Drafter`.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.core.batch import Batch, Phase, ScheduledRequest
-from engine.runner.forward import Forward, ForwardOutput, HeadForward
+from engine.runner.forward import Forward, ForwardOutput, HeadForward, HiddenOf
 from engine.runner.model_inputs import build_inputs, slots_of
 from engine.runner.sampler import Sampler
 from engine.scheduling.speculation.draft_verification import draft_row, last_row, with_draft_token
@@ -26,12 +26,12 @@ class Proposer(Protocol):
     """Proposes chains of draft tokens. What it keeps from step to step lies in the KV cache."""
 
     @property
-    def reads_hidden(self) -> bool:
-        """Whether `observe` needs the model's hidden states."""
+    def hidden_of(self) -> HiddenOf:
+        """The model's hidden states that `observe` needs."""
 
     def observe(self, batch: Batch, hidden: Tensor | None) -> None:
-        """Takes note of a batch that the model has just computed, and of its hidden states [num_tokens, hidden_size] at
-        all positions."""
+        """Takes note of a batch that the model has just computed, and of these hidden states [num_tokens, ...] at all
+        positions."""
 
     def draft(self, batch: Batch) -> Batch:
         """Returns the batch, which the model is about to compute, with the draft tokens that its requests want."""
@@ -40,7 +40,7 @@ class Proposer(Protocol):
 class NoProposer:
     """Proposes nothing: the state where there is no draft model."""
 
-    reads_hidden = False
+    hidden_of = None
 
     def observe(self, batch: Batch, hidden: Tensor | None) -> None:
         pass
@@ -90,7 +90,7 @@ class _Chain(ABC):
 class ModelProposer(_Chain):
     """Proposes what a draft model samples, one token after the other."""
 
-    reads_hidden = False
+    hidden_of = None
 
     def __init__(self, forward: Forward, sampler: Sampler, block_size: int, device: torch.device) -> None:
         """`forward` runs the draft model over blocks of `block_size` tokens."""
@@ -102,20 +102,20 @@ class ModelProposer(_Chain):
 
 
 class HeadProposer(_Chain):
-    """Proposes what an MTP head samples, which reads each token together with the hidden state of the one before it:
-    the model's, which the KV cache keeps, and from the second draft token on its own (DeepSeek-V3, 2024)."""
-
-    reads_hidden = True
+    """Proposes what a head samples that reads each token together with the hidden state of the one before it: the
+    model's, which the KV cache keeps, and from the second draft token on its own (MTP: DeepSeek-V3, 2024; EAGLE-3: Li
+    et al. 2025)."""
 
     def __init__(self, forward: HeadForward, hidden: Tensor, sampler: Sampler, device: torch.device) -> None:
         """`hidden` [num_blocks, block_size, hidden_size] has the place in which the model's hidden states are kept."""
         super().__init__(sampler, hidden.shape[1], device)
+        self.hidden_of: HiddenOf = forward.hidden_of
         self._forward = forward
         self._hidden = hidden.flatten(0, 1)
 
     def observe(self, batch: Batch, hidden: Tensor | None) -> None:
         assert hidden is not None
-        self._hidden[self._slots(batch.requests, 0)] = hidden
+        self._hidden[self._slots(batch.requests, 0)] = self._forward.kept_of(hidden)
         super().observe(batch, hidden)
 
     def _run(self, rows: Sequence[ScheduledRequest], before: Tensor | None) -> ForwardOutput:

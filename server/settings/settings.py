@@ -178,7 +178,10 @@ class Settings(BaseSettings):
         le=MAX_SPECULATIVE_TOKENS,
     )
     draft_model: str | None = setting(
-        "Engine", None, "Draft with this smaller model of the same tokenizer. Answers stay the same.", "MODEL"
+        "Engine",
+        None,
+        "Draft with this smaller model of the same tokenizer, or EAGLE-3 head. Answers stay the same.",
+        "MODEL",
     )
     draft_quantization: Literal["none", "int8", "int4"] = setting(
         "Engine",

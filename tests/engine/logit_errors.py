@@ -14,7 +14,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
 from engine.mixers.state import StateCache
 from engine.model.forward_choice import choose_forward
-from engine.runner.forward import Forward, ForwardOutput
+from engine.runner.forward import Forward, ForwardOutput, HiddenOf
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import ModelInputs
 from engine.runner.model_runner import ModelRunner
@@ -37,8 +37,8 @@ class _RecordingForward:
         self._forward = forward
         self.logits: list[Tensor] = []  # of each step, [num_tokens, vocab]
 
-    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, all_hidden: bool = False) -> ForwardOutput:
-        output = self._forward(inputs, kept, all_hidden)
+    def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, hidden_of: HiddenOf = None) -> ForwardOutput:
+        output = self._forward(inputs, kept, hidden_of)
         self.logits.append(output.logits.float())
         return output
 

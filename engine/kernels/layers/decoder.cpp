@@ -149,18 +149,22 @@ struct Sequences {
 };
 
 // token_ids and positions [T], block_tables to slot_mapping as in engine/attention/metadata.py -> the input of the
-// head, [T, H], or of the `kept` tokens only
-at::Tensor run_decoder(const Ref<Decoder>& decoder, const at::Tensor& token_ids, const at::Tensor& positions,
-                       const at::Tensor& block_tables, const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
-                       const at::Tensor& slot_mapping, const OptionalTensor& kept) {
+// head, [T, H], or of the `kept` tokens only; and the inputs of the `recorded` layers beside each other, if there are any
+std::tuple<at::Tensor, OptionalTensor> run_decoder(const Ref<Decoder>& decoder, const at::Tensor& token_ids,
+                                                   const at::Tensor& positions, const at::Tensor& block_tables,
+                                                   const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
+                                                   const at::Tensor& slot_mapping, const OptionalTensor& kept,
+                                                   const std::vector<int64_t>& recorded) {
   const auto [cos, sin] = decoder->rotations.of(positions);
   const size_t num_layers = decoder->layers.size();
   Sequences sequences{block_tables, cu_seqlens_q, context_lens};
   Workspace work_of_many, &work = token_ids.numel() <= kFewTokens ? decoder->work : work_of_many;
   const Buffer returned;
   at::Tensor x = decoder->embed(token_ids), normed = decoder->norm_before(0)(x);
+  std::vector<at::Tensor> inputs;
   for (size_t i = 0; i < num_layers; ++i) {
     const Layer& layer = *decoder->layers[i];
+    if (std::find(recorded.begin(), recorded.end(), static_cast<int64_t>(i)) != recorded.end()) inputs.push_back(x.clone());
     auto [query, key, value] = layer.before->project(normed, cos, sin, work);
     write_kv(key, value, layer.keys, layer.values, slot_mapping);
     const bool is_last = i + 1 == num_layers;
@@ -177,7 +181,7 @@ at::Tensor run_decoder(const Ref<Decoder>& decoder, const at::Tensor& token_ids,
     std::tie(x, normed) =
         decoder->norm_before(i + 1).add_and_norm(residual, added, work.residual, is_last ? returned : work.normed);
   }
-  return normed;
+  return {normed, inputs.empty() ? OptionalTensor() : at::cat(inputs, 1)};
 }
 
 }  // namespace

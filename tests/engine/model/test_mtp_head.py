@@ -19,7 +19,7 @@ from engine.kernels import load_kernels
 from engine.model.forward_choice import choose_forward
 from engine.model.kernel_forward import KernelForward
 from engine.model.proposal import choose_proposer
-from engine.runner.forward import HeadForward, TransformersForward
+from engine.runner.forward import TransformersForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import build_inputs
 from engine.runner.model_runner import ModelRunner
@@ -33,6 +33,7 @@ from tests.engine.model.mtp_checkpoints import (
     make_checkpoint_with_head,
     make_twin,
 )
+from tests.engine.model.recorded_head import record
 from tests.engine.tiny_models import RecordingRunner, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -102,13 +103,7 @@ def test_it_computes_what_transformers_does(architecture: str, tmp_path: Path) -
     proposer = choose_proposer(model, cache, backend)
     runner = ModelRunner(model, cache, choose_forward(model.module, cache, backend), proposer)
     assert isinstance(proposer, HeadProposer)
-    logits: list[Tensor] = []
-
-    def recorded(inputs: Any, hidden: Tensor, kept: Sequence[int], forward: HeadForward = proposer._forward) -> Any:
-        logits.append(forward(inputs, hidden, [*range(len(inputs.token_ids))]).logits.clone())
-        return forward(inputs, hidden, kept)
-
-    proposer._forward = recorded  # type: ignore[assignment]
+    logits = record(proposer)
     for start, end in ((0, 19), (19, 20), (20, len(TEXT) - 1)):
         runner.prefill(Batch(Phase.PREFILL, (share(TEXT[start:end], start, draft_span=(start, end)),)))
     last, whole = len(TEXT) - 1, (len(TEXT) - 1, len(TEXT))
@@ -283,7 +278,7 @@ def test_hidden_states_at_all_positions_are_those_at_the_kept_ones(
     for forward in (choose_forward(model.module, cache, backend), TransformersForward(model.module, cache, backend)):
         logits, hidden, none = (each if each is None else each.clone() for each in forward(inputs, None))
         assert logits is not None and hidden is not None and none is None
-        kept_logits, kept_hidden, all_hidden = forward(inputs, [3, 40], all_hidden=True)
+        kept_logits, kept_hidden, all_hidden = forward(inputs, [3, 40], hidden_of=())
         assert all_hidden is not None and torch.equal(all_hidden, hidden)
         assert torch.equal(kept_hidden, hidden[[3, 40]]) and torch.equal(kept_logits, logits[[3, 40]])
 

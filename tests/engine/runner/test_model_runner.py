@@ -37,7 +37,7 @@ class Logits:
     def __init__(self, logits_of: Callable[[Any, Any], Tensor]) -> None:
         self._logits_of = logits_of
 
-    def __call__(self, inputs: Any, kept: Any, all_hidden: bool = False) -> ForwardOutput:
+    def __call__(self, inputs: Any, kept: Any, hidden_of: Any = None) -> ForwardOutput:
         logits = self._logits_of(inputs, kept)
         return ForwardOutput(logits, torch.zeros(len(logits), 4))
 
