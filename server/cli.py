@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command == "key":
             return print_key(flags["name"])
         settings = read_settings(flags)
-        configure_logging(settings.log_level)
+        configure_logging(settings.log_level, settings.log_format)
         if settings.api_keys_file is not None:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the file is about to be read: see DrainingServer
         # Imported here, the web framework last, so that --help and wrong settings do not wait for it.

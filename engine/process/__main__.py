@@ -38,6 +38,7 @@ from engine.core.messages import (
     StepUpdate,
     ToEngine,
 )
+from engine.host.log_format import configure_root
 from engine.host.memory_trim import share_one_malloc_arena, trim_after_startup
 from engine.host.openmp import shorten_spinning
 from engine.process.crash_marker import CrashMarker
@@ -127,7 +128,7 @@ def run(link: Link, load: Load, marker: Marker, kv_memory_fd: int) -> int:
         start = _wait_for_start(link)
         if start is None:
             return 0
-        logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        configure_root(start.log_level)
         engine = load(start.config, marker, kv_memory_fd)
         trim_after_startup()
         link.send(EngineReady(engine.info))

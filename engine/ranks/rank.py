@@ -1,7 +1,6 @@
 """A rank other than the first: loads its part of the model, and runs the forward passes that the first tells of."""
 
 import contextlib
-import logging
 import os
 from multiprocessing.connection import Connection
 
@@ -9,6 +8,7 @@ import msgspec
 import torch
 
 from engine.core.errors import ConfigError, ModelError
+from engine.host.log_format import configure_root
 from engine.host.memory_trim import trim_after_startup
 from engine.kernels import load_kernels
 from engine.model.setup import ReadyModel, load_ready_model
@@ -24,7 +24,7 @@ def run(link: Connection, memory: int) -> int:
     """Loads this rank's part of the model and serves until the link ends. Returns the exit code: 2, after a message, if
     the model cannot be loaded."""
     start = msgspec.msgpack.decode(link.recv_bytes(), type=RankStart)
-    logging.basicConfig(level=start.log_level, format=f"%(asctime)s %(levelname)s rank {start.rank}: %(message)s")
+    configure_root(start.log_level, f"%(asctime)s %(levelname)s rank {start.rank}: %(message)s")
     os.sched_setaffinity(0, start.cpus)
     load_kernels()
     group = open_group(memory, start.rank, start.config.tensor_parallel_size)

@@ -4,14 +4,17 @@ import logging
 import os
 import sys
 
+from engine.host.log_format import choose_format, configure_root
+
 _LIBRARIES = ("asyncio", "filelock", "httpcore", "httpx", "huggingface_hub", "sse_starlette", "urllib3", "uvicorn")
 
 
-def configure_logging(level: str) -> None:
+def configure_logging(level: str, log_format: str = "text") -> None:
     """Configures logging; called once, by the program's entry. An app that is embedded elsewhere leaves logging to its
-    host. The engine process takes over the root logger's level.
+    host. The engine process takes over the root logger's level, and the format.
     """
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    choose_format(log_format)
+    configure_root(level.upper())
     for name in _LIBRARIES:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
     logging.getLogger("huggingface_hub").propagate = False  # it has a handler of its own: each line would come twice

@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from starlette.datastructures import Headers
@@ -33,6 +33,10 @@ class RequestRecord:
     """Code of the error that ended a stream after it had begun."""
     client_left: bool = False
     """Whether the client disconnected before the response was complete."""
+    model: str | None = None
+    """Name of the model that answers; None for requests that ask none."""
+    finish_reasons: dict[int, str] = field(default_factory=dict)
+    """How each sequence ended: its index among the request's -> stop, length, abort or error."""
     report: Callable[[], PhaseReport] | None = None
     """Returns the tokens and times so far; None before the first token. A stream that was cut off has no times after
     its first token, but its tokens are counted."""

@@ -85,7 +85,7 @@ def validate_request(body: RequestFields, refusals: Mapping[str, str], request: 
     """Validates what all endpoints share. Raises ModelNotFoundError, or BadRequestError for a field that this endpoint
     refuses."""
     context, record = context_of(request), record_of(request.scope)
-    model = context.check_model(body.model)
+    record.model = model = context.check_model(body.model)
     if body.request_id is not None:
         _check_request_id(body.request_id)
     _check_extra_fields(body, refusals, record.request_id)

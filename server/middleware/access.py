@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.core.request_record import RequestRecord, record_of
+from server.core.request_record import record_of
 from server.metrics.metrics import Metrics
 from server.runtime.lifecycle import Lifecycle
 
@@ -61,8 +61,10 @@ def report_request(scope: Scope, metrics: Metrics) -> None:
         metrics.on_key_request(record.key.name, counts, record.error_code)
     level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
     if logger.isEnabledFor(level):
-        elapsed_ms = elapsed_s * 1e3
-        logger.log(level, "%s %s %d %.1fms %s", method, _path(scope), record.status, elapsed_ms, _notes(record))
+        line, fields = (method, _path(scope), record.status, round(elapsed_s * 1e3, 3)), _fields(scope)
+        notes = " ".join(f"{name}={value}" for name, value in fields.items())
+        http = dict(zip(("method", "path", "status", "duration_ms"), line, strict=True))
+        logger.log(level, "%s %s %d %.1fms %s", *line, notes, extra={"fields": http | fields})
 
 
 def _handler(scope: Scope) -> str:
@@ -76,14 +78,21 @@ def _path(scope: Scope) -> str:
     return path if path.isprintable() else repr(path)
 
 
-def _notes(record: RequestRecord) -> str:
-    notes = [f"id={record.request_id}"]
-    if error_code := record.error_code or record.broken_by:
-        notes.append(f"error={error_code}")
-    if record.client_left:
-        notes.append("client=left")
+def _fields(scope: Scope) -> dict[str, str | float | int | None]:
+    """Returns what the log says of a request beside its line: those that are known."""
+    record = record_of(scope)
+    fields: dict[str, str | float | int | None] = {
+        "id": record.request_id,
+        "key": record.key.name or None,
+        "peer": scope["client"][0] if scope["client"] else None,
+        "model": record.model,
+        "error": record.error_code or record.broken_by,
+        "client": "left" if record.client_left else None,
+        "finish": ",".join(dict.fromkeys(record.finish_reasons.values())) or None,
+    }
     if record.report is not None:
         body = record.report().body()
-        logged = _LOGGED if body["itl_ms"] is None else _LOGGED + _LOGGED_AT_THE_END
-        notes += [f"{name}={body[name]}" for name in logged]
-    return " ".join(notes)
+        fields |= {name: body[name] for name in (*_LOGGED, *_LOGGED_AT_THE_END)}
+        if body["itl_ms"] is None:
+            fields |= dict.fromkeys(_LOGGED_AT_THE_END)
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,13 +1,17 @@
 """API keys, origins, body limits, request ids and the access log."""
 
 import asyncio
+import json
 import socket
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.host.log_format import JsonFormatter
+from server.auth.api_keys import new_key
 from server.core.errors import BodyTooLargeError, RequestTooSlowError
 from server.middleware.body_limit import BodyLimitMiddleware
 from tests import virtual_time
@@ -240,7 +244,27 @@ class TestAccessLog:
             assert line.startswith("POST /v1/completions 200 ")
             assert "prompt_tokens=3 cached_tokens=0 generated_tokens=3 queue_ms=1.0 prefill_ms=2.0 ttft_ms=3.0" in line
             assert "decode_ms=1.0 itl_ms=0.5 e2e_ms=4.0" in line
-        assert "id=mine" in first
+        assert "id=mine peer=127.0.0.1 model=fake finish=length prompt_tokens=3" in first
+
+    def test_the_fields_of_a_line_are_told_apart(self, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+        secret, entry = new_key("alice")
+        (tmp_path / "keys").write_text(entry)
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "n": 2}
+        headers = {"Authorization": f"Bearer {secret}", "X-Request-Id": "mine"}
+        with live_server(api_keys_file=tmp_path / "keys") as server, caplog.at_level("INFO", logger="twostep.access"):
+            assert server.post_json("/v1/chat/completions", body, headers).status_code == 200
+            assert server.complete("Hi").status_code == 401
+            server.wait_until_idle()
+        answered, refused = [
+            json.loads(JsonFormatter().format(record)) for record in caplog.records if record.name == "twostep.access"
+        ]
+        assert answered["message"].startswith("POST /v1/chat/completions 200 ")
+        facts = {"level": "info", "method": "POST", "path": "/v1/chat/completions", "status": 200, "id": "mine"}
+        facts |= {"key": "alice", "peer": "127.0.0.1", "model": "fake", "finish": "length", "generated_tokens": 6}
+        assert facts.items() <= answered.items() and answered["duration_ms"] > 0 and "error" not in answered
+        assert answered["e2e_ms"] >= answered["ttft_ms"] > 0
+        assert (refused["status"], refused["error"]) == (401, "invalid_api_key") and "key" not in refused
+        assert secret not in caplog.text
 
     def test_probes_are_quiet_and_errors_named(self, server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level("INFO", logger="twostep.access"):

@@ -114,7 +114,7 @@ def test_it_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None
         text = server.client.get("/metrics").text.splitlines()
         server.wait_until_idle()
     [line] = [record.getMessage() for record in caplog.records if record.name == "twostep.access"]
-    assert line.startswith("POST /v1/completions 429 ") and line.endswith(" id=mine error=slow_down")
+    assert line.startswith("POST /v1/completions 429 ") and line.endswith(" id=mine peer=127.0.0.1 error=slow_down")
     assert 'twostep_http_requests_total{handler="/v1/completions",method="POST",status="429"} 1.0' in text
     assert 'twostep_rejections_total{reason="slow_down"} 1.0' in text
 

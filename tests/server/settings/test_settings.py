@@ -25,6 +25,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "stall_timeout": ("1.5", 1.5),
     "shutdown_timeout": ("0", 0.0),
     "log_level": ("error", "error"),
+    "log_format": ("json", "json"),
     "metrics_alias": ("none", "none"),
     "model": ("./m", "./m"),
     "served_model_name": ("mine", ("mine",)),
@@ -40,6 +41,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "max_model_len": ("99", 99),
     "device": ("cpu", "cpu"),
     "num_threads": ("2", 2),
+    "tensor_parallel_size": ("2", 2),
     "require_kernels": ("true", True),
     "max_num_seqs": ("5", 5),
     "max_num_batched_tokens": ("77", 77),
@@ -92,7 +94,7 @@ SERVER_ONLY = {
     ),
     *("max_header_bytes", "max_connections", "header_timeout", "body_timeout"),
     *("engine_timeout", "spare_engine", "max_engine_restarts"),
-    *("shutdown_timeout", "log_level", "metrics_alias", "served_model_name", "generation_config"),
+    *("shutdown_timeout", "log_level", "log_format", "metrics_alias", "served_model_name", "generation_config"),
     *("chat_template", "trust_request_chat_template", "tool_call_parser", "reasoning_parser"),
 }
 
