@@ -105,7 +105,7 @@ class Engine:
             cache_salt=message.cache_salt,
             steering=message.steering,
             output_token_ids=list(message.output_token_ids),  # it grows
-            is_announced=bool(message.output_token_ids),
+            is_announced=len(message.output_token_ids) > message.num_given,
         )
         if request.params.grammar is None:
             self._queue(request)

@@ -40,7 +40,7 @@ from engine.core.messages import (
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason
 from engine.core.request_snapshot import RequestSnapshot
-from engine.core.request_validation import check_request
+from engine.core.request_validation import check_given, check_request
 from engine.core.stats import QueueStats, StepStats, stats_without_engine
 from engine.host.python_module import module_command
 from engine.process.poison_requests import Death
@@ -190,6 +190,7 @@ class AsyncEngine:
         if self._failure is not None:
             raise self._unavailable()
         check_request(self.info, request.prompt_token_ids, request.params)
+        check_given(self.info, request.given_token_ids, request.params)
         place = _ask(lambda: self._admission.admit(request), self._supervisor)
         engine_id = f"{request.group_id or request.request_id}/{next(self._numbers)}"
         live = LiveRequest(request, engine_id, self._table, place)

@@ -54,6 +54,8 @@ class GenerationRequest:
     """The tenant's share in admission control: see `Tenant`."""
     cache_salt: str = ""
     steering: CacheSteering = field(default_factory=CacheSteering)
+    given_token_ids: tuple[int, ...] = ()
+    """Tokens that the answer begins with, which another server generated for the same request."""
     max_queue_s: float | None = None
     """Longest wait to be scheduled: a request that would wait longer is refused, and one that does ends. The engine has
     a limit of its own."""

@@ -69,7 +69,7 @@ class LiveRequest:
         """True from when the request is sent to an engine process until its last update, or that process's death."""
         self.is_complete = False
         """Whether the last update has arrived; the request's task may not have read it yet."""
-        self._received_token_ids: list[int] = []  # all that engines made; text may stop before the last ones
+        self._received_token_ids = list(request.given_token_ids)  # text may stop before the last ones
         self._num_received_before = 0  # from earlier engine processes than the one that knows it
         self._num_preemptions_before = 0
         self._num_output_tokens = 0
@@ -105,6 +105,7 @@ class LiveRequest:
             cache_salt=request.cache_salt,
             steering=request.steering,
             output_token_ids=self._received_token_ids,
+            num_given=len(request.given_token_ids),
         )
 
     def is_of(self, tenant: str, group_id: str | None) -> bool:
@@ -141,11 +142,19 @@ class LiveRequest:
         self.place.begin()
         self._received_token_ids += item.update.token_ids
         self._clock.num_preemptions = self._num_preemptions_before + item.update.num_preemptions
-        for each in _split_by_token(item):
+        for each in (*self._given(item), *_split_by_token(item)):
             if each.update.finish_reason is None:
                 self._updates.put(each)
             else:
                 self._put_last(each)
+
+    def _given(self, timed: TimedUpdate) -> Iterator[TimedUpdate]:
+        """Yields an update of the tokens that the request came with, before the first one of an engine."""
+        if timed.update.first is not None and self.request.given_token_ids:
+            given = RequestUpdate(
+                self.engine_id, token_ids=list(self.request.given_token_ids), first=timed.update.first
+            )
+            yield TimedUpdate(given, timed.time_s)
 
     def expire(self) -> None:
         """End the request at its deadline with the tokens that there are. The caller aborts it in the engine."""

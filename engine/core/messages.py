@@ -33,7 +33,9 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     cache_salt: str = ""
     steering: CacheSteering = CacheSteering()
     output_token_ids: list[int] = []
-    """Tokens generated before an engine restart; generation goes on after them."""
+    """Tokens generated before an engine restart, or that the request begins with; generation goes on after them."""
+    num_given: int = 0
+    """How many of `output_token_ids` the request came with: where it has no more, its FirstTokenInfo was not sent."""
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag=True):

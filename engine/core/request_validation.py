@@ -25,6 +25,15 @@ def check_request(info: EngineInfo, prompt_token_ids: Sequence[int], params: Sam
         _check_ids(info, "bad_words", word)
 
 
+def check_given(info: EngineInfo, token_ids: Sequence[int], params: SamplingParams) -> None:
+    """Raise InvalidParameterError unless an answer of these parameters can begin with these tokens."""
+    _check_ids(info, "resume_token_ids", token_ids)
+    if len(token_ids) > params.max_tokens:
+        raise InvalidParameterError("resume_token_ids", "resume_token_ids has more tokens than the answer may have.")
+    if token_ids and (params.logprobs is not None or params.prompt_logprobs is not None):
+        raise InvalidParameterError("resume_token_ids", "resume_token_ids cannot be combined with log-probabilities.")
+
+
 def _check_length(info: EngineInfo, num_prompt_tokens: int, max_tokens: int) -> None:
     if num_prompt_tokens == 0:
         raise InvalidParameterError("prompt", "The prompt must contain at least one token.")

@@ -4,7 +4,7 @@ refused."""
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -58,7 +58,12 @@ class Arrival:
             raise DeadlineError("The deadline passed before the request was read.") from error
 
     def generation(
-        self, name: str, prompt_token_ids: list[int], params: SamplingParams, repeats_prompt: bool = False
+        self,
+        name: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        repeats_prompt: bool = False,
+        given_token_ids: Sequence[int] = (),
     ) -> GenerationRequest:
         """Returns the engine's request for one sequence, with the options of the whole request. `name` is the
         sequence's own."""
@@ -76,6 +81,7 @@ class Arrival:
             share=self.share,
             cache_salt=self.cache_salt,
             steering=_steering(fields),
+            given_token_ids=tuple(given_token_ids),
             max_queue_s=_seconds(fields.max_queue_ms),
             deadline_s=_seconds(fields.deadline_ms),
         )

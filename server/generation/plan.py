@@ -65,6 +65,8 @@ def make_plan(
     Raises BadRequestError for what the engine cannot be asked; the rest it refuses itself."""
     num_generations = len(prompts) * request.num_candidates
     _check_admission_size(prompts, num_generations, backend.admission_size, arrival.share)
+    if len(request.resume_token_ids) > num_generations:
+        raise BadRequestError("resume_token_ids has entries for more choices than there are.", "resume_token_ids")
     num_ids = len(params[0].allowed_token_ids or ()) + sum(map(len, params[0].bad_words))
     num_ids += len(params[0].predicted_token_ids)
     if num_generations * num_ids > MAX_SENT_IDS:
@@ -144,6 +146,7 @@ def _generations(
             prompts[prompt].token_ids,
             msgspec.structs.replace(params[prompt], seed=seed_of(seed, index)),
             repeats_prompt=index % request.num_candidates > 0,
+            given_token_ids=request.resume_token_ids[index] if index < len(request.resume_token_ids) else (),
         )
         for index, prompt in enumerate(prompt_of)
     ]

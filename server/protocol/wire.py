@@ -30,6 +30,7 @@ MAX_BAD_WORDS_LENGTH = 4096  # together: they are tokenized on the event loop, f
 MAX_STOP_TOKEN_IDS = 1024
 MAX_ALLOWED_TOKEN_IDS = 2**14  # each step looks at them all, for each sequence
 MAX_LOGIT_BIASES = 1024
+MAX_RESUMED = 1024  # choices
 MAX_SCHEMA_DEPTH = 64
 MAX_FIELDS = 256
 MAX_VALUES = 2**17
@@ -201,4 +202,5 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 _whole_items = BeforeValidator(as_whole_items)
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS, fail_fast=True), _whole_items]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True), _whole_items]
+ResumeTokenIds = Annotated[list[TokenIds], Field(max_length=MAX_RESUMED, fail_fast=True)]
 AllowedTokenIds = Annotated[list[TokenId], Field(max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True), _whole_items]

@@ -18,7 +18,7 @@ EXTENSIONS = """
     top_k min_p repetition_penalty min_tokens ignore_eos stop_token_ids include_stop_str_in_output skip_special_tokens
     add_special_tokens bad_words allowed_token_ids prompt_logprobs return_token_ids return_tokens_as_token_ids
     truncate_prompt_tokens truncation_side priority cache_salt request_id chat_template chat_template_kwargs
-    add_generation_prompt continue_final_message structured_outputs max_queue_ms deadline_ms
+    add_generation_prompt continue_final_message structured_outputs resume_token_ids max_queue_ms deadline_ms
 """.split()
 
 
@@ -67,6 +67,7 @@ WORKING = {
     "return_token_ids": Works(
         True, lambda _, body: (first(body)["prompt_token_ids"], first(body)["token_ids"]) == ([BOS, 72, 105], [97, 257])
     ),
+    "resume_token_ids": Works([[97, 98]], lambda request, _: request.given_token_ids == (97, 98)),
     "response_format": Works({"type": "json_object"}, lambda request, _: "object" in (request.params.grammar or "")),
     "prediction": Works(
         {"type": "content", "content": "ab"}, lambda request, _: request.params.predicted_token_ids == (97, 98)
