@@ -105,6 +105,7 @@ async def disturbed(
                     problems.append(f"stream {index}: not the undisturbed answer")
             except (AssertionError, httpx.HTTPError) as error:
                 problems.append(f"stream {index}: {error!r}")
+                await asyncio.sleep(1.0)
             if killer.done():
                 return
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server.routing.policies import NAMES, new_policy
 from server.routing.policy import PrefixAwarePolicy, RandomPolicy
 from server.routing.replica_loads import ReplicaLoad
-from tools.simulate.__main__ import main, policies, simulate
+from tools.simulate.__main__ import main, simulate
 from tools.simulate.cluster import Cluster, ClusterSettings
 from tools.simulate.replica import ReplicaSettings, SimulatedReplica
 from tools.simulate.results import Histogram, Results
@@ -26,7 +27,7 @@ DEADLY = replace(CLUSTER, num_deaths=6, deaths_until_s=2.0, restart_s=0.5)
 def run(
     cluster: ClusterSettings = CLUSTER, trace: TraceSettings = TRACE, name: str = "prefix-aware", seed: int = 0
 ) -> Results:
-    return simulate(policies(cluster.replica, seed)[name](), trace, cluster, seed)
+    return simulate(new_policy(name, seed=seed, max_digests=cluster.replica.num_blocks), trace, cluster, seed)
 
 
 def test_the_seed_decides_everything() -> None:
@@ -34,7 +35,7 @@ def test_the_seed_decides_everything() -> None:
     assert rows[0] == rows[1] != rows[2]
 
 
-@pytest.mark.parametrize("name", policies(REPLICA, 0))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_answer_is_whole_though_replicas_die(name: str) -> None:
     results = run(DEADLY, name=name)
     assert (results.num_requests, results.num_wrong) == (60, 0)

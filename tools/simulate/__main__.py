@@ -4,29 +4,14 @@ import argparse
 import gc
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from server.routing.policy import (
-    LeastLoadedPolicy,
-    PrefixAwarePolicy,
-    RandomPolicy,
-    RoundRobinPolicy,
-    RoutingPolicy,
-)
+from server.routing.policies import NAMES, new_policy
+from server.routing.policy import RoutingPolicy
 from tools.simulate.cluster import Cluster, ClusterSettings
 from tools.simulate.replica import ReplicaSettings
 from tools.simulate.results import Results, table
 from tools.simulate.trace import TraceSettings, sessions
-
-
-def policies(settings: ReplicaSettings, seed: int) -> dict[str, Callable[[], RoutingPolicy]]:
-    """Returns what makes each routing policy, by its name."""
-    return {
-        "random": lambda: RandomPolicy(seed),
-        "round-robin": RoundRobinPolicy,
-        "least-loaded": LeastLoadedPolicy,
-        "prefix-aware": lambda: PrefixAwarePolicy(max_digests=settings.num_blocks),
-    }
 
 
 def simulate(policy: RoutingPolicy, trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Results:
@@ -45,12 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cluster = ClusterSettings(
         options.replicas, replica, num_deaths=options.deaths, deaths_until_s=options.requests / rate
     )
-    makers = policies(replica, options.seed)
     results = {}
     gc.set_threshold(100_000, 50, 1000)  # nearly all objects here are the scheduler's, and none is a part of a cycle
-    for name in options.policy or makers:
+    for name in options.policy or NAMES:
         started_s = time.monotonic()
-        results[name] = simulate(makers[name](), trace, cluster, options.seed)
+        policy = new_policy(name, seed=options.seed, max_digests=replica.num_blocks)
+        results[name] = simulate(policy, trace, cluster, options.seed)
         print(f"{name}: {results[name].end_s:.0f} s in {time.monotonic() - started_s:.0f} s", file=sys.stderr)
     print(table(results))
     return int(any(each.num_wrong for each in results.values()))
@@ -67,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--policy",
         action="append",
-        choices=["random", "round-robin", "least-loaded", "prefix-aware"],
+        choices=NAMES,
         help="a policy to simulate, several times for several (default: all)",
     )
     return parser

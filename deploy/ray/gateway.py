@@ -1,0 +1,212 @@
+"""The application's front: speaks HTTP, has the request router choose replicas, and sees streams through."""
+
+import hashlib
+import json
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from ray.exceptions import RayError
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from deploy.ray.replica import Call, Head
+from server.routing.continuation import (
+    PATHS,
+    Events,
+    ForeignReplicaError,
+    ReplicaLostError,
+    StreamContinuation,
+    error_event,
+)
+from server.routing.merged_metrics import merged_metrics
+from server.routing.prompt_digests import routed_prompt
+
+MAX_MOVES = 5
+"""How often a request is sent elsewhere without a token in between: it may be what its replicas die of."""
+_HOP_BY_HOP = frozenset({"host", "connection", "content-length", "transfer-encoding", "keep-alive", "upgrade", "te"})
+_RAYS = frozenset({"date", "server", "x-request-id"})  # headers that its proxy adds itself
+_LOST = "The replica that had this request is gone, and no other could take it over; try again."
+_FOR_ALL = ("/metrics", "/reset_prefix_cache")
+
+Parts = AsyncGenerator[Head | bytes, None]
+"""The head of an answer, and then the bytes of its body."""
+
+
+class Gateway:
+    """Hands requests to replicas. Streams of choices go on when their replica dies; other requests are sent again as
+    long as nothing of their answer was sent."""
+
+    def __init__(self, replicas: DeploymentHandle, max_body_bytes: int) -> None:
+        self._replicas = replicas
+        self._streams = replicas.options(stream=True)
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, request: Request) -> Response:
+        body = await _body_of(request, self._max_body_bytes)
+        if body is None:
+            return _refused(413, "request_too_large", f"The body has more than {self._max_body_bytes} bytes.")
+        call = _call_of(request, body)
+        if call.route in _FOR_ALL or request.method == "DELETE":
+            return await self._ask_all(call)
+        parsed = _object(body)
+        if parsed.get("stream") is True and call.route in PATHS:
+            return await _response(self._continued(call, parsed))
+        return await _response(self._retried(call, parsed))
+
+    async def _ask_all(self, call: Call) -> Response:
+        """Has every replica do it. The answer is that of the first one that could, or all their metrics."""
+        answers = await self._replicas.broadcast("answer", call).results_async()
+        if call.route == "/metrics":
+            texts = {head.replica: body.decode() for head, body in answers if head.status == 200}
+            return Response(merged_metrics(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
+        head, body = min(answers, key=lambda answer: answer[0].status)
+        return Response(body, head.status, dict(_shown(head)))
+
+    async def _retried(self, call: Call, parsed: dict[str, Any]) -> Parts:
+        """Yields the parts of a replica's answer; those of another replica if it dies before the body begins."""
+        excluded: list[str] = []
+        for _ in range(MAX_MOVES + 1):
+            has_begun = False
+            try:
+                async with aclosing(self._stream(call, parsed, excluded)) as parts:
+                    head = await anext(parts)
+                    async for part in parts:
+                        if not has_begun:
+                            yield head
+                        has_begun = True
+                        yield part
+                if not has_begun:
+                    yield head
+                return
+            except RayError:
+                if has_begun and parsed.get("stream") is True:
+                    yield error_event(call.route, _LOST)
+                if has_begun:
+                    return
+
+    async def _continued(self, call: Call, parsed: dict[str, Any]) -> Parts:
+        """Yields a head and the events of a stream, whichever replicas they come from."""
+        stream, excluded, num_left, has_begun = StreamContinuation(parsed), list[str](), MAX_MOVES, False
+        while num_left >= 0:
+            num_left -= 1
+            try:
+                async with aclosing(self._attempt(call, parsed, stream, excluded)) as parts:
+                    head = await anext(parts)
+                    async for part in parts:
+                        if not has_begun:
+                            yield head
+                        has_begun, num_left = True, MAX_MOVES
+                        yield part
+                return
+            except (RayError, ReplicaLostError):
+                continue
+            except ForeignReplicaError:
+                break
+        if has_begun:
+            yield error_event(call.route, _LOST)
+
+    async def _attempt(
+        self, call: Call, parsed: dict[str, Any], stream: StreamContinuation, excluded: list[str]
+    ) -> Parts:
+        """Yields a replica's head, and what the client has not got yet of its stream; a refusal as it is. Raises
+        ReplicaLostError if the stream breaks off, or begun ones are refused, as full replicas do."""
+        body = json.dumps(stream.next_body()).encode()
+        events, head = Events(), None
+        sent = Call(call.method, call.path, call.headers, body)
+        async with aclosing(self._stream(sent, parsed, excluded)) as parts:
+            async for part in parts:
+                if isinstance(part, Head):
+                    head = part
+                    if head.status != 200 and stream.has_begun:
+                        excluded.append(head.replica)
+                        raise ReplicaLostError
+                    yield head
+                elif head is not None and head.status != 200:
+                    yield part
+                else:
+                    for event in events.split(part):
+                        if (new := stream.take(event)) is not None:
+                            yield new + b"\n\n"
+        if head is None or (head.status == 200 and not stream.is_done):
+            raise ReplicaLostError
+
+    async def _stream(self, call: Call, parsed: dict[str, Any], excluded: list[str]) -> Parts:
+        """Yields what one replica answers. One that fails is added to `excluded`. Raises RayError."""
+        replica = ""
+        prompt = routed_prompt(parsed, _caller(call))
+        parts = self._streams.forward.remote(call, prompt=prompt, excluded=tuple(excluded[-8:]))
+        try:
+            async for part in parts:
+                replica = part.replica if isinstance(part, Head) else replica
+                yield part
+        except RayError:
+            excluded.append(replica)
+            raise
+        finally:
+            parts.cancel()  # of no consequence once it has ended
+
+
+async def _response(parts: Parts) -> Response:
+    """Returns the response that begins with the first part, a head."""
+    try:
+        head = await anext(parts)
+    except StopAsyncIteration:
+        return _refused(503, "server_is_overloaded", _LOST)
+    assert isinstance(head, Head)
+
+    async def data() -> AsyncGenerator[bytes, None]:
+        async with aclosing(parts):
+            async for part in parts:
+                assert isinstance(part, bytes)
+                yield part
+
+    return StreamingResponse(data(), head.status, dict(_shown(head)))
+
+
+async def _body_of(request: Request, max_bytes: int) -> bytes | None:
+    """Returns the request's body; None if that is too large."""
+    parts, num_bytes = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        num_bytes += len(part)
+        if num_bytes > max_bytes:
+            return None
+    return b"".join(parts)
+
+
+def _call_of(request: Request, body: bytes) -> Call:
+    """Returns the request for a replica. All replicas that get it know it by one id."""
+    headers = [(name, value) for name, value in request.headers.items() if name not in _HOP_BY_HOP]
+    if "x-request-id" not in request.headers:
+        headers.append(("x-request-id", uuid.uuid4().hex))
+    path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    return Call(request.method, path, headers, body)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """Returns a body that is a JSON object; an empty one for all that is not, which replicas refuse."""
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _caller(call: Call) -> str:
+    """Returns who shares cached prefixes: whoever has the same key."""
+    headers = dict(call.headers)
+    key = headers.get("authorization", "") + headers.get("x-api-key", "")
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _shown(head: Head) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in head.headers if name not in _HOP_BY_HOP | _RAYS]
+
+
+def _refused(status: int, code: str, message: str) -> JSONResponse:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return JSONResponse({"error": error}, status, {"Retry-After": "1"} if status == 503 else None)

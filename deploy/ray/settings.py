@@ -1,0 +1,30 @@
+"""What an application on Ray Serve can be told."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+
+class ClusterSettings(BaseModel):
+    """Arguments of `deploy.ray:app`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    arguments: list[str] = Field([], description="Arguments of `twostep serve` on each replica: a model, and flags.")
+    min_replicas: PositiveInt = 1
+    max_replicas: PositiveInt = 4
+    num_gateways: PositiveInt = 1
+    num_cpus: float = Field(1, ge=0, description="CPUs that Ray keeps for each replica.")
+    num_gpus: float = Field(0, ge=0)
+    routing: Literal["prefix-aware", "least-loaded", "round-robin", "random"] = "prefix-aware"
+    waiting_tokens_per_replica: PositiveInt = Field(
+        8192, description="Prompt tokens that may wait before one is added."
+    )
+    sequences_per_replica: PositiveInt = Field(64, description="Sequences that one runs before another is added.")
+    max_ongoing_requests: PositiveInt = Field(4096, description="Of one replica; the server refuses before by its own.")
+    max_body_bytes: PositiveInt = Field(8 << 20, description="As the server's --max-body-bytes.")
+    report_s: PositiveFloat = Field(1.0, description="Seconds between two reports of a replica's load.")
+    look_back_s: PositiveFloat = Field(30.0, description="Seconds of reports whose mean decides on scaling; over 10.")
+    upscale_s: PositiveFloat = Field(10.0, description="Seconds that more replicas must be wanted for.")
+    downscale_s: PositiveFloat = Field(120.0, description="Seconds that fewer replicas must be wanted for.")
+    drain_s: PositiveFloat = Field(600.0, description="Seconds that a replica's streams have when it is taken away.")

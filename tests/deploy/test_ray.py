@@ -1,0 +1,264 @@
+"""The application on Ray Serve, without a Ray that runs: what gateway, request router and autoscaling decide.
+`python -m tests.soak.replicas` runs all of it."""
+
+import asyncio
+import json
+import warnings
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from starlette.requests import Request
+
+pytest.importorskip("ray", reason="pip install -e '.[ray]' brings Ray Serve")
+pytestmark = pytest.mark.slow
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray's own, while it is imported
+    from ray.exceptions import RayError
+
+    from deploy.ray import app
+    from deploy.ray.autoscaling import ByWaitingTokens
+    from deploy.ray.gateway import MAX_MOVES, Gateway
+    from deploy.ray.replica import Call, Head
+    from deploy.ray.request_router import PolicyRequestRouter
+    from deploy.ray.settings import ClusterSettings
+
+from server.routing.policies import new_policy  # noqa: E402
+
+HEAD = {"id": "cmpl-1", "created": 1, "model": "m", "system_fingerprint": "fp", "seed": 5}
+Replica = Callable[[Call], AsyncIterator[Head | bytes]]
+
+
+class Parts:
+    """What a handle returns of a replica's generator."""
+
+    def __init__(self, parts: AsyncIterator[Head | bytes]) -> None:
+        self._parts = parts
+        self.is_cancelled = False
+
+    def __aiter__(self) -> AsyncIterator[Head | bytes]:
+        return self._parts
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Handle:
+    """A handle whose n-th call goes to the n-th replica, and all further ones to the last."""
+
+    def __init__(self, *replicas: Replica) -> None:
+        self.replicas = replicas
+        self.calls: list[Call] = []
+        self.asked: list[dict[str, Any]] = []
+        self.parts: list[Parts] = []
+        self.forward = SimpleNamespace(remote=self._forward)
+
+    def options(self, stream: bool) -> "Handle":
+        return self
+
+    def _forward(self, call: Call, **asked: Any) -> Parts:
+        replica = self.replicas[min(len(self.calls), len(self.replicas) - 1)]
+        self.calls.append(call)
+        self.asked.append(asked)
+        self.parts.append(Parts(replica(call)))
+        return self.parts[-1]
+
+
+def event(number: int, **fields: Any) -> bytes:
+    choice = {"index": 0, "text": f"<{number}>", "token_ids": [number], "finish_reason": None, **fields}
+    return b"data: " + json.dumps({**HEAD, "choices": [choice]}).encode() + b"\n\n"
+
+
+def streaming(first: int, last: int, dies: bool = False, name: str = "a", status: int = 200) -> Replica:
+    """A replica that sends the tokens [first, last), of which those below 5 are there, and then dies or ends."""
+
+    async def parts(call: Call) -> AsyncIterator[Head | bytes]:
+        yield Head(name, status, [("content-type", "text/event-stream"), ("date", "now")])
+        if status != 200:
+            yield b'{"error": {}}'
+            return
+        for number in range(first, last):
+            yield event(number, finish_reason="length" if number == 4 else None)
+        if dies:
+            raise RayError
+        yield b"data: [DONE]\n\n"
+
+    return parts
+
+
+def dead(call: Call) -> AsyncIterator[Head | bytes]:
+    async def parts() -> AsyncIterator[Head | bytes]:
+        raise RayError
+        yield b""
+
+    return parts()
+
+
+def ask(handle: Handle, body: Any, path: str = "/v1/completions", max_bytes: int = 10_000) -> tuple[int, bytes]:
+    """Returns status and body of the gateway's answer."""
+
+    async def run() -> tuple[int, bytes]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": data, "more_body": False}
+
+        headers = [(b"authorization", b"Bearer key"), (b"host", b"x"), (b"content-length", b"1")]
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"a=b", "headers": headers}
+        response = await Gateway(handle, max_bytes)(Request(scope, receive))
+        if not hasattr(response, "body_iterator"):
+            return response.status_code, bytes(response.body)
+        assert "date" not in response.headers
+        return response.status_code, b"".join([part async for part in response.body_iterator])
+
+    return asyncio.run(run())
+
+
+def texts(data: bytes) -> list[str]:
+    events = [each.removeprefix(b"data: ") for each in data.split(b"\n\n") if each]
+    assert events.pop() == b"[DONE]"
+    return [json.loads(each)["choices"][0]["text"] for each in events]
+
+
+class TestGateway:
+    def test_a_stream_goes_on_behind_its_tokens(self) -> None:
+        handle = Handle(streaming(0, 2, dies=True), streaming(0, 3, dies=True, name="b"), streaming(0, 5, name="c"))
+        status, data = ask(handle, {"prompt": "x", "stream": True})
+        assert status == 200
+        sent = [json.loads(call.body) for call in handle.calls]
+        assert [each.get("resume_token_ids") for each in sent] == [None, [[0, 1]], [[0, 1, 2]]]
+        assert [each.get("seed") for each in sent] == [None, 5, 5]
+        assert [asked["excluded"] for asked in handle.asked] == [(), ("a",), ("a", "b")]
+        assert b"token_ids" not in data
+        assert all(parts.is_cancelled for parts in handle.parts)
+        assert texts(data) == [f"<{number}>" for number in range(5)]
+
+    def test_a_stream_that_no_replica_goes_on_with_ends_with_an_error(self) -> None:
+        handle = Handle(streaming(0, 2, dies=True), dead)
+        status, data = ask(handle, {"prompt": "x", "stream": True})
+        assert status == 200 and b"server_is_overloaded" in data and data.endswith(b"data: [DONE]\n\n")
+        assert len(handle.calls) == 1 + MAX_MOVES + 1
+
+    def test_full_replicas_do_not_end_a_stream_that_has_begun(self) -> None:
+        handle = Handle(streaming(0, 2, dies=True), streaming(0, 0, status=429), streaming(0, 5))
+        status, data = ask(handle, {"prompt": "x", "stream": True})
+        assert status == 200 and texts(data) == [f"<{number}>" for number in range(5)]
+
+    def test_a_refusal_is_the_clients(self) -> None:
+        handle = Handle(streaming(0, 0, status=400))
+        assert ask(handle, {"prompt": "x", "stream": True}) == (400, b'{"error": {}}')
+        assert len(handle.calls) == 1
+
+    def test_what_no_replica_begins_is_refused(self) -> None:
+        for body in ({"prompt": "x", "stream": True}, {"prompt": "x"}):
+            handle = Handle(dead)
+            status, data = ask(handle, body)
+            assert status == 503 and b"server_is_overloaded" in data
+            assert len(handle.calls) == MAX_MOVES + 1
+
+    def test_what_was_not_begun_is_sent_again(self) -> None:
+        handle = Handle(dead, streaming(0, 0, status=400, name="b"))
+        assert ask(handle, {"prompt": "x"}) == (400, b'{"error": {}}')
+        handle = Handle(dead, streaming(0, 5))
+        assert ask(handle, {"prompt": "x", "stream": True})[0] == 200
+
+    def test_streams_of_other_apis_end_with_their_own_errors(self) -> None:
+        handle = Handle(streaming(0, 2, dies=True))
+        status, data = ask(handle, {"messages": [], "stream": True}, "/v1/messages")
+        assert status == 200 and len(handle.calls) == 1
+        assert data.endswith(b"\n\n") and b"event: error" in data
+
+    def test_replicas_get_the_request_as_it_was(self) -> None:
+        handle = Handle(streaming(0, 0, status=400))
+        ask(handle, b"no JSON")
+        (call,) = handle.calls
+        assert (call.method, call.path, call.body) == ("POST", "/v1/completions?a=b", b"no JSON")
+        names = [name for name, _ in call.headers]
+        assert names == ["authorization", "x-request-id"]
+
+    def test_the_request_router_is_told_what_it_needs(self) -> None:
+        handle = Handle(streaming(0, 0, status=400))
+        ask(handle, {"prompt": "x" * 600, "prompt_cache_key": "k"})
+        assert len(handle.asked[0]["prompt"].digests) == 1 and handle.asked[0]["prompt"].key.endswith("k")
+
+    def test_large_bodies_are_refused(self) -> None:
+        handle = Handle(streaming(0, 0))
+        assert ask(handle, b"x" * 101, max_bytes=100)[0] == 413
+        assert not handle.calls
+
+
+class TestRequestRouter:
+    def router(self, *names: str, **stats: tuple[int, int]) -> Any:
+        """A router that knows these replicas, without what Ray adds to it."""
+        router = object.__new__(PolicyRequestRouter)
+        router.initialize_state("prefix-aware")
+        self.replicas = [
+            SimpleNamespace(
+                replica_id=SimpleNamespace(unique_id=name),
+                routing_stats=dict(zip(("waiting_tokens", "requests_running"), stats.get(name, ()), strict=False)),
+            )
+            for name in names
+        ]
+        return router
+
+    def choose(self, router: Any, **asked: Any) -> list[list[str]]:
+        request = SimpleNamespace(kwargs=asked)
+        ranks = asyncio.run(router.choose_replicas(self.replicas, request))
+        return [[replica.replica_id.unique_id for replica in rank] for rank in ranks]
+
+    def known(self, monkeypatch: pytest.MonkeyPatch, *names: str, **stats: tuple[int, int]) -> Any:
+        router = self.router(*names, **stats)
+        monkeypatch.setattr("ray.serve.request_router.RequestRouter.update_replicas", lambda *_: None)
+        router.update_replicas(self.replicas)
+        return router
+
+    def test_the_policys_choice_comes_first_and_all_others_behind(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        router = self.known(monkeypatch, "a", "b", "c", a=(500, 0), b=(0, 0), c=(100, 1))
+        assert self.choose(router) == [["b"], ["a", "c"]]
+
+    def test_what_failed_a_request_is_not_asked_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        router = self.known(monkeypatch, "a", "b", b=(500, 0), a=(0, 0))
+        assert self.choose(router, excluded=("a",)) == [["b"], ["a"]]
+        assert self.choose(router, excluded=("a", "b")) == [["a", "b"]]
+
+    def test_replicas_that_left_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        router = self.known(monkeypatch, "a", "b", a=(0, 0), b=(900, 0))
+        router.update_replicas(self.replicas[1:])
+        self.replicas = self.replicas[1:]
+        assert self.choose(router) == [["b"], []]
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        ({}, 3),
+        ({"waiting_tokens": {"a": 0.0}, "sequences": {"a": 0.0}}, 1),
+        ({"waiting_tokens": {"a": 900.0, "b": 101.0}, "sequences": {"a": 1.0}}, 11),
+        ({"waiting_tokens": {"a": 0.0}, "sequences": {"a": 4.0, "b": 5.0}}, 3),
+    ],
+)
+def test_replicas_are_as_many_as_what_waits_and_runs_asks_for(reports: dict[str, Any], expected: int) -> None:
+    policy = ByWaitingTokens(waiting_tokens=100, sequences=4)
+    context = SimpleNamespace(aggregated_metrics=reports, current_num_replicas=3)
+    assert policy(context) == (expected, {})
+
+
+def test_the_application_is_built_of_its_settings() -> None:
+    application = app(ClusterSettings(routing="random", max_replicas=7))
+    assert application is not None
+
+
+def test_the_file_for_deploying_has_settings_that_exist() -> None:
+    path = Path(__file__).resolve().parents[2] / "deploy" / "ray" / "config.yaml"
+    (application,) = yaml.safe_load(path.read_text(encoding="utf-8"))["applications"]
+    assert application["import_path"] == "deploy.ray:app"
+    ClusterSettings.model_validate(application["args"])
+
+
+def test_every_routing_that_can_be_named_exists() -> None:
+    for name in ClusterSettings.model_fields["routing"].annotation.__args__:
+        assert new_policy(name).choose is not None
