@@ -67,7 +67,6 @@ class AsyncEngine:
     def __init__(
         self,
         config: EngineConfig,
-        table: TokenTable,
         *,
         limits: AdmissionLimits | None = None,
         observer: EngineObserver | None = None,
@@ -79,7 +78,7 @@ class AsyncEngine:
         """`command` starts the engine process: see `EngineProcess`. An engine that has work and sends nothing for
         `max_silence_s` counts as hung, and is killed. At most `max_restarts` in a row may be fruitless: see
         `RestartPolicy`. `keeps_spare` has another process waiting for a death: see `SpareProcess`."""
-        self._table = table
+        self._table: TokenTable | None = None
         self._observer = GuardedObserver(observer or NullObserver())
         limits = limits or AdmissionLimits()
         self._admission = AdmissionControl(limits, config.max_num_seqs, config.max_num_batched_tokens)
@@ -94,11 +93,17 @@ class AsyncEngine:
         self._inspector = RequestInspector(self._supervisor)
         self._has_answered = False  # whether the current engine process has, or the last one while none is up
 
-    async def start(self) -> EngineInfo:
-        """Start the process and wait until the model is loaded, once.
+    async def spawn(self) -> None:
+        """Have the process import its libraries, which takes seconds, while `start` is prepared. Raises OSError."""
+        await self._supervisor.spawn()
+
+    async def start(self, table: TokenTable) -> EngineInfo:
+        """Start the process, which is spawned unless it was, and wait until the model is loaded, once. `table` tells
+        the texts of its tokens.
 
         Raises ConfigError or ModelError as the process reports them, EngineUnavailableError if it dies.
         """
+        self._table = table
         try:
             self._info = await self._supervisor.start()
         except BaseException as error:
@@ -193,6 +198,7 @@ class AsyncEngine:
         check_given(self.info, request.given_token_ids, request.params)
         place = _ask(lambda: self._admission.admit(request), self._supervisor)
         engine_id = f"{request.group_id or request.request_id}/{next(self._numbers)}"
+        assert self._table is not None, "the engine has been started"
         live = LiveRequest(request, engine_id, self._table, place)
         limit_s = self._admission.queue_limit_s(request.max_queue_s)
         expire = partial(self._expire, live)

@@ -75,11 +75,16 @@ class Supervisor:
         self.is_up = False
         """Whether there is a process that is ready."""
 
-    async def start(self) -> EngineInfo:
-        """Start the first process. Raises ConfigError or ModelError as it reports them, EngineFailedError if it
-        dies: then no other one is started."""
-        started_s = time.monotonic()
+    async def spawn(self) -> None:
+        """Have the first process import its libraries meanwhile, and wait for `start`. Raises OSError."""
         self._process = self._new_process()
+        await self._process.spawn()
+
+    async def start(self) -> EngineInfo:
+        """Start the first process, which is spawned unless it was. Raises ConfigError or ModelError as it reports them,
+        EngineFailedError if it dies: then no other one is started."""
+        started_s = time.monotonic()
+        self._process = self._process or self._new_process()
         self._info = await self._process.start(self._config)
         if self._process.death is not None:
             raise self._process.death

@@ -120,23 +120,11 @@ async def _open_backend(
 ) -> AsyncGenerator[Backend, None]:
     # Importing these costs seconds: the port is open, and --help has answered, long before.
     from engine.client.async_engine import AsyncEngine
-    from engine.text.tokenizer import Tokenizer as EngineTokenizer
 
     config = await asyncio.to_thread(pinned, config)
-    defaults = await asyncio.to_thread(
-        load_generation_defaults, settings.generation_config, config.model, config.revision
-    )
-    tokenizer = await asyncio.to_thread(
-        EngineTokenizer.from_pretrained,
-        config.model,
-        revision=config.revision,
-        trust_remote_code=config.trust_remote_code,
-    )
-    chat = await asyncio.to_thread(load_chat_renderer, tokenizer, settings)
     grammars = GrammarChecker()
     engine = AsyncEngine(
         config,
-        tokenizer,
         limits=settings.admission_limits(),
         observer=observer,
         max_silence_s=settings.engine_timeout,
@@ -144,7 +132,20 @@ async def _open_backend(
         keeps_spare=settings.spare_engine,
     )
     try:
-        info = await engine.start()
+        await engine.spawn()
+        from engine.text.tokenizer import Tokenizer as EngineTokenizer
+
+        defaults = await asyncio.to_thread(
+            load_generation_defaults, settings.generation_config, config.model, config.revision
+        )
+        tokenizer = await asyncio.to_thread(
+            EngineTokenizer.from_pretrained,
+            config.model,
+            revision=config.revision,
+            trust_remote_code=config.trust_remote_code,
+        )
+        chat = await asyncio.to_thread(load_chat_renderer, tokenizer, settings)
+        info = await engine.start(tokenizer)
         tokenizer.max_tokens = MAX_CONTEXTS * info.max_model_len
         size = AdmissionSize(settings.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
         trim_after_startup()

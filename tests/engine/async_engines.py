@@ -58,8 +58,8 @@ class Recorder(NullObserver):
 
 @asynccontextmanager
 async def running(model: str = "fake", max_num_seqs: int = 64, **options: Any) -> AsyncIterator[AsyncEngine]:
-    engine = AsyncEngine(EngineConfig(model=model, max_num_seqs=max_num_seqs), Words(), command=COMMAND, **options)
-    await engine.start()
+    engine = AsyncEngine(EngineConfig(model=model, max_num_seqs=max_num_seqs), command=COMMAND, **options)
+    await engine.start(Words())
     try:
         yield engine
     finally:

@@ -20,7 +20,6 @@ from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import (
     COMMAND,
     Recorder,
-    Words,
     aborts_of,
     collect,
     error_of,
@@ -233,7 +232,7 @@ def test_what_the_engine_refuses_is_the_requests_error() -> None:
 
 def test_before_the_start_nothing_is_served() -> None:
     async def check() -> None:
-        engine = AsyncEngine(EngineConfig(model="fake"), Words(), command=COMMAND)
+        engine = AsyncEngine(EngineConfig(model="fake"), command=COMMAND)
         assert not engine.is_ready and engine.last_stats is None
         for act in (lambda: engine.info, engine.check_health):
             with pytest.raises(EngineUnavailableError, match="loading"):

@@ -33,9 +33,9 @@ def test_an_engine_loads_and_runs_a_model_without_either(
     config = EngineConfig(model=str(files("engine") / "embedded_model"), num_blocks=8)
 
     async def check() -> None:
-        engine = AsyncEngine(config, Words())
+        engine = AsyncEngine(config)
         try:
-            await engine.start()
+            await engine.start(Words())
             assert len(tokens_of(await collect(engine, request()))) == 5
         finally:
             await engine.stop()

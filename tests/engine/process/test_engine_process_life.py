@@ -150,11 +150,38 @@ def test_a_load_can_be_stopped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.process.engine_process._STOP_GRACE_S", 1000.0)
 
     async def check() -> None:
-        engine = AsyncEngine(EngineConfig(model="slow"), Words(), command=COMMAND)
-        start = asyncio.create_task(error_of(engine.start()))
+        engine = AsyncEngine(EngineConfig(model="slow"), command=COMMAND)
+        start = asyncio.create_task(error_of(engine.start(Words())))
         await eventually(lambda: len(children()) == 1)
         await asyncio.wait_for(engine.stop(), 20)
         assert isinstance(await start, EngineUnavailableError)
+        assert children() == set()
+
+    asyncio.run(check())
+
+
+def test_a_process_that_was_spawned_is_the_one_that_starts() -> None:
+    async def check() -> None:
+        engine = AsyncEngine(EngineConfig(model="fake"), command=COMMAND)
+        await engine.spawn()
+        (child,) = children()
+        await engine.start(Words())
+        assert children() == {child}
+        assert len(await collect(engine, request())) == 5
+        await engine.stop()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("is_started", [False, True])
+def test_what_was_spawned_ends_unstarted_or_dead(is_started: bool) -> None:
+    async def check() -> None:
+        engine = AsyncEngine(EngineConfig(model="fake"), command=COMMAND)
+        await engine.spawn()
+        if is_started:
+            os.kill(children().pop(), signal.SIGKILL)
+            assert isinstance(await error_of(engine.start(Words())), EngineFailedError)
+        await asyncio.wait_for(engine.stop(), 20)
         assert children() == set()
 
     asyncio.run(check())

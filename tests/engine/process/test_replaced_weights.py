@@ -37,8 +37,8 @@ def write_again(folder: Path) -> None:
 async def generate(folder: Path, meanwhile: Callable[[Path], None], watcher: Watcher) -> list[int]:
     """Returns the tokens of a stream whose engine is killed once `meanwhile` has changed the files."""
     config = EngineConfig(model=str(folder), device="cpu", num_blocks=64)
-    engine = AsyncEngine(config, Words(), observer=watcher)
-    await engine.start()
+    engine = AsyncEngine(config, observer=watcher)
+    await engine.start(Words())
     tokens: list[int] = []
     try:
         async with aclosing(engine.generate(request(max_tokens=900, ignore_eos=True, temperature=0.0))) as outputs:

@@ -182,8 +182,8 @@ def test_restarts_leave_no_descriptors_and_no_tasks() -> None:
 def test_a_start_that_fails_is_not_tried_again() -> None:
     async def check() -> None:
         watcher = Watcher()
-        engine = AsyncEngine(EngineConfig(model="dies"), Words(), command=COMMAND, observer=watcher)
-        assert isinstance(await error_of(engine.start()), EngineFailedError)
+        engine = AsyncEngine(EngineConfig(model="dies"), command=COMMAND, observer=watcher)
+        assert isinstance(await error_of(engine.start(Words())), EngineFailedError)
         assert watcher.num_restarts == 0 and children() == set()
 
     asyncio.run(check())

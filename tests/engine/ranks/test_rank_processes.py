@@ -123,8 +123,8 @@ def _is_alive(pid: int) -> bool:
 async def _tokens(kills: int) -> tuple[list[int], int]:
     """Returns a stream's tokens, and how often the engine was restarted; a rank is killed after some tokens."""
     watcher = Watcher()
-    engine = AsyncEngine(config(), Words(), observer=watcher)
-    await engine.start()
+    engine = AsyncEngine(config(), observer=watcher)
+    await engine.start(Words())
     tokens: list[int] = []
     try:
         async with aclosing(engine.generate(request(max_tokens=150, ignore_eos=True, temperature=0.0))) as outputs:

@@ -26,7 +26,10 @@ class InstantEngine:
     def __init__(self, config: EngineConfig, *_: Any, **__: Any) -> None:
         self.info = msgspec.structs.replace(INFO, model=config.model)
 
-    async def start(self) -> EngineInfo:
+    async def spawn(self) -> None:
+        pass
+
+    async def start(self, table: Any) -> EngineInfo:
         return self.info
 
     async def stop(self) -> None:
@@ -86,7 +89,10 @@ def test_all_is_of_the_commit_that_the_branch_was_at_the_start(main_ref: Path, m
         def __init__(self, config: EngineConfig, *_: Any, **__: Any) -> None:
             started.append(config)
 
-        async def start(self) -> None:
+        async def spawn(self) -> None:
+            pass
+
+        async def start(self, table: Any) -> None:
             raise ModelError("It is enough.")
 
         async def stop(self) -> None:
