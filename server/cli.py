@@ -33,6 +33,7 @@ examples:
   twostep serve                                        try it with the embedded toy model
   twostep serve Qwen/Qwen2.5-0.5B-Instruct             from the hub
   twostep serve ./my-model-Q4_K_M.gguf                 from a GGUF file
+  twostep serve org/my-model-GGUF:Q4_K_M               from a GGUF file on the hub
   twostep serve ./my-model --served-model-name mine    from a directory, under a name of your choice
   TWOSTEP_API_KEY=secret twostep serve ./my-model      only for clients that send the key
   TWOSTEP_API_KEY=secret twostep serve ./my-model --host 0.0.0.0    for other machines, too

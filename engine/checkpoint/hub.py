@@ -1,4 +1,4 @@
-"""Files of models on the Hugging Face hub: whether the hub can be found, which commit is served, and its files."""
+"""Files of models on the Hugging Face hub, and whether the hub can be found."""
 
 import logging
 import os
@@ -8,10 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-import msgspec
-
 from engine.checkpoint.local import folder_of, is_local
-from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, reason_of
 
 logger = logging.getLogger(__name__)
@@ -32,16 +29,6 @@ def look_for_hub(model: str) -> None:
     except OSError as error:
         logger.warning("%s cannot be found (%s): only what was downloaded before can be served", host, error.strerror)
         os.environ["HF_HUB_OFFLINE"] = "1"
-
-
-def pinned(config: EngineConfig) -> EngineConfig:
-    """Returns the config with the revision of a hub id replaced by the commit that it names now: a branch may move
-    before all files are loaded, or before they are loaded again. Raises ModelError."""
-    if is_local(config.model):
-        return config
-    commit = snapshot(config.model, config.revision, ["config.json"]).name
-    logger.info("serving commit %s of %s", commit, config.model)
-    return msgspec.structs.replace(config, revision=commit)
 
 
 def snapshot(model: str, revision: str | None, files: Sequence[str]) -> Path:

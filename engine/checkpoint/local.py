@@ -10,7 +10,7 @@ from engine.checkpoint.gguf.folder import gguf_folder
 from engine.checkpoint.published.scheme import check_scheme
 from engine.core.errors import ModelError, UnsupportedModelError
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:\w+)?")
 
 
 def is_local(model: str) -> bool:
@@ -34,7 +34,10 @@ def check_checkpoint(model: str) -> None:
     transformers. Hub ids pass: only the hub knows."""
     if not is_local(model):
         if not _HUB_ID.fullmatch(model):
-            raise ModelError(f"{model} is neither a directory here nor a hub id, which looks like owner/name.")
+            raise ModelError(
+                f"{model} is neither a directory here nor a hub id, which looks like owner/name, or owner/name:Q4_K_M "
+                "for a GGUF file."
+            )
         return
     path = folder_of(model)
     if not path.is_dir():

@@ -8,8 +8,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from engine.checkpoint.hub import look_for_hub, pinned
+from engine.checkpoint.hub import look_for_hub
 from engine.checkpoint.local import check_checkpoint, is_local
+from engine.checkpoint.pinning import pinned
 from engine.checkpoint.weight_files import check_weights
 from engine.client.interface import EngineClient
 from engine.client.observer import EngineObserver

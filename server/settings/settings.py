@@ -94,7 +94,11 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = setting("Server", "text", "How log lines are written.")
     metrics_alias: Literal["vllm", "none"] = setting("Server", "vllm", "Also export metrics under vLLM's names.")
 
-    model: str = setting("Model", EMBEDDED_MODEL, "Checkpoint directory, GGUF file or Hugging Face hub id.")
+    model: str = setting(
+        "Model",
+        EMBEDDED_MODEL,
+        "Checkpoint directory, GGUF file or Hugging Face hub id; owner/name:Q4_K_M is a GGUF file.",
+    )
     served_model_name: Names = setting("Model", (), "Name clients use. May be given several times.", "NAME")
     revision: str | None = setting("Model", None, "Branch, tag or commit on the hub.")
     trust_remote_code: bool = setting("Model", False, "Run Python code that the checkpoint brings.")

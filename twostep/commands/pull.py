@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from engine.checkpoint.hub_gguf import gguf_of, split_tag
 from engine.core.errors import ModelError, reason_of
 from twostep.commands.arguments import CommandParser
 
@@ -11,6 +12,7 @@ reads are fetched: configuration, tokenizer, chat templates, safetensors. Interr
 _EXAMPLES = """\
   twostep pull Qwen/Qwen2.5-0.5B-Instruct
   twostep pull org/model --revision v1.0
+  twostep pull org/model-GGUF:Q4_K_M
   twostep pull org/model-GGUF --file model-Q4_K_M.gguf"""
 PATTERNS = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt", "*.tiktoken")
 """Files that serving a checkpoint reads."""
@@ -18,7 +20,7 @@ PATTERNS = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt", "*
 
 def parser() -> CommandParser:
     made = CommandParser("pull", _DESCRIPTION, _EXAMPLES)
-    made.add_argument("model", metavar="MODEL", help="id on the hub: owner/name")
+    made.add_argument("model", metavar="MODEL", help="id on the hub: owner/name, or owner/name:Q4_K_M for a GGUF file")
     made.add_argument("--revision", metavar="NAME", help="branch, tag or commit")
     made.add_argument("--file", metavar="NAME", help="this file alone, such as one of several GGUF files")
     return made
@@ -27,6 +29,10 @@ def parser() -> CommandParser:
 def main(arguments: Sequence[str]) -> int:
     """Downloads the files and prints where they are. Raises ModelError."""
     parsed = parser().parse(arguments)
+    model, tag = split_tag(parsed.model)
+    if tag is not None:
+        print(gguf_of(model, tag, parsed.revision))
+        return 0
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

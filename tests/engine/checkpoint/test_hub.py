@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from huggingface_hub.errors import EntryNotFoundError
 
-from engine.checkpoint.hub import look_for_hub, optional_file, pinned
+from engine.checkpoint.hub import look_for_hub, optional_file
+from engine.checkpoint.pinning import pinned
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError
 
