@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shlex
 import sys
 from ipaddress import ip_address
 
@@ -13,6 +14,8 @@ from server.settings.settings import Settings
 
 logger = logging.getLogger("twostep.server")
 
+UDS_URL = "http://localhost"
+"""The URL under which a client asks over a Unix socket; the host does not count."""
 _TOY = (
     "No model was named: serving the embedded model, a toy whose answers are often wrong.\n"
     "For a real one name a checkpoint directory or a hub id: twostep serve Qwen/Qwen2.5-0.5B-Instruct"
@@ -30,12 +33,14 @@ def say(text: str) -> None:
             os.dup2(devnull.fileno(), sys.stdout.fileno())  # the rest of the buffer is flushed again, at exit at last
 
 
-def loading_banner(settings: Settings, url: str, address: str) -> str:
-    """Returns the text for the time while the model loads. `address` is the IP address that the server listens on."""
+def loading_banner(settings: Settings, url: str, address: str | None) -> str:
+    """Returns the text for the time while the model loads. `address` is the IP address that the server listens on; None
+    for a Unix socket."""
     lines = [f"twostep {VERSION}: loading {settings.model}; {url} answers 503 until it is loaded."]
     if settings.is_embedded_model:
         lines.insert(0, _TOY)
-    if not (settings.api_key or settings.api_keys_file or ip_address(address).is_loopback):
+    has_keys = settings.api_key or settings.api_keys_file
+    if not has_keys and address is not None and not ip_address(address).is_loopback:
         lines.append(f"{address} without a key: anyone who can reach it may use this server; --api-key asks for one.")
     return "\n".join(lines)
 
@@ -49,7 +54,7 @@ def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
         "memory": _memory(info),
         "drafts": _drafts(settings, info),
         "machine": _machine(info),
-        "listens": f"{url} (a live page; routes: {url}/docs, metrics: {url}/metrics)",
+        "listens": f"{settings.uds or url} (a live page; routes: {url}/docs, metrics: {url}/metrics)",
     }
     table = "\n".join(f"  {name:8}{text}" for name, text in rows.items())
     return (
@@ -115,4 +120,5 @@ def _curl(settings: Settings, url: str) -> str:
     secret = "$TWOSTEP_API_KEY" if settings.api_key == (os.environ.get("TWOSTEP_API_KEY"),) else "YOUR_KEY"
     key = f' -H "Authorization: Bearer {secret}"' if settings.api_key or settings.api_keys_file else ""
     data = json.dumps(body).replace("'", "'\\''")
-    return f"  curl -N {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{data}'"
+    file = f"--unix-socket {shlex.quote(str(settings.uds))} " if settings.uds else ""
+    return f"  curl -N {file}{url}/v1/completions{key} -H 'Content-Type: application/json' -d '{data}'"

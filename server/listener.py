@@ -1,9 +1,13 @@
-"""The listening socket, the options that connections inherit from it, and the process's limit of open files."""
+"""The listening socket, the options that connections inherit from it, the certificate, and the process's limit of open
+files."""
 
 import logging
 import resource
 import socket
+import ssl
+import stat
 from errno import EACCES, EADDRINUSE
+from pathlib import Path
 
 from engine.core.errors import ConfigError
 
@@ -37,6 +41,52 @@ def listen(host: str, port: int, stall_timeout_s: float) -> socket.socket:
             f"--port: cannot listen on {host}, port {port}: {error.strerror}. Choose another port, or 0 for a free one."
         ) from error
     return listener
+
+
+def listen_on_file(path: Path) -> socket.socket:
+    """Returns a socket that listens on a file, for this user and group. One that an ended server left is replaced.
+    Raises ConfigError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _is_answered(path):
+            path.unlink()
+        listener.bind(str(path))
+        path.chmod(0o660)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"--uds: cannot listen on {path}: {error.strerror or error}.") from error
+    return listener
+
+
+def _is_answered(path: Path) -> bool:
+    """Whether a server listens on this file."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def check_certificate(certificate: Path | None, key: Path | None) -> None:
+    """Raises ConfigError for a certificate that cannot be served with, or a key without one."""
+    if certificate is None:
+        if key is not None:
+            raise ConfigError("--ssl-keyfile needs --ssl-certfile.")
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=_refuse_password)
+    except ssl.SSLError as error:
+        reason = error.reason or "it is no certificate, or not of this key"
+        raise ConfigError(f"--ssl-certfile: {certificate} cannot be used: {reason}.") from error
+    except OSError as error:
+        names = " or ".join(str(path) for path in (certificate, key) if path)
+        raise ConfigError(f"--ssl-certfile: {names} cannot be read: {error.strerror}.") from error
+
+
+def _refuse_password() -> str:
+    raise ConfigError("--ssl-keyfile: the key has a password: give one without.")
 
 
 def _set_options(listener: socket.socket, stall_timeout_s: float) -> None:

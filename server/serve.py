@@ -16,11 +16,11 @@ from fastapi import FastAPI
 
 from engine.core.errors import TwostepError
 from server.app import create_app, generation_routes
-from server.banner import loading_banner, ready_banner, say, url_of
+from server.banner import UDS_URL, loading_banner, ready_banner, say, url_of
 from server.http.connection import BoundedProtocol, ConnectionLimits
 from server.http.early_refusal import EarlyRefusals
 from server.limits.retry_throttle import RetryThrottle
-from server.listener import listen, raise_file_limit
+from server.listener import check_certificate, listen, listen_on_file, raise_file_limit
 from server.runtime.backend import OpenBackend
 from server.runtime.context import AppContext
 from server.runtime.lifecycle import State
@@ -40,16 +40,33 @@ def serve(settings: Settings, open_backend: OpenBackend) -> int:
     and the TwostepError by which loading failed."""
     app = create_app(settings, open_backend)
     context: AppContext = app.state.context
-    listener = listen(settings.host, settings.port, settings.stall_timeout)
-    address, port = listener.getsockname()[:2]
-    url = url_of(settings.host, port)
-    say(loading_banner(settings, url, address))
+    check_certificate(settings.ssl_certfile, settings.ssl_keyfile)
+    listener = _listener(settings)
+    url = _url_of(settings, listener)
+    say(loading_banner(settings, url, None if settings.uds else listener.getsockname()[0]))
     # Cached here, since making it for the first client would block all streams. Not a daemon thread: one that still
     # runs when the process exits would abort it.
     threading.Thread(target=app.openapi).start()
-    DrainingServer(server_config(app, context), context, url).run(sockets=[listener])
+    try:
+        DrainingServer(server_config(app, context), context, url).run(sockets=[listener])
+    finally:
+        if settings.uds is not None:
+            settings.uds.unlink(missing_ok=True)
     logger.info("stopped")
     return _exit_code(context)
+
+
+def _listener(settings: Settings) -> socket.socket:
+    if settings.uds is not None:
+        return listen_on_file(settings.uds)
+    return listen(settings.host, settings.port, settings.stall_timeout)
+
+
+def _url_of(settings: Settings, listener: socket.socket) -> str:
+    if settings.uds is not None:
+        return UDS_URL
+    url = url_of(settings.host, listener.getsockname()[1])
+    return url if settings.ssl_certfile is None else url.replace("http:", "https:", 1)
 
 
 def server_config(app: FastAPI, context: AppContext) -> uvicorn.Config:
@@ -73,6 +90,8 @@ def server_config(app: FastAPI, context: AppContext) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
         proxy_headers=False,  # any client can write them, and so get around limits per address
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,

@@ -278,6 +278,9 @@ class BoundedProtocol(EarlyProtocol):
             return
         self._set_timer(LINGER_S, self._abort)
         self.transport.write(raw_error(error))
+        if not self.transport.can_write_eof():  # TLS has no half of a connection to close
+            self.transport.close()
+            return
         with suppress(OSError):  # the client is gone, as the write above may have shown
             self.transport.write_eof()
 

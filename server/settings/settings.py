@@ -68,6 +68,9 @@ class Settings(BaseSettings):
     config: Path | None = setting("Server", None, "YAML file with any of these settings.", "FILE")
     host: str = setting("Server", "127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
     port: int = setting("Server", 8000, "Port to listen on; 0 for a free one.", ge=0, le=65535)
+    uds: Path | None = setting("Server", None, "Unix socket to listen on, instead of an address and a port.", "FILE")
+    ssl_certfile: Path | None = setting("Server", None, "Certificate chain (PEM): serves HTTPS.", "FILE")
+    ssl_keyfile: Path | None = setting("Server", None, "Its private key, if the chain's file has none.", "FILE")
     api_key: Names = setting("Server", (), "Key that clients must send. May be given several times.", "KEY")
     api_keys_file: Path | None = setting(
         "Server", None, "YAML file of named API keys; read again on SIGHUP. twostep key NAME makes one.", "FILE"
