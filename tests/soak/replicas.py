@@ -75,13 +75,14 @@ def server_pids() -> list[int]:
     return [pid for replica in replica_pids() for pid in pids_of(f"deploy.ray.child {replica} ")]
 
 
-async def kill_replicas(num_kills: int, mean_s: float, chance: random.Random) -> None:
-    """Kills replicas at random moments: the actor's process, or only the server's."""
+async def kill_replicas(num_kills: int, mean_s: float, chance: random.Random) -> int:
+    """Kills replicas at random moments: the actor's process, or only the server's. Returns how many are left: 0."""
     while num_kills:
         await asyncio.sleep(chance.expovariate(1 / mean_s))
         if pids := (replica_pids(), server_pids())[num_kills % 3 == 0]:
             os.kill(chance.choice(pids), signal.SIGKILL)
             num_kills -= 1
+    return num_kills
 
 
 async def soak_kills(arguments: argparse.Namespace) -> list[str]:
@@ -90,16 +91,16 @@ async def soak_kills(arguments: argparse.Namespace) -> list[str]:
         answers: list[Answer] = await asyncio.gather(*(stream(client, body) for body in bodies))
         print(f"undisturbed: {len(answers)} streams", flush=True)
         killer = asyncio.create_task(kill_replicas(arguments.kills, arguments.mean_seconds, random.Random(0)))
-        problems, num_tokens = await disturbed(client, bodies, answers, killer)
+        problems, num_streams, num_tokens = await disturbed(client, bodies, answers, killer)
         await killer
-        print(f"{arguments.kills} kills: {num_tokens} tokens, each stream at least once", flush=True)
+        print(f"{arguments.kills} kills: {num_streams} streams, {num_tokens} tokens", flush=True)
         return problems
 
 
 def session(agent: int, number: int, turn: int) -> dict[str, Any]:
     """Returns a turn of a session: its prompt begins with its agent's text, and with the turns before."""
-    beginning = f"Agent {agent} has tools. " * 60
-    turns = "".join(f"Turn {each} of session {number} of agent {agent} says something. " for each in range(turn + 1))
+    beginning = f"Agent {agent} has tools. " * 20
+    turns = "".join(f"Turn {each} of session {number} says something. " * 4 for each in range(turn + 1))
     return {"prompt": beginning + turns, "max_tokens": 4, "temperature": 0, "stream": False}
 
 
@@ -136,10 +137,10 @@ async def soak_scaling(arguments: argparse.Namespace) -> list[str]:
     with running_app(arguments.port, min_replicas=1, max_replicas=3, **settings) as client:
         answers: list[Answer] = await asyncio.gather(*(stream(client, body) for body in bodies[:20]))
         most = asyncio.create_task(wait_for(lambda num: num == 3))
-        problems, _ = await disturbed(client, bodies[:20], answers, most)
+        problems, *_ = await disturbed(client, bodies[:20], answers, most)
         fewest = asyncio.create_task(wait_for(lambda num: num == 1))
         while not fewest.done():  # a little load, so that streams run on what is taken away
-            more, _ = await disturbed(client, bodies[:2], answers, asyncio.create_task(asyncio.sleep(0)))
+            more, *_ = await disturbed(client, bodies[:2], answers, asyncio.create_task(asyncio.sleep(0)))
             problems += more
         return problems
 
