@@ -22,7 +22,7 @@ def split_tag(model: str) -> tuple[str, str | None]:
 
 
 def gguf_of(model: str, tag: str, revision: str | None) -> Path:
-    """Returns the downloaded GGUF file with weights of the type `tag`; of several parts the first. Raises ModelError."""
+    """Returns the downloaded GGUF file with weights of the type `tag`, or the first of its parts. Raises ModelError."""
     folder = snapshot(model, revision, _patterns(tag))
     found = [path for path in sorted(folder.rglob("*.gguf")) if _tag_of(path.name) == tag.lower()]
     if len(found) > 1:
