@@ -76,3 +76,20 @@ def test_what_kernels_multiply_is_what_the_machine_is_measured_with(
         monkeypatch.setattr("engine.model.loader.load_kernels", lambda: None)
     load(llama, quantization="int4", num_blocks=4)
     assert asked == ["int4" if has_kernels else "none"]
+
+
+def test_kv_lies_in_the_memory_that_outlives_the_process_where_the_next_one_could_go_on_with_it(
+    tmp_path: Path, memory_fd: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    llama, hybrid = make_checkpoint("llama", tmp_path), make_checkpoint("lfm2", tmp_path)
+
+    def shared_by(path: Path, fd: int | None, **settings: Any) -> bool:
+        config = EngineConfig(model=str(path), device="cpu", dtype="float32", num_blocks=4, **settings)
+        return load_model_runner(config, kv_memory_fd=fd)[0].cache.shared is not None
+
+    assert shared_by(llama, memory_fd)
+    assert not shared_by(llama, None) and not shared_by(llama, memory_fd, enable_prefix_caching=False)
+    assert not shared_by(hybrid, memory_fd)
+    with open(os.devnull) as never_longer:
+        assert not shared_by(llama, never_longer.fileno())
+    assert "no memory can be shared" in caplog.text
