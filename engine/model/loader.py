@@ -88,7 +88,7 @@ def load_model(config: EngineConfig, group: RankGroup = ALONE) -> LoadedModel:
 def _load(config: EngineConfig, group: RankGroup) -> LoadedModel:
     warm_up_vector_functions()
     source: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
-    hf_config, names = _read_hf_config(config, source)
+    hf_config, names = read_hf_config(config, source)
     source |= {"config": hf_config, "key_mapping": names}
     device = _device(config.device)
     config.check_device(device.type)
@@ -127,7 +127,7 @@ def _load(config: EngineConfig, group: RankGroup) -> LoadedModel:
     )
 
 
-def _read_hf_config(config: EngineConfig, source: dict[str, Any]) -> tuple[PreTrainedConfig, dict[str, str] | None]:
+def read_hf_config(config: EngineConfig, source: dict[str, Any]) -> tuple[PreTrainedConfig, dict[str, str] | None]:
     """Returns the configuration of the model to serve, which may be a part of the checkpoint, and what its tensors are
     called there; None if as in the model."""
     if is_local(config.model):

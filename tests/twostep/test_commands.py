@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engine.core.machine import AttentionSize, Ceilings, ModelSize
 from server.settings.settings import Settings
 from tests.server.live_server import FakeBackend, LiveServer, live_server
 from tests.soak.server import ROOT
@@ -20,6 +21,7 @@ from twostep.commands.doctor import Finding, findings_of
 from twostep.commands.host_facts import HostFacts
 from twostep.commands.listing import COMMANDS
 from twostep.commands.models import size_of
+from twostep.commands.plan import Plan, bytes_of_weights, lines_of, quantized
 
 Capture = pytest.CaptureFixture[str]
 
@@ -223,6 +225,44 @@ def test_what_is_slow_is_told_with_a_cure(facts: dict[str, Any], name: str, word
     (finding,) = advised(**facts)
     assert finding.name == name and words in str(finding.advice)
     assert finding.is_grave == (facts.get("kernels", "") is None)
+
+
+SIZE = ModelSize(
+    layer_bytes=10 << 30,
+    layer_flops=10 << 30,
+    head_bytes=2 << 30,
+    head_flops=2 << 30,
+    attention=(AttentionSize(None, 1 << 16, 1 << 16),),
+)
+
+
+def plan_with(available: int, **facts: Any) -> str:
+    known = {"architecture": "A", "num_weights": 6 << 30, "size": SIZE, "kv_bytes_per_token": 1 << 16}
+    known |= {"max_model_len": 4096, "load_per_cpu": 0.0, "prompt_tokens": 512}
+    known |= {"ceilings": Ceilings(float(10 << 30), 1e15), "available_bytes": available << 30}
+    return "\n".join(lines_of(Plan(**{**known, **facts})))
+
+
+def test_a_plan_takes_the_most_exact_weights_that_fit() -> None:
+    assert plan_with(64).endswith("\ntwostep serve MODEL")
+    middle = plan_with(10)
+    assert middle.count("do not fit") == 1 and middle.endswith("--quantization int8")
+    assert "does not fit in any form" in plan_with(2)
+
+
+def test_a_plans_times_are_those_of_the_roofline() -> None:
+    exact, rounded, _ = plan_with(64).split("--quantization")[1:]
+    assert "1 at once: TTFT 1.20 s at best" in exact and "32 at once: TTFT 38.50 s at best" in exact
+    assert "ITL 1,203.1 ms (memory), 1 tokens/s at most" in exact
+    assert "requests of 768" in rounded and "busy" not in exact
+    assert "busy with other programs" in plan_with(64, load_per_cpu=2.0)
+
+
+def test_embeddings_keep_sixteen_bits() -> None:
+    untied = bytes_of_weights(SIZE, (6 << 30) + (1 << 30), "int8")
+    tied = bytes_of_weights(SIZE, 6 << 30, "int8")
+    assert tied == untied == quantized(SIZE, "int8").weight_bytes + (2 << 30)
+    assert bytes_of_weights(SIZE, 6 << 30, "none") == 12 << 30
 
 
 @pytest.mark.parametrize(("num_bytes", "shown"), [(3, "3 bytes"), (2**20, "1.0 MiB"), (3 * 2**29, "1.5 GiB")])

@@ -7,6 +7,7 @@ COMMANDS = {
     "chat": "talk with a model, here or on a server",
     "run": "print a model's answer to one prompt",
     "doctor": "tell what this machine has, and what is slow and why",
+    "plan": "tell what a model will take here, without loading it",
     "models": "list the models that were downloaded",
     "pull": "download a model from the Hugging Face hub",
     "bench": "put load on a server, and measure it",

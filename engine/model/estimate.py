@@ -1,0 +1,68 @@
+"""What a checkpoint will take, from its configuration alone: a model without weights is made and measured."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.attention.kv_cache import bytes_per_block
+from engine.attention.registry import ATTENTION_NAME, register
+from engine.checkpoint.local import check_checkpoint
+from engine.core.config import EngineConfig
+from engine.core.errors import ModelError, TwostepError, UnsupportedModelError, reason_of
+from engine.core.machine import ModelSize
+from engine.mixers.functions import route_recurrent_functions
+from engine.model.context_limit import context_limit
+from engine.model.loader import read_hf_config
+from engine.model.probe import layer_shape, probe_layers
+from engine.model.step_work import size_of
+
+__all__ = ["Estimate", "estimate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A model's size, as it would be on the CPU."""
+
+    architecture: str
+    num_weights: int
+    size: ModelSize
+    """Of weights in 16 bits."""
+    kv_bytes_per_token: int
+    """Of keys and values in 16 bits."""
+    max_model_len: int
+
+
+def estimate(model: str, revision: str | None = None) -> Estimate:
+    """Reads config.json of a directory, a GGUF file or a hub id, and no weights; imports transformers' models. Raises
+    ModelError for what cannot be served or estimated."""
+    check_checkpoint(model)
+    try:
+        return _estimate(EngineConfig(model=model, revision=revision))
+    except TwostepError:
+        raise
+    except Exception as error:  # a checkpoint's values reach code all over transformers, which raises anything
+        raise ModelError(f"What {model} takes cannot be told from its config.json: {reason_of(error)}") from error
+
+
+def _estimate(config: EngineConfig) -> Estimate:
+    source: dict[str, Any] = {"revision": config.revision, "trust_remote_code": False}
+    hf_config, _ = read_hf_config(config, source)
+    device, dtype = torch.device("meta"), torch.bfloat16
+    register()
+    with device:
+        module = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, attn_implementation=ATTENTION_NAME)
+    module.eval()
+    route_recurrent_functions(module)
+    text_config = hf_config.get_text_config(decoder=True)
+    calls = probe_layers(module, text_config, device)
+    if not calls:
+        raise UnsupportedModelError(f"{config.model} has no attention, whose memory and time alone can be told yet.")
+    return Estimate(
+        architecture=type(module).__name__,
+        num_weights=sum(parameter.numel() for parameter in module.parameters()),
+        size=size_of(module, text_config, calls, dtype),
+        kv_bytes_per_token=bytes_per_block(tuple(map(layer_shape, calls)), 1, dtype),
+        max_model_len=context_limit(text_config, ()),
+    )
