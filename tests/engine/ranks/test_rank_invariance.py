@@ -1,22 +1,20 @@
 """Any number of ranks gives the same answers, bit for bit, and those of Hugging Face."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from engine.model.kernel_forward import KernelForward
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.golden_tokens import MAX_TOKENS, generated, prompts
+from tests.engine.ranks.rank_answers import answers, check_equal
 from tests.engine.ranks.rank_threads import engine_on_ranks
-from tests.engine.tiny_models import ARCHITECTURES, VOCAB_SIZE, WIDE, ReferenceModel, make_checkpoint
+from tests.engine.tiny_models import ARCHITECTURES, WIDE, ReferenceModel, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
 
-PROMPTS = {str(length): [(7 * at + length) % VOCAB_SIZE for at in range(length)] for length in (1, 5, 16, 37)}
-PARAMS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.2, "seed": 5}}
 # heads cut, experts in the kernels, nothing fused, experts with biases, and recurrent states
 EVERY_WAY = ("llama", "mixtral", "gemma3", "gpt_oss", "jamba")
 
@@ -25,26 +23,6 @@ EVERY_WAY = ("llama", "mixtral", "gemma3", "gpt_oss", "jamba")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     directory = tmp_path_factory.mktemp("checkpoints")
     return cache(lambda architecture: make_checkpoint(architecture, directory))
-
-
-def answers(path: Path, size: int, **settings: Any) -> dict[str, list[Any]]:
-    """Everything that a client sees of several requests in one batch, whose prompts are computed in chunks."""
-    with engine_on_ranks(path, size, max_num_batched_tokens=11, **settings) as (engine, _):
-        for kind, params in PARAMS.items():
-            for name, prompt in PROMPTS.items():
-                add(engine, f"{kind} {name}", prompt, max_tokens=8, logprobs=3, **params)
-        updates = run_to_end(engine)
-        return {
-            name: [(each.token_id, each.logprob, each.top) for update in own for each in update.logprobs]
-            for name, own in updates.items()
-        }
-
-
-def check_equal(path: Path, sizes: Sequence[int], **settings: Any) -> None:
-    expected = answers(path, 1, **settings)
-    assert len(expected) == len(PROMPTS) * len(PARAMS) and all(len(each) == 8 for each in expected.values())
-    for size in sizes:
-        assert answers(path, size, **settings) == expected, size
 
 
 @pytest.mark.parametrize("architecture", EVERY_WAY)

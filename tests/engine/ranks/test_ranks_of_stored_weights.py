@@ -10,8 +10,8 @@ from engine.weights.gathered_weight import own_part
 from engine.weights.linear import PackedLinear
 from tests.engine.checkpoint.gguf_files import write_gguf
 from tests.engine.checkpoint.published_checkpoints import write_published
+from tests.engine.ranks.rank_answers import check_equal
 from tests.engine.ranks.rank_threads import engine_on_ranks
-from tests.engine.ranks.test_rank_invariance import check_equal
 from tests.engine.tiny_models import WIDE, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
