@@ -141,3 +141,11 @@ def test_events_are_found_however_bytes_arrive(cuts: list[int]) -> None:
 def test_errors_are_written_as_each_api_does(path: str) -> None:
     data = next(line for line in error_event(path, "gone").split(b"\n") if line.startswith(b"data: "))
     assert "gone" in json.dumps(json.loads(data[6:]))
+
+
+def test_a_choice_that_has_ended_is_computed_anew_so_that_it_ends_again() -> None:
+    """Behind its last token another would follow, and count."""
+    continuation = StreamContinuation({"stream": True, "n": 2})
+    continuation.take(event(choices=[{"index": 0, "text": "a", "token_ids": [1], "finish_reason": "stop"}]))
+    continuation.take(event(choices=[{"index": 1, "text": "b", "token_ids": [2]}]))
+    assert continuation.next_body()["resume_token_ids"] == [[], [2]]
