@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from engine.core.adapters import Adapters, NoAdapters
 from engine.core.block_records import BlockRecords
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.crash_marker import Marker
@@ -71,6 +72,7 @@ def load_engine(config: EngineConfig, marker: Marker | None = None, kv_memory_fd
         grammars=grammars,
         store=store,
         records=records,
+        adapters=runner.adapters,
         on_close=end_ranks,
     )
 
@@ -88,6 +90,7 @@ def assemble(
     store: KVStore | None = None,
     records: BlockRecords | None = None,
     on_close: Callable[[], None] = lambda: None,
+    adapters: Adapters | None = None,
 ) -> Engine:
     """Makes an engine over a model that is loaded, or over a fake of one. `new_drafter` makes the drafter of one
     request's text; `on_close` ends what the runner needs."""
@@ -100,6 +103,7 @@ def assemble(
         NoGrammars() if grammars is None else grammars,
         Telemetry(costs, Roofline(info.size, info.ceilings, info.draft_size), tracer or NullTracer()),
         store=store or NullKVStore(),
+        adapters=adapters or NoAdapters(),
         new_drafter=_drafter_of(new_drafter) if config.num_speculative_tokens else None,
         marker=marker,
         clock=clock,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
+from engine.core.adapters import AdapterInfo, Adapters
 from engine.core.batch import Batch, Phase, ScheduledRequest, StepOutput
 from engine.core.cache_steering import CachedPrefixes
 from engine.core.config import EngineInfo
@@ -16,7 +17,7 @@ from engine.core.crash_marker import Marker, NullMarker
 from engine.core.draft import Drafter
 from engine.core.errors import DeviceFailedError, InvalidParameterError
 from engine.core.messages import AddRequest, RequestState, RequestUpdate, StepUpdate
-from engine.core.request import Request
+from engine.core.request import LoadedAdapter, Request
 from engine.core.request_validation import check_request
 from engine.grammar.compiler import Grammars
 from engine.kv_store.interface import KVStore
@@ -61,6 +62,7 @@ class Engine:
         telemetry: Telemetry,
         *,
         store: KVStore,
+        adapters: Adapters,
         new_drafter: Callable[[Request], Drafter] | None,
         marker: Marker | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -74,6 +76,7 @@ class Engine:
         self._grammars = grammars
         self._telemetry = telemetry
         self._store = store
+        self._adapters = adapters
         self._new_drafter = new_drafter
         self._marker = marker or NullMarker()
         self._clock = clock
@@ -84,7 +87,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to report."""
-        is_busy = self._scheduler.has_unfinished or self._scheduler.kv.has_transfers
+        is_busy = self._scheduler.has_unfinished or self._scheduler.kv.has_transfers or bool(self._adapters.unloaded)
         return is_busy or self._has_unreported_aborts or len(self._grammars) > 0
 
     def add_request(self, message: AddRequest) -> None:
@@ -103,6 +106,7 @@ class Engine:
             tenant=message.tenant,
             weight=message.weight,
             cache_salt=message.cache_salt,
+            adapter=self._adapter(message.adapter),
             steering=message.steering,
             output_token_ids=list(message.output_token_ids),  # it grows
             is_announced=len(message.output_token_ids) > message.num_given,
@@ -111,6 +115,22 @@ class Engine:
             self._queue(request)
         else:
             self._grammars.add(request)
+
+    def _adapter(self, digest: str) -> LoadedAdapter | None:
+        if not digest:
+            return None
+        number = self._adapters.number_of(digest)
+        if number is None:
+            raise InvalidParameterError("model", "The adapter that the request asks for is no longer loaded.")
+        return LoadedAdapter(digest, number)
+
+    def load_adapter(self, path: str) -> AdapterInfo:
+        """Loads an adapter over the model. Raises AdapterError."""
+        return self._adapters.load(path)
+
+    def unload_adapter(self, digest: str) -> None:
+        """Takes no more requests for the adapter. It is freed when those that it has have ended."""
+        self._adapters.unload(digest)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests without further updates; unknown ids are ignored. The next step reports that they ended."""
@@ -147,6 +167,7 @@ class Engine:
         requests that run for the first time, if there are any."""
         started_s = self._clock()
         self._queue_compiled()
+        self._release_adapters()
         running_ids = self._scheduler.running_ids
         if running_ids or len(self._grammars):  # grammars are compiled, and those of running requests draft tokens
             self._mark(running_ids)
@@ -182,6 +203,12 @@ class Engine:
         if self._scheduler.kv.has_transfers:
             self._store.wait(_MAX_WAIT_S)
         return None
+
+    def _release_adapters(self) -> None:
+        """Frees unloaded adapters that no request uses, queued, running, or with a grammar that is being compiled."""
+        for number in self._adapters.unloaded if not len(self._grammars) else ():
+            if not self._scheduler.uses_adapter(number):
+                self._adapters.release(number)
 
     def _queue_compiled(self) -> None:
         for request in self._grammars.take_ready(0.0 if self._scheduler.has_unfinished else _MAX_WAIT_S):

@@ -23,6 +23,7 @@ from server.middleware.failures import FailureMiddleware
 from server.middleware.gate import GateMiddleware
 from server.middleware.record import RecordMiddleware
 from server.routes import (
+    adapters,
     anthropic,
     cache,
     chat,
@@ -49,6 +50,7 @@ _MODULES = (
     anthropic,
     embeddings,
     models,
+    adapters,
     requests,
     cache,
     prefix_cache,

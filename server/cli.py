@@ -35,6 +35,7 @@ examples:
   twostep serve ./my-model-Q4_K_M.gguf                 from a GGUF file
   twostep serve org/my-model-GGUF:Q4_K_M               from a GGUF file on the hub
   twostep serve ./my-model --served-model-name mine    from a directory, under a name of your choice
+  twostep serve ./my-model --lora sql=./my-adapter     with an adapter, which clients name as a model
   TWOSTEP_API_KEY=secret twostep serve ./my-model      only for clients that send the key
   TWOSTEP_API_KEY=secret twostep serve ./my-model --host 0.0.0.0    for other machines, too
   twostep serve --config server.yaml                   settings from a file

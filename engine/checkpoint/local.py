@@ -86,7 +86,7 @@ def _content(path: Path) -> bytes:
 def _without_config(path: Path) -> ModelError:
     if (path / "adapter_config.json").is_file():
         return UnsupportedModelError(
-            f"{path} is an adapter (LoRA), not a model: merge it into the model that it was made for, and serve that."
+            f"{path} is an adapter (LoRA), not a model: serve the model that it was made for, with --lora NAME={path}."
         )
     if any(path.glob("*.gguf")):
         return ModelError(f"{path} is a directory of GGUF files: name one of them.")

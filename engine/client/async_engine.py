@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from engine.client.aborts import Aborts
+from engine.client.adapter_registry import AdapterRegistry
 from engine.client.admission import AdmissionControl, AdmissionLimits
 from engine.client.interface import GenerationRequest, Tenant
 from engine.client.live_request import LiveRequest, timed_update
@@ -29,6 +30,7 @@ from engine.core.errors import (
     TwostepError,
 )
 from engine.core.messages import (
+    AdapterLoaded,
     DropPrefixes,
     FromEngine,
     Inspection,
@@ -91,6 +93,7 @@ class AsyncEngine:
         self._registry = RequestRegistry(self._supervisor.send)
         self._aborts = Aborts(self._supervisor.send)
         self._inspector = RequestInspector(self._supervisor)
+        self.adapters = AdapterRegistry(self._supervisor)
         self._has_answered = False  # whether the current engine process has, or the last one while none is up
 
     async def spawn(self) -> None:
@@ -110,6 +113,7 @@ class AsyncEngine:
             self._fail(error if isinstance(error, TwostepError) else EngineUnavailableError(_STOPPED))
             await self.stop()
             raise
+        self.adapters.engine_has_started()
         self._registry.engine_is_up()
         return self._info
 
@@ -151,7 +155,7 @@ class AsyncEngine:
         if self._failure is not None or self._info is None:
             raise self._unavailable()
         if self._watchdog.is_silent:
-            raise EngineUnavailableError(self._silence)
+            raise EngineUnavailableError(self._watchdog.complaint)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
         live = self._admit(request)
@@ -247,11 +251,14 @@ class AsyncEngine:
             self._registry.put(message.request_id, RequestError(message.message, message.param))
         elif isinstance(message, Inspection):
             self._inspector.on_answer(message)
+        elif isinstance(message, AdapterLoaded):
+            self.adapters.on_answer(message)
         self._registry.advance_trials()
 
     def on_engine_down(self) -> bool:
         self._watchdog.stop()
         self._inspector.engine_is_down()
+        self.adapters.engine_is_down()
         self._registry.engine_is_down()
         self._report_pause()
         return self._has_answered or not self._registry
@@ -264,6 +271,7 @@ class AsyncEngine:
 
     def on_engine_up(self, death: Death) -> None:
         self._has_answered = False  # what arrived since the death came from the dead process
+        self.adapters.engine_is_up()
         self._admission.forget_stall()
         self._registry.on_unscheduled()
         if (guilty := self._registry.engine_is_up(death)) is not None:
@@ -310,12 +318,8 @@ class AsyncEngine:
         is_over = isinstance(self._failure, EngineFailedError)
         return (EngineGivenUpError if is_over else EngineUnavailableError)(str(self._failure))
 
-    @property
-    def _silence(self) -> str:
-        return f"The engine has work but was silent for {self._watchdog.silence_s:.0f} seconds."
-
     def _on_hang(self) -> None:
-        self._supervisor.kill(EngineFailedError(self._silence))
+        self._supervisor.kill(EngineFailedError(self._watchdog.complaint))
 
 
 def _ask(ask: Callable[[], T], supervisor: Supervisor) -> T:

@@ -4,10 +4,11 @@
 """
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.core.adapters import AdapterInfo
 from engine.core.cache_steering import CachedPrefixes, CacheSteering
 from engine.core.config import EngineInfo
 from engine.core.outputs import RequestOutput
@@ -53,6 +54,8 @@ class GenerationRequest:
     share: float = 1.0
     """The tenant's share in admission control: see `Tenant`."""
     cache_salt: str = ""
+    adapter: str = ""
+    """Digest of the adapter that it runs with; empty for the model as it is."""
     steering: CacheSteering = field(default_factory=CacheSteering)
     given_token_ids: tuple[int, ...] = ()
     """Tokens that the answer begins with, which another server generated for the same request."""
@@ -76,6 +79,21 @@ class GenerationRequest:
     def patience_s(self) -> float | None:
         """The longest predicted wait with which admission makes sense; None if there is no limit."""
         return min((limit_s for limit_s in (self.max_queue_s, self.left_s) if limit_s is not None), default=None)
+
+
+class AdapterClient(Protocol):
+    """The adapters (LoRA) that are loaded, by the names that clients give."""
+
+    @property
+    def loaded(self) -> Mapping[str, AdapterInfo]:
+        """The adapters that requests may name now."""
+
+    async def load(self, name: str, path: str) -> AdapterInfo:
+        """Load an adapter, also in the engines of later restarts. Raises AdapterError, and EngineUnavailableError if
+        there is no engine that could. It goes on even if the caller leaves."""
+
+    def unload(self, name: str) -> None:
+        """Take no more requests for a loaded adapter. Those that it has go on."""
 
 
 class EngineClient(Protocol):
@@ -108,6 +126,10 @@ class EngineClient(Protocol):
 
     def check_admission(self, tenant: Tenant) -> None:
         """Raise OverloadedError, or EngineRestartingError, if any request of the tenant would be refused now."""
+
+    @property
+    def adapters(self) -> AdapterClient:
+        """The adapters over the model."""
 
     def check_health(self) -> None:
         """Raise EngineUnavailableError when the engine is not loaded, given up, or silent although it has work. One

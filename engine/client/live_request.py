@@ -103,6 +103,7 @@ class LiveRequest:
             tenant=request.tenant,
             weight=request.weight,
             cache_salt=request.cache_salt,
+            adapter=request.adapter,
             steering=request.steering,
             output_token_ids=self._received_token_ids,
             num_given=len(request.given_token_ids),

@@ -80,6 +80,8 @@ class ScheduledRequest:
     """Slot to which the states after the step are to be copied at last."""
     scores_prompt: bool = False
     """Whether every prompt token after the first needs its log-probability."""
+    adapter: int | None = None
+    """Number of the adapter that its tokens are computed with; None for the model as it is."""
 
     @property
     def end(self) -> int:

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from engine.core.adapters import AdapterInfo, AdapterSource
 from engine.core.errors import ConfigError
 from engine.core.machine import Ceilings, ModelSize
 
@@ -32,6 +33,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     mtp: bool = True
     """Whether the checkpoint's own MTP head drafts, if it brings one and neither of the two above is set. See
     `engine.model.mtp_head`."""
+    adapters: tuple[AdapterSource, ...] = ()
+    """Adapters (LoRA) that are loaded with the model."""
+    max_adapters: int = 128
+    """Maximum number of adapters loaded at once."""
+    max_adapter_rank: int = 256
+    """Maximum rank of an adapter's modules."""
     max_model_len: int | None = None
     """Longest prompt + output, in tokens; None takes the model's own limit."""
     block_size: int = 16
@@ -100,6 +107,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in (
             "block_size",
             "state_checkpoint_interval",
+            "max_adapters",
+            "max_adapter_rank",
             "max_num_seqs",
             "max_num_batched_tokens",
             "max_prefill_tokens_per_gap",
@@ -195,6 +204,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     weights_fingerprint: str
     """Hash of the model's configuration and of all its numbers, as they were loaded. Directories with equal weights
     have equal ones."""
+    adapters: dict[str, AdapterInfo] = {}
+    """The adapters that were loaded with the model, by name."""
     weight_bytes: int
     kv_cache_bytes: int
     kv_bytes_per_token: int

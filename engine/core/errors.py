@@ -4,7 +4,8 @@
     ├── ConfigError                 a setting cannot work as given; the process exits with code 2
     ├── ModelError                  the checkpoint cannot be served; the process exits with code 2
     │   ├── UnsupportedModelError   the architecture cannot run over a paged cache, and why
-    │   └── ModelMemoryError        there is not enough memory for it now
+    │   ├── ModelMemoryError        there is not enough memory for it now
+    │   └── AdapterError            an adapter cannot be loaded over it, and why
     ├── RequestError                this request can never be served; retrying does not help
     │   ├── GrammarError            the schema or grammar cannot be followed, and why
     │   ├── InvalidParameterError   one parameter has a value that cannot be honoured; `.param` names it
@@ -41,6 +42,10 @@ class UnsupportedModelError(ModelError):
 
 class ModelMemoryError(ModelError):
     """There is not enough memory for the model or its KV cache now. Later there may be enough."""
+
+
+class AdapterError(ModelError):
+    """An adapter is missing, damaged, or none that can be loaded over the model."""
 
 
 class RequestError(TwostepError):

@@ -1,12 +1,15 @@
 """The typed messages between the server process and the engine process, as msgpack over a local socket.
 
-To the engine:    Start (once, first), AddRequest, AbortRequests, Inspect, ResetPrefixCache, DropPrefixes, Shutdown
+To the engine:    Start (once, first), AddRequest, AbortRequests, Inspect, ResetPrefixCache, DropPrefixes, LoadAdapter,
+                  UnloadAdapter, Shutdown
 From the engine:  EngineReady, RequestsScheduled (before a step), StepUpdate (one per step), Heartbeat (once a second
-                  when idle), RequestRefused, Inspection (one per Inspect), EngineFailure (last)
+                  when idle), RequestRefused, Inspection (one per Inspect), AdapterLoaded (one per LoadAdapter),
+                  EngineFailure (last)
 """
 
 import msgspec
 
+from engine.core.adapters import AdapterInfo
 from engine.core.batch import TokenLogprobs
 from engine.core.cache_steering import CachedPrefixes, CacheSteering
 from engine.core.config import EngineConfig, EngineInfo
@@ -31,6 +34,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     tenant: str = ""
     weight: float = 1.0
     cache_salt: str = ""
+    adapter: str = ""
+    """Digest of the adapter that it runs with; empty for the model as it is."""
     steering: CacheSteering = CacheSteering()
     output_token_ids: list[int] = []
     """Tokens generated before an engine restart, or that the request begins with; generation goes on after them."""
@@ -64,6 +69,18 @@ class DropPrefixes(msgspec.Struct, frozen=True, tag=True):
     tenant: str
     key: str | None
     """None for all of the tenant's keys."""
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Asks the engine for an `AdapterLoaded`."""
+
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Tells the engine to take no more requests for the adapter of this digest. Those that it has go on."""
+
+    digest: str
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -150,6 +167,14 @@ class Inspection(msgspec.Struct, frozen=True, tag=True):
     """By tenant."""
 
 
+class AdapterLoaded(msgspec.Struct, frozen=True, tag=True):
+    """What came of a `LoadAdapter`: the adapter, or why it cannot be loaded."""
+
+    path: str
+    info: AdapterInfo | None = None
+    error: str = ""
+
+
 class EngineFailure(msgspec.Struct, frozen=True, tag=True):
     """The engine cannot start or go on; `kind` is the error class's name, `message` one sentence for the user."""
 
@@ -158,5 +183,24 @@ class EngineFailure(msgspec.Struct, frozen=True, tag=True):
     detail: str = ""
 
 
-ToEngine = Start | AddRequest | AbortRequests | Inspect | ResetPrefixCache | DropPrefixes | Shutdown
-FromEngine = EngineReady | RequestsScheduled | StepUpdate | Heartbeat | RequestRefused | Inspection | EngineFailure
+ToEngine = (
+    Start
+    | AddRequest
+    | AbortRequests
+    | Inspect
+    | ResetPrefixCache
+    | DropPrefixes
+    | LoadAdapter
+    | UnloadAdapter
+    | Shutdown
+)
+FromEngine = (
+    EngineReady
+    | RequestsScheduled
+    | StepUpdate
+    | Heartbeat
+    | RequestRefused
+    | Inspection
+    | AdapterLoaded
+    | EngineFailure
+)

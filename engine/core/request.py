@@ -42,6 +42,16 @@ class Constraint(Protocol):
         """Whether no token is allowed because the grammar reached its limit of time or states, not by its rules."""
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    """The adapter of a request."""
+
+    digest: str
+    """Hash of its content, which the keys of cached blocks cover."""
+    number: int
+    """Number of the adapter in batches, while it is loaded."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A request with its state, which the scheduler owns and changes. Positions [0, num_computed_tokens) have KV in
@@ -58,6 +68,8 @@ class Request:
     """Weight of its tenant, relative to those of other tenants, in fair queueing."""
     cache_salt: str = ""
     """Salt of its prefix-cache keys: requests share cached blocks only with requests of the same salt."""
+    adapter: LoadedAdapter | None = None
+    """The adapter that it runs with; None for the model as it is."""
     steering: CacheSteering = field(default_factory=CacheSteering)
     output_token_ids: list[int] = field(default_factory=list)
     """Tokens generated so far. Not empty at the start for a request that resumes after an engine restart."""

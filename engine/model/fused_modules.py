@@ -15,7 +15,15 @@ from engine.attention.registry import AttentionCall, attend
 
 GATE_BLOCK = 16  # columns, as in engine/kernels/base/operators.h
 
-__all__ = ["GATE_BLOCK", "FusedAttention", "FusedDecoderLayer", "FusedMLP", "FusedRMSNorm"]
+__all__ = [
+    "GATE_BLOCK",
+    "FusedAttention",
+    "FusedDecoderLayer",
+    "FusedMLP",
+    "FusedRMSNorm",
+    "concatenated",
+    "interleaved",
+]
 
 
 class FusedRMSNorm(nn.Module):
@@ -99,19 +107,25 @@ class FusedDecoderLayer(nn.Module):
         return cast(Tensor, residual + self.mlp(normed))
 
 
+def concatenated(tensors: Sequence[Tensor]) -> Tensor:
+    """Returns the rows of all tensors, those of the first one first: the order of a merged query, key and value."""
+    return torch.cat([*tensors])
+
+
+def interleaved(tensors: Sequence[Tensor]) -> Tensor:
+    """Returns a block of each tensor's rows in turn: the order of a merged gate and up projection."""
+    blocks = zip(*(torch.split(tensor, GATE_BLOCK) for tensor in tensors), strict=True)
+    return torch.cat([*chain.from_iterable(blocks)])
+
+
 def _concatenated(*linears: nn.Linear) -> nn.Linear:
     """Merges layers into one that has the output columns of all, those of the first one first."""
-    return _merged(linears, torch.cat)
+    return _merged(linears, concatenated)
 
 
 def _interleaved(*linears: nn.Linear) -> nn.Linear:
     """Merges layers into one that has a block of each layer's output columns in turn, as the operator `gate` reads."""
-
-    def join(tensors: list[Tensor]) -> Tensor:
-        blocks = zip(*(torch.split(tensor, GATE_BLOCK) for tensor in tensors), strict=True)
-        return torch.cat([*chain.from_iterable(blocks)])
-
-    return _merged(linears, join)
+    return _merged(linears, interleaved)
 
 
 def _merged(linears: Sequence[nn.Linear], join: Callable[[list[Any]], Tensor]) -> nn.Linear:

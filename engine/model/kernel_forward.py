@@ -5,6 +5,7 @@ is torch's there, which keeps subnormal numbers; here they may become zero, as t
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -24,8 +25,11 @@ class KernelForward:
     def __init__(self, parts: DecoderParts, cache: KVCache) -> None:
         self.parts = parts
         self._weight, self._bias, self._gather = parts.head.weight, parts.head.bias, parts.head.after
+        decoder = parts.bound(cache)
+        self.linears: list[Any] = decoder.linears()
+        """The layers to which adapters may add: see `engine/kernels/layers/decoder.cpp`."""
         # Called as an operator with an object, torch throws and catches two exceptions.
-        self._run_decoder = parts.bound(cache).run
+        self._run_decoder = decoder.run
 
     def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, hidden_of: HiddenOf = None) -> ForwardOutput:
         paged = inputs.attention
@@ -41,6 +45,7 @@ class KernelForward:
             paged.slot_mapping,
             None if wants_last else rows,
             layers,
+            inputs.adapters,
         )
         kept_hidden = hidden[rows] if wants_last and rows is not None else hidden
         return ForwardOutput(self._head(kept_hidden), kept_hidden, hidden if wants_last else of_layers)

@@ -12,6 +12,7 @@ from engine.attention.registry import attend
 from engine.model.decoder_parts import AttentionParts, LayerParts, LinearParts, MlpParts, NormParts, linear_parts
 from engine.model.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
 from engine.model.mixture import is_known_mixture, mixture_parts, router_weight
+from engine.weights.adapters import are_rows_adapted
 from engine.weights.gathered_weight import own_part
 from engine.weights.linear import PackedLinear
 from engine.weights.module_replacement import replace_modules
@@ -59,6 +60,8 @@ class KernelDecoderLayer(nn.Module):
         position_embeddings: tuple[Tensor, Tensor],  # [1, T, head_size] each
         **_: Any,
     ) -> Tensor:
+        if are_rows_adapted():
+            return cast(Tensor, self.layer(hidden_states, position_embeddings=position_embeddings))
         query_key_value = torch.ops.twostep.before_attention(self._before, hidden_states, *position_embeddings)
         attended = attend(self._call.with_tensors(*query_key_value))
         return cast(Tensor, torch.ops.twostep.after_attention(self._after, hidden_states, attended))

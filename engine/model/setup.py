@@ -11,6 +11,8 @@ import torch
 
 from engine.attention import AttentionBackend, select_backend
 from engine.attention.kv_cache import KVCache, bytes_per_block
+from engine.checkpoint.adapters.files import size_of_files
+from engine.core.adapters import AdapterInfo, Adapters, NoAdapters
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import ConfigError, ModelMemoryError
 from engine.core.machine import Ceilings
@@ -19,6 +21,7 @@ from engine.host.memory_trim import give_back_freed_memory
 from engine.host.shared_pages import SharedPages
 from engine.kernels import load_kernels
 from engine.mixers.state import StateCache, bytes_per_slot
+from engine.model.adapters import ModelAdapters, load_adapters
 from engine.model.decoder_parts import DecoderParts
 from engine.model.kernel_forward import KernelForward
 from engine.model.machine_ceilings import measure_ceilings
@@ -72,15 +75,19 @@ def load_model_runner(
     lead: Lead = lambda forwards: forwards,
     kv_memory_fd: int | None = None,
 ) -> tuple[ModelRunner, EngineInfo]:
-    """Loads the model and sets up its runner, which runs the forward passes that `lead` makes of its own. The KV cache
-    lies in the memory of the file `kv_memory_fd`, if there is one and another process could go on with what it holds.
-    Raises ConfigError or ModelError."""
+    """Loads the model and its adapters, and sets up its runner, which runs the forward passes that `lead` makes of its
+    own. The KV cache lies in the memory of the file `kv_memory_fd`, if there is one and another process could go on
+    with what it holds. Raises ConfigError or ModelError."""
     started_s = time.monotonic()
     ready = load_ready_model(config, group, kv_memory_fd)
-    info = _info_of(config, ready, started_s)
+    adapters: Adapters = NoAdapters()
+    if group is ALONE:
+        adapters = ModelAdapters(ready.model, ready.forward, config.max_adapters, config.max_adapter_rank)
+    loaded = load_adapters(adapters, config.adapters)
+    info = _info_of(config, ready, loaded, started_s)
     forward, *drafting = lead(ready.shared)
     proposer = proposer_of(ready.model, ready.cache, drafting[0] if drafting else ready.drafting)
-    return ModelRunner(ready.model, ready.cache, forward, proposer), info
+    return ModelRunner(ready.model, ready.cache, forward, proposer, adapters), info
 
 
 def load_ready_model(config: EngineConfig, group: RankGroup, kv_memory_fd: int | None = None) -> ReadyModel:
@@ -107,7 +114,7 @@ def load_ready_model(config: EngineConfig, group: RankGroup, kv_memory_fd: int |
     return ReadyModel(model, cache, states, max_model_len, ceilings, totals, name, forward, drafting)
 
 
-def _info_of(config: EngineConfig, ready: ReadyModel, started_s: float) -> EngineInfo:
+def _info_of(config: EngineConfig, ready: ReadyModel, adapters: dict[str, AdapterInfo], started_s: float) -> EngineInfo:
     """Returns the facts about all ranks together."""
     model, cache, totals = ready.model, ready.cache, ready.totals
     return EngineInfo(
@@ -117,6 +124,7 @@ def _info_of(config: EngineConfig, ready: ReadyModel, started_s: float) -> Engin
         dtype=_name_of(model.dtype),
         kv_cache_dtype=config.kv_cache_dtype if model.kv_dtype != model.dtype else _name_of(model.dtype),
         attention=ready.attention,
+        adapters=adapters,
         linear=model.linear,
         forward=ready.forward.name,
         vocab_size=model.vocab_size,
@@ -282,10 +290,12 @@ def _max_model_len(config: EngineConfig, model: LoadedModel) -> int:
 
 
 def _cache_bytes(config: EngineConfig, model: LoadedModel, step_bytes: int) -> int:
-    """Returns the memory for KV and states: as configured, else a share of what is free and what no step needs."""
+    """Returns the memory for KV and states: as configured, else a share of what is free, and what neither a step nor
+    the adapters need."""
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
-    share = int((available_bytes(model.device) - step_bytes) * SHARE_OF_AVAILABLE[model.device.type])
+    kept_bytes = step_bytes + sum(size_of_files(each.path) for each in config.adapters)
+    share = int((available_bytes(model.device) - kept_bytes) * SHARE_OF_AVAILABLE[model.device.type])
     return min(share, MAX_DEFAULT_KV_BYTES) if model.device.type == "cpu" else share
 
 

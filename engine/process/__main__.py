@@ -15,12 +15,14 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from engine.core.adapters import AdapterInfo
 from engine.core.cache_steering import CachedPrefixes
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.crash_marker import Marker
-from engine.core.errors import ConfigError, ModelError, RequestError
+from engine.core.errors import AdapterError, ConfigError, ModelError, RequestError
 from engine.core.messages import (
     AbortRequests,
+    AdapterLoaded,
     AddRequest,
     DropPrefixes,
     EngineFailure,
@@ -29,6 +31,7 @@ from engine.core.messages import (
     Heartbeat,
     Inspect,
     Inspection,
+    LoadAdapter,
     RequestRefused,
     RequestsScheduled,
     RequestState,
@@ -37,6 +40,7 @@ from engine.core.messages import (
     Start,
     StepUpdate,
     ToEngine,
+    UnloadAdapter,
 )
 from engine.host.log_format import configure_root
 from engine.host.memory_trim import share_one_malloc_arena, trim_after_startup
@@ -79,6 +83,10 @@ class SteppingEngine(Protocol):
     def drop_prefixes(self, tenant: str, key: str | None) -> None: ...
 
     def cached_prefixes(self, tenant: str) -> list[CachedPrefixes]: ...
+
+    def load_adapter(self, path: str) -> AdapterInfo: ...
+
+    def unload_adapter(self, digest: str) -> None: ...
 
     def step(self, on_scheduled: Callable[[list[str]], None]) -> StepUpdate: ...
 
@@ -189,6 +197,17 @@ def _handle(message: ToEngine, engine: SteppingEngine, link: Link, marker: Marke
         engine.reset_prefix_cache(message.clears_store)
     elif isinstance(message, DropPrefixes):
         engine.drop_prefixes(message.tenant, message.key)
+    elif isinstance(message, LoadAdapter):
+        link.send(_loaded(message.path, engine))
+    elif isinstance(message, UnloadAdapter):
+        engine.unload_adapter(message.digest)
+
+
+def _loaded(path: str, engine: SteppingEngine) -> AdapterLoaded:
+    try:
+        return AdapterLoaded(path, engine.load_adapter(path))
+    except AdapterError as error:
+        return AdapterLoaded(path, error=str(error))
 
 
 if __name__ == "__main__":

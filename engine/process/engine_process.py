@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import (
+    AdapterError,
     ConfigError,
     EngineFailedError,
     ModelError,
@@ -21,7 +22,9 @@ from engine.process.transport import BrokenLinkError, ServerLink
 
 _STOP_GRACE_S = 3.0
 _LAST_MESSAGE_S = 0.5  # how long after its end was noticed a process's last message may arrive
-_START_ERRORS = {error.__name__: error for error in (ConfigError, ModelError, UnsupportedModelError, ModelMemoryError)}
+_START_ERRORS = {
+    error.__name__: error for error in (ConfigError, ModelError, UnsupportedModelError, ModelMemoryError, AdapterError)
+}
 
 
 class EngineProcess:

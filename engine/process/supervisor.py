@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
+from engine.core.adapters import AdapterInfo, AdapterSource
 from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import (
     ConfigError,
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _LOAD_FACTOR, _LOAD_GRACE_S = 10.0, 60.0  # a restart that takes so much longer than the first start hangs
 _MEASURED_ANEW = ("load_s", "ceilings")  # fields that each process measures for itself
+_MAY_DIFFER = (*_MEASURED_ANEW, "adapters")
 
 
 class EngineOwner(Protocol):
@@ -74,6 +76,8 @@ class Supervisor:
         self._down_since_s = 0.0
         self.is_up = False
         """Whether there is a process that is ready."""
+        self.adapters: Mapping[str, AdapterInfo] = {}
+        """The adapters that the newest process has loaded with the model, by name."""
 
     async def spawn(self) -> None:
         """Have the first process import its libraries meanwhile, and wait for `start`. Raises OSError."""
@@ -93,9 +97,13 @@ class Supervisor:
         self._config = msgspec.structs.replace(
             self._config, num_blocks=self._info.num_blocks, max_model_len=self._info.max_model_len
         )
-        self.is_up = True
+        self.is_up, self.adapters = True, self._info.adapters
         self._spare.prepare()
         return self._info
+
+    def set_adapters(self, adapters: tuple[AdapterSource, ...]) -> None:
+        """Has later processes load these adapters with the model."""
+        self._config = msgspec.structs.replace(self._config, adapters=adapters)
 
     @property
     def down_s(self) -> float:
@@ -188,7 +196,9 @@ class Supervisor:
         limit_s = _LOAD_FACTOR * self._load_s + _LOAD_GRACE_S
         try:
             async with asyncio.timeout(limit_s):
-                self._check_same(await process.start(self._config))
+                info = await process.start(self._config)
+                self._check_same(info)
+                self.adapters = info.adapters
             if process.death is not None:
                 raise process.death
         except BaseException as error:
@@ -205,7 +215,7 @@ class Supervisor:
         only. Clients see the error, so it names no values."""
         assert self._info is not None
         now, before = (msgspec.structs.asdict(each) for each in (info, self._info))
-        if names := [name for name in before if name not in _MEASURED_ANEW and now[name] != before[name]]:
+        if names := [name for name in before if name not in _MAY_DIFFER and now[name] != before[name]]:
             logger.error(
                 "the model is another one, before and now: %s", {name: (before[name], now[name]) for name in names}
             )

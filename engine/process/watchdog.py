@@ -21,6 +21,11 @@ class Watchdog:
         return time.monotonic() - self._reset_at_s if self._has_work() else 0.0
 
     @property
+    def complaint(self) -> str:
+        """Says for how long the engine has been silent."""
+        return f"The engine has work but was silent for {self.silence_s:.0f} seconds."
+
+    @property
     def is_silent(self) -> bool:
         """Whether the engine has been silent for too long."""
         return self.silence_s > self._max_silence_s

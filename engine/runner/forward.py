@@ -14,6 +14,7 @@ from engine.mixers.metadata import StateMetadata
 from engine.mixers.registry import Mixer, state_handler
 from engine.mixers.state import StateCache, clear, copy_slots
 from engine.runner.model_inputs import ModelInputs
+from engine.weights.adapters import rows_with_adapters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,6 +82,7 @@ class TransformersForward:
         with (
             attention_handler(handler),
             state_handler(states),
+            rows_with_adapters(inputs.adapters),
             _recorded_input(self._head) as hidden,
             _recorded_states(self._module.base_model, hidden_of) as all_states,
         ):

@@ -22,6 +22,8 @@ class ModelInputs:
     attention: AttentionMetadata
     states: StateMetadata | None
     """None for models without recurrent states."""
+    adapters: Tensor | None = None  # [num_tokens] int64
+    """Number of each token's adapter, -1 for none; None if no token has any."""
 
 
 def build_inputs(requests: Sequence[ScheduledRequest], block_size: int, device: torch.device) -> ModelInputs:
@@ -55,7 +57,16 @@ def build_inputs(requests: Sequence[ScheduledRequest], block_size: int, device: 
         max_seqlen_q=max(lengths),
         max_context_len=max(context_lens),
     )
-    return ModelInputs(token_ids, positions, attention, _states(requests, device))
+    return ModelInputs(token_ids, positions, attention, _states(requests, device), _adapters(requests, device))
+
+
+def _adapters(requests: Sequence[ScheduledRequest], device: torch.device) -> Tensor | None:
+    if all(request.adapter is None for request in requests):
+        return None
+    numbers = [-1 if request.adapter is None else request.adapter for request in requests]
+    return torch.tensor(numbers, device=device).repeat_interleave(
+        torch.tensor([len(request.token_ids) for request in requests], device=device)
+    )
 
 
 def _states(requests: Sequence[ScheduledRequest], device: torch.device) -> StateMetadata | None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.kv_cache import KVCache
+from engine.core.adapters import Adapters, NoAdapters
 from engine.core.batch import Batch, RequestStepOutput, ScheduledRequest, StepOutput, TokenLogprobs
 from engine.core.errors import DeviceFailedError, reason_of
 from engine.runner.forward import Forward
@@ -39,10 +40,19 @@ def _telling_of_the_device() -> Iterator[None]:
 
 
 class ModelRunner:
-    """Runs batches on the model. It is stateless but for the KV cache: a batch carries everything else."""
+    """Runs batches on the model. It is stateless but for the KV cache and the adapters that are loaded: a batch carries
+    everything else."""
 
-    def __init__(self, model: LoadedModel, cache: KVCache, forward: Forward, proposer: Proposer | None = None) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        cache: KVCache,
+        forward: Forward,
+        proposer: Proposer | None = None,
+        adapters: Adapters | None = None,
+    ) -> None:
         """`forward` and `proposer`, which runs the draft model if there is one, write to `cache`."""
+        self.adapters = adapters or NoAdapters()
         self._model = model
         self._cache = cache
         self._run_model = forward

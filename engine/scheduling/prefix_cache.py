@@ -1,7 +1,7 @@
 """Which KV blocks hold which token prefixes, found by chained hashes; torch-free.
 
-A block's hash covers its tokens and, through its parent's hash, every token before it and the request's salt, so
-equal hashes mean equal contexts. SHA-256 keeps that true against prompts chosen to collide.
+A block's hash covers its tokens and, through its parent's hash, every token before it, the request's salt and the
+content of its adapter, so equal hashes mean equal contexts. SHA-256 keeps that true against prompts chosen to collide.
 """
 
 import hashlib
@@ -130,11 +130,16 @@ class PrefixCache:
         while len(hashes) < num_blocks:
             start = len(hashes) * self._block_size
             tokens = request.token_ids(start, start + self._block_size)
-            parent = (
-                hashes[-1] if hashes else hashlib.sha256(request.cache_salt.encode(errors="surrogatepass")).digest()
-            )
+            parent = hashes[-1] if hashes else _root(request)
             hashes.append(hashlib.sha256(parent + array("q", tokens).tobytes()).digest())
         return hashes[:num_blocks]
+
+
+def _root(request: Request) -> bytes:
+    """Returns what stands for the hash of the block before the first one."""
+    salt = request.cache_salt.encode(errors="surrogatepass")  # no byte of it is 255
+    adapter = b"" if request.adapter is None else b"\xff" + bytes.fromhex(request.adapter.digest)
+    return hashlib.sha256(salt + adapter).digest()
 
 
 class NullPrefixCache:

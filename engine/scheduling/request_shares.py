@@ -55,4 +55,5 @@ def share_of(
         num_wanted=draft.num_wanted,
         draft_span=draft_span,
         scores_prompt=request.scores_prompt,
+        adapter=None if request.adapter is None else request.adapter.number,
     )

@@ -94,6 +94,10 @@ class Scheduler:
     def has(self, request_id: str) -> bool:
         return request_id in self._requests
 
+    def uses_adapter(self, number: int) -> bool:
+        """Whether any unfinished request runs with the adapter of this number."""
+        return any(each.adapter is not None and each.adapter.number == number for each in self._requests.values())
+
     def constraint_of(self, request_id: str) -> Constraint | None:
         return self._requests[request_id].constraint
 
@@ -183,8 +187,7 @@ class Scheduler:
             if request.needs_prefill and budget.can_continue(request):
                 chunks.append((request, budget.take(request)))
         while not budget.is_spent and len(self._loading) < max(1, self._max_num_seqs - len(self._running)):
-            new = self._waiting.next(self._running)
-            if new is None:
+            if (new := self._waiting.next(self._running)) is None:
                 break
             if self._loading.try_add(new, len(self._running), now_s):
                 continue
@@ -221,8 +224,6 @@ class Scheduler:
             self._prefill_saved_s += self._pace.saving(request.num_computed_tokens)
             self._waiting.start(request, request.num_uncomputed_tokens)
         return True
-
-    # Transitions.
 
     def _mark_computed(self, request: Request, scheduled: ScheduledRequest, end: int) -> None:
         """Records that the step computed the request's own tokens before `end`."""

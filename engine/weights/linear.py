@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from engine.checkpoint.stored_tensor import StoredTensor
+from engine.weights.adapters import AdaptedWeight
 from engine.weights.block_weight import BlockEmbedding, BlockWeight, keep_blocks
 from engine.weights.gathered_weight import gathered, own_part
 from engine.weights.module_replacement import has_hooks
@@ -31,7 +32,7 @@ class PackedLinear(nn.Module):
 
     def __init__(self, packed: PackedWeight, bias: Tensor | None) -> None:
         super().__init__()
-        self.packed = packed
+        self.packed: PackedWeight = packed
         self.out_features, self.in_features = packed.shape
         self.bias = bias  # [N]
 
@@ -42,6 +43,17 @@ class PackedLinear(nn.Module):
     @property
     def nbytes(self) -> int:
         return self.packed.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def adapt(self, number: int, columns: Tensor, down: PackedWeight, up: PackedWeight) -> None:
+        """Has an adapter add to these columns: see `AdaptedWeight.adapt`."""
+        if not isinstance(self.packed, AdaptedWeight):
+            self.packed = AdaptedWeight(self.packed)
+        self.packed.adapt(number, columns, down, up)
+
+    def release(self, number: int) -> None:
+        """Forgets the adapter of this number."""
+        if isinstance(self.packed, AdaptedWeight):
+            self.packed.release(number)
 
     def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
         return multiply_rows(self.packed, x, self.bias)

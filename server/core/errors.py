@@ -28,6 +28,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from engine.core.errors import (
+    AdapterError,
     ContextLengthError,
     EngineFailedError,
     EngineGivenUpError,
@@ -107,6 +108,7 @@ INTERNAL = ErrorKind(500, "server_error", "internal_error")
 
 ERROR_TABLE: dict[type[Exception], ErrorKind] = {
     BadRequestError: ErrorKind(400, _INVALID, "invalid_request_error"),
+    AdapterError: ErrorKind(400, _INVALID, "invalid_request_error"),
     RequestError: ErrorKind(400, _INVALID, "invalid_request_error"),
     ContextLengthError: ErrorKind(400, _INVALID, "context_length_exceeded"),
     AuthenticationError: ErrorKind(401, "authentication_error", "invalid_api_key"),

@@ -43,6 +43,8 @@ class Arrival:
     cache_salt: str
     """The prefix cache's salt, of the API key and of the request."""
     fields: RequestFields
+    adapter: str = ""
+    """Digest of the adapter that the model's name stands for; empty for the model as it is."""
 
     async def within_deadline(self, planning: Awaitable[T]) -> T:
         """Returns the result of `planning`. Raises DeadlineError when the request's deadline passes before it is
@@ -80,6 +82,7 @@ class Arrival:
             weight=self.key.weight,
             share=self.share,
             cache_salt=self.cache_salt,
+            adapter=self.adapter,
             steering=_steering(fields),
             given_token_ids=tuple(given_token_ids),
             max_queue_s=_seconds(fields.max_queue_ms),
@@ -98,7 +101,18 @@ def validate_request(body: RequestFields, refusals: Mapping[str, str], request: 
     cache_salt = body.cache_salt if context.settings.share_prefix_cache else record.key.salt(body.cache_salt)
     share = context.keys.share_of(record.key)
     caller = caller_of(request.scope)
-    return Arrival(model, record.request_id, record.arrival_s, caller, record.key, share, cache_salt, body)
+    adapter = context.backend.engine.adapters.loaded.get(model)
+    return Arrival(
+        model=model,
+        request_id=record.request_id,
+        arrival_s=record.arrival_s,
+        caller=caller,
+        key=record.key,
+        share=share,
+        cache_salt=cache_salt,
+        fields=body,
+        adapter="" if adapter is None else adapter.digest,
+    )
 
 
 def _steering(fields: RequestFields) -> CacheSteering:

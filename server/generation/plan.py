@@ -84,7 +84,7 @@ def make_plan(
             "object": names.chunk_object if request.stream else names.object,
             "created": int(time.time()),
             "model": arrival.model,
-            "system_fingerprint": backend.fingerprint,
+            "system_fingerprint": backend.fingerprint(arrival.adapter),
             "seed": seed,
         },
         prompts=prompts,

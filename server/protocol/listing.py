@@ -11,7 +11,9 @@ class ModelCard(BaseModel):
     created: int
     owned_by: str = "twostep"
     root: str
-    """The model's directory or name on the hub, whatever name it is served under."""
+    """The directory of the model or adapter, or the model's name on the hub, whatever name it is served under."""
+    parent: str | None = None
+    """Of an adapter: a name of the model that it changes."""
     max_model_len: int
 
 

@@ -51,7 +51,7 @@ async def server_info(request: Request) -> ServerInfo:
     backend = context.backend
     return ServerInfo(
         version=VERSION,
-        system_fingerprint=backend.fingerprint,
+        system_fingerprint=backend.fingerprint(),
         settings=context.settings.model_dump(mode="json", exclude={"api_key", "api_keys_file"}),
         engine=msgspec.to_builtins(backend.engine.info),
     )

@@ -13,24 +13,28 @@ router = APIRouter(tags=["OpenAI"])
 
 @router.get("/v1/models", responses=error_responses(401, 503))
 async def list_models(request: Request) -> ModelList:
-    """All names of the one model that is loaded."""
+    """All names of the one model that is loaded, and of the adapters over it."""
     context = context_of(request)
-    return ModelList(data=[_card(context, name) for name in context.settings.model_names])
+    names = [*context.settings.model_names, *context.backend.engine.adapters.loaded]
+    return ModelList(data=[_card(context, name) for name in names])
 
 
 @router.get("/v1/models/{name:path}", responses=error_responses(401, 404, 503))
 async def show_model(name: str, request: Request) -> ModelCard:
-    """One name of the model that is loaded; it may contain slashes."""
+    """One name of the model that is loaded, or of an adapter; it may contain slashes."""
     context = context_of(request)
-    by_path = {plain_path(each): each for each in context.settings.model_names}
+    names = [*context.settings.model_names, *context.backend.engine.adapters.loaded]
+    by_path = {plain_path(each): each for each in names}
     return _card(context, context.check_model(by_path.get(plain_path(name), name)))
 
 
 def _card(context: AppContext, name: str) -> ModelCard:
     backend = context.backend
+    adapter = backend.engine.adapters.loaded.get(name)
     return ModelCard(
         id=name,
         created=backend.loaded_at,
-        root=context.settings.model,
+        root=context.settings.model if adapter is None else adapter.path,
+        parent=None if adapter is None else context.settings.model_names[0],
         max_model_len=backend.engine.info.max_model_len,
     )

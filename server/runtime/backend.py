@@ -63,9 +63,9 @@ class Backend:
     loaded_at: int = field(default_factory=lambda: int(time.time()))
     """Unix time at which the model was loaded; `created` in the list of models."""
 
-    @property
-    def fingerprint(self) -> str:
-        """OpenAI's `system_fingerprint`. Servers with equal fingerprints give equal responses to equal seeds."""
+    def fingerprint(self, adapter: str = "") -> str:
+        """Returns OpenAI's `system_fingerprint`, of the model as it is or with the adapter of this digest. Servers with
+        equal fingerprints give equal responses to equal seeds."""
         info = self.engine.info
         parts = (
             VERSION,
@@ -76,6 +76,7 @@ class Backend:
             info.kv_cache_dtype,
             info.attention,
             info.linear,
+            *filter(None, [adapter]),
         )
         return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
 

@@ -32,9 +32,9 @@ class AppContext:
         return self.lifecycle.backend
 
     def check_model(self, name: str | None) -> str:
-        """Returns the model name for the response; the server's own where the client sent none. Raises
-        ModelNotFoundError."""
-        names = self.settings.model_names
+        """Returns the name for the response, of the model or of an adapter; the model's own where the client sent none.
+        Raises ModelNotFoundError."""
+        names = [*self.settings.model_names, *self.backend.engine.adapters.loaded]
         if name is None:
             return names[0]
         if name not in names:

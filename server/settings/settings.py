@@ -26,6 +26,7 @@ from engine.client.admission import AdmissionLimits
 from engine.core.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from engine.core.errors import ConfigError
 from engine.host.cache_home import cache_home
+from server.settings.adapters import adapter_sources
 from server.settings.settings_file import SettingsFile
 
 EMBEDDED_MODEL = "embedded"
@@ -103,6 +104,14 @@ class Settings(BaseSettings):
         "Checkpoint directory, GGUF file or Hugging Face hub id; owner/name:Q4_K_M is a GGUF file.",
     )
     served_model_name: Names = setting("Model", (), "Name clients use. May be given several times.", "NAME")
+    lora: Names = setting(
+        "Model", (), "Adapter (LoRA), in PEFT's format: the name that clients use, and its directory.", "NAME=DIR"
+    )
+    max_loras: PositiveInt = setting("Model", 128, "Adapters loaded at once.")
+    max_lora_rank: PositiveInt = setting("Model", 256, "Largest rank of an adapter.")
+    allow_runtime_lora_updating: bool = setting(
+        "Model", False, "Let clients load and unload adapters, from any directory that the server can read."
+    )
     revision: str | None = setting("Model", None, "Branch, tag or commit on the hub.")
     trust_remote_code: bool = setting("Model", False, "Run Python code that the checkpoint brings.")
     generation_config: str = setting("Model", "auto", "Sampling defaults: auto (the model's), none, or a directory.")
@@ -261,7 +270,7 @@ class Settings(BaseSettings):
         )
 
     def engine_config(self) -> EngineConfig:
-        """Returns the settings that the engine process is started with."""
+        """Returns the settings that the engine process is started with. Raises ConfigError."""
         return EngineConfig(
             model=str(EMBEDDED_MODEL_DIR) if self.is_embedded_model else expanduser(self.model),
             revision=self.revision,
@@ -269,6 +278,9 @@ class Settings(BaseSettings):
             device=self.device,
             dtype=self.dtype,
             quantization=self.quantization,
+            adapters=adapter_sources(self.lora, self.model_names),
+            max_adapters=self.max_loras,
+            max_adapter_rank=self.max_lora_rank,
             max_model_len=self.max_model_len,
             block_size=self.block_size,
             num_blocks=self.num_gpu_blocks_override,

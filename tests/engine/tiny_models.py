@@ -24,6 +24,7 @@ from engine.kernels import load_kernels
 from engine.kv_store.block_records import open_records
 from engine.kv_store.opening import open_store
 from engine.mixers.state import StateCache
+from engine.model.adapters import ModelAdapters
 from engine.model.forward_choice import choose_forward
 from engine.model.loader import load_model
 from engine.model.proposal import choose_proposer
@@ -236,10 +237,11 @@ def tiny_engine(
     new_drafter: Callable[[], Drafter] = PromptLookup,
     clock: Callable[[], float] = time.monotonic,
     kv_memory_fd: int | None = None,
+    has_adapters: bool = False,
     **settings: Any,
 ) -> Engine:
     """An engine with a pool of its own over an already loaded model, which lies in the file `kv_memory_fd` if there is
-    one."""
+    one. With `has_adapters` it can load some, which other engines over the same model might see."""
     config = EngineConfig(model="tiny", block_size=block_size, **settings)
     shared = None if kv_memory_fd is None else SharedPages(kv_memory_fd, 0)
     cache = KVCache(model.kv_layers, num_blocks, block_size, model.kv_dtype, model.device, model.kept_hidden, shared)
@@ -255,7 +257,8 @@ def tiny_engine(
     forward, proposer = choose_forward(model.module, cache, backend, states), choose_proposer(model, cache, backend)
     runner = RecordingRunner(ModelRunner(model, cache, forward, proposer))
     grammars = GrammarQueue(_grammar_compiler()) if grammars is None else grammars
-    kept = {"store": open_store(config, info, cache), "records": open_records(config, info, cache)}
+    kept: dict[str, Any] = {"store": open_store(config, info, cache), "records": open_records(config, info, cache)}
+    kept["adapters"] = ModelAdapters(model, forward, 8, config.max_adapter_rank) if has_adapters else None
     return assemble(config, info, runner, clock=clock, grammars=grammars, new_drafter=new_drafter, **kept)
 
 

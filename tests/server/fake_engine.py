@@ -5,9 +5,11 @@ import struct
 import zlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 from engine.client.interface import GenerationRequest, Tenant
 from engine.client.observer import EngineObserver, NullObserver, observe_output
+from engine.core.adapters import AdapterInfo
 from engine.core.batch import Phase, TokenLogprobs
 from engine.core.cache_steering import CachedPrefixes
 from engine.core.config import EngineInfo
@@ -82,6 +84,23 @@ def embedding(request: GenerationRequest) -> bytes:
 
 
 @dataclass
+class FakeAdapters:
+    """Implements `AdapterClient`: any directory has an adapter, but for those that `refusals` names."""
+
+    loaded: dict[str, AdapterInfo] = field(default_factory=dict)
+    refusals: dict[str, TwostepError] = field(default_factory=dict)
+
+    async def load(self, name: str, path: str) -> AdapterInfo:
+        if path in self.refusals:
+            raise self.refusals[path]
+        self.loaded[name] = AdapterInfo(path, sha256(path.encode()).hexdigest(), rank=8, num_bytes=2**20)
+        return self.loaded[name]
+
+    def unload(self, name: str) -> None:
+        del self.loaded[name]
+
+
+@dataclass
 class FakeEngine:
     """Implements `EngineClient`. Times are invented: 1 ms of queue, 2 ms of prefill, 0.5 ms between tokens."""
 
@@ -127,6 +146,7 @@ class FakeEngine:
     """Calls of `settle`."""
     num_holding: int = 0
     """Sequences that wait at `hold_at`."""
+    adapters: "FakeAdapters" = field(default_factory=lambda: FakeAdapters())
 
     def reset(self) -> None:
         """Resets all but the observer and the tokenizer."""

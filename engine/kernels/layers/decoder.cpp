@@ -34,9 +34,10 @@ struct BeforeAttention : torch::CustomClassHolder {
         qkv(std::move(qkv)), num_heads(num_heads), num_kv_heads(num_kv_heads) {}
 
   // normed [T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size], rotated
-  Heads project(const at::Tensor& normed, const at::Tensor& cos, const at::Tensor& sin, Workspace& work) const {
+  Heads project(const at::Tensor& normed, const at::Tensor& cos, const at::Tensor& sin, Workspace& work,
+                const AdapterRows& rows) const {
     const auto weight_of = [](const auto& norm) { return norm ? OptionalTensor((*norm)->weight) : std::nullopt; };
-    at::Tensor all = (*qkv)(normed, work.qkv);
+    at::Tensor all = (*qkv)(normed, work.qkv, Activation::kNone, rows);
     rotate_heads(all, cos, sin, num_heads, num_kv_heads, weight_of(query_norm), weight_of(key_norm),
                  query_norm ? (*query_norm)->eps : 0.0);
     return work.heads_of(all, num_heads, num_kv_heads);
@@ -52,11 +53,11 @@ struct AfterAttention : torch::CustomClassHolder {
       : attention_out(std::move(attention_out)), norm(std::move(norm)), feed_forward(std::move(feed_forward)) {}
 
   // x [T, H], attended [T, num_heads * head_size] -> both [T, H]: their sum is the layer's output
-  std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& x, const at::Tensor& attended,
-                                                Workspace& work) const {
-    const at::Tensor projected = (*attention_out)(attended, work.added);
+  std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& x, const at::Tensor& attended, Workspace& work,
+                                                const AdapterRows& rows) const {
+    const at::Tensor projected = (*attention_out)(attended, work.added, Activation::kNone, rows);
     const auto [residual, normed] = norm->add_and_norm(x, projected, work.residual, work.normed);
-    return {residual, (*feed_forward)(normed, work)};
+    return {residual, (*feed_forward)(normed, work, rows)};
   }
 };
 
@@ -72,14 +73,14 @@ Ref<AfterAttention> after_attention_of(Ref<Linear> attention_out, Ref<Norm> norm
 std::tuple<at::Tensor, at::Tensor, at::Tensor> before_attention(const Ref<BeforeAttention>& layer, const at::Tensor& x,
                                                                 const at::Tensor& cos, const at::Tensor& sin) {
   Workspace work;
-  const Heads heads = layer->project((*layer->input_norm)(x[0]), cos, sin, work);
+  const Heads heads = layer->project((*layer->input_norm)(x[0]), cos, sin, work, {});
   return {heads.query, heads.key, heads.value};
 }
 
 // x [1, T, H], attended [T, num_heads, head_size] -> the layer's output [1, T, H]
 at::Tensor after_attention(const Ref<AfterAttention>& layer, const at::Tensor& x, const at::Tensor& attended) {
   Workspace work;
-  const auto [residual, added] = (*layer)(x[0], attended.flatten(1), work);
+  const auto [residual, added] = (*layer)(x[0], attended.flatten(1), work, {});
   return (residual + added).unsqueeze(0);
 }
 
@@ -121,6 +122,18 @@ struct Decoder : torch::CustomClassHolder {
     return embedding_columns ? (**embedding_columns)(rows, {}) : rows;
   }
 
+  // The linear layers to which adapters may add, in order: each layer's query, key and value, its attention's output,
+  // and unless it is a mixture, gate and up, and down.
+  std::vector<Ref<Linear>> linears() const {
+    std::vector<Ref<Linear>> all;
+    for (const auto& layer : layers) {
+      all.push_back(layer->before->qkv);
+      all.push_back(layer->after->attention_out);
+      for (const auto& each : layer->after->feed_forward->linears()) all.push_back(each);
+    }
+    return all;
+  }
+
   const Norm& norm_before(size_t layer) const {
     return layer < layers.size() ? *layers[layer]->before->input_norm : *last_norm;
   }
@@ -149,35 +162,40 @@ struct Sequences {
 };
 
 // token_ids and positions [T], block_tables to slot_mapping as in engine/attention/metadata.py -> the input of the
-// head, [T, H], or of the `kept` tokens only; and the inputs of the `recorded` layers beside each other, if there are any
+// head, [T, H], or of the `kept` tokens only; and the inputs of the `recorded` layers beside each other, if there are
+// any; `adapters` [T] has the number of each token's adapter, or -1
 std::tuple<at::Tensor, OptionalTensor> run_decoder(const Ref<Decoder>& decoder, const at::Tensor& token_ids,
                                                    const at::Tensor& positions, const at::Tensor& block_tables,
                                                    const at::Tensor& cu_seqlens_q, const at::Tensor& context_lens,
                                                    const at::Tensor& slot_mapping, const OptionalTensor& kept,
-                                                   const std::vector<int64_t>& recorded) {
+                                                   const std::vector<int64_t>& recorded,
+                                                   const OptionalTensor& adapters) {
   const auto [cos, sin] = decoder->rotations.of(positions);
   const size_t num_layers = decoder->layers.size();
   Sequences sequences{block_tables, cu_seqlens_q, context_lens};
+  AdapterRows rows(adapters);
   Workspace work_of_many, &work = token_ids.numel() <= kFewTokens ? decoder->work : work_of_many;
   const Buffer returned;
   at::Tensor x = decoder->embed(token_ids), normed = decoder->norm_before(0)(x);
   std::vector<at::Tensor> inputs;
   for (size_t i = 0; i < num_layers; ++i) {
     const Layer& layer = *decoder->layers[i];
-    if (std::find(recorded.begin(), recorded.end(), static_cast<int64_t>(i)) != recorded.end()) inputs.push_back(x.clone());
-    auto [query, key, value] = layer.before->project(normed, cos, sin, work);
+    const auto number = static_cast<int64_t>(i);
+    if (std::find(recorded.begin(), recorded.end(), number) != recorded.end()) inputs.push_back(x.clone());
+    auto [query, key, value] = layer.before->project(normed, cos, sin, work, rows);
     write_kv(key, value, layer.keys, layer.values, slot_mapping);
     const bool is_last = i + 1 == num_layers;
     if (kept && is_last) {  // of other tokens only keys and values are needed
       x = take_rows(x, *kept);
       query = take_rows(query.flatten(1), *kept).view({kept->numel(), query.size(1), query.size(2)});
       sequences = sequences.of_tokens(*kept, positions);
+      rows = rows.taken(*kept);
     }
     const at::Tensor attended =
         paged_attention(query, layer.keys, layer.values, sequences.block_tables, sequences.cu_seqlens_q,
                         sequences.context_lens, layer.scaling, layer.sliding_window, layer.softcap, layer.sinks,
                         work.attended);
-    const auto [residual, added] = (*layer.after)(x, attended, work);
+    const auto [residual, added] = (*layer.after)(x, attended, work, rows);
     std::tie(x, normed) =
         decoder->norm_before(i + 1).add_and_norm(residual, added, work.residual, is_last ? returned : work.normed);
   }
@@ -191,8 +209,10 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   using namespace twostep;
   ranks::register_classes(library);
   moe::register_classes(library);
-  library.class_<Linear>("Linear").def(
-      torch::init<at::Tensor, OptionalTensor, int64_t, int64_t, ranks::OptionalGather, ranks::OptionalGather>());
+  library.class_<Linear>("Linear")
+      .def(torch::init<at::Tensor, OptionalTensor, int64_t, int64_t, ranks::OptionalGather, ranks::OptionalGather>())
+      .def("adapt", &Linear::adapt)
+      .def("release", &Linear::release);
   library.class_<Norm>("Norm").def(torch::init<at::Tensor, double>());
   library.class_<BeforeAttention>("BeforeAttention")
       .def(torch::init<Ref<Norm>, std::optional<Ref<Norm>>, std::optional<Ref<Norm>>, Ref<Linear>, int64_t, int64_t>());
@@ -205,6 +225,7 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
                   std::optional<double>, OptionalTensor>());
   library.class_<Decoder>("Decoder")
       .def(torch::init<at::Tensor, ranks::OptionalGather, at::Tensor, double, std::vector<Ref<Layer>>, Ref<Norm>>())
+      .def("linears", [](const Ref<Decoder>& decoder) { return decoder->linears(); })
       .def("run", &run_decoder);
   library.def("before_attention", &before_attention);
   library.def("after_attention", &after_attention);

@@ -10,6 +10,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "layers/modules.h"
 #include "moe/experts.h"
@@ -18,7 +19,10 @@ namespace twostep {
 
 struct FeedForward : torch::CustomClassHolder {
   // normed [T, H] -> [T, H]
-  virtual at::Tensor operator()(const at::Tensor& normed, const Workspace& work) const = 0;
+  virtual at::Tensor operator()(const at::Tensor& normed, const Workspace& work, const AdapterRows& rows) const = 0;
+
+  // The layers to which adapters may add.
+  virtual std::vector<Ref<Linear>> linears() const { return {}; }
 };
 
 // Tokens whose gated rows are in memory at once: these rows are several times as wide as all others, and for more
@@ -32,16 +36,22 @@ struct Mlp : FeedForward {
   Mlp(Ref<Linear> gate_up, Ref<Linear> down, const std::string& activation)
       : gate_up(std::move(gate_up)), down(std::move(down)), activation(activation_named(activation)) {}
 
-  at::Tensor operator()(const at::Tensor& normed, const Workspace& work) const override {
-    if (normed.size(0) <= kGatedTokens) return (*down)((*gate_up)(normed, work.gated, activation), work.added);
+  at::Tensor operator()(const at::Tensor& normed, const Workspace& work, const AdapterRows& rows) const override {
+    if (normed.size(0) <= kGatedTokens) return project(normed, work.gated, work.added, rows);
     const at::Tensor& out = work.added.get(normed.sizes(), normed);
     for (int64_t first = 0; first < normed.size(0); first += kGatedTokens) {
       const int64_t count = std::min(kGatedTokens, normed.size(0) - first);
-      const at::Tensor gated = (*gate_up)(normed.narrow(0, first, count), work.gated, activation);
-      (*down)(gated, Buffer(out.narrow(0, first, count)));
+      project(normed.narrow(0, first, count), work.gated, Buffer(out.narrow(0, first, count)),
+              rows.narrowed(first, count));
     }
     return out;
   }
+
+  at::Tensor project(const at::Tensor& normed, const Buffer& gated, const Buffer& out, const AdapterRows& rows) const {
+    return (*down)((*gate_up)(normed, gated, activation, rows), out, Activation::kNone, rows);
+  }
+
+  std::vector<Ref<Linear>> linears() const override { return {gate_up, down}; }
 };
 
 // Chooses the likeliest experts of each row, by torch's own operators.
@@ -69,7 +79,8 @@ struct Mixture : FeedForward {
 
   Mixture(Ref<Router> router, Ref<moe::Experts> experts) : router(std::move(router)), experts(std::move(experts)) {}
 
-  at::Tensor operator()(const at::Tensor& normed, const Workspace& /*work*/) const override {
+  at::Tensor operator()(const at::Tensor& normed, const Workspace& /*work*/,
+                        const AdapterRows& /*rows*/) const override {
     const auto [chosen, weights] = (*router)(normed);
     return experts->run(normed, chosen, weights);
   }

@@ -9,8 +9,10 @@
 #include <optional>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "base/operators.h"
+#include "layers/adapters.h"
 #include "ranks/exchange.h"
 
 namespace twostep {
@@ -20,14 +22,15 @@ using OptionalTensor = std::optional<at::Tensor>;
 template <class T>
 using Ref = c10::intrusive_ptr<T>;
 
-// A linear layer with a packed weight of 8 or 4 bits, or 0 if it is not quantized. Where it is one rank's part of a
-// layer, with some of its columns, all ranks' columns of the rows may be gathered before, and those of the product
-// after.
+// A linear layer with a packed weight of 8 or 4 bits, or 0 if it is not quantized, and what adapters add to it. Where
+// it is one rank's part of a layer, with some of its columns, all ranks' columns of the rows may be gathered before,
+// and those of the product after; then it has no adapters.
 struct Linear : torch::CustomClassHolder {
   at::Tensor packed;
   OptionalTensor bias;
   int64_t out_features, bits;
   ranks::OptionalGather before, after;
+  std::vector<AdaptedColumns> adapted;
 
   Linear(at::Tensor packed, OptionalTensor bias, int64_t out_features, int64_t bits, ranks::OptionalGather before,
          ranks::OptionalGather after)
@@ -39,6 +42,26 @@ struct Linear : torch::CustomClassHolder {
     TORCH_CHECK(!after || activation == Activation::kNone, "only a rank's own columns are gated");
     const at::Tensor rows = before ? (**before)(x, {}) : x;
     return after ? (**after)(multiply(rows, {}, activation), out) : multiply(rows, out, activation);
+  }
+
+  at::Tensor operator()(const at::Tensor& x, const Buffer& out, Activation activation, const AdapterRows& rows) const {
+    if (rows.empty() || adapted.empty()) return (*this)(x, out, activation);
+    const bool is_gated = activation != Activation::kNone;
+    const at::Tensor sums = (*this)(x, is_gated ? Buffer() : out);
+    for (const AdaptedColumns& each : adapted) each.add(x, sums, rows);
+    return is_gated ? gate(sums, activation, out) : sums;
+  }
+
+  // Gives columns of the layer an adapter's factors: down packed of [rank, K], up packed of [columns, rank].
+  void adapt(int64_t adapter, const at::Tensor& columns, const at::Tensor& down, const at::Tensor& up, int64_t rank) {
+    TORCH_CHECK(!before && !after, "a rank's part of a layer has no adapters");
+    auto found = std::find_if(adapted.begin(), adapted.end(), [&](const auto& each) { return each.are(columns); });
+    if (found == adapted.end()) found = adapted.emplace(adapted.end(), columns);
+    found->set(adapter, down, up, rank);
+  }
+
+  void release(int64_t adapter) {
+    for (AdaptedColumns& each : adapted) each.release(adapter);
   }
 
  private:

@@ -52,6 +52,7 @@ TABLE: dict[type[Exception], tuple[int, str]] = {
     RequestTooSlowError: (408, "request_timeout"),
     MediaTypeError: (415, "unsupported_media_type"),
     OverloadedError: (429, "slow_down"),
+    engine_errors.AdapterError: (400, "invalid_request_error"),
     engine_errors.GrammarError: (400, "invalid_request_error"),
     engine_errors.EngineRestartingError: (503, "server_is_overloaded"),
     EngineUnavailableError: (503, "server_is_overloaded"),

@@ -25,6 +25,7 @@ def test_models_are_listed_under_every_name() -> None:
             "owned_by": "twostep",
             "root": "org/model",
             "max_model_len": 512,
+            "parent": None,
         }
         assert server.complete("Hi", model="org/b").json()["model"] == "org/b"
         assert server.complete("Hi").json()["model"] == "a"

@@ -67,7 +67,7 @@ def fingerprint_of(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> str:
 
     async def load() -> str:
         async with backend_opener(read(str(EMBEDDED_MODEL_DIR)))(NullObserver()) as backend:
-            return backend.fingerprint
+            return backend.fingerprint()
 
     monkeypatch.setattr("engine.client.async_engine.AsyncEngine", ChangedEngine)
     return asyncio.run(load())

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from engine.core.adapters import AdapterSource
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from server.settings.settings import Settings
@@ -32,6 +33,10 @@ VALUES: dict[str, tuple[str, Any]] = {
     "metrics_alias": ("none", "none"),
     "model": ("./m", "./m"),
     "served_model_name": ("mine", ("mine",)),
+    "lora": ("sql=/adapters/sql", ("sql=/adapters/sql",)),
+    "max_loras": ("7", 7),
+    "max_lora_rank": ("32", 32),
+    "allow_runtime_lora_updating": ("true", True),
     "revision": ("main", "main"),
     "trust_remote_code": ("true", True),
     "generation_config": ("none", "none"),
@@ -77,6 +82,8 @@ VALUES: dict[str, tuple[str, Any]] = {
 }
 # The setting's name in EngineConfig, where that differs.
 ENGINE_NAMES = {
+    "max_loras": "max_adapters",
+    "max_lora_rank": "max_adapter_rank",
     "kv_cache_memory_bytes": "kv_cache_bytes",
     "num_gpu_blocks_override": "num_blocks",
     "state_cache_memory_bytes": "state_cache_bytes",
@@ -99,6 +106,7 @@ SERVER_ONLY = {
     *("uds", "ssl_certfile", "ssl_keyfile"),
     *("engine_timeout", "spare_engine", "max_engine_restarts"),
     *("shutdown_timeout", "log_level", "log_format", "metrics_alias", "served_model_name", "generation_config"),
+    *("lora", "allow_runtime_lora_updating"),
     *("chat_template", "trust_request_chat_template", "tool_call_parser", "reasoning_parser"),
 }
 
@@ -189,6 +197,27 @@ def test_a_key_of_the_file_without_a_value_is_refused(tmp_path: Path) -> None:
 def test_the_model_is_called_as_it_was_given_unless_named() -> None:
     assert read("org/model").model_names == ("org/model",)
     assert read("org/model", "--served-model-name", "a", "--served-model-name", "b").model_names == ("a", "b")
+
+
+def test_adapters_are_names_and_directories(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    adapters = read("m", "--lora", "a=~/a", "--lora", "org/b=/b=c").engine_config().adapters
+    assert adapters == (AdapterSource("a", "/home/me/a"), AdapterSource("org/b", "/b=c"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["a"], "write NAME=DIR"),
+        (["a="], "write NAME=DIR"),
+        (["=/a"], "write NAME=DIR"),
+        (["a=/a", "b=/b", "a=/c"], "the name a is given twice"),
+        (["m=/a"], "the name m is given twice, or is the model's own"),
+    ],
+)
+def test_adapters_whose_names_are_not_their_own_are_refused(given: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read("m", *(argument for each in given for argument in ("--lora", each))).engine_config()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,128 @@
+"""The linear layers of a loaded model to which adapters can add, by the names that the checkpoint gives them.
+
+Layers that were merged are named apart, each with its columns of the merged result.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from engine.model.decoder_parts import AttentionParts, LayerParts, MlpParts
+from engine.model.fused_modules import FusedAttention, FusedMLP, concatenated, interleaved
+from engine.model.kernel_forward import KernelForward
+from engine.runner.forward import Forward
+from engine.weights.packed_weight import PackedWeight
+
+__all__ = ["AdapterTarget", "adapter_targets"]
+
+
+class AdaptableLayer(Protocol):
+    """A linear layer that can have adapters."""
+
+    def adapt(self, number: int, columns: Tensor, down: PackedWeight, up: PackedWeight) -> None: ...
+
+    def release(self, number: int) -> None: ...
+
+
+class AdapterTarget(NamedTuple):
+    """A linear layer of the checkpoint: some columns, or all, of a layer of the loaded model."""
+
+    layer: AdaptableLayer
+    columns: Tensor  # [N]
+    num_in: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Its output and input features."""
+        return len(self.columns), self.num_in
+
+
+def adapter_targets(forward: Forward, module: Any) -> dict[str, AdapterTarget]:
+    """Returns the layers that `forward` runs, by name: those of the kernels, or those of `module`."""
+    if isinstance(forward, KernelForward):
+        return dict(_targets_of_kernels(forward))
+    head = module.get_output_embeddings()
+    return {name: each for name, each, layer in _targets_of(module, "", {}) if layer is not head}
+
+
+class _KernelLinear:
+    """A linear layer of the C++ decoder."""
+
+    def __init__(self, linear: Any) -> None:
+        self._linear = linear
+
+    def adapt(self, number: int, columns: Tensor, down: Any, up: Any) -> None:
+        self._linear.adapt(number, columns, down.packed, up.packed, down.shape[0])
+
+    def release(self, number: int) -> None:
+        self._linear.release(number)
+
+
+def _targets_of_kernels(forward: KernelForward) -> Iterator[tuple[str, AdapterTarget]]:
+    linears = iter(forward.linears)
+    for index, parts in enumerate(forward.parts.layers):
+        for names, sizes, num_in, join in _linears_of(parts):
+            layer = _KernelLinear(next(linears))
+            for name, columns in zip(names, _columns(join, sizes), strict=True):
+                yield f"model.layers.{index}.{name}", AdapterTarget(layer, columns, num_in)
+
+
+Join = Callable[[Sequence[Tensor]], Tensor]
+
+
+def _linears_of(layer: LayerParts) -> Iterator[tuple[Sequence[str], Sequence[int], int, Join]]:
+    """Yields the names, output and input features of the layers that each linear layer of the kernels is made of, in
+    the order of `KernelForward.linears`."""
+    attention, mlp = layer.attention, layer.feed_forward
+    names = [f"self_attn.{each}_proj" for each in "qkv"]
+    yield names, _head_columns(attention), attention.query_key_value.in_features, concatenated
+    yield ["self_attn.o_proj"], [attention.output.out_features], attention.output.in_features, concatenated
+    if isinstance(mlp, MlpParts):
+        size = mlp.gate_up.out_features // 2
+        yield ["mlp.gate_proj", "mlp.up_proj"], [size, size], mlp.gate_up.in_features, interleaved
+        yield ["mlp.down_proj"], [mlp.down.out_features], mlp.down.in_features, concatenated
+
+
+def _head_columns(attention: AttentionParts) -> list[int]:
+    heads = [attention.num_heads, attention.num_kv_heads, attention.num_kv_heads]
+    head_size = attention.query_key_value.out_features // sum(heads)
+    return [each * head_size for each in heads]
+
+
+def _columns(join: Join, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """Returns where the outputs of layers of these sizes lie among those of the layer that joins them."""
+    numbers = torch.arange(sum(sizes)).split_with_sizes([*sizes])
+    return join(numbers).argsort().split_with_sizes([*sizes])
+
+
+def _targets_of(
+    module: nn.Module, path: str, seen: dict[nn.Module, None]
+) -> Iterator[tuple[str, AdapterTarget, nn.Module]]:
+    """Yields the targets below a module whose name is `path`, each with its layer in the loaded model."""
+    from engine.model.kernel_layer import KernelDecoderLayer  # with it come transformers' models
+    from engine.weights.linear import PackedLinear
+
+    for name, child in module._modules.items():
+        if child is None or child in seen:
+            continue
+        seen[child] = None
+        place = path if isinstance(module, KernelDecoderLayer) else f"{path}.{name}".lstrip(".")
+        if not isinstance(child, PackedLinear):
+            yield from _targets_of(child, place, seen)
+        elif ".experts." not in place:  # their rows are some of a step's
+            names, sizes, join = _merged(module, name, child.out_features)
+            for own, columns in zip(names, _columns(join, sizes), strict=True):
+                target = AdapterTarget(child, columns.to(child.packed.device), child.in_features)
+                yield f"{path}.{own}".lstrip("."), target, child
+
+
+def _merged(parent: nn.Module, name: str, num_out: int) -> tuple[Sequence[str], Sequence[int], Join]:
+    """Returns the names and output features of the layers of which a fused module made this one."""
+    if isinstance(parent, FusedAttention) and name == "qkv_proj":
+        heads = (parent.num_heads, parent.num_kv_heads, parent.num_kv_heads)
+        return ("q_proj", "k_proj", "v_proj"), [each * parent.head_size for each in heads], concatenated
+    if isinstance(parent, FusedMLP) and name == "gate_up_proj":
+        return ("gate_proj", "up_proj"), [num_out // 2] * 2, interleaved
+    return (name,), [num_out], concatenated
