@@ -205,9 +205,7 @@ class AsyncEngine:
         assert self._table is not None, "the engine has been started"
         live = LiveRequest(request, engine_id, self._table, place)
         limit_s = self._admission.queue_limit_s(request.max_queue_s)
-        expire = partial(self._expire, live)
-        leave_queue = partial(live.leave_queue, limit_s)
-        live.timeouts = RequestTimeouts(request, limit_s, partial(expire, leave_queue), partial(expire, live.expire))
+        live.timeouts = _timeouts(request, live, limit_s, self._expire)
         if not self._registry:
             self._watchdog.reset()
         self._registry.add(live)
@@ -277,9 +275,7 @@ class AsyncEngine:
         if (guilty := self._registry.engine_is_up(death)) is not None:
             self._has_answered = True
             logger.error("request %s is refused: the engine died again and again computing it and nothing else", guilty)
-        num_begun, num_suspects = self._registry.num_begun, self._registry.num_suspects
-        text = "up again after %.1f s; streams that go on: %d; waiting: %d; run alone first, in case they killed it: %d"
-        logger.warning(text, self._supervisor.down_s, num_begun, len(self._registry) - num_begun, num_suspects)
+        _log_restart(self._supervisor.down_s, self._registry)
         self._watchdog.reset()
         self._watchdog.watch()
 
@@ -313,10 +309,7 @@ class AsyncEngine:
             live.put(EngineFailedError(str(error), error.detail) if isinstance(error, EngineFailedError) else error)
 
     def _unavailable(self) -> EngineUnavailableError:
-        if self._failure is None:
-            return EngineUnavailableError("The engine is still loading the model.")
-        is_over = isinstance(self._failure, EngineFailedError)
-        return (EngineGivenUpError if is_over else EngineUnavailableError)(str(self._failure))
+        return _unavailable_after(self._failure)
 
     def _on_hang(self) -> None:
         self._supervisor.kill(EngineFailedError(self._watchdog.complaint))
@@ -332,3 +325,28 @@ def _ask(ask: Callable[[], T], supervisor: Supervisor) -> T:
             raise
         retry_after_s = max(error.retry_after_s, supervisor.up_in_s)
         raise EngineRestartingError(f"The engine is being restarted. {error}", retry_after_s) from error
+
+
+def _timeouts(
+    request: GenerationRequest,
+    live: LiveRequest,
+    limit_s: float,
+    expire: Callable[[LiveRequest, Callable[[], None]], None],
+) -> RequestTimeouts:
+    """Returns the timers of a request that may wait for `limit_s`; `expire` ends it, given what tells its reader."""
+    leave_queue = partial(live.leave_queue, limit_s)
+    return RequestTimeouts(request, limit_s, partial(expire, live, leave_queue), partial(expire, live, live.expire))
+
+
+def _log_restart(down_s: float, registry: RequestRegistry) -> None:
+    num_begun, num_suspects = registry.num_begun, registry.num_suspects
+    text = "up again after %.1f s; streams that go on: %d; waiting: %d; run alone first, in case they killed it: %d"
+    logger.warning(text, down_s, num_begun, len(registry) - num_begun, num_suspects)
+
+
+def _unavailable_after(failure: TwostepError | None) -> EngineUnavailableError:
+    """Returns the error for requests after this failure; None stands for an engine that is not loaded yet."""
+    if failure is None:
+        return EngineUnavailableError("The engine is still loading the model.")
+    is_over = isinstance(failure, EngineFailedError)
+    return (EngineGivenUpError if is_over else EngineUnavailableError)(str(failure))
