@@ -116,7 +116,8 @@ async def disturbed(
 def computed_again(server: ServerProcess, before: dict[str, float], most: int) -> list[str]:
     """Returns a problem if more tokens than these were computed of prompts, and of what was generated before kills."""
     now = server.metrics()
-    queries, hits = (now[f"twostep_prefix_cache_{name}_total"] - before[name] for name in ("queries", "hits"))
+    names = "twostep_prefix_cache_queries_total", "twostep_prefix_cache_hits_total"
+    queries, hits = (now[name] - before[name] for name in names)
     print(f"{queries:.0f} tokens looked up, {queries - hits:.0f} of them computed", flush=True)
     return [f"{queries - hits:.0f} tokens were computed again, more than {most}"] if queries - hits > most else []
 
