@@ -59,7 +59,7 @@ class PackedExperts(_ExpertStacks):
     one by one.
     """
 
-    def __init__(self, experts: nn.Module, pack: Pack, group: RankGroup) -> None:
+    def __init__(self, experts: nn.Module, pack: Pack, group: RankGroup = ALONE) -> None:
         """Takes the weights out of `experts`, which is kept for its gate function and norm."""
         super().__init__()
         self.experts = experts
@@ -105,7 +105,7 @@ class PackedExperts(_ExpertStacks):
 class PackedLlama4Experts(_ExpertStacks):
     """Replaces Llama 4's experts. Every expert gets as many rows as there are tokens, most of them zeros."""
 
-    def __init__(self, experts: nn.Module, pack: Pack, group: RankGroup) -> None:
+    def __init__(self, experts: nn.Module, pack: Pack, group: RankGroup = ALONE) -> None:
         """Takes the weights out of `experts`, which is kept for its activation."""
         super().__init__()
         self.experts = experts

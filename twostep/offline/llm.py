@@ -122,21 +122,21 @@ class _LoopThread:
         """Returns the coroutine's result. If the wait is interrupted, by Ctrl-C, the coroutine is cancelled and has
         ended before the interruption goes on."""
         ended = threading.Event()
+        tasks: list[asyncio.Task[T]] = []
 
-        async def run() -> T:
-            try:
-                return await coroutine
-            finally:
-                ended.set()
+        def start() -> None:
+            tasks.append(self._loop.create_task(coroutine))
+            tasks[0].add_done_callback(lambda _: ended.set())  # also of a task that is cancelled before it begins
 
-        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        self._loop.call_soon_threadsafe(start)
         try:
-            return future.result()
+            ended.wait()
+            return tasks[0].result()
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         finally:
-            if not future.done():
-                future.cancel()
+            if not ended.is_set():
+                self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
                 ended.wait()
 
     def close(self) -> None:

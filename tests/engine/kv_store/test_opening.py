@@ -87,9 +87,9 @@ def test_code_that_computes_changes_it(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert len(others - {usual}) == 2
 
 
-def opened(directory: Path, info: dict[str, Any] | None = None, **settings: Any) -> Any:
+def opened(directory: Path, **settings: Any) -> Any:
     config = EngineConfig(model="fake", block_size=4, kv_store=str(directory), **settings)
-    store = open_store(config, msgspec.structs.replace(fake_info(4, 4), **(info or {})), cache())
+    store = open_store(config, fake_info(4, 4), cache())
     if store is not None:
         store.close()
     return store
@@ -97,7 +97,7 @@ def opened(directory: Path, info: dict[str, Any] | None = None, **settings: Any)
 
 def test_a_store_that_cannot_work_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="CPU"):
-        opened(tmp_path, {"device": "cuda"})
+        opened(tmp_path, device="cuda")
     with pytest.raises(ConfigError, match="less than one block"):
         opened(tmp_path, kv_store_bytes=100)
     with pytest.raises(ConfigError, match="prefix caching"):

@@ -14,6 +14,7 @@ from engine.core.cache_steering import CachedPrefixes, CacheSteering
 from engine.core.config import EngineConfig
 from engine.core.messages import (
     AbortRequests,
+    AdapterLoaded,
     AddRequest,
     DropPrefixes,
     EngineFailure,
@@ -23,6 +24,7 @@ from engine.core.messages import (
     Heartbeat,
     Inspect,
     Inspection,
+    LoadAdapter,
     RequestRefused,
     RequestsScheduled,
     RequestState,
@@ -32,6 +34,7 @@ from engine.core.messages import (
     Start,
     StepUpdate,
     ToEngine,
+    UnloadAdapter,
 )
 from engine.core.request import FinishReason
 from engine.core.sampling_params import SamplingParams
@@ -96,6 +99,8 @@ to_engine: dict[type, st.SearchStrategy[ToEngine]] = {
     Inspect: st.builds(Inspect, st.lists(texts, max_size=3), st.lists(texts, max_size=3)),
     ResetPrefixCache: st.builds(ResetPrefixCache, st.booleans()),
     DropPrefixes: st.builds(DropPrefixes, texts, st.none() | texts),
+    LoadAdapter: st.builds(LoadAdapter, texts),
+    UnloadAdapter: st.builds(UnloadAdapter, texts),
     Shutdown: st.just(Shutdown()),
 }
 from_engine: dict[type, st.SearchStrategy[FromEngine]] = {
@@ -104,6 +109,7 @@ from_engine: dict[type, st.SearchStrategy[FromEngine]] = {
     StepUpdate: st.builds(StepUpdate, times, st.lists(updates, max_size=3), stats),
     Heartbeat: st.builds(Heartbeat, times),
     RequestRefused: st.builds(RequestRefused, texts, texts, st.none() | texts),
+    AdapterLoaded: st.builds(AdapterLoaded, texts, st.none(), texts),
     Inspection: st.builds(
         Inspection, st.lists(states, max_size=2), st.dictionaries(texts, st.lists(cached, max_size=2), max_size=2)
     ),

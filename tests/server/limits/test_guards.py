@@ -15,8 +15,8 @@ TABLE = limits.__doc__ or ""
 PLACES = sorted(set(re.findall(r"\b((?:server|engine)(?:\.\w+)+):(\w+)", TABLE)))
 FLAGS = set(re.findall(r"(?<!\S)--([a-z-]+)\b", TABLE))
 
-# Modules with a constant MAX_... that bounds no client.
-BOUNDS_NO_CLIENT = {"server.metrics.buffered_observer"}
+# Modules with a constant MAX_... that bounds no client; those of routing bound what a router remembers.
+BOUNDS_NO_CLIENT = {"server.metrics.buffered_observer", "server.routing.policy", "server.routing.prompt_digests"}
 
 
 @cache

@@ -132,6 +132,7 @@ class TestOpenApi:
             *("/v1/messages", "/v1/messages/count_tokens"),
             *("/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name}", "/tokenize", "/detokenize"),
             *("/v1/requests", "/v1/requests/{id}", "/v1/cache", "/reset_prefix_cache"),
+            *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
             *("/health", "/ready", "/load", "/stats", "/version", "/server_info", "/metrics"),
         }
 
