@@ -156,6 +156,15 @@ def test_mistakes_in_a_conversation_do_not_end_it(
     assert "/retry " in output.out
 
 
+def test_a_question_that_is_refused_again_is_not_forgotten(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "talk.json"
+    talk(server, monkeypatch, "One", "/set temperature 9", "/retry", f"/save {file}")
+    question, answer = json.loads(file.read_text())["messages"]
+    assert question["content"] == "One" and answer["role"] == "assistant"
+
+
 def test_ctrl_c_ends_an_answer_and_not_the_conversation(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(answer: Answer) -> None:
         next(iter(answer.pieces))

@@ -130,9 +130,13 @@ class Conversation:
     def _retry(self, _: str) -> None:
         if not self.messages:
             raise EndpointError("There is no question yet.")
-        question = self.messages[-2]["content"]
+        before = list(self.messages)
         self._undo("")
-        self._ask(question)
+        try:
+            self._ask(before[-2]["content"])
+        except TwostepError:
+            self.messages = before
+            raise
 
     def _set_system(self, text: str) -> None:
         self.system = text or None
