@@ -55,12 +55,11 @@ class RoutingPolicy(Protocol):
         """Records that the replica got the request; that of an unknown one is ignored."""
 
 
-class RandomPolicy:
-    """Draws a replica, all with equal chances."""
+class _BlindPolicy:
+    """Chooses by no load: it knows the replicas alone."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self._random = random.Random(seed)
-        self._replicas: dict[str, None] = {}
+    def __init__(self) -> None:
+        self._replicas: OrderedDict[str, None] = OrderedDict()  # in the order of their turns
 
     def add(self, replica: str) -> None:
         self._replicas[replica] = None
@@ -70,6 +69,14 @@ class RandomPolicy:
 
     def report(self, replica: str, load: ReplicaLoad) -> None:
         pass
+
+
+class RandomPolicy(_BlindPolicy):
+    """Draws a replica, all with equal chances."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self._random = random.Random(seed)
 
     def choose(self, prompt: RoutedPrompt, excluded: Collection[str] = ()) -> str | None:
         left = [replica for replica in self._replicas if replica not in excluded]
@@ -79,20 +86,8 @@ class RandomPolicy:
         pass
 
 
-class RoundRobinPolicy:
+class RoundRobinPolicy(_BlindPolicy):
     """Takes replicas in turn."""
-
-    def __init__(self) -> None:
-        self._replicas: OrderedDict[str, None] = OrderedDict()  # longest ago first
-
-    def add(self, replica: str) -> None:
-        self._replicas[replica] = None
-
-    def remove(self, replica: str) -> None:
-        self._replicas.pop(replica, None)
-
-    def report(self, replica: str, load: ReplicaLoad) -> None:
-        pass
 
     def choose(self, prompt: RoutedPrompt, excluded: Collection[str] = ()) -> str | None:
         return next((replica for replica in self._replicas if replica not in excluded), None)
