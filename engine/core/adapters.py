@@ -1,5 +1,6 @@
 """Adapters (LoRA) as plain values. An adapter is told apart by the digest of its content, never by its name alone."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -46,7 +47,7 @@ class Adapters(Protocol):
         """Takes no more requests for the adapter, unless it is loaded again; one that is not loaded is ignored."""
 
     @property
-    def unloaded(self) -> list[int]:
+    def unloaded(self) -> Sequence[int]:
         """Numbers of adapters that were unloaded and still hold memory."""
 
     def release(self, number: int) -> None:
@@ -56,7 +57,7 @@ class Adapters(Protocol):
 class NoAdapters:
     """Has no adapters, and loads none: the state of an engine whose ranks each have a part of the model's layers."""
 
-    unloaded: list[int] = []  # noqa: RUF012 - never changed
+    unloaded: Sequence[int] = ()
 
     def load(self, path: str) -> AdapterInfo:
         raise AdapterError(
