@@ -29,9 +29,16 @@ def folder_of(model: str) -> Path:
     return gguf_folder(Path(model)) if is_gguf(model) else Path(model)
 
 
-def check_checkpoint(model: str) -> None:
-    """Raises ModelError for a directory without a checkpoint that can be served, as far as can be seen without
-    transformers. Hub ids pass: only the hub knows."""
+def is_head(config: Mapping[str, Any]) -> bool:
+    """Whether the content of config.json stands for a head that drafts for a model, and is none itself."""
+    names = [str(name).lower() for name in config.get("architectures") or ()]
+    is_marked = "draft_vocab_size" in config or bool(config.get("speculators_model_type"))
+    return is_marked or any("eagle3" in name for name in names)
+
+
+def check_checkpoint(model: str, is_draft: bool = False) -> None:
+    """Raises ModelError for a directory without a checkpoint that can be served, or, if `is_draft`, draft for another,
+    as far as can be seen without transformers. Hub ids pass: only the hub knows."""
     if not is_local(model):
         if not _HUB_ID.fullmatch(model):
             raise ModelError(
@@ -45,7 +52,12 @@ def check_checkpoint(model: str) -> None:
         raise ModelError(f"{model} is not a checkpoint directory: {why}.")
     if not (path / "config.json").is_file():
         raise _without_config(path)
-    check_scheme(read_config(path), model)
+    config = read_config(path)
+    if is_head(config) and not is_draft:
+        raise UnsupportedModelError(
+            f"{model} is a head that drafts for a model, and no model: serve that, with --draft-model {model}."
+        )
+    check_scheme(config, model)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

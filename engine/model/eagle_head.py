@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 from engine.attention import registry
 from engine.attention.kv_cache import LayerShape
 from engine.checkpoint.hub import optional_file
-from engine.checkpoint.local import read_config
+from engine.checkpoint.local import is_head, read_config
 from engine.checkpoint.safetensors_files import read_wanted
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, ModelError
@@ -50,9 +50,7 @@ def find_head_config(draft_model: str) -> dict[str, Any] | None:
     """Returns the configuration of a checkpoint that has a head, not a model; None for one that has a model."""
     path = optional_file(draft_model, None, "config.json")
     config = {} if path is None else read_config(path.parent)
-    names = [*(config.get("architectures") or []), config.get("speculators_model_type") or ""]
-    is_head = "draft_vocab_size" in config or any("eagle" in str(name).lower() for name in names if name)
-    return config if is_head or config.get("speculators_model_type") else None
+    return config if is_head(config) else None
 
 
 def load_eagle_head(config: EngineConfig, target: LoadedModel, head_config: Mapping[str, Any]) -> DraftModel:
@@ -129,9 +127,9 @@ def _layer_config(target: LoadedModel, head_config: Mapping[str, Any]) -> Any:
         raise _Unfit(f"is for a vocabulary of {vocab_size:,} tokens, not the model's {target.vocab_size:,}")
     if head_config.get("norm_before_fc"):
         raise _Unfit("has a norm before its projection (norm_before_fc), which is not known here")
-    layer_config = _KINDS[own["model_type"]][0].from_dict({**own, "vocab_size": 1, "tie_word_embeddings": False})
-    layer_config.bos_token_id = layer_config.eos_token_id = layer_config.pad_token_id = None
-    return layer_config
+    no_tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    fields = {**own, **no_tokens, "vocab_size": 1, "tie_word_embeddings": False}
+    return _KINDS[own["model_type"]][0].from_dict(fields)
 
 
 def _input_layers(target: LoadedModel, head_config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -94,9 +94,11 @@ def backend_opener(settings: Settings) -> OpenBackend:
     """Returns the opener of an engine process for the model of the settings. Raises ConfigError or ModelError for what
     can be refused before any library is imported."""
     config = settings.engine_config()
-    for model in filter(None, (config.model, config.draft_model)):
-        check_checkpoint(model)
-        check_weights(model)
+    check_checkpoint(config.model)
+    check_weights(config.model)
+    if config.draft_model is not None:
+        check_checkpoint(config.draft_model, is_draft=True)
+        check_weights(config.draft_model)
     _check_revision(settings, config.model)
     read_template(settings)
     if is_local(config.model) or settings.generation_config != "auto":

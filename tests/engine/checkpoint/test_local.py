@@ -81,3 +81,19 @@ def test_trust_remote_code_is_suggested_where_the_checkpoint_has_code(tmp_path: 
     (tmp_path / "custom.py").write_text("raise ZeroDivisionError")
     with pytest.raises(ModelError, match="ZeroDivisionError"):
         load_model(EngineConfig(model=model, device="cpu", trust_remote_code=True))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"speculators_model_type": "eagle3"}, {"draft_vocab_size": 5}, {"architectures": ["LlamaForCausalLMEagle3"]}],
+)
+def test_a_head_drafts_for_a_model_and_is_none(config: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | config))
+    check_checkpoint(str(tmp_path), is_draft=True)
+    with pytest.raises(UnsupportedModelError, match=r"is a head that drafts .*: serve that, with --draft-model"):
+        check_checkpoint(str(tmp_path))
+
+
+def test_a_model_whose_name_has_an_eagle_in_it_is_no_head(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Eagle2_5_VLForConditionalGeneration"]}))
+    check_checkpoint(str(tmp_path))
