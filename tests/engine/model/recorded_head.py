@@ -1,11 +1,21 @@
-"""A head's forward pass that keeps the logits of all positions."""
+"""What a head computes of a text, and drafts behind it."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from engine.attention import select_backend
+from engine.attention.kv_cache import KVCache
+from engine.core.batch import Batch, Phase, ScheduledRequest
+from engine.core.sampling_params import SamplingParams
+from engine.kernels import load_kernels
+from engine.model.forward_choice import choose_forward
+from engine.model.proposal import choose_proposer
 from engine.runner.forward import HeadForward
+from engine.runner.loaded_model import LoadedModel
+from engine.runner.model_runner import ModelRunner
 from engine.runner.proposer import HeadProposer
 
 
@@ -21,8 +31,29 @@ class RecordedHead:
         return self._forward(inputs, hidden, kept)
 
 
-def record(proposer: HeadProposer) -> list[Tensor]:
-    """Returns a list that gets the logits of each pass of the proposer's head."""
+def head_of(model: LoadedModel) -> tuple[ModelRunner, HeadProposer]:
+    """Returns a runner of the model over five blocks of 16 tokens, and the proposer that runs its head."""
+    cache = KVCache(model.kv_layers, 5, 16, model.kv_dtype, model.device, model.kept_hidden)
+    backend = select_backend(model.device, load_kernels())
+    proposer = choose_proposer(model, cache, backend)
+    assert isinstance(proposer, HeadProposer)
+    return ModelRunner(model, cache, choose_forward(model.module, cache, backend), proposer), proposer
+
+
+def computed_chain(model: LoadedModel, text: Sequence[int], num_drafts: int) -> tuple[Tensor, list[int]]:
+    """Returns the head's logits at each token of the text, which is computed in several steps, and the greedy draft
+    that follows it."""
+    runner, proposer = head_of(model)
     recorded = RecordedHead(proposer._forward)
     proposer._forward = recorded  # type: ignore[assignment]
-    return recorded.logits
+    params = SamplingParams(max_tokens=20, temperature=0.0)
+
+    def share(start: int, end: int, **fields: Any) -> ScheduledRequest:
+        blocks, span = (4, 1, 3, 0, 2), (start, end)
+        return ScheduledRequest("", text[start:end], start, blocks, params, text, [], True, draft_span=span, **fields)
+
+    last = len(text) - 1
+    for start, end in ((0, 19), (19, 20), (20, last)):
+        runner.prefill(Batch(Phase.PREFILL, (share(start, end),)))
+    drafted = runner.draft(Batch(Phase.DECODE, (share(last, last + 1, num_wanted=num_drafts),)))
+    return torch.cat(recorded.logits)[: len(text)], [*drafted.requests[0].draft]

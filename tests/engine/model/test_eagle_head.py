@@ -15,17 +15,14 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from engine.attention import select_backend
 from engine.attention.kv_cache import KVCache
-from engine.core.batch import Batch, Phase, ScheduledRequest
+from engine.core.batch import ScheduledRequest
 from engine.core.errors import ConfigError, ModelError, TwostepError
 from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
 from engine.model.forward_choice import choose_forward
-from engine.model.proposal import choose_proposer
 from engine.runner.forward import TransformersForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import build_inputs
-from engine.runner.model_runner import ModelRunner
-from engine.runner.proposer import HeadProposer
 from tests.engine.fakes import add, run_to_end
 from tests.engine.model.always_drafting import answers
 from tests.engine.model.eagle_checkpoints import (
@@ -39,7 +36,7 @@ from tests.engine.model.eagle_checkpoints import (
     write_head,
 )
 from tests.engine.model.mtp_checkpoints import always_drafting
-from tests.engine.model.recorded_head import record
+from tests.engine.model.recorded_head import computed_chain
 from tests.engine.tiny_models import VOCAB_SIZE, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -113,22 +110,11 @@ def test_it_computes_what_its_definition_says(is_normed_residual: bool, tmp_path
     target = make_target("llama", tmp_path)
     head = write_head(tmp_path, config={"norm_before_residual": is_normed_residual})
     expected, draft = Definition(target, head, is_normed_residual).chain(TEXT, 4)
-    model = load_with_eagle(target, head, "float32")
-    cache = KVCache(model.kv_layers, 5, 16, model.kv_dtype, model.device, model.kept_hidden)
-    backend = select_backend(model.device, load_kernels())
-    proposer = choose_proposer(model, cache, backend)
-    runner = ModelRunner(model, cache, choose_forward(model.module, cache, backend), proposer)
-    assert isinstance(proposer, HeadProposer)
-    logits = record(proposer)
-    for start, end in ((0, 19), (19, 20), (20, len(TEXT) - 1)):
-        runner.prefill(Batch(Phase.PREFILL, (share(TEXT[start:end], start, draft_span=(start, end)),)))
-    last, whole = len(TEXT) - 1, (len(TEXT) - 1, len(TEXT))
-    drafted = runner.draft(Batch(Phase.DECODE, (share(TEXT[last:], last, num_wanted=4, draft_span=whole),)))
-    computed = torch.cat(logits)[: len(TEXT)]
+    computed, drafted = computed_chain(load_with_eagle(target, head, "float32"), TEXT, 4)
     others = [token_id for token_id in range(VOCAB_SIZE) if token_id not in DRAFTED]
     assert torch.allclose(computed[:, DRAFTED], expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
     assert (computed[:, others] == -torch.inf).all()
-    assert [*drafted.requests[0].draft] == draft
+    assert drafted == draft
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3_moe", "gemma3", "deepseek_v3"])

@@ -18,12 +18,9 @@ from engine.engine import Engine
 from engine.kernels import load_kernels
 from engine.model.forward_choice import choose_forward
 from engine.model.kernel_forward import KernelForward
-from engine.model.proposal import choose_proposer
 from engine.runner.forward import TransformersForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import build_inputs
-from engine.runner.model_runner import ModelRunner
-from engine.runner.proposer import HeadProposer
 from tests.engine.fakes import add, run_to_end, tokens_of
 from tests.engine.model.always_drafting import answers, let_always_draft
 from tests.engine.model.mtp_checkpoints import (
@@ -33,7 +30,7 @@ from tests.engine.model.mtp_checkpoints import (
     make_checkpoint_with_head,
     make_twin,
 )
-from tests.engine.model.recorded_head import record
+from tests.engine.model.recorded_head import computed_chain, head_of
 from tests.engine.tiny_models import RecordingRunner, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -97,28 +94,14 @@ def share(tokens: Sequence[int], start: int, output: Sequence[int] = (), **field
 def test_it_computes_what_transformers_does(architecture: str, tmp_path: Path) -> None:
     path = make_checkpoint_with_head(architecture, tmp_path)
     expected, draft = Oracle(path).chain(TEXT, 4)
-    model = load_with_head(path, "float32")
-    cache = KVCache(model.kv_layers, 5, 16, model.kv_dtype, model.device, model.kept_hidden)
-    backend = select_backend(model.device, load_kernels())
-    proposer = choose_proposer(model, cache, backend)
-    runner = ModelRunner(model, cache, choose_forward(model.module, cache, backend), proposer)
-    assert isinstance(proposer, HeadProposer)
-    logits = record(proposer)
-    for start, end in ((0, 19), (19, 20), (20, len(TEXT) - 1)):
-        runner.prefill(Batch(Phase.PREFILL, (share(TEXT[start:end], start, draft_span=(start, end)),)))
-    last, whole = len(TEXT) - 1, (len(TEXT) - 1, len(TEXT))
-    drafted = runner.draft(Batch(Phase.DECODE, (share(TEXT[last:], last, num_wanted=4, draft_span=whole),)))
-    computed = torch.cat(logits)[: len(TEXT)]
+    computed, drafted = computed_chain(load_with_head(path, "float32"), TEXT, 4)
     assert torch.allclose(computed, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
-    assert [*drafted.requests[0].draft] == draft
+    assert drafted == draft
 
 
 def test_each_request_gets_the_draft_that_it_would_alone(model_with_head: ModelWithHead) -> None:
-    model, wanted = model_with_head("glm4_moe"), [2, 0, 5, 1, 4]
-    cache = KVCache(model.kv_layers, 5, 16, model.kv_dtype, model.device, model.kept_hidden)
-    backend = select_backend(model.device, load_kernels())
-    proposer = choose_proposer(model, cache, backend)
-    runner = ModelRunner(model, cache, choose_forward(model.module, cache, backend), proposer)
+    wanted = [2, 0, 5, 1, 4]
+    runner, _ = head_of(model_with_head("glm4_moe"))
 
     def of(index: int, tokens: Sequence[int], start: int, **fields: Any) -> ScheduledRequest:
         span = (start, start + len(tokens))
