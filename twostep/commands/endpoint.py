@@ -1,6 +1,5 @@
 """Where a command finds its model: on a server with a URL, or on one that it starts for itself."""
 
-import ctypes
 import os
 import re
 import secrets
@@ -10,15 +9,16 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console
 
 from engine.core.errors import TwostepError
+from engine.host.parent_death import signal_when_parent_dies
 from engine.host.python_module import module_command
 
 __all__ = ["Endpoint", "EndpointError", "open_endpoint"]
 
-_PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
 _END_S = 20
 
 
@@ -63,7 +63,7 @@ def _started(model: str | None, flags: Sequence[str]) -> Generator[Endpoint, Non
         text=True,
         env={**os.environ, "TWOSTEP_API_KEY": key},
         start_new_session=True,  # Ctrl-C ends an answer, not the server
-        preexec_fn=_end_with_parent,  # noqa: PLW1509: no thread runs yet
+        preexec_fn=partial(signal_when_parent_dies, signal.SIGTERM),  # no thread runs yet
     ) as process:
         try:
             yield Endpoint(_url_of(process, model), key, is_local=True)
@@ -86,11 +86,3 @@ def _url_of(process: subprocess.Popen[str], model: str | None) -> str:
             if found := re.search(r"^  listens (\S+)", line):
                 return found[1]
     sys.exit(process.wait() or 1)
-
-
-def _end_with_parent() -> None:
-    """Has the kernel end this child when its parent dies, however it does. On other systems nothing happens."""
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    except (OSError, AttributeError):
-        return
