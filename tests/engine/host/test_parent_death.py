@@ -1,5 +1,7 @@
 """A process that does not outlive its parent."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ import signal, time
 from engine.host.parent_death import signal_when_parent_dies
 signal_when_parent_dies(signal.SIGTERM)
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 PARENT = """
 import subprocess, sys
@@ -38,4 +40,8 @@ def test_it_gets_its_signal_when_the_parent_is_killed() -> None:
         pid = int(parent.stdout.readline())
         assert lives(pid)
         parent.kill()
-    assert eventually(lambda: not lives(pid))
+    try:
+        assert eventually(lambda: not lives(pid))
+    finally:
+        if lives(pid):
+            os.kill(pid, signal.SIGKILL)
