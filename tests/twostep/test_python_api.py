@@ -35,6 +35,14 @@ def url() -> Iterator[str]:
         yield server.url
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Lets SIGINT interrupt this process: one that a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def ask(llm: LLM, prompts: Any, params: Any = None) -> list[RequestOutput]:
     return llm.generate(prompts, params, use_tqdm=False)
 
@@ -134,11 +142,13 @@ def test_a_model_that_is_not_there_is_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.0, 1.0])
-def test_an_interrupted_call_ends_its_requests_and_the_next_one_works(after_s: float, llm: LLM) -> None:
+def test_an_interrupted_call_ends_its_requests_and_the_next_one_works(
+    after_s: float, llm: LLM, interruptible: None
+) -> None:
     """As Ctrl-C does: SIGINT while the call begins, or waits."""
     timer = threading.Timer(after_s, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         while True:
             ask(llm, [[70 + index] for index in range(8)], SamplingParams(max_tokens=1000, ignore_eos=True))
     backend = llm._engine._loaded
