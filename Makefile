@@ -14,6 +14,7 @@ ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
+TRITON_STAMP := $(VENV)/.installed-triton
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve check audit format test test-slow test-newest coverage bench loadtest wheel docker clean
@@ -43,7 +44,7 @@ format: $(DEV_STAMP) ## format the code and mend what ruff can
 test: $(DEV_STAMP) ## run the tests that take minutes: every law, on this machine's own instruction set
 	$(BIN)/python -m pytest $(ON_ALL_CORES) -m "not slow" $(ARGS)
 
-test-slow: $(DEV_STAMP) ## run what is slow and broad: other instruction sets, sanitizers, whole programs
+test-slow: $(TRITON_STAMP) ## run what is slow and broad: other instruction sets, sanitizers, whole programs
 	TWOSTEP_FUZZ=$${TWOSTEP_FUZZ:-5} $(BIN)/python -m pytest $(ON_ALL_CORES) -m "slow or fuzz" $(ARGS)
 
 test-newest: $(BIN)/python ## run the fast tests with the newest versions that pip finds, but for torch
@@ -85,4 +86,8 @@ $(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 
 $(DEV_STAMP): $(RUN_STAMP)
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(TRITON_STAMP): $(DEV_STAMP)
+	$(PIP) --editable '.[triton]'
 	@touch $@
