@@ -1,4 +1,4 @@
-"""Paged attention: one signature, three backends (plain torch, C++ on CPUs, FlashAttention on CUDA)."""
+"""Paged attention: one signature, three backends (plain torch, C++ on CPUs, Triton on CUDA)."""
 
 from typing import Protocol
 
@@ -30,7 +30,7 @@ class AttentionBackend(Protocol):
 def select_backend(device: torch.device, kernels: KernelInfo | None) -> AttentionBackend:
     """Returns the fastest backend for `device`; `kernels` is what `load_kernels()` returned."""
     if device.type == "cuda":
-        import engine.attention.cuda as cuda  # its imports take seconds, which no other device needs to spend
+        import engine.attention.cuda as cuda  # it imports Triton, which no other device needs
 
         return cuda
     if device.type == "cpu" and kernels is not None:

@@ -1,20 +1,19 @@
-"""Paged attention on CUDA: its arguments to FlashAttention (checked anywhere), and its results (on a GPU)."""
+"""Paged attention in Triton: softmax attention by definition, and the same bits however it is cut up."""
 
-import importlib.util
-import inspect
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
-from engine.attention import LayerCache, cuda, reference
+from engine.attention import AttentionBackend, LayerCache
 from tests.engine.attention.paged_sequences import (
+    Paged,
     Sequence,
     Shape,
-    alone,
     attend,
     dense_attention,
     lay_out,
@@ -22,184 +21,143 @@ from tests.engine.attention.paged_sequences import (
 )
 
 BF16 = torch.bfloat16
-LENGTHS = ((1, 1), (1, 65), (20, 70), (1, 300), (33, 33))
-gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+BOUNDS = {torch.float32: 3e-6, torch.float16: 2e-3, BF16: 1.6e-2}
+LENGTHS = ((1, 1), (1, 65), (20, 70), (1, 300), (33, 33), (5, 513))
 
 
-@pytest.fixture(autouse=True)
-def cleared_caches() -> Iterator[None]:
-    """Clears what the backend caches per process after each test."""
-    caches = (cuda._warn_once, cuda._has_flash3, cuda._positions)
-    yield
-    for cache in caches:
-        cache.cache_clear()
+@pytest.fixture(scope="module")
+def device(triton_device: torch.device) -> torch.device:
+    return triton_device
 
 
-def flash_by_definition(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    **options: Any,
-) -> Tensor:
-    """Computes what torch documents for `varlen_attn`, from the same arguments."""
-    lengths_q = cu_seq_q.diff().tolist()
-    lengths_k = options["seqused_k"].tolist() if cu_seq_k is None else cu_seq_k.diff().tolist()
-    assert max(lengths_q) <= max_q and max(lengths_k) <= max_k
-    assert options.get("enable_gqa", False) == (query.shape[1] != key.shape[-2])
-    left, right = options["window_size"]
-    assert right == 0 and options["scale"] == query.shape[2] ** -0.5
-    if cu_seq_k is None:
-        rows = [
-            table[: -(-n // key.shape[1])].long() for table, n in zip(options["block_table"], lengths_k, strict=True)
-        ]
-        keys, values = ([x[r].flatten(0, 1)[:n] for r, n in zip(rows, lengths_k, strict=True)] for x in (key, value))
-    else:
-        keys, values = key.split(lengths_k), value.split(lengths_k)
-    parts = zip(query.split(lengths_q), keys, values, strict=True)
-    sequences = [Sequence(*each, kv_dtype=key.dtype) for each in parts]
-    return torch.cat([dense_attention(s, sliding_window=None if left < 0 else left + 1) for s in sequences])
+@pytest.fixture(scope="module")
+def backend(device: torch.device) -> AttentionBackend:
+    from engine.attention import cuda
+
+    return cuda
 
 
-class Flash:
-    """Stands for a `varlen_attn` of some torch: it refuses what that one has no parameter for."""
-
-    def __init__(self, signature: inspect.Signature) -> None:
-        self.__signature__ = signature
-
-    def __call__(self, *args: Any, **options: Any) -> Tensor:
-        self.__signature__.bind(*args, **options)
-        return flash_by_definition(*args, **options)
+def run(backend: AttentionBackend, device: torch.device, sequences: list[Sequence], **options: Any) -> list[Tensor]:
+    block_size = options.pop("block_size", 16)
+    moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
+    return [x.cpu() for x in attend(backend, lay_out(sequences, block_size, device=str(device)), **moved)]
 
 
-NEWEST = inspect.signature(varlen_attn)
-
-
-def without(*names: str) -> inspect.Signature:
-    return NEWEST.replace(parameters=[p for name, p in NEWEST.parameters.items() if name not in names])
-
-
-@pytest.fixture(
-    params=[
-        (NEWEST, False),
-        (NEWEST, True),
-        (without("enable_gqa", "seqused_k", "block_table", "num_splits"), False),  # torch 2.11
-    ],
-    ids=["gathered", "blocks", "gathered by torch 2.11"],
-)
-def flash(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    signature, has_blocks = request.param
-    monkeypatch.setattr(cuda, "varlen_attn", Flash(signature))
-    monkeypatch.setattr(cuda, "_has_flash3", lambda device: has_blocks)
-    monkeypatch.setattr(cuda._has_flash3, "cache_clear", lambda: None, raising=False)
-
-
-@pytest.mark.parametrize("window", [None, 1, 37])
-@pytest.mark.parametrize("shape", [Shape(dtype=BF16), Shape(heads=3, kv_heads=3, size=64, value_size=64, dtype=BF16)])
-@pytest.mark.parametrize("block_size", [1, 16])
-@pytest.mark.usefixtures("flash")
-def test_flash_attention_is_asked_for_the_same(shape: Shape, window: int | None, block_size: int) -> None:
+def check(backend: AttentionBackend, device: torch.device, shape: Shape, **options: Any) -> None:
     sequences = [make_sequence(shape, *lengths) for lengths in LENGTHS]
-    results = attend(cuda, lay_out(sequences, block_size), sliding_window=window)
-    for sequence, result in zip(sequences, results, strict=True):
-        torch.testing.assert_close(result, dense_attention(sequence, sliding_window=window), atol=0, rtol=0)
+    bound = BOUNDS[shape.dtype]
+    for sequence, result in zip(sequences, run(backend, device, sequences, **options), strict=True):
+        expected = dense_attention(sequence, **{name: x for name, x in options.items() if name != "block_size"})
+        torch.testing.assert_close(result, expected, atol=bound, rtol=bound)
 
 
-def test_decode_is_kept_on_the_kernel_of_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    monkeypatch.setattr(cuda, "_has_flash3", lambda device: False)
-    monkeypatch.setattr(cuda._has_flash3, "cache_clear", lambda: None, raising=False)
-    monkeypatch.setattr(
-        cuda, "varlen_attn", lambda q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size: seen.append(max_q) or q
-    )
-    alone(cuda, make_sequence(Shape(dtype=BF16), 1, 9))
-    assert seen == [2]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BF16])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 37}, {"softcap": 3.0}, {"sinks": torch.linspace(-1, 2, 4)}])
+def test_it_is_softmax_attention(
+    backend: AttentionBackend, device: torch.device, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    check(backend, device, Shape(dtype=dtype), **options)
 
 
 @pytest.mark.parametrize(
-    ("shape", "options", "reason"),
+    "shape",
     [
-        (Shape(), {}, "float32"),
-        (Shape(dtype=BF16), {"softcap": 3.0}, "softcap"),
-        (Shape(dtype=BF16), {"sinks": torch.zeros(4)}, "sinks"),
-        (Shape(size=12, value_size=12, dtype=BF16), {}, "head size 12"),
-        (Shape(size=264, value_size=264, dtype=BF16), {}, "head size 264"),
-        (Shape(value_size=8, dtype=BF16), {}, "value size 8"),
+        Shape(14, 2, 64, 64, BF16),
+        Shape(8, 8, 128, 128, BF16),
+        Shape(4, 1, 256, 256, BF16),
+        Shape(4, 2, 80, 80, BF16),
+        Shape(4, 4, 192, 128, BF16),
+        Shape(71, 1, 64, 64, BF16),
+        Shape(2, 1, 512, 512, BF16),
+        Shape(3, 3, 12, 20),
     ],
+    ids=str,
 )
-def test_what_flash_attention_lacks_is_done_by_the_reference_with_one_warning(
-    shape: Shape, options: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.slow
+def test_all_sizes_of_heads_and_values(backend: AttentionBackend, device: torch.device, shape: Shape) -> None:
+    check(backend, device, shape)
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 32])
+@pytest.mark.slow
+def test_all_sizes_of_blocks(backend: AttentionBackend, device: torch.device, block_size: int) -> None:
+    check(backend, device, Shape(dtype=BF16), block_size=block_size, sliding_window=300)
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 37}, {"sinks": torch.linspace(-1, 2, 14)}])
+@pytest.mark.slow
+def test_a_sequence_is_the_same_alone_in_a_batch_and_in_chunks(
+    backend: AttentionBackend, device: torch.device, options: dict[str, Any]
 ) -> None:
-    sequence = make_sequence(shape, 3, 40)
-    for _ in range(2):
-        assert torch.equal(alone(cuda, sequence, **options), alone(reference, sequence, **options))
-    assert len(caplog.records) == 1 and reason in caplog.text
+    shape = Shape(14, 2, 64, 64, BF16)
+    sequences = [make_sequence(shape, *lengths) for lengths in (*LENGTHS, (40, 600))]
+    together = run(backend, device, sequences, **options)
+    for sequence, result in zip(sequences, together, strict=True):
+        num = len(result)
+        assert torch.equal(run(backend, device, [sequence], block_size=32, **options)[0], result)
+        for begin, end in ((0, num // 3), (num // 3, num - 1), (num - 1, num)):
+            if begin < end:
+                part = run(backend, device, [sequence.chunk(begin, end)], **options)[0]
+                assert torch.equal(part, result[begin:end])
 
 
-def test_a_torch_without_windows_is_left_to_the_reference(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@settings(max_examples=6)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 600)), min_size=1, max_size=4),
+    window=st.sampled_from([None, 1, 60, 300]),
+    num_parts=st.integers(2, 6),
+    kv_heads=st.sampled_from([1, 2, 4]),
+)
+@pytest.mark.slow
+def test_parts_of_a_context_are_merged_as_one_program_does(
+    lengths: list[tuple[int, int]], window: int | None, num_parts: int, kv_heads: int, device: torch.device
 ) -> None:
-    monkeypatch.setattr(cuda, "varlen_attn", Flash(without("window_size")))
-    sequence = make_sequence(Shape(dtype=BF16), 3, 40)
-    assert torch.equal(alone(cuda, sequence), alone(reference, sequence))
-    assert "scaling or windows in torch" in caplog.text
+    from engine.kernels.cuda.attention import attend_paged
+
+    shape = Shape(4, kv_heads, 16, 16, BF16)
+    paged = lay_out([make_sequence(shape, new, new + old) for new, old in lengths], device=str(device))
+    one, several = (attend_with(attend_paged, paged, window, parts) for parts in (1, num_parts))
+    assert torch.equal(one, several)
 
 
-def test_block_tables_are_not_handed_to_a_torch_that_takes_none(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(cuda, "varlen_attn", Flash(without("block_table")))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    assert not cuda._has_flash3(torch.device("cuda"))
-    assert "cannot hand block tables" in caplog.text
+def attend_with(attend_paged: Any, paged: Paged, window: int | None, num_parts: int) -> Tensor:
+    meta = paged.metadata
+    where = meta.block_tables, meta.cu_seqlens_q, meta.context_lens, meta.max_context_len
+    sinks = torch.linspace(-1, 2, 4, device=paged.query.device)
+    result: Tensor = attend_paged(paged.query, *paged.cache, *where, 0.3, window, 20.0, sinks, num_parts)
+    return result
 
 
-def on_gpu(sequences: list[Sequence], block_size: int = 16, **options: Any) -> list[Tensor]:
-    return [x.cpu() for x in attend(cuda, lay_out(sequences, block_size, device="cuda"), **options)]
+def test_sequences_that_fill_a_batch_up_change_nothing(backend: AttentionBackend, device: torch.device) -> None:
+    sequences = [make_sequence(Shape(dtype=BF16), 1, length) for length in (1, 300)]
+    paged = lay_out(sequences, device=str(device))
+    meta = paged.metadata
+    filled = replace(
+        paged,
+        query=torch.cat([paged.query, torch.full_like(paged.query, torch.nan)]),
+        metadata=replace(
+            meta,
+            block_tables=torch.cat([meta.block_tables, meta.block_tables * 0]),
+            cu_seqlens_q=torch.arange(5, dtype=torch.int32, device=device),
+            context_lens=torch.cat([meta.context_lens, meta.context_lens * 0]),
+            max_context_len=5000,
+        ),
+    )
+    results = attend(backend, filled)
+    for result, expected in zip(results, attend(backend, paged), strict=False):
+        assert torch.equal(result, expected)
+    assert not torch.cat(results[2:]).any()
 
 
-class TestOnTheDevice:
-    pytestmark = gpu
-
-    @pytest.mark.parametrize("dtype", [BF16, torch.float16])
-    @pytest.mark.parametrize("window", [None, 37])
-    @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(14, 2, 64), (8, 8, 128), (4, 1, 256), (4, 2, 80)])
-    def test_it_is_softmax_attention(
-        self, heads: int, kv_heads: int, size: int, window: int | None, dtype: torch.dtype
-    ) -> None:
-        shape = Shape(heads, kv_heads, size, size, dtype)
-        sequences = [make_sequence(shape, *lengths) for lengths in LENGTHS]
-        for sequence, result in zip(sequences, on_gpu(sequences, sliding_window=window), strict=True):
-            torch.testing.assert_close(result, dense_attention(sequence, sliding_window=window), atol=2e-2, rtol=2e-2)
-
-    @pytest.mark.parametrize("options", [{"softcap": 3.0}, {"sinks": torch.linspace(-1, 2, 4)}])
-    def test_the_reference_runs_there_too(self, options: dict[str, Any]) -> None:
-        sequences = [make_sequence(Shape(), *lengths) for lengths in LENGTHS]
-        moved = {k: v.cuda() if isinstance(v, Tensor) else v for k, v in options.items()}
-        for sequence, result in zip(sequences, on_gpu(sequences, **moved), strict=True):
-            torch.testing.assert_close(result, dense_attention(sequence, **options), atol=3e-6, rtol=1e-5)
-
-    @pytest.mark.parametrize("window", [None, 37])
-    def test_a_sequence_is_the_same_alone_in_a_batch_and_in_chunks(self, window: int | None) -> None:
-        shape = Shape(heads=14, kv_heads=2, size=64, value_size=64, dtype=BF16)
-        sequences = [make_sequence(shape, *lengths) for lengths in (*LENGTHS, (200, 700))]
-        together = on_gpu(sequences, sliding_window=window)
-        for sequence, result in zip(sequences, together, strict=True):
-            assert torch.equal(on_gpu([sequence], 32, sliding_window=window)[0], result)
-            assert torch.equal(on_gpu([sequence.last()], sliding_window=window)[0], result[-1:])
-
-    def test_exactly_the_slots_are_written(self) -> None:
-        paged = lay_out([make_sequence(Shape(dtype=BF16), 9, 33)], device="cuda")
-        caches = LayerCache(*(tensor.nan_to_num(1.0) for tensor in paged.cache))
-        for slot in paged.metadata.slot_mapping.tolist():
-            for cache in caches:
-                cache[slot // 16, :, slot % 16] = 0
-        cuda.write_kv(paged.token_keys, paged.token_values, caches, paged.metadata.slot_mapping)
-        assert all(torch.equal(one, other.nan_to_num(1.0)) for one, other in zip(caches, paged.cache, strict=True))
+@pytest.mark.parametrize("shape", [Shape(dtype=BF16), Shape(2, 2, 12, 20), Shape(dtype=torch.float16)])
+def test_exactly_the_slots_are_written(backend: AttentionBackend, device: torch.device, shape: Shape) -> None:
+    paged = lay_out([make_sequence(shape, 9, 33)], device=str(device))
+    caches = LayerCache(*(tensor.nan_to_num(1.0) for tensor in paged.cache))
+    for slot in paged.metadata.slot_mapping.tolist():
+        for cache in caches:
+            cache[slot // 16, :, slot % 16] = 0
+    slots = torch.cat([paged.metadata.slot_mapping, paged.metadata.slot_mapping[:1] * 0 - 1])
+    keys, values = (torch.cat([x, x[:1] * 0 + 7]) for x in (paged.token_keys, paged.token_values))
+    transposed = keys.transpose(0, 1).contiguous().transpose(0, 1)
+    backend.write_kv(transposed, values, caches, slots)
+    assert all(torch.equal(one, other.nan_to_num(1.0)) for one, other in zip(caches, paged.cache, strict=True))
