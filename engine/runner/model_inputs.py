@@ -84,9 +84,11 @@ def _states(requests: Sequence[ScheduledRequest], device: torch.device) -> State
 
 
 def _on_device(dtype: torch.dtype, device: torch.device, *lists: list[int]) -> Sequence[Tensor]:
-    """Returns a tensor of each list, all in one piece of memory, which is copied to the device once."""
-    numbers = array("q" if dtype is torch.int64 else "i", chain.from_iterable(lists))
-    return torch.frombuffer(numbers, dtype=dtype).to(device).split_with_sizes([*map(len, lists)])
+    """Returns a tensor of each list, all in one piece of memory, which is copied to the device once. The host does not
+    wait for that: pinned memory is kept until it was read."""
+    numbers = torch.frombuffer(array("q" if dtype is torch.int64 else "i", chain.from_iterable(lists)), dtype=dtype)
+    numbers = numbers.pin_memory() if device.type == "cuda" else numbers
+    return numbers.to(device, non_blocking=True).split_with_sizes([*map(len, lists)])
 
 
 def slots_of(request: ScheduledRequest, positions: range, block_size: int) -> list[int]:
