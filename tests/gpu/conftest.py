@@ -13,7 +13,7 @@ def triton_device() -> torch.device:
         return torch.device("cuda")
     if find_spec("triton") is None:
         pytest.skip("pip install -e '.[triton]' brings the interpreter of CUDA kernels")
-    from tests.gpu.interpreter import make_dot_exact
+    from tests.gpu.interpreter import make_exact
 
-    make_dot_exact()
+    make_exact()
     return torch.device("cpu")

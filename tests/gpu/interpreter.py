@@ -1,14 +1,23 @@
-"""Mends Triton's interpreter, which runs kernels on the CPU, where its products are not those of a GPU."""
+"""Mends Triton's interpreter, which runs kernels on the CPU, where its numbers are not those of a GPU."""
+
+from typing import Any
 
 import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
+_convert_float = interpreter._convert_float
 
-def make_dot_exact() -> None:
-    """Replaces the interpreter's product of matrices: its own one takes the bits of bfloat16 for integers, and sums in
-    an order that depends on the shapes. This one adds product by product, as every tile of a GPU does for each row."""
+
+def make_exact() -> None:
+    """Replaces the interpreter's product of matrices and its rounding to bfloat16.
+
+    Its own product takes the bits of bfloat16 for integers, and sums in an order that depends on the shapes. This one
+    adds product by product, as every tile of a GPU does for each row. Its own conversion to bfloat16 cuts off; that of
+    a GPU rounds to the nearest number, and to an even one between two.
+    """
     interpreter.InterpreterBuilder.create_dot = _dot
+    interpreter._convert_float = _converted
 
 
 def _dot(self, a, b, d, input_precision, max_num_imprecise_acc):  # type: ignore[no-untyped-def]
@@ -23,3 +32,11 @@ def _widened(operand: interpreter.TensorHandle) -> np.ndarray:
     if operand.dtype.scalar == tl.bfloat16:
         numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.astype(np.float32)
+
+
+def _converted(numbers: np.ndarray, from_type: tl.dtype, to_type: tl.dtype, rounding_mode: Any) -> np.ndarray:
+    if (from_type, to_type) != (tl.float32, tl.bfloat16):
+        return _convert_float(numbers, from_type, to_type, rounding_mode)
+    bits = np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(numbers), 0x7FC0, rounded).astype(np.uint16).reshape(np.shape(numbers))
