@@ -16,7 +16,7 @@ from engine.core.errors import ConfigError
 from engine.kernels.build import KernelBuildError, build_library, cache_dir, find_library, prebuilt_dirs
 from engine.kernels.cpu_features import IsaLevel, level_named, supported_levels
 
-__all__ = ["KernelInfo", "load_kernels"]
+__all__ = ["KernelInfo", "are_kernels_enabled", "load_kernels"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def load_kernels() -> KernelInfo | None:
     compile one. Callers then use plain torch. `TWOSTEP_ISA` names a lower level than the CPU's best. Raises ConfigError
     if there is none of that name, and for a `TWOSTEP_KERNELS` that is neither on nor off.
     """
-    if not _are_enabled():
+    if not are_kernels_enabled():
         logger.info("CPU kernels are off (TWOSTEP_KERNELS); plain torch instead, which is much slower")
         return None
     try:
@@ -50,7 +50,8 @@ def load_kernels() -> KernelInfo | None:
     return KernelInfo(isa=level.name, path=path)
 
 
-def _are_enabled() -> bool:
+def are_kernels_enabled() -> bool:
+    """Whether kernels of this project are used, on any device: unless `TWOSTEP_KERNELS` is off. Raises ConfigError."""
     setting = os.environ.get("TWOSTEP_KERNELS", "").lower()
     if setting not in ("", "on", "1", "off", "0"):
         raise ConfigError(f"TWOSTEP_KERNELS must be on or off, got {setting!r}.")

@@ -28,7 +28,7 @@ from engine.core.machine import ModelSize
 from engine.model.content_digest import add_content
 from engine.model.filled_parameters import fill_parameters
 from engine.model.kv_cache_dtype import choose_kv_dtype
-from engine.model.placement import made_to_run, move_layers, replace_for_cpu, unmap_checkpoint
+from engine.model.placement import made_to_run, move_layers, replace_parts, unmap_checkpoint
 from engine.model.probe import layer_shape, probe_layers
 from engine.model.step_work import size_of
 from engine.runner.forward import HeadInput
@@ -99,7 +99,7 @@ def _made_to_draft(
     made_to_run(module, target.device)
     join.requires_grad_(False).to(target.device)
     calls = probe_layers(module, module.config, target.device)
-    replace_for_cpu(module, calls, target.device, target.has_kernels)
+    replace_parts(module, calls, target.device, target.has_kernels)
     for part in (module, join):
         prepare_linears(part, target.has_kernels, config.draft_quantization)
     unmap_checkpoint(module)

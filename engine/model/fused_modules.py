@@ -1,7 +1,7 @@
 """Fused parts of a decoder layer: fewer and larger matmuls, and one pass over memory for what lies between them.
 
 Each replaces the module of transformers that it is made from, and has that module's interface as far as a decoder layer
-uses it. The operators are those of `engine/kernels/layers/fused.cpp`.
+uses it. The operators are those of `engine/kernels/layers/fused.cpp`, on CUDA of `engine/kernels/cuda/operators.py`.
 """
 
 from collections.abc import Callable, Sequence

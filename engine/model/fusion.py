@@ -1,4 +1,4 @@
-"""Replaces the parts of a model whose code is known by fused modules, on the CPU and with kernels only.
+"""Replaces the parts of a model whose code is known by fused modules, where there are kernels for them.
 
 Each part is replaced by itself; parts that are not known stay those of transformers.
 """

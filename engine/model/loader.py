@@ -44,7 +44,7 @@ from engine.mixers.state import StateShape
 from engine.model.context_limit import context_limit
 from engine.model.kv_cache_dtype import choose_kv_dtype
 from engine.model.paging_proof import prove_paging
-from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_for_cpu, unmap_checkpoint
+from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
 from engine.model.probe import layer_shape, probe_layers, probe_states
 from engine.model.self_draft import draft_model_of
 from engine.model.step_work import size_of
@@ -101,7 +101,7 @@ def _load(config: EngineConfig, group: RankGroup) -> LoadedModel:
     calls, states = _checked_layers(config, module, text_config, device, group)
     leave_weights_stored(module, group)
     kv_dtype = choose_kv_dtype(config.kv_cache_dtype, dtype, device, type(module).__name__, _shapes_of(calls))
-    replace_for_cpu(module, calls, device, kernels is not None)
+    replace_parts(module, calls, device, kernels is not None)
     draft = _self_draft(config, module, calls, kernels is not None, kv_dtype, group)
     report = _prepare_linears(config, module, kernels is not None, group)
     unmap_checkpoint(module)

@@ -26,7 +26,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, TwostepError, reason_of
 from engine.host.available_memory import is_memory_shortage
 from engine.model.filled_parameters import fill_parameters
-from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_for_cpu, unmap_checkpoint
+from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
 from engine.model.probe import layer_shape, probe_layers
 from engine.model.step_work import size_of
 from engine.model.text_part import TEXT_PART_NAMES
@@ -139,7 +139,7 @@ def _build(config: EngineConfig, model: LoadedModel, layout: _Layout, tensors: M
     fill_parameters(join, {n.removeprefix(_JOIN): tensor for n, tensor in tensors.items() if n.startswith(_JOIN)})
     text_config = module.config.get_text_config(decoder=True)
     calls = probe_layers(module, text_config, model.device)
-    replace_for_cpu(module, calls, model.device, model.has_kernels)
+    replace_parts(module, calls, model.device, model.has_kernels)
     reports = [prepare_linears(part, model.has_kernels, config.quantization) for part in (module, join)]
     unmap_checkpoint(module)
     module.set_input_embeddings(model.module.get_input_embeddings())

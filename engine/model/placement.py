@@ -11,13 +11,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from engine.attention.registry import AttentionCall
 from engine.checkpoint.stored_tensor import StoredTensor
 from engine.host.deterministic_activations import replace_activations, replace_softplus
+from engine.kernels import are_kernels_enabled
 from engine.model.fusion import fuse_modules
 from engine.model.kernel_layer import move_layers_to_kernels
 from engine.model.probe import check_same, probe_layers
 from engine.weights.linear import is_linear
 from engine.weights.moe import is_experts
 
-__all__ = ["made_to_run", "move_layers", "only_errors_of", "replace_for_cpu", "unmap_checkpoint"]
+__all__ = ["made_to_run", "move_layers", "only_errors_of", "replace_parts", "unmap_checkpoint"]
 
 
 def made_to_run(module: PreTrainedModel, device: torch.device) -> PreTrainedModel:
@@ -38,19 +39,32 @@ def _expand_unpacked(module: PreTrainedModel, device: torch.device) -> None:
                 owner._parameters[name] = nn.Parameter(parameter.expanded(), requires_grad=False)
 
 
-def replace_for_cpu(
+def replace_parts(
     module: PreTrainedModel, calls: Sequence[AttentionCall], device: torch.device, has_kernels: bool
 ) -> None:
-    """Replaces what the CPU computes in another way than transformers, apart from matmuls: activations, fused parts."""
+    """Replaces what is computed in another way than by transformers, apart from matmuls: activations on the CPU, and
+    fused parts where there are kernels for them: those in C++ that were loaded, or those in Triton for CUDA."""
     if device.type == "cpu":
         replace_softplus()
-    if has_kernels:
+        if not has_kernels:
+            replace_activations()
+            return
         torch.ops.twostep.replace_activations()
-        fuse_modules(module, calls)
-        text_config = module.config.get_text_config(decoder=True)
-        check_same(type(module).__name__, calls, probe_layers(module, text_config, device))
-    elif device.type == "cpu":
-        replace_activations()
+    elif not _has_cuda_operators():
+        return
+    fuse_modules(module, calls)
+    text_config = module.config.get_text_config(decoder=True)
+    check_same(type(module).__name__, calls, probe_layers(module, text_config, device))
+
+
+def _has_cuda_operators() -> bool:
+    """Whether layers are fused on CUDA: unless kernels are off, they are registered now."""
+    if not are_kernels_enabled():
+        return False
+    from engine.kernels.cuda.operators import register  # needs Triton, which no CPU does
+
+    register()
+    return True
 
 
 def move_layers(

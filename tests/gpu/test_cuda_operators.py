@@ -1,0 +1,41 @@
+"""Models whose parts are fused with the operators in Triton compute what they computed before."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engine.model.fused_models import LAYERS, PARTS
+
+ROOT = Path(__file__).resolve().parents[2]
+SLOW = ("qwen2", "mistral", "mixtral", "qwen3_moe", "smollm3", "phi3", "deepseek_v3")
+ROUNDING = {"torch.float32": 2e-6, "torch.bfloat16": 1e-2, "torch.float16": 1e-3}
+
+
+@pytest.mark.usefixtures("triton_device")
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", "gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
+def test_a_fused_model_is_as_exact_as_the_plain_one(name: str) -> None:
+    command = [sys.executable, "-m", "tests.gpu.fused_errors", name]
+    environment = os.environ | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(lines) == len(ROUNDING)
+    for _, dtype, (fused_error, plain_error, parts) in lines:
+        assert parts == fused_parts(name)
+        assert fused_error <= plain_error + ROUNDING[dtype]
+
+
+def fused_parts(name: str) -> dict[str, int]:
+    if name == "deepseek_v3":  # two more norms in its attention
+        return {"FusedMLP": LAYERS, "FusedDecoderLayer": LAYERS, "FusedRMSNorm": 4 * LAYERS + 1}
+    parts = {part: LAYERS * count for part, count in PARTS[name].items()}
+    return parts | ({"FusedRMSNorm": parts["FusedRMSNorm"] + 1} if "FusedRMSNorm" in parts else {})
