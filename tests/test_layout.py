@@ -20,7 +20,7 @@ MAY_IMPORT = {
         "host": "",
         "checkpoint": "core host",
         "kernels": "core host",
-        "weights": "checkpoint core",
+        "weights": "checkpoint core kernels",
         "scheduling.cost": "core",
         "attention": "host kernels weights",
         "mixers": "kernels",

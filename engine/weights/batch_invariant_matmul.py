@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-__all__ = ["TILE_ROWS", "WIDE_ROWS", "BatchInvariantWeight"]
+__all__ = ["TILE_ROWS", "WIDE_ROWS", "BatchInvariantWeight", "cancelling_operands"]
 
 TILE_ROWS = {"cpu": 16, "cuda": 128}
 """Rows of one matmul, by device type. A GPU multiplies so many while it reads the weights, once per matmul."""
@@ -83,7 +83,7 @@ def _wide_rows(shape: torch.Size, dtype: torch.dtype, device: torch.device, num_
     tile_rows = TILE_ROWS[device.type]
     if shape.numel() > _MAX_PROBED_SIZE:
         return tile_rows
-    rows, weight = _cancelling_operands(WIDE_ROWS, shape, dtype, device)
+    rows, weight = cancelling_operands(WIDE_ROWS, shape, dtype, device)
     matmul = _TorchMatmul(weight)
     for bias in (None, matmul(rows[:tile_rows], None)[0]):  # a bias as small as what it is added to
         tiles = [matmul(rows[start : start + tile_rows], bias) for start in range(0, WIDE_ROWS, tile_rows)]
@@ -92,7 +92,7 @@ def _wide_rows(shape: torch.Size, dtype: torch.dtype, device: torch.device, num_
     return WIDE_ROWS
 
 
-def _cancelling_operands(
+def cancelling_operands(
     num_rows: int, shape: torch.Size, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Returns rows [num_rows, K] and a weight [N, K] whose products all cancel out.

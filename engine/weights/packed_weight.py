@@ -1,7 +1,8 @@
 """Weights packed into the layout of their matmul, which is batch invariant: no row depends on the other rows.
 
-`PackedWeight` is the interface of dense and quantized weights. Dense ones have two implementations: the C++ kernel
-here, and torch with a fixed number of rows (`engine.weights.batch_invariant_matmul`).
+`PackedWeight` is the interface of dense and quantized weights. Dense ones have three implementations: the C++ kernel
+here, the one in Triton for GPUs (`engine.weights.triton_weight`), and torch with a fixed number of rows
+(`engine.weights.batch_invariant_matmul`), which is the plain path of both.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,14 @@ class PackedWeight(Protocol):
 
 
 def pack_weight(weight: Tensor, kernels_available: bool) -> PackedWeight:
-    """Packs a weight [N, K], which is not kept: for the C++ kernel where that supports device and dtype, else torch."""
+    """Packs a weight [N, K], which is not kept: for the kernel of its device where that supports its dtype, else torch.
+
+    `kernels_available` tells of the C++ kernels; those in Triton come with torch.
+    """
+    if weight.device.type == "cuda" and weight.dtype in (torch.float32, torch.bfloat16, torch.float16):
+        from engine.weights.triton_weight import TritonWeight  # CPU builds of torch bring no Triton
+
+        return TritonWeight(weight)
     if kernels_available and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16):
         return KernelWeight(weight)
     return BatchInvariantWeight(weight)

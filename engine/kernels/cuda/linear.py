@@ -1,0 +1,214 @@
+"""The product of rows with a weight, batch invariant: a row's sums depend on that row and on the weight's shape alone.
+
+The sum over K is cut into segments. Each is summed from zero in blocks of a fixed size, and the segments are added in
+their order, in float32. A few rows leave most of a GPU idle, so there segments run in parallel; many rows run them one
+after the other, with the same additions. The weight is the left side of a tile's product, so that a tile has 64 or 128
+rows for the tensor cores however few rows of x there are, and all tiles use the same instruction. That this
+instruction's sums along K do not depend on the tile's other sides is assumed; a GPU shows it
+(`python -m benchmarks.cuda_products bits`), the interpreter cannot.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["DTYPES", "SumOrder", "Tile", "linear", "sum_order", "tile_for"]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Number formats of weights and rows."""
+_BUSY_TILES = 128
+"""So many tiles at a time keep a large GPU busy. A constant, so that the order of sums is the same on all GPUs."""
+_STEP_BYTES = 128
+"""Bytes of a row that one step of a tile multiplies: a line of the caches."""
+_OTHER_SHARED_BYTES = 1 << 10  # of a program, beside its stages
+_MAX_SEGMENTS = 8
+_MIN_SEGMENT = 512  # numbers along K: shorter ones take longer to add than to sum
+_SUM_COLUMNS = 256  # of a program that adds segments
+
+
+class SumOrder(NamedTuple):
+    """The order in which a product sums along K. Another order gives other bits."""
+
+    block_k: int
+    """Numbers that one step of a tile multiplies."""
+    segment: int
+    """Numbers of a segment, a multiple of `block_k`; the last segment may have fewer."""
+
+    def num_segments(self, num_in: int) -> int:
+        return -(-num_in // self.segment)
+
+
+class Tile(NamedTuple):
+    """The part of a product that one program computes, and how. None of this changes bits."""
+
+    block_n: int
+    """Rows of the weight: 64 or 128."""
+    block_t: int
+    """Rows of x: a power of two, 16 at least."""
+    num_warps: int
+    num_stages: int
+    has_parallel_segments: bool
+    """Whether each segment has a program of its own, and a second kernel adds them; else a program runs them all."""
+
+
+def sum_order(num_out: int, num_in: int, dtype: torch.dtype) -> SumOrder:
+    """Returns the order of sums of a weight [N, K] of that shape: segments enough to keep a GPU busy with one row."""
+    block_k = _STEP_BYTES // dtype.itemsize
+    wanted = 2 * _BUSY_TILES // triton.cdiv(num_out, 64)
+    num_segments = max(1, min(wanted, num_in // _MIN_SEGMENT, _MAX_SEGMENTS))
+    return SumOrder(block_k, triton.cdiv(triton.cdiv(num_in, num_segments), 2 * block_k) * 2 * block_k)
+
+
+def tile_for(num_rows: int, num_out: int, num_segments: int, dtype: torch.dtype, shared_bytes: int) -> Tile:
+    """Returns the tile with which `num_rows` rows are multiplied on a GPU with so much shared memory a program."""
+    if dtype == torch.float32:  # by threads, without tensor cores
+        block_n, block_t, num_warps, num_stages = 64, 16 if num_rows <= 16 else 64, 4, 2
+    elif num_rows <= 64:
+        block_n, block_t, num_warps, num_stages = 64, max(16, triton.next_power_of_2(num_rows)), 4, 6
+    elif num_rows <= 128:
+        block_n, block_t, num_warps, num_stages = 64, 128, 4, 4
+    else:  # two sums of 128 x 256, of all segments and of one, do not fit into registers
+        block_n, block_t, num_warps, num_stages = 128, 256 if num_segments == 1 else 128, 8, 4
+    num_tiles = triton.cdiv(num_out, block_n) * triton.cdiv(num_rows, block_t)
+    has_parallel_segments = num_segments > 1 and num_tiles <= _BUSY_TILES
+    stages_that_fit = (shared_bytes - _OTHER_SHARED_BYTES) // ((block_n + block_t) * _STEP_BYTES)
+    return Tile(block_n, block_t, num_warps, max(2, min(num_stages, stages_that_fit)), has_parallel_segments)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, order: SumOrder, tile: Tile) -> Tensor:
+    """x [T, K] times weight [N, K], transposed, plus bias [N] -> [T, N], all of one number format of `DTYPES`.
+
+    K is a multiple of the order's block. Rows of x and of the weight lie at multiples of 16 bytes, and the numbers of a
+    row, or of the bias, side by side. Does not wait for the GPU.
+    """
+    (num_rows, num_in), num_out = x.shape, weight.shape[0]
+    y = x.new_empty(num_rows, num_out)
+    if y.numel() == 0:
+        return y
+    num_segments = order.num_segments(num_in)
+    num_parallel = num_segments if tile.has_parallel_segments else 1
+    is_split = num_parallel > 1
+    out = torch.empty(num_parallel, num_rows, num_out, dtype=torch.float32, device=x.device) if is_split else y
+    num_tiles = triton.cdiv(num_rows, tile.block_t) * triton.cdiv(num_out, tile.block_n)
+    _linear_kernel[(num_tiles, num_parallel)](
+        x,
+        weight,
+        None if is_split else bias,
+        out,
+        num_rows,
+        num_out,
+        num_in,
+        order.segment,
+        x.stride(0),
+        weight.stride(0),
+        BLOCK_N=tile.block_n,
+        BLOCK_T=tile.block_t,
+        BLOCK_K=order.block_k,
+        NUM_SEGMENTS=num_segments // num_parallel,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        enable_fp_fusion=False,
+    )
+    if is_split:
+        _add_segments(out, bias, y)
+    return y
+
+
+def _add_segments(partials: Tensor, bias: Tensor | None, y: Tensor) -> None:
+    """Adds partials [segments, T, N] in their order, and bias [N], into y [T, N]."""
+    num_segments, num_rows, num_out = partials.shape
+    _add_segments_kernel[(num_rows, triton.cdiv(num_out, _SUM_COLUMNS))](
+        partials,
+        bias,
+        y,
+        num_rows,
+        num_out,
+        NUM_SEGMENTS=num_segments,
+        BLOCK_N=_SUM_COLUMNS,
+        num_warps=2,
+        enable_fp_fusion=False,
+    )
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _linear_kernel(
+    x,
+    weight,
+    bias,
+    out,  # [T, N] of x's format, or [segments, T, N] in float32
+    num_rows,
+    num_out,
+    num_in,
+    segment,
+    x_stride,
+    weight_stride,
+    BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NUM_SEGMENTS: tl.constexpr,  # that this program sums
+):
+    tile_n, tile_t = _tile_of(tl.program_id(0), tl.cdiv(num_out, BLOCK_N), tl.cdiv(num_rows, BLOCK_T))
+    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    t = tile_t * BLOCK_T + tl.arange(0, BLOCK_T)
+    # Past the ends, the last row is read again and nothing is written.
+    weight_rows = weight + tl.minimum(n, num_out - 1).to(tl.int64) * weight_stride
+    x_rows = x + tl.minimum(t, num_rows - 1).to(tl.int64) * x_stride
+    start = tl.program_id(1) * segment
+    total = _segment_sum(weight_rows, x_rows, start, segment, num_in, BLOCK_N, BLOCK_T, BLOCK_K)
+    for _ in range(1, NUM_SEGMENTS):
+        start += segment
+        total += _segment_sum(weight_rows, x_rows, start, segment, num_in, BLOCK_N, BLOCK_T, BLOCK_K)
+    if bias is not None:
+        total += tl.load(bias + n, mask=n < num_out, other=0.0).to(tl.float32)[:, None]
+    out += tl.program_id(1).to(tl.int64) * num_rows * num_out
+    pointers = out + t.to(tl.int64)[None, :] * num_out + n[:, None]
+    tl.store(pointers, total.to(out.dtype.element_ty), mask=(t < num_rows)[None, :] & (n < num_out)[:, None])
+
+
+@triton.jit
+def _tile_of(program, tiles_n, tiles_t):
+    """The place of a program's tile: programs that run at a time share rows of the weight and of x, in the L2 cache."""
+    GROUP: tl.constexpr = 16  # tiles of x that take turns at the same rows of the weight
+    in_group = GROUP * tiles_n
+    first_t = program // in_group * GROUP
+    group_size = tl.minimum(tiles_t - first_t, GROUP)
+    return program % in_group // group_size, first_t + program % in_group % group_size
+
+
+@triton.jit
+def _segment_sum(
+    weight_rows,  # pointers [BLOCK_N]
+    x_rows,  # pointers [BLOCK_T]
+    start,
+    segment,
+    num_in,
+    BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The products' sums [BLOCK_N, BLOCK_T] over one segment of K, block by block from zero."""
+    k = tl.arange(0, BLOCK_K)
+    weights = weight_rows[:, None] + (start + k)[None, :]
+    columns = x_rows[None, :] + (start + k)[:, None]
+    total = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+    for _ in range(start, tl.minimum(start + segment, num_in), BLOCK_K):
+        total = tl.dot(tl.load(weights), tl.load(columns), total, input_precision="ieee")
+        weights += BLOCK_K
+        columns += BLOCK_K
+    return total
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _add_segments_kernel(partials, bias, y, num_rows, num_out, NUM_SEGMENTS: tl.constexpr, BLOCK_N: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_inside = n < num_out
+    total = tl.load(partials + row * num_out + n, mask=is_inside)
+    for segment in tl.static_range(1, NUM_SEGMENTS):
+        total += tl.load(partials + (segment * num_rows + row) * num_out + n, mask=is_inside)
+    if bias is not None:
+        total += tl.load(bias + n, mask=is_inside).to(tl.float32)
+    tl.store(y + row * num_out + n, total.to(y.dtype.element_ty), mask=is_inside)
