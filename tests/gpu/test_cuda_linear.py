@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.weights.packed_weight import pack_weight
+from tests.gpu.cross_compile import CAPABILITIES, assert_fit, compiled
 
 pytest.importorskip("triton", reason="pip install -e '.[triton]' brings the interpreter of CUDA kernels")
 kernels: Any = import_module("engine.kernels.cuda.linear")
@@ -142,6 +143,15 @@ def test_tiles_fit_into_shared_memory(kib: int) -> None:
         tile = kernels.tile_for(rows, num_out, num_segments, BF16, kib << 10)
         assert tile.num_stages * (tile.block_n + tile.block_t) * 64 * 2 <= kib << 10
         assert tile.block_t >= min(rows, 128)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_products_fit_into_every_gpu_and_use_its_tensor_cores(capability: int) -> None:
+    usages = compiled("tests.gpu.linear_launches:launch_all", (capability,))
+    assert_fit(usages)
+    products = [usage for usage in usages if usage.kernel == "_linear_kernel"]
+    assert sum(usage.products > 0 for usage in products) == 6  # all but those in float32
 
 
 @pytest.mark.parametrize("mark", [pytest.param(None, marks=gpu)])

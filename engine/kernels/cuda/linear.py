@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["DTYPES", "SumOrder", "Tile", "linear", "sum_order", "tile_for"]
+__all__ = ["DTYPES", "SumOrder", "Tile", "linear", "sum_order", "tile_for", "tile_sum"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Number formats of weights and rows."""
@@ -157,10 +157,7 @@ def _linear_kernel(
     weight_rows = weight + tl.minimum(n, num_out - 1).to(tl.int64) * weight_stride
     x_rows = x + tl.minimum(t, num_rows - 1).to(tl.int64) * x_stride
     start = tl.program_id(1) * segment
-    total = _segment_sum(weight_rows, x_rows, start, segment, num_in, BLOCK_N, BLOCK_T, BLOCK_K)
-    for _ in range(1, NUM_SEGMENTS):
-        start += segment
-        total += _segment_sum(weight_rows, x_rows, start, segment, num_in, BLOCK_N, BLOCK_T, BLOCK_K)
+    total = tile_sum(weight_rows, x_rows, start, segment, num_in, NUM_SEGMENTS, BLOCK_N, BLOCK_T, BLOCK_K)
     if bias is not None:
         total += tl.load(bias + n, mask=n < num_out, other=0.0).to(tl.float32)[:, None]
     out += tl.program_id(1).to(tl.int64) * num_rows * num_out
@@ -176,6 +173,26 @@ def _tile_of(program, tiles_n, tiles_t):
     first_t = program // in_group * GROUP
     group_size = tl.minimum(tiles_t - first_t, GROUP)
     return program % in_group // group_size, first_t + program % in_group % group_size
+
+
+@triton.jit
+def tile_sum(
+    weight_rows,  # pointers [BLOCK_N]
+    x_rows,  # pointers [BLOCK_T]
+    start,
+    segment,
+    num_in,
+    NUM_SEGMENTS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The products' sums [BLOCK_N, BLOCK_T] over so many segments of K, added in their order."""
+    total = _segment_sum(weight_rows, x_rows, start, segment, num_in, BLOCK_N, BLOCK_T, BLOCK_K)
+    for _ in range(1, NUM_SEGMENTS):
+        start += segment
+        total += _segment_sum(weight_rows, x_rows, start, segment, num_in, BLOCK_N, BLOCK_T, BLOCK_K)
+    return total
 
 
 @triton.jit
