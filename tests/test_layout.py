@@ -26,7 +26,7 @@ MAY_IMPORT = {
         "mixers": "kernels",
         "text": "checkpoint core host",
         "scheduling.speculation": "core scheduling.cost",
-        "runner": "attention core mixers scheduling.speculation weights",
+        "runner": "attention core kernels mixers scheduling.speculation weights",
         "scheduling": "core scheduling.cost scheduling.speculation",
         "kv_store": "attention checkpoint core host kernels",
         "grammar": "core host scheduling text",

@@ -5,7 +5,7 @@ from engine.attention.kv_cache import KVCache
 from engine.runner.forward import Forward, HeadForward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.proposer import HeadProposer, ModelProposer, NoProposer, Proposer
-from engine.runner.sampler import Sampler
+from engine.runner.sampler_choice import choose_sampler
 
 __all__ = ["choose_proposer", "draft_forward", "proposer_of"]
 
@@ -32,7 +32,7 @@ def proposer_of(model: LoadedModel, cache: KVCache, forward: Forward | HeadForwa
     """Returns the proposer that runs the draft model by this forward pass; without one, what proposes nothing."""
     if forward is None:
         return NoProposer()
-    sampler = Sampler(model.device, model.has_kernels, model.eos_token_ids)
+    sampler = choose_sampler(model.device, model.has_kernels, model.eos_token_ids)
     if isinstance(forward, HeadForward):
         assert cache.hidden is not None
         return HeadProposer(forward, cache.hidden, sampler, model.device)

@@ -23,7 +23,7 @@ from engine.runner.logprobs import Scorer
 from engine.runner.model_inputs import build_inputs
 from engine.runner.pooling import embedding_bytes
 from engine.runner.proposer import NoProposer, Proposer
-from engine.runner.sampler import Sampler
+from engine.runner.sampler_choice import choose_sampler
 from engine.scheduling.speculation.draft_verification import num_accepted_drafts, rows_of
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class ModelRunner:
         self._run_model = forward
         self._proposer = proposer or NoProposer()
         self._scorer = Scorer(model.has_kernels)
-        self._sampler = Sampler(model.device, model.has_kernels, model.eos_token_ids)
+        self._sampler = choose_sampler(model.device, model.has_kernels, model.eos_token_ids)
 
     @property
     def cache(self) -> KVCache:

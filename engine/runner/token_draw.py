@@ -39,11 +39,14 @@ def draw_for(has_kernels: bool) -> Draw:
 
 
 def controls_of(requests: Sequence[ScheduledRequest]) -> Tensor:
-    """Returns each row's temperature, uniform random number, top_k, top_p and min_p: [num_rows, 5] float64."""
+    """Returns each row's temperature, uniform random number, top_k, top_p and min_p: [num_rows, 5] float64.
+
+    The temperature of a greedy row, which is not drawn, is 0.
+    """
     all_params = [request.params for request in requests]
     numbers = uniforms([params.seed for params in all_params], [request.end for request in requests])
     filters = [(params.top_k, max(params.top_p, _LEAST_TOP_P), params.min_p) for params in all_params]
-    temperatures = [params.temperature for params in all_params]
+    temperatures = [0.0 if params.is_greedy else params.temperature for params in all_params]
     return torch.from_numpy(np.column_stack([temperatures, numbers, filters]))
 
 
