@@ -10,6 +10,8 @@ from torch import Tensor
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 
+__all__ = ["adjust_row", "adjusts_logits", "banned_ids", "forbid_tokens", "forced_id_of"]
+
 
 def adjusts_logits(request: ScheduledRequest) -> bool:
     """Whether `adjust_row` would change the request's row in this step."""
@@ -19,7 +21,7 @@ def adjusts_logits(request: ScheduledRequest) -> bool:
         or params.logit_bias
         or params.allowed_token_ids
         or len(request.output_token_ids) < params.min_tokens
-        or _forced_id(request) is not None
+        or forced_id_of(request) is not None
     )
 
 
@@ -30,7 +32,7 @@ def adjust_row(row: Tensor, request: ScheduledRequest, eos_token_ids: tuple[int,
     does not allow it in the middle of a character.
     """
     params = request.params
-    if (forced_id := _forced_id(request)) is not None and row[forced_id] != -torch.inf:
+    if (forced_id := forced_id_of(request)) is not None and row[forced_id] != -torch.inf:
         row.fill_(-torch.inf)
         row[forced_id] = 0.0
         return
@@ -41,7 +43,7 @@ def adjust_row(row: Tensor, request: ScheduledRequest, eos_token_ids: tuple[int,
         kept = row[allowed]
         row.fill_(-torch.inf)
         row[allowed] = kept
-    banned = list(_banned(request, eos_token_ids))
+    banned = list(banned_ids(request, eos_token_ids))
     if banned:
         row[_ids(banned, row)] = -torch.inf
     _penalize(row, params, request)
@@ -59,12 +61,13 @@ def forbid_tokens(logits: Tensor, requests: Sequence[ScheduledRequest]) -> None:
         logits[row].masked_fill_(is_forbidden, -torch.inf)
 
 
-def _forced_id(request: ScheduledRequest) -> int | None:
+def forced_id_of(request: ScheduledRequest) -> int | None:
+    """Returns the token that must come next, if one must."""
     thinking = request.params.thinking
     return None if thinking is None else thinking.forced_id(request.output_token_ids)
 
 
-def _banned(request: ScheduledRequest, eos_token_ids: tuple[int, ...]) -> Iterator[int]:
+def banned_ids(request: ScheduledRequest, eos_token_ids: tuple[int, ...]) -> Iterator[int]:
     """Yields tokens that may not come next: stops before min_tokens, and the last token of a bad word just begun."""
     params = request.params
     if len(request.output_token_ids) < params.min_tokens:

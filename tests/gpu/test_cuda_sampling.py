@@ -242,7 +242,7 @@ class TestSampler:
         tokens = sampler.sample(logits.to(triton_device), [scheduled(**how)] * 4)
         assert [token is None for token in tokens] == [True, True, False, True]
 
-    @pytest.mark.parametrize("hows", [HOWS[:1], HOWS[:2], HOWS[:7]])
+    @pytest.mark.parametrize("hows", [HOWS[:1], HOWS[:2], HOWS[:7], HOWS])
     def test_a_step_goes_to_the_device_once_and_comes_back_once(
         self, sampler: Sampler, triton_device: torch.device, hows: Sequence[dict[str, Any]]
     ) -> None:
