@@ -121,10 +121,11 @@ def _for_states(config: EngineConfig, info: EngineInfo) -> EngineConfig:
 
 
 def _scheduler(config: EngineConfig, info: EngineInfo, costs: StepCosts, kv: KVAllocator) -> Scheduler:
+    limits = config.limits_on(info.device)
     pace = PrefillPace(
         costs,
-        target_gap_s=config.target_itl_ms / 1000,
-        max_tokens=config.max_num_batched_tokens,
+        target_gap_s=limits.target_itl_ms / 1000,
+        max_tokens=limits.max_num_batched_tokens,
         max_tokens_per_gap=config.max_prefill_tokens_per_gap,
         max_scored_tokens=_MAX_LOGITS // info.vocab_size,
         interval=config.checkpoint_tokens if info.num_state_checkpoints and config.enable_prefix_caching else None,
@@ -133,7 +134,7 @@ def _scheduler(config: EngineConfig, info: EngineInfo, costs: StepCosts, kv: KVA
         kv,
         pace,
         _planner(config, info, costs),
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=limits.max_num_seqs,
         eos_token_ids=frozenset(info.eos_token_ids),
     )
 
@@ -165,7 +166,7 @@ def _checkpoints(config: EngineConfig, info: EngineInfo, cache: BlockCache) -> S
 
 
 def _planner(config: EngineConfig, info: EngineInfo, costs: StepCosts) -> SpeculationPlanner:
-    limits = config.num_speculative_tokens, config.target_itl_ms / 1000
+    limits = config.num_speculative_tokens, config.limits_on(info.device).target_itl_ms / 1000
     return SpeculationPlanner(costs, *limits, None if info.draft_size is None else FastestDraftLength(costs, *limits))
 
 

@@ -7,7 +7,7 @@ import shlex
 import sys
 from ipaddress import ip_address
 
-from engine.core.config import EngineInfo
+from engine.core.config import EngineInfo, StepLimits
 from engine.scheduling.cost.roofline import Roofline
 from server.core.version import VERSION
 from server.settings.settings import Settings
@@ -48,10 +48,11 @@ def loading_banner(settings: Settings, url: str, address: str | None) -> str:
 def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
     """Returns the text for when the model is loaded."""
     rows = {
-        "model": f"{', '.join(settings.model_names)} ({info.architecture}, {info.weight_bytes / 2**20:,.0f} MiB)",
+        "model": f"{', '.join(settings.model_names)} ({info.architecture}, {_weights(info)})",
         "engine": f"{info.dtype} on {_devices(info)}; forward pass: {info.forward}; "
         f"attention: {info.attention}; linear: {info.linear}",
         "memory": _memory(info),
+        "steps": _steps(settings.engine_config().limits_on(info.device)),
         "drafts": _drafts(settings, info),
         "machine": _machine(info),
         "listens": f"{settings.uds or url} (a live page; routes: {url}/docs, metrics: {url}/metrics)",
@@ -59,6 +60,20 @@ def ready_banner(settings: Settings, info: EngineInfo, url: str) -> str:
     table = "\n".join(f"  {name:8}{text}" for name, text in rows.items())
     return (
         f"Ready. The model was loaded in {info.load_s:.1f} s. Ctrl-C ends it.\n{table}\nTry it:\n{_curl(settings, url)}"
+    )
+
+
+def _weights(info: EngineInfo) -> str:
+    """Returns how large the weights are, and that they are random if they are."""
+    size = f"{info.weight_bytes / 2**20:,.0f} MiB"
+    return f"{size} of dummy weights: random, answers mean nothing" if info.load_format == "dummy" else size
+
+
+def _steps(limits: StepLimits) -> str:
+    """Returns what is computed at once."""
+    return (
+        f"at most {limits.max_num_seqs:,} requests at once, {limits.max_num_batched_tokens:,} tokens of prompts; "
+        f"prompts of others make gaps of {limits.target_itl_ms:g} ms"
     )
 
 

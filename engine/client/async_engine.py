@@ -82,8 +82,8 @@ class AsyncEngine:
         `RestartPolicy`. `keeps_spare` has another process waiting for a death: see `SpareProcess`."""
         self._table: TokenTable | None = None
         self._observer = GuardedObserver(observer or NullObserver())
-        limits = limits or AdmissionLimits()
-        self._admission = AdmissionControl(limits, config.max_num_seqs, config.max_num_batched_tokens)
+        self._config, self._limits = config, limits or AdmissionLimits()
+        self._admission = _admission(config, self._limits, "cpu")  # of nobody yet
         self._numbers = itertools.count()
         self._info: EngineInfo | None = None
         self._last_stats: StepStats | None = None
@@ -113,6 +113,7 @@ class AsyncEngine:
             self._fail(error if isinstance(error, TwostepError) else EngineUnavailableError(_STOPPED))
             await self.stop()
             raise
+        self._admission = _admission(self._config, self._limits, self._info.device)
         self.adapters.engine_has_started()
         self._registry.engine_is_up()
         return self._info
@@ -350,3 +351,9 @@ def _unavailable_after(failure: TwostepError | None) -> EngineUnavailableError:
         return EngineUnavailableError("The engine is still loading the model.")
     is_over = isinstance(failure, EngineFailedError)
     return (EngineGivenUpError if is_over else EngineUnavailableError)(str(failure))
+
+
+def _admission(config: EngineConfig, limits: AdmissionLimits, device: str) -> AdmissionControl:
+    """Returns the admission control of an engine on this device."""
+    step = config.limits_on(device)
+    return AdmissionControl(limits, step.max_num_seqs, step.max_num_batched_tokens)

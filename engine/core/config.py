@@ -9,6 +9,22 @@ from engine.core.machine import Ceilings, ModelSize
 MAX_SPECULATIVE_TOKENS = 32
 
 
+class StepLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of steps whose defaults depend on the kind of device."""
+
+    max_num_seqs: int
+    """Maximum number of requests running at once."""
+    max_num_batched_tokens: int
+    """Maximum number of tokens of one prefill step while nothing decodes."""
+    target_itl_ms: float
+    """Longest gap between two tokens of a stream that prefill steps of other requests may cause; see
+    `engine.scheduling.prefill_budget`."""
+
+
+_ON_CPU = StepLimits(max_num_seqs=64, max_num_batched_tokens=2048, target_itl_ms=250.0)
+_ON_CUDA = StepLimits(max_num_seqs=256, max_num_batched_tokens=8192, target_itl_ms=50.0)
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of the engine process. Nothing is written back: see `EngineInfo` for measured values."""
 
@@ -16,6 +32,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint directory or a Hugging Face hub id."""
     revision: str | None = None
     trust_remote_code: bool = False
+    load_format: str = "auto"
+    """Where the weights come from: auto, the checkpoint's files, or dummy, random numbers, for which config.json
+    suffices. See `engine.model.dummy_weights`."""
+    tokenizer: str | None = None
+    """A directory or hub id with the tokenizer; None for the model's own."""
     device: str = "auto"
     """Device of the model: auto (cuda where available), cpu or cuda."""
     dtype: str = "auto"
@@ -55,13 +76,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     the memory for KV and states."""
     state_checkpoint_interval: int = 512
     """Tokens from one such copy of a text's states to the next, rounded up to whole blocks."""
-    max_num_seqs: int = 64
-    """Maximum number of requests running at once."""
-    max_num_batched_tokens: int = 2048
-    """Maximum number of tokens of one prefill step while nothing decodes."""
-    target_itl_ms: float = 250.0
-    """Longest gap between two tokens of a stream that prefill steps of other requests may cause; see
-    `engine.scheduling.prefill_budget`."""
+    max_num_seqs: int | None = None
+    """See `StepLimits`, as for the next two; None takes the default of the device."""
+    max_num_batched_tokens: int | None = None
+    target_itl_ms: float | None = None
     max_prefill_tokens_per_gap: int = 2048
     """Maximum number of tokens of the one prefill step allowed between two decode steps, even if more would be within
     `target_itl_ms`."""
@@ -80,6 +98,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_speculative_tokens: int = 32
     """Maximum number of draft tokens of a request in one step, proposed where that pays; 0 disables speculative
     decoding. See `engine.scheduling.speculation.planner`."""
+    enforce_eager: bool = False
+    """Whether steps on CUDA run without CUDA graphs, launching each kernel by itself."""
     require_kernels: bool = False
     """Whether to refuse to load on the CPU without the C++ kernels, where torch would compute many times slower."""
     num_threads: int | None = None
@@ -92,8 +112,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_load_head(self) -> bool:
-        """Whether a checkpoint's MTP head is to draft. Several ranks run none."""
-        if self.tensor_parallel_size > 1:
+        """Whether a checkpoint's MTP head is to draft. Several ranks run none, and random weights have none."""
+        if self.tensor_parallel_size > 1 or self.load_format == "dummy":
             return False
         has_other = self.draft_model is not None or self.draft_quantization != "none"
         return self.mtp and self.num_speculative_tokens > 0 and not has_other
@@ -103,16 +123,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens from one copy of a text's recurrent states to the next, a multiple of the block size."""
         return -(-self.state_checkpoint_interval // self.block_size) * self.block_size
 
+    def limits_on(self, device: str) -> StepLimits:
+        """Returns the limits on a device, such as cpu or cuda:0: those that are set, and the defaults of its kind."""
+        default = _ON_CUDA if device.startswith("cuda") else _ON_CPU
+        given = {name: value for name in default.__struct_fields__ if (value := getattr(self, name)) is not None}
+        return msgspec.structs.replace(default, **given)
+
     def __post_init__(self) -> None:
         for name in (
             "block_size",
             "state_checkpoint_interval",
             "max_adapters",
             "max_adapter_rank",
-            "max_num_seqs",
-            "max_num_batched_tokens",
             "max_prefill_tokens_per_gap",
-            "target_itl_ms",
             "kv_store_bytes",
             "packed_cache_bytes",
             "tensor_parallel_size",
@@ -124,7 +147,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--kv-store needs prefix caching: leave out --no-enable-prefix-caching.")
         if self.kv_store is not None and self.tensor_parallel_size > 1:
             raise ConfigError("--kv-store: no file keeps the KV of several ranks yet; leave it out.")
-        for name in ("max_model_len", "num_blocks", "kv_cache_bytes", "num_threads"):
+        for name in ("max_model_len", "num_blocks", "kv_cache_bytes", "num_threads", *StepLimits.__struct_fields__):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
         if not 0 <= self.num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
@@ -133,6 +156,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.state_cache_bytes is not None and self.state_cache_bytes < 0:
             raise ConfigError(f"state_cache_bytes must be at least 0, got {self.state_cache_bytes}.")
+        _check_choice("load_format", self.load_format, ("auto", "dummy"))
         _check_choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _check_choice("quantization", self.quantization, ("none", "int8", "int4"))
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "bfloat16", "int8", "int4"))
@@ -158,6 +182,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_drafts(self) -> None:
         _check_choice("draft_quantization", self.draft_quantization, ("none", "int8", "int4"))
+        if self.load_format == "dummy" and self.draft_model is not None:
+            raise ConfigError("--draft-model: no draft is right about random weights; leave out it or --load-format.")
         if self.draft_model is None and self.draft_quantization == "int8":
             raise ConfigError(
                 "--draft-quantization int8 is for a --draft-model: of the model's own weights use int4, or none."
@@ -181,6 +207,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     architecture: str
+    load_format: str = "auto"
+    """Where the weights came from: auto, the checkpoint's files, or dummy, random numbers."""
     device: str
     dtype: str
     kv_cache_dtype: str

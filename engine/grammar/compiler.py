@@ -217,7 +217,7 @@ def load_grammars(config: EngineConfig, info: EngineInfo) -> Grammars:
         return NoGrammars()
     try:
         tokenizer = Tokenizer.from_pretrained(
-            config.model, revision=config.revision, trust_remote_code=config.trust_remote_code
+            config.tokenizer or config.model, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
     except ModelError as error:
         logger.warning("requests cannot have a grammar: %s", error)

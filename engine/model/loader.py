@@ -42,6 +42,7 @@ from engine.kernels.cpu_features import has_native_bf16
 from engine.mixers.functions import route_recurrent_functions
 from engine.mixers.state import StateShape
 from engine.model.context_limit import context_limit
+from engine.model.dummy_weights import dummy_fingerprint, dummy_model
 from engine.model.kv_cache_dtype import choose_kv_dtype
 from engine.model.paging_proof import prove_paging
 from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
@@ -94,8 +95,7 @@ def _load(config: EngineConfig, group: RankGroup) -> LoadedModel:
     config.check_device(device.type)
     kernels = _load_kernels(config) if device.type == "cpu" else None
     dtype = _dtype(config, device, hf_config, kernels)
-    module = _load_weights(config, source, device, dtype)
-    fingerprint = weights_fingerprint(module)
+    module, fingerprint = _module_of(config, source, device, dtype)
     check_same_weights(config.model, fingerprint, group)
     text_config = hf_config.get_text_config(decoder=True)
     calls, states = _checked_layers(config, module, text_config, device, group)
@@ -260,7 +260,7 @@ def _dtype(
         if chosen is torch.float32 and device.type == "cuda":
             logger.warning("--dtype float32 on a GPU: attention runs in plain torch, many times slower than in 16 bits")
         return chosen
-    if needs_float32(config.model, config.revision):
+    if config.load_format == "auto" and needs_float32(config.model, config.revision):
         return torch.float32
     if device.type == "cpu":
         widens = kernels is not None and kernels.isa != "generic"  # to float32, in the time that reading less saves
@@ -269,10 +269,24 @@ def _dtype(
     return own if own in (torch.float16, torch.bfloat16) else torch.bfloat16
 
 
+def _module_of(
+    config: EngineConfig, source: dict[str, Any], device: torch.device, dtype: torch.dtype
+) -> tuple[PreTrainedModel, str]:
+    """Returns the model with its weights, or random ones, and their fingerprint."""
+    registry.register()
+    if config.load_format == "auto":
+        module = _load_weights(config, source, device, dtype)
+        return module, weights_fingerprint(module)
+    logger.warning(
+        "--load-format dummy: the weights of %s are random numbers, so its answers mean nothing", config.model
+    )
+    module = dummy_model(source["config"], dtype, device, config.trust_remote_code)
+    return made_to_run(module, device), dummy_fingerprint(module, device)
+
+
 def _load_weights(
     config: EngineConfig, source: dict[str, Any], device: torch.device, dtype: torch.dtype
 ) -> PreTrainedModel:
-    registry.register()
     weights = stored_weights(config.model, config.revision, dtype)
     place: str | None = config.model
     kind = AutoModelForCausalLM

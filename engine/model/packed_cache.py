@@ -84,7 +84,7 @@ class PackedCache:
 
 
 def _key_of(config: EngineConfig) -> str | None:
-    if config.packed_cache is None or config.tensor_parallel_size > 1:  # files have whole models
+    if config.packed_cache is None or config.load_format == "dummy" or config.tensor_parallel_size > 1:
         return None
     try:
         return packed_key(config)

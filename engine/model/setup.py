@@ -120,6 +120,7 @@ def _info_of(config: EngineConfig, ready: ReadyModel, adapters: dict[str, Adapte
     return EngineInfo(
         model=config.model,
         architecture=model.architecture,
+        load_format=config.load_format,
         device=str(model.device),
         dtype=_name_of(model.dtype),
         kv_cache_dtype=config.kv_cache_dtype if model.kv_dtype != model.dtype else _name_of(model.dtype),
@@ -209,10 +210,12 @@ def _new_caches(
     cache_bytes = group.of_first(_cache_bytes(config, model, step_bytes))
     own_bytes = bytes_per_slot(model.states), model.bytes_per_block(config.block_size)
     state_bytes, block_bytes = map(int, group.sum(*own_bytes))
-    num_slots = _num_state_slots(config, state_bytes, cache_bytes)
+    max_num_seqs = config.limits_on(model.device.type).max_num_seqs
+    num_slots = _num_state_slots(max_num_seqs, state_bytes, cache_bytes)
     num_copies = _num_state_checkpoints(config, state_bytes, cache_bytes)
     kv_bytes = cache_bytes - num_slots * state_bytes
-    num_blocks, max_model_len = _size_pool(config, max_model_len, block_bytes, kv_bytes)
+    usable = max_num_seqs * -(-max_model_len // config.block_size)
+    num_blocks, max_model_len = _size_pool(config, max_model_len, block_bytes, kv_bytes, usable)
     states = StateCache(model.states, num_slots, model.device, num_copies)
     shared = _shared_pages(config, model, num_blocks, kv_memory_fd)
     return _new_cache(config, model, num_blocks, num_blocks * block_bytes, shared), states, max_model_len
@@ -299,18 +302,18 @@ def _cache_bytes(config: EngineConfig, model: LoadedModel, step_bytes: int) -> i
     return min(share, MAX_DEFAULT_KV_BYTES) if model.device.type == "cpu" else share
 
 
-def _num_state_slots(config: EngineConfig, num_bytes: int, cache_bytes: int) -> int:
+def _num_state_slots(max_num_seqs: int, num_bytes: int, cache_bytes: int) -> int:
     """Returns how many requests get a slot for their states, each of `num_bytes`: as many as may run, if these take at
     most half of the memory for KV and states, else as many as do, and one at least."""
     if not num_bytes:
         return 0
-    num_slots = min(config.max_num_seqs, max(1, cache_bytes // 2 // num_bytes))
-    if num_slots < config.max_num_seqs:
+    num_slots = min(max_num_seqs, max(1, cache_bytes // 2 // num_bytes))
+    if num_slots < max_num_seqs:
         logger.warning(
             "the recurrent states of a request take %.1f MiB: %d requests run at once, not %d",
             num_bytes / 2**20,
             num_slots,
-            config.max_num_seqs,
+            max_num_seqs,
         )
     return num_slots
 
@@ -323,12 +326,15 @@ def _num_state_checkpoints(config: EngineConfig, num_bytes: int, cache_bytes: in
     return max(0, most) // num_bytes
 
 
-def _size_pool(config: EngineConfig, max_model_len: int, block_bytes: int, kv_bytes: int) -> tuple[int, int]:
-    """Returns the number of blocks, which take at most `kv_bytes`, and the context length that they allow.
+def _size_pool(
+    config: EngineConfig, max_model_len: int, block_bytes: int, kv_bytes: int, usable: int
+) -> tuple[int, int]:
+    """Returns the number of blocks, which take at most `kv_bytes`, and the context length that they allow. All
+    sequences together can use `usable` blocks.
 
     A configured context length must fit; the model's own limit is lowered to what fits.
     """
-    num_blocks = config.num_blocks or _num_blocks(config, max_model_len, block_bytes, kv_bytes)
+    num_blocks = config.num_blocks or _num_blocks(config, block_bytes, kv_bytes, usable)
     capacity = num_blocks * config.block_size
     if capacity >= max_model_len:
         return num_blocks, max_model_len
@@ -342,9 +348,8 @@ def _size_pool(config: EngineConfig, max_model_len: int, block_bytes: int, kv_by
     return num_blocks, capacity
 
 
-def _num_blocks(config: EngineConfig, max_model_len: int, block_bytes: int, kv_bytes: int) -> int:
+def _num_blocks(config: EngineConfig, block_bytes: int, kv_bytes: int, usable: int) -> int:
     """Returns how many blocks fit; by default no more than all sequences together can use."""
-    usable = config.max_num_seqs * -(-max_model_len // config.block_size)
     if block_bytes == 0:  # a model without attention: its blocks only count tokens
         return usable
     num_blocks = max(0, kv_bytes) // block_bytes

@@ -32,8 +32,9 @@ def bytes_of_a_step(config: EngineConfig, model: LoadedModel, max_model_len: int
     try:
         run_trial_steps(config, model, max_model_len, backend)
     except torch.OutOfMemoryError as error:
+        limits = config.limits_on(model.device.type)
         raise ModelMemoryError(
-            f"A step of {config.max_num_batched_tokens:,} tokens or {config.max_num_seqs:,} sequences takes more "
+            f"A step of {limits.max_num_batched_tokens:,} tokens or {limits.max_num_seqs:,} sequences takes more "
             "memory than the device has left beside the weights: lower --max-num-batched-tokens or --max-num-seqs."
         ) from error
     peak = torch.cuda.max_memory_allocated(model.device) - before
@@ -43,12 +44,13 @@ def bytes_of_a_step(config: EngineConfig, model: LoadedModel, max_model_len: int
 
 def run_trial_steps(config: EngineConfig, model: LoadedModel, max_model_len: int, backend: AttentionBackend) -> None:
     """Computes the longest prompt chunk, then a token of each of the most sequences, over a KV cache of their size."""
-    num_tokens = min(config.max_num_batched_tokens, max_model_len)
-    num_blocks = max(-(-num_tokens // config.block_size), config.max_num_seqs)
+    limits = config.limits_on(model.device.type)
+    num_tokens = min(limits.max_num_batched_tokens, max_model_len)
+    num_blocks = max(-(-num_tokens // config.block_size), limits.max_num_seqs)
     cache = KVCache(model.layers, num_blocks, config.block_size, model.kv_dtype, model.device)
     runner = ModelRunner(model, cache, choose_forward(model.module, cache, backend))
     runner.prefill(Batch(Phase.PREFILL, (_request("", [0] * num_tokens, range(num_blocks)),)))
-    runner.decode(Batch(Phase.DECODE, tuple(_first_tokens(config.max_num_seqs))))
+    runner.decode(Batch(Phase.DECODE, tuple(_first_tokens(limits.max_num_seqs))))
 
 
 def _first_tokens(count: int) -> Iterator[ScheduledRequest]:

@@ -43,7 +43,7 @@ def load_tokenizer_files(model: str, *, revision: str | None, trust_remote_code:
     folder = _folder_of(model, revision)
     config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
     has_own_class = "AutoTokenizer" in (config.get("auto_map") or {})
-    if not has_own_class and not any(path.is_file() for name in _VOCABULARY_FILES for path in folder.glob(name)):
+    if not has_own_class and not has_tokenizer(folder):
         raise ModelError(
             f"There is no tokenizer in {model}: copy tokenizer.json (and tokenizer_config.json) beside the weights."
         )
@@ -56,6 +56,11 @@ def load_tokenizer_files(model: str, *, revision: str | None, trust_remote_code:
         return TokenizerFiles(_plain(backend), named, _chat_templates(folder, config))
     except Exception as error:  # the library raises plain Exception; and any field may be of any type
         raise ModelError(f"The tokenizer of {model} is damaged: {reason_of(error)}.") from error
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a directory has a file with a vocabulary."""
+    return any(path.is_file() for name in _VOCABULARY_FILES for path in folder.glob(name))
 
 
 def _folder_of(model: str, revision: str | None) -> Path:

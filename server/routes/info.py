@@ -48,11 +48,13 @@ async def version() -> Version:
 async def server_info(request: Request) -> ServerInfo:
     """The settings in force, and what the engine measured while loading."""
     context = context_of(request)
-    backend = context.backend
+    backend, settings = context.backend, context.settings
+    limits = settings.engine_config().limits_on(backend.engine.info.device)
+    given = settings.model_dump(mode="json", exclude={"api_key", "api_keys_file"})
     return ServerInfo(
         version=VERSION,
         system_fingerprint=backend.fingerprint(),
-        settings=context.settings.model_dump(mode="json", exclude={"api_key", "api_keys_file"}),
+        settings=given | msgspec.to_builtins(limits),
         engine=msgspec.to_builtins(backend.engine.info),
     )
 

@@ -23,6 +23,7 @@ from engine.kv_store.directory import check_store
 from engine.scheduling.cost.step_trace import check_trace_file
 from server.core.tokenizer_protocol import Tokenizer
 from server.core.version import VERSION
+from server.runtime.dummy_tokenizer import with_tokenizer
 from server.runtime.generation_defaults import GenerationDefaults, load_generation_defaults
 from server.settings.settings import Settings
 from server.templates.render import ChatRenderer
@@ -95,7 +96,8 @@ def backend_opener(settings: Settings) -> OpenBackend:
     can be refused before any library is imported."""
     config = settings.engine_config()
     check_checkpoint(config.model)
-    check_weights(config.model)
+    if config.load_format == "auto":
+        check_weights(config.model)
     if config.draft_model is not None:
         check_checkpoint(config.draft_model, is_draft=True)
         check_weights(config.draft_model)
@@ -125,7 +127,7 @@ async def _open_backend(
     # Importing these costs seconds: the port is open, and --help has answered, long before.
     from engine.client.async_engine import AsyncEngine
 
-    config = await asyncio.to_thread(pinned, config)
+    config = with_tokenizer(await asyncio.to_thread(pinned, config))
     grammars = GrammarChecker()
     engine = AsyncEngine(
         config,
@@ -144,14 +146,15 @@ async def _open_backend(
         )
         tokenizer = await asyncio.to_thread(
             EngineTokenizer.from_pretrained,
-            config.model,
+            config.tokenizer or config.model,
             revision=config.revision,
             trust_remote_code=config.trust_remote_code,
         )
         chat = await asyncio.to_thread(load_chat_renderer, tokenizer, settings)
         info = await engine.start(tokenizer)
         tokenizer.max_tokens = MAX_CONTEXTS * info.max_model_len
-        size = AdmissionSize(settings.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
+        max_num_seqs = config.limits_on(info.device).max_num_seqs
+        size = AdmissionSize(max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
         trim_after_startup()
         caches_prompts = config.enable_prefix_caching and info.can_cache_prefixes
         yield Backend(engine, tokenizer, chat, defaults, size, grammars, caches_prompts)

@@ -114,6 +114,9 @@ class Settings(BaseSettings):
     )
     revision: str | None = setting("Model", None, "Branch, tag or commit on the hub.")
     trust_remote_code: bool = setting("Model", False, "Run Python code that the checkpoint brings.")
+    load_format: Literal["auto", "dummy"] = setting(
+        "Model", "auto", "dummy: random weights, made from config.json alone, to measure speed without a checkpoint."
+    )
     generation_config: str = setting("Model", "auto", "Sampling defaults: auto (the model's), none, or a directory.")
     chat_template: str | None = setting("Model", None, "Chat template: a file or the text; default: the model's.")
     trust_request_chat_template: bool = setting("Model", False, "Let requests bring a chat_template of their own.")
@@ -139,10 +142,18 @@ class Settings(BaseSettings):
     require_kernels: bool = setting(
         "Engine", False, "Refuse to start on the CPU without kernels, not serve many times slower."
     )
-    max_num_seqs: PositiveInt = setting("Engine", 64, "Requests running at once.")
-    max_num_batched_tokens: PositiveInt = setting("Engine", 2048, "Tokens of a prefill step while nothing decodes.")
-    target_itl_ms: float = setting(
-        "Engine", 250.0, "Milliseconds between a stream's tokens that prompts of others may cause.", "MS", ge=1, le=1e6
+    enforce_eager: bool = setting("Engine", False, "Run without CUDA graphs, launching each kernel by itself.")
+    max_num_seqs: PositiveInt | None = setting("Engine", None, "Requests running at once; default: 64, on a GPU 256.")
+    max_num_batched_tokens: PositiveInt | None = setting(
+        "Engine", None, "Tokens of a prefill step while nothing decodes; default: 2048, on a GPU 8192."
+    )
+    target_itl_ms: float | None = setting(
+        "Engine",
+        None,
+        "Milliseconds between a stream's tokens that prompts of others may cause; default: 250, on a GPU 50.",
+        "MS",
+        ge=1,
+        le=1e6,
     )
     max_prefill_tokens_per_gap: PositiveInt = setting(
         "Engine", 2048, "Prefill tokens between two decode steps, even if more are within the target."
@@ -271,44 +282,51 @@ class Settings(BaseSettings):
 
     def engine_config(self) -> EngineConfig:
         """Returns the settings that the engine process is started with. Raises ConfigError."""
-        return EngineConfig(
-            model=str(EMBEDDED_MODEL_DIR) if self.is_embedded_model else expanduser(self.model),
-            revision=self.revision,
-            trust_remote_code=self.trust_remote_code,
-            device=self.device,
-            dtype=self.dtype,
-            quantization=self.quantization,
-            adapters=adapter_sources(self.lora, self.model_names),
-            max_adapters=self.max_loras,
-            max_adapter_rank=self.max_lora_rank,
-            max_model_len=self.max_model_len,
-            block_size=self.block_size,
-            num_blocks=self.num_gpu_blocks_override,
-            kv_cache_dtype=self.kv_cache_dtype,
-            kv_cache_bytes=None if self.kv_cache_memory_bytes is None else int(self.kv_cache_memory_bytes),
-            state_cache_bytes=None if self.state_cache_memory_bytes is None else int(self.state_cache_memory_bytes),
-            state_checkpoint_interval=self.state_checkpoint_interval,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            target_itl_ms=self.target_itl_ms,
-            max_prefill_tokens_per_gap=self.max_prefill_tokens_per_gap,
-            enable_prefix_caching=self.enable_prefix_caching,
-            prefix_retention_share=self.prefix_retention_share,
-            kv_store=self.kv_store and expanduser(self.kv_store),
-            kv_store_bytes=int(self.kv_store_bytes),
-            packed_cache=self._packed_cache(),
-            packed_cache_bytes=int(self.packed_cache_bytes),
-            num_speculative_tokens=self.num_speculative_tokens,
-            draft_model=self.draft_model and expanduser(self.draft_model),
-            draft_quantization=self.draft_quantization,
-            mtp=self.mtp,
-            require_kernels=self.require_kernels,
-            num_threads=self.num_threads,
-            tensor_parallel_size=self.tensor_parallel_size,
-            trace=self.trace and expanduser(self.trace),
-        )
+        return _engine_config(self)
 
-    def _packed_cache(self) -> str | None:
-        if self.packed_cache == "off":
-            return None
-        return str(cache_home() / "packed") if self.packed_cache == "auto" else expanduser(self.packed_cache)
+
+def _engine_config(settings: Settings) -> EngineConfig:
+    return EngineConfig(
+        model=str(EMBEDDED_MODEL_DIR) if settings.is_embedded_model else expanduser(settings.model),
+        revision=settings.revision,
+        trust_remote_code=settings.trust_remote_code,
+        load_format=settings.load_format,
+        device=settings.device,
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        adapters=adapter_sources(settings.lora, settings.model_names),
+        max_adapters=settings.max_loras,
+        max_adapter_rank=settings.max_lora_rank,
+        max_model_len=settings.max_model_len,
+        block_size=settings.block_size,
+        num_blocks=settings.num_gpu_blocks_override,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        kv_cache_bytes=None if settings.kv_cache_memory_bytes is None else int(settings.kv_cache_memory_bytes),
+        state_cache_bytes=None if settings.state_cache_memory_bytes is None else int(settings.state_cache_memory_bytes),
+        state_checkpoint_interval=settings.state_checkpoint_interval,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        target_itl_ms=settings.target_itl_ms,
+        max_prefill_tokens_per_gap=settings.max_prefill_tokens_per_gap,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        prefix_retention_share=settings.prefix_retention_share,
+        kv_store=settings.kv_store and expanduser(settings.kv_store),
+        kv_store_bytes=int(settings.kv_store_bytes),
+        packed_cache=_packed_cache(settings),
+        packed_cache_bytes=int(settings.packed_cache_bytes),
+        num_speculative_tokens=settings.num_speculative_tokens,
+        draft_model=settings.draft_model and expanduser(settings.draft_model),
+        draft_quantization=settings.draft_quantization,
+        mtp=settings.mtp,
+        enforce_eager=settings.enforce_eager,
+        require_kernels=settings.require_kernels,
+        num_threads=settings.num_threads,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        trace=settings.trace and expanduser(settings.trace),
+    )
+
+
+def _packed_cache(settings: Settings) -> str | None:
+    if settings.packed_cache == "off":
+        return None
+    return str(cache_home() / "packed") if settings.packed_cache == "auto" else expanduser(settings.packed_cache)

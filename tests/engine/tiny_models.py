@@ -251,8 +251,9 @@ def tiny_engine(
     fields = {name: getattr(info, name) for name in info.__struct_fields__}
     changes = {"vocab_size": model.vocab_size, "eos_token_ids": eos_token_ids or model.eos_token_ids}
     changes["has_head"] = model.has_head
-    states = StateCache(model.states, config.max_num_seqs + NUM_STATE_COPIES, model.device)
-    slots = {"num_state_slots": config.max_num_seqs, "num_state_checkpoints": NUM_STATE_COPIES} if model.states else {}
+    max_num_seqs = config.limits_on("cpu").max_num_seqs
+    states = StateCache(model.states, max_num_seqs + NUM_STATE_COPIES, model.device)
+    slots = {"num_state_slots": max_num_seqs, "num_state_checkpoints": NUM_STATE_COPIES} if model.states else {}
     info = type(info)(**{**fields, **changes, **slots})
     forward, proposer = choose_forward(model.module, cache, backend, states), choose_proposer(model, cache, backend)
     runner = RecordingRunner(ModelRunner(model, cache, forward, proposer))

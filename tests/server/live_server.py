@@ -47,7 +47,8 @@ class FakeBackend:
                 await asyncio.sleep(0.002)
             if self.failure is not None:
                 raise self.failure
-            size = AdmissionSize(settings.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
+            limits = settings.engine_config().limits_on(self.engine.info.device)
+            size = AdmissionSize(limits.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
             tokenizer = self.engine.tokenizer = ByteTokenizer(self.chat_templates, self.special_tokens)
             chat = load_chat_renderer(tokenizer, settings)
             grammars = GrammarChecker()

@@ -310,6 +310,17 @@ class TestBanner:
         words = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split("|")
         assert words[1] == "http://127.0.0.1:1/v1/completions" and '"model": "org/it\'s"' in words[-2]
 
+    def test_it_tells_the_limits_of_steps_on_the_device(self) -> None:
+        banner = ready_banner(Settings(max_num_seqs=9), INFO, "http://x")
+        assert "at most 9 requests at once, 2,048 tokens of prompts; prompts of others make gaps of 250 ms\n" in banner
+        banner = ready_banner(Settings(), msgspec.structs.replace(INFO, device="cuda"), "http://x")
+        assert "at most 256 requests at once, 8,192 tokens of prompts; prompts of others make gaps of 50 ms\n" in banner
+
+    def test_it_tells_of_random_weights(self) -> None:
+        banner = ready_banner(Settings(), msgspec.structs.replace(INFO, load_format="dummy"), "http://x")
+        assert "MiB of dummy weights: random, answers mean nothing)\n" in banner
+        assert "dummy" not in ready_banner(Settings(), INFO, "http://x")
+
     def test_it_tells_of_draft_weights(self) -> None:
         info = msgspec.structs.replace(INFO, draft_size=msgspec.structs.replace(INFO.size, head_bytes=5 << 20))
         assert "from texts, predictions, grammars, int4 weights (6 MiB)\n" in ready_banner(

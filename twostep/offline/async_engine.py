@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing
 from typing import Any, Self
 
 from engine.client.observer import NullObserver
-from engine.core.config import EngineInfo
+from engine.core.config import EngineInfo, StepLimits
 from engine.core.errors import ConfigError, EngineUnavailableError, InvalidParameterError
 from server.auth.api_keys import NOBODY
 from server.chat.plan import plan_chat
@@ -74,6 +74,12 @@ class AsyncEngine:
     def info(self) -> EngineInfo:
         """What was loaded, and the machine's ceilings. Raises EngineUnavailableError before `start`."""
         return self._loaded.engine.info
+
+    @property
+    def limits(self) -> StepLimits:
+        """The limits of its steps: those that were set, and the device's defaults. Raises EngineUnavailableError before
+        `start`."""
+        return self.settings.engine_config().limits_on(self.info.device)
 
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None

@@ -86,7 +86,7 @@ class LLM:
         ask: Callable[[Any, SamplingParams | None], AsyncGenerator[RequestOutput, None]],
     ) -> list[RequestOutput]:
         params_of_each = _one_each(params, len(prompts))
-        places = asyncio.Semaphore(_PER_SEQUENCE * self._engine.settings.max_num_seqs)
+        places = asyncio.Semaphore(_PER_SEQUENCE * self._engine.limits.max_num_seqs)
         with tqdm(total=len(prompts), desc="Prompts", disable=not shows_progress, dynamic_ncols=True) as bar:
 
             async def answer(prompt: Any, params: SamplingParams | None) -> RequestOutput:

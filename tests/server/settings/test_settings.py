@@ -39,6 +39,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "allow_runtime_lora_updating": ("true", True),
     "revision": ("main", "main"),
     "trust_remote_code": ("true", True),
+    "load_format": ("dummy", "dummy"),
     "generation_config": ("none", "none"),
     "chat_template": ("t.jinja", "t.jinja"),
     "trust_request_chat_template": ("true", True),
@@ -51,6 +52,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "num_threads": ("2", 2),
     "tensor_parallel_size": ("2", 2),
     "require_kernels": ("true", True),
+    "enforce_eager": ("true", True),
     "max_num_seqs": ("5", 5),
     "max_num_batched_tokens": ("77", 77),
     "target_itl_ms": ("62.5", 62.5),
@@ -190,8 +192,8 @@ def test_lists_are_repeated_flags_comma_separated_variables_or_yaml_lists(
 
 
 def test_a_key_of_the_file_without_a_value_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="max-num-seqs in the --config file has no value: leave it out"):
-        read("--config", write(tmp_path, "max-num-seqs:\n"))
+    with pytest.raises(ConfigError, match="block-size in the --config file has no value: leave it out"):
+        read("--config", write(tmp_path, "block-size:\n"))
 
 
 def test_the_model_is_called_as_it_was_given_unless_named() -> None:
