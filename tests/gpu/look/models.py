@@ -1,0 +1,75 @@
+"""Stage: small random models of several architectures compute what transformers does on the same device."""
+
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from engine.assembly import assemble
+from engine.core.config import EngineConfig
+from engine.core.errors import TwostepError
+from engine.engine import Engine
+from engine.model.setup import load_model_runner
+from tests.engine.tiny_models import VOCAB_SIZE, make_checkpoint
+from tests.gpu.look.bits import Answer, answers_of, compare
+from tests.gpu.look.report import Look
+
+NAMES = ("llama", "qwen3", "gemma2", "gemma3", "gpt_oss", "deepseek_v3", "mixtral", "qwen3_moe")
+_TIE = 1e-3
+"""Difference of logits, in their standard deviations, below which two tokens count as equally likely."""
+
+
+def run(look: Look) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name in NAMES[:3] if look.is_small else NAMES:
+            path = make_checkpoint(name, Path(folder))
+            for dtype in ("float32", "bfloat16"):
+                try:
+                    _look_at(look, name, path, dtype)
+                except TwostepError as error:
+                    look.report(f"{name}, {dtype}", f"{type(error).__name__}: {error}"[:300], ok=False)
+
+
+def _look_at(look: Look, name: str, path: Path, dtype: str) -> None:
+    settings: dict[str, Any] = {"device": look.device.type, "num_blocks": 512, "num_speculative_tokens": 0}
+    config = EngineConfig(model=str(path), dtype=dtype, max_num_seqs=16, max_num_batched_tokens=256, **settings)
+    runner, info = load_model_runner(config)
+
+    def new_engine() -> Engine:
+        return assemble(config, info, runner)
+
+    chance = random.Random(1)
+    params = {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True, "logprobs": 1}
+    prompts = [[chance.randrange(VOCAB_SIZE) for _ in range(length)] for length in (1, 3, 9, 20, 33, 70, 121, 150)]
+    requests = [(prompt, params) for prompt in prompts]
+    alone = [answers_of(new_engine(), [request])[0] for request in requests]
+    compare(look, f"{name}, {dtype}: in a batch", alone, answers_of(new_engine(), requests))
+    _compare_with_transformers(look, f"{name}, {dtype}", path, prompts, alone, is_exact=dtype == "float32")
+
+
+@torch.inference_mode()
+def _compare_with_transformers(
+    look: Look, name: str, path: Path, prompts: list[list[int]], answers: list[Answer], is_exact: bool
+) -> None:
+    """Checks that each token is the likeliest one to transformers, which reads the tokens before it, in float32."""
+    settings: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    reference = transformers.AutoModelForCausalLM.from_pretrained(path, **settings).to(look.device).eval()
+    num_other, worst_lead, worst_score = 0, 0.0, 0.0
+    for prompt, (tokens, scores) in zip(prompts, answers, strict=True):
+        text = torch.tensor([[*prompt, *tokens]], device=look.device)
+        logits = reference(text, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        own = logits[torch.arange(len(tokens)), torch.tensor(tokens)]
+        leads = (logits.max(1).values - own) / logits.std()
+        num_other += int((leads > 0).sum())
+        worst_lead = max(worst_lead, float(leads.max()))
+        exact = logits.log_softmax(1)[torch.arange(len(tokens)), torch.tensor(tokens)]
+        found = torch.tensor([score for _, score, _ in scores], device=look.device)
+        worst_score = max(worst_score, float((exact - found).abs().max()))
+    detail = f"{num_other} tokens not the likeliest, by up to {worst_lead:.2g} std; logprobs within {worst_score:.2g}"
+    if is_exact:
+        look.check(f"{name}: as transformers", worst_lead <= _TIE and worst_score < 0.01, detail)
+    else:
+        look.report(f"{name}: beside transformers in float32", detail)
