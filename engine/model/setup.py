@@ -29,6 +29,7 @@ from engine.model.packed_cache import PackedCache
 from engine.model.proposal import draft_forward, proposer_of
 from engine.model.rank_totals import Totals, ceilings_of_all, totals_of
 from engine.runner.forward import Forward, HeadForward
+from engine.runner.graphs import StaticInputs, graph_sizes, in_cuda_graphs
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
 from engine.weights.rank_group import ALONE, RankGroup
@@ -107,6 +108,7 @@ def load_ready_model(config: EngineConfig, group: RankGroup, kv_memory_fd: int |
         model = _with_draft_model(config, model, max_model_len)
     cache, states, max_model_len = _new_caches(config, model, max_model_len, step_bytes, group, kv_memory_fd)
     forward, drafting = _forward(model.module, cache, backend, states), draft_forward(model, cache, backend)
+    forward = _recorded(config, forward, cache, max_model_len)
     if isinstance(forward, KernelForward) and not isinstance(model.module, DecoderParts):
         packed_cache.keep(model, forward.parts)
     totals = totals_of(model, cache, states, group)
@@ -168,6 +170,18 @@ def _forward(module: Any, cache: KVCache, backend: AttentionBackend, states: Sta
     from engine.model.forward_choice import choose_forward
 
     return choose_forward(module, cache, backend, states)
+
+
+def _recorded(config: EngineConfig, forward: Forward, cache: KVCache, max_model_len: int) -> Forward:
+    """Returns the forward pass with its decode steps in CUDA graphs where there may be some."""
+    device = cache.layers[0].keys.device if cache.layers else torch.device("cpu")
+    if device.type != "cuda" or config.enforce_eager:
+        return forward
+    sizes = graph_sizes(config.limits_on(device.type).max_num_seqs)
+    started_s = time.monotonic()
+    recorded = in_cuda_graphs(forward, StaticInputs(sizes[-1], max_model_len, cache.block_size, device), sizes)
+    logger.info("decode steps of %d sizes recorded in %.1f s", len(sizes), time.monotonic() - started_s)
+    return recorded
 
 
 def _with_draft_model(config: EngineConfig, model: LoadedModel, max_model_len: int) -> LoadedModel:

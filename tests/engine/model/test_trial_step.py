@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -35,23 +36,29 @@ def test_the_largest_steps_are_computed(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(ModelRunner, "prefill", recorded(ModelRunner.prefill))
     monkeypatch.setattr(ModelRunner, "decode", recorded(ModelRunner.decode))
     for longest in (256, 40):
-        trial_step.run_trial_steps(CONFIG, model, longest, reference)
+        for step in trial_step.trial_steps(CONFIG, model, longest, reference):
+            step()
     assert sizes == [("prefill", 100, 1), ("decode", 9, 9), ("prefill", 40, 1), ("decode", 9, 9)]
 
 
 @pytest.fixture
 def cuda_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that holds 5,000 bytes, and 8,000 at most."""
-    for name, value in (("memory_allocated", 5000), ("max_memory_allocated", 8000)):
-        monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+    """A device on which steps allocate: 3,000 bytes at most for the prompt, 700 for a token of each sequence."""
+    peaks = iter([8000, 5700])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 5000)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: next(peaks))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
 
 
 @pytest.mark.usefixtures("cuda_memory")
-def test_a_step_takes_what_is_allocated_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_step, "run_trial_steps", lambda *_: None)
-    assert trial_step.bytes_of_a_step(CONFIG, CUDA, 256, reference) == 3000
+@pytest.mark.parametrize(("enforce_eager", "num_bytes"), [(True, 3000), (False, 3700)])
+def test_steps_take_what_the_largest_allocates_and_what_recorded_ones_keep(
+    enforce_eager: bool, num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_step, "trial_steps", lambda *_: (lambda: None, lambda: None))
+    config = msgspec.structs.replace(CONFIG, enforce_eager=enforce_eager)
+    assert trial_step.bytes_of_a_step(config, CUDA, 256, reference) == num_bytes
 
 
 @pytest.mark.usefixtures("cuda_memory")
@@ -59,7 +66,7 @@ def test_a_step_for_which_memory_is_short_is_refused_by_its_flags(monkeypatch: p
     def run_out(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(trial_step, "run_trial_steps", run_out)
+    monkeypatch.setattr(trial_step, "trial_steps", run_out)
     with pytest.raises(ModelMemoryError, match=r"step of 100 tokens or 9 sequences .* lower --max-num-batched-tokens"):
         trial_step.bytes_of_a_step(CONFIG, CUDA, 256, reference)
 
