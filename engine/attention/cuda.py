@@ -5,6 +5,8 @@ from torch import Tensor
 from engine.attention.kv_cache import LayerCache
 from engine.attention.metadata import AttentionMetadata, AttentionParams
 from engine.kernels.cuda.attention import attend_paged, write_rows
+from engine.kernels.cuda.attention_plan import Layer, plan_for
+from engine.kernels.cuda.decode_probe import is_decode_exact
 
 
 def write_kv(key: Tensor, value: Tensor, cache: LayerCache, slot_mapping: Tensor) -> None:
@@ -18,13 +20,18 @@ def paged_attention(query: Tensor, cache: LayerCache, metadata: AttentionMetadat
 
     A sequence whose context has no length only fills a batch up.
     """
+    num_tokens, num_heads, size = query.shape
+    layer = Layer(query.device, query.dtype, num_heads, cache.keys.shape[1], size, cache.values.shape[3])
+    num_seqs, longest = len(metadata.context_lens), metadata.max_context_len
+    plan = plan_for(layer, num_tokens, num_seqs, longest, is_decode_exact(layer))
     return attend_paged(
         query,
         *cache,
         metadata.block_tables,
         metadata.cu_seqlens_q,
         metadata.context_lens,
-        metadata.max_context_len,
+        longest,
+        plan,
         params.scaling,
         params.sliding_window,
         params.softcap,

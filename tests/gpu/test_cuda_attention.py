@@ -107,25 +107,42 @@ def test_a_sequence_is_the_same_alone_in_a_batch_and_in_chunks(
     window=st.sampled_from([None, 1, 60, 300]),
     num_parts=st.integers(2, 6),
     kv_heads=st.sampled_from([1, 2, 4]),
+    rows=st.sampled_from([16, 32]),
 )
 @pytest.mark.slow
-def test_parts_of_a_context_are_merged_as_one_program_does(
-    lengths: list[tuple[int, int]], window: int | None, num_parts: int, kv_heads: int, device: torch.device
+def test_no_plan_changes_a_bit(
+    lengths: list[tuple[int, int]], window: int | None, num_parts: int, kv_heads: int, rows: int, device: torch.device
 ) -> None:
-    from engine.kernels.cuda.attention import attend_paged
+    from engine.kernels.cuda.attention_plan import Layer, Plan, prefill_tile
 
     shape = Shape(4, kv_heads, 16, 16, BF16)
     paged = lay_out([make_sequence(shape, new, new + old) for new, old in lengths], device=str(device))
-    one, several = (attend_with(attend_paged, paged, window, parts) for parts in (1, num_parts))
-    assert torch.equal(one, several)
+    layer = Layer(device, BF16, 4, kv_heads, 16, 16)
+    tile, counts = prefill_tile(layer), (len(paged.query), len(lengths))
+    plans = [Plan.of(layer, tile, *counts, 1), Plan.of(layer, tile._replace(rows=rows), *counts, num_parts)]
+    one, other = (attend_with(paged, window, plan) for plan in plans)
+    assert torch.equal(one, other)
 
 
-def attend_with(attend_paged: Any, paged: Paged, window: int | None, num_parts: int) -> Tensor:
+def attend_with(paged: Paged, window: int | None, plan: Any) -> Tensor:
+    from engine.kernels.cuda.attention import attend_paged
+
     meta = paged.metadata
     where = meta.block_tables, meta.cu_seqlens_q, meta.context_lens, meta.max_context_len
-    sinks = torch.linspace(-1, 2, 4, device=paged.query.device)
-    result: Tensor = attend_paged(paged.query, *paged.cache, *where, 0.3, window, 20.0, sinks, num_parts)
-    return result
+    return attend_paged(
+        paged.query, *paged.cache, *where, plan, 0.3, window, 20.0, torch.linspace(-1, 2, 4, device=paged.query.device)
+    )
+
+
+@pytest.mark.slow
+def test_tiles_of_decode_have_the_bits_of_prefill(device: torch.device) -> None:
+    from engine.kernels.cuda.attention_plan import Layer, decode_tile, prefill_tile
+    from engine.kernels.cuda.decode_probe import _attend_random, is_decode_exact
+
+    for layer in (Layer(device, BF16, 8, 2, 128, 128), Layer(device, torch.float16, 7, 1, 64, 64)):
+        assert decode_tile(layer).rows == 16 < prefill_tile(layer).rows
+        assert torch.equal(*(_attend_random(layer, tile(layer)) for tile in (decode_tile, prefill_tile)))
+        assert is_decode_exact(layer)
 
 
 def test_sequences_that_fill_a_batch_up_change_nothing(backend: AttentionBackend, device: torch.device) -> None:

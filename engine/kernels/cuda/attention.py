@@ -2,9 +2,10 @@
 
 A context is cut into splits of `SPLIT` positions, counted from position 0. Each split has a softmax of its own, and
 splits are merged in order, by one program or, where few queries would leave the GPU idle, from partial results that
-several programs wrote. Either way a query meets the same tiles, computed by the same compiled code, and the same
-merges: its result depends on its own context alone, bit for bit. Tiles that a query does not see, which its neighbours
-in the batch may bring, change nothing: they add zeros, and merge as what is neutral.
+several programs wrote. Either way a query meets the same tiles of keys and the same merges: its result depends on its
+own context alone, bit for bit. Tiles that a query does not see, which its neighbours in the batch may bring, change
+nothing: they add zeros, and merge as what is neutral. Weights are summed as the values are, by a product of matrices,
+so that no layout of a tile changes the order.
 """
 
 from typing import NamedTuple
@@ -14,44 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["SPLIT", "attend_paged", "write_rows"]
+from engine.kernels.cuda.attention_plan import SPLIT, Plan
 
-SPLIT = 256
-"""Positions of a split."""
-_PROGRAMS_PER_PROCESSOR = 2
+__all__ = ["attend_paged", "write_rows"]
+
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _INFINITY: tl.constexpr = tl.constexpr(float("inf"))
-
-
-class _Tile(NamedTuple):
-    """How much of a layer one program holds: as much as registers and shared memory have room for."""
-
-    rows: int  # of queries, a token's heads after another's
-    keys: int
-    num_warps: int
-    num_stages: int
-
-
-# By the bytes of a key and a value. Float32 is multiplied without tensor cores.
-_TILES = {256: _Tile(64, 64, 4, 3), 512: _Tile(64, 64, 8, 3), 768: _Tile(64, 64, 8, 2), 1024: _Tile(32, 32, 8, 2)}
-_TILES_IN_FLOAT32 = {1024: _Tile(64, 32, 8, 2), 2048: _Tile(16, 32, 8, 1)}
-_LARGEST_TILE = _Tile(16, 32, 8, 2)
-_LARGEST_TILE_IN_FLOAT32 = _Tile(16, 16, 8, 1)
-
-
-class _Tiling(NamedTuple):
-    """Sizes by which the kernel is compiled: functions of a layer's shape alone."""
-
-    GROUP: int  # query heads of a key and value head
-    HEADS: int  # of them in a tile, a power of 2
-    TOKENS: int  # of a tile
-    SIZE: int
-    SIZE_PADDED: int
-    SIZE_V: int
-    SIZE_V_PADDED: int
-    TILE: int  # keys of a tile
-    num_warps: int
-    num_stages: int
+_ONES: tl.constexpr = tl.constexpr(16)  # columns of ones that weights are multiplied by
 
 
 def attend_paged(
@@ -62,40 +32,35 @@ def attend_paged(
     starts: Tensor,
     context_lens: Tensor,
     max_context_len: int,
+    plan: Plan,
     scaling: float,
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-    num_parts: int | None = None,
 ) -> Tensor:
     """Causal attention of each query token over the cached context of its sequence.
 
     query: [T, heads, size]; keys: [blocks, kv heads, block size, size]; values the same with a size of their own;
     block_tables: [S, max blocks]; starts: [S + 1], where each sequence's tokens begin; context_lens: [S], 0 for one
-    that only fills the batch up; sinks: [heads]. A token sees `window` positions, its own included. `num_parts`
-    programs share the splits of a tile: any number gives the same bits, None takes what fills the GPU. Returns
+    that only fills the batch up; sinks: [heads]. A token sees `window` positions, its own included. Returns
     [T, heads, size of a value] in the type of `query`.
     """
     num_tokens, num_heads, _ = query.shape
-    num_seqs, num_kv_heads = len(context_lens), keys.shape[1]
-    tiling = _tiling(query, keys, values)
-    num_tiles = num_seqs if num_tokens == num_seqs else num_tokens // tiling.TOKENS + num_seqs
-    num_groups = num_kv_heads * triton.cdiv(tiling.GROUP, tiling.HEADS)
-    max_splits = triton.cdiv(max_context_len, SPLIT)
-    num_parts = min(max_splits, num_parts or _parts_to_fill(query.device, num_tiles * num_groups))
+    num_seqs, max_splits = len(context_lens), triton.cdiv(max_context_len, SPLIT)
     output = query.new_empty(num_tokens, num_heads, values.shape[3])
-    partial = _Partial.empty(output, max_splits if num_parts > 1 else 0)
+    partial = _Partial.empty(output, max_splits if plan.num_parts > 1 else 0)
     params = (0 if window is None else window, scaling, 0.0 if softcap is None else softcap, max_splits)
     kinds = {"HAS_WINDOW": window is not None, "HAS_SINKS": sinks is not None, "enable_fp_fusion": False}
-    _attend_kernel[(num_tiles, num_groups, num_parts)](
+    _attend_kernel[plan.grid](
         query, keys, values, sinks, block_tables, starts, context_lens, output, *partial, num_seqs, num_tokens,
         num_heads, *params, *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], block_tables.stride(0),
-        BLOCK=keys.shape[2], SPLIT=SPLIT, HAS_SOFTCAP=softcap is not None, **kinds, **tiling._asdict(),
+        BLOCK=keys.shape[2], SPLIT=SPLIT, HAS_SOFTCAP=softcap is not None, **kinds, **plan.constants,
     )  # fmt: skip
-    if num_parts > 1:
+    if plan.num_parts > 1:
+        size = {"SIZE_V": values.shape[3], "SIZE_V_PADDED": plan.constants["SIZE_V_PADDED"]}
         _merge_kernel[(num_tokens, num_heads)](
             sinks, starts, context_lens, output, *partial, num_seqs, num_tokens, max_splits, params[0],
-            SPLIT=SPLIT, SIZE_V=tiling.SIZE_V, SIZE_V_PADDED=tiling.SIZE_V_PADDED, num_warps=1, **kinds,
+            SPLIT=SPLIT, num_warps=1, **size, **kinds,
         )  # fmt: skip
     return output
 
@@ -113,29 +78,6 @@ class _Partial(NamedTuple):
         shape = (*output.shape[:2], num_splits)
         sizes = (*shape, output.shape[2]), shape, shape
         return cls(*(output.new_empty(size, dtype=torch.float32) for size in sizes))
-
-
-def _tiling(query: Tensor, keys: Tensor, values: Tensor) -> _Tiling:
-    padded = [max(16, triton.next_power_of_2(tensor.shape[3])) for tensor in (keys, values)]
-    tile = _tile(sum(padded) * query.element_size(), query.dtype)
-    group = query.shape[1] // keys.shape[1]
-    heads = min(triton.next_power_of_2(group), tile.rows)
-    sizes = keys.shape[3], padded[0], values.shape[3], padded[1]
-    return _Tiling(group, heads, tile.rows // heads, *sizes, tile.keys, tile.num_warps, tile.num_stages)
-
-
-def _tile(num_bytes: int, dtype: torch.dtype) -> _Tile:
-    is_wide = dtype == torch.float32
-    tiles, largest = (_TILES_IN_FLOAT32, _LARGEST_TILE_IN_FLOAT32) if is_wide else (_TILES, _LARGEST_TILE)
-    return next((tile for limit, tile in tiles.items() if num_bytes <= limit), largest)
-
-
-def _parts_to_fill(device: torch.device, num_programs: int) -> int:
-    """Returns how many programs of each tile give all multiprocessors work."""
-    if device.type != "cuda":
-        return 1
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, _PROGRAMS_PER_PROCESSOR * processors // num_programs)
 
 
 @triton.jit
@@ -206,12 +148,14 @@ def _scores(
 @triton.jit
 def _sums_of_split(
     q, position, keys, values, block_table, first, last, context_len, scaling, softcap, window,
-    key_block, key_slot, value_block, value_slot, top, total, weighted,
+    key_block, key_slot, value_block, value_slot,
     BLOCK: tl.constexpr, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, SIZE_V: tl.constexpr,
     SIZE_V_PADDED: tl.constexpr, TILE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Returns each row's largest score, its sum of weights and of weighted values, of the keys [first, last)."""
     size = tl.arange(0, SIZE_PADDED)
+    top, _, weighted = _nothing(q.shape[0], SIZE_V_PADDED)
+    ones, totals = tl.full((TILE, _ONES), 1.0, tl.float32).to(q.dtype), tl.zeros((q.shape[0], _ONES), tl.float32)
     for at in range(first, last, TILE):
         key_position = at + tl.arange(0, TILE)
         exists = key_position < context_len
@@ -221,14 +165,14 @@ def _sums_of_split(
         scores = _scores(q, k.to(q.dtype), key_position, position, scaling, softcap, window, HAS_WINDOW, HAS_SOFTCAP)
         top_next = tl.maximum(top, tl.max(scores, 1))
         finite = tl.where(top_next == -_INFINITY, 0.0, top_next)
-        weights = tl.exp2(scores - finite[:, None])
+        weights = tl.exp2(scores - finite[:, None]).to(q.dtype)
         scale = tl.exp2(top - finite)
         v_at = values + block * value_block + key_position % BLOCK * value_slot
         v = _load_rows(v_at, exists, SIZE_V, SIZE_V_PADDED)
-        total = total * scale + tl.sum(weights, 1)
-        weighted = tl.dot(weights.to(q.dtype), v.to(q.dtype), weighted * scale[:, None], input_precision="ieee")
+        totals = tl.dot(weights, ones, totals * scale[:, None], input_precision="ieee")
+        weighted = tl.dot(weights, v.to(q.dtype), weighted * scale[:, None], input_precision="ieee")
         top = top_next
-    return top, total, weighted
+    return top, tl.max(totals, 1), weighted
 
 
 @triton.jit(do_not_specialize=["num_seqs", "num_tokens", "max_splits", "window"])
@@ -254,13 +198,12 @@ def _attend_kernel(
     end = tl.where(first_token < seq_end, tl.minimum(context_len, first_position + TOKENS), 0)
     begin = tl.maximum(first_position - window + 1, 0) if HAS_WINDOW else 0
     top, total, weighted = _nothing(ROWS, SIZE_V_PADDED)
-    no_top, no_total, no_weighted = _nothing(ROWS, SIZE_V_PADDED)
     for split in range(begin // SPLIT + tl.program_id(2), tl.cdiv(end, SPLIT), tl.num_programs(2)):
         top_here, total_here, weighted_here = _sums_of_split(
             q, context_len - seq_end + token, keys + kv_head * key_head, values + kv_head * value_head,
             block_tables + seq * table_row, tl.maximum(split * SPLIT, begin // TILE * TILE),
             tl.minimum(split * SPLIT + SPLIT, end), context_len, scaling, softcap, window, key_block, key_slot,
-            value_block, value_slot, no_top, no_total, no_weighted,
+            value_block, value_slot,
             BLOCK, SIZE, SIZE_PADDED, SIZE_V, SIZE_V_PADDED, TILE, HAS_WINDOW, HAS_SOFTCAP,
         )  # fmt: skip
         if tl.num_programs(2) > 1:

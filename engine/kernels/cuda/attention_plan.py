@@ -1,0 +1,114 @@
+"""How paged attention is cut up into programs: by a layer's shape, and to give all of a GPU work.
+
+No cut changes a bit of a result. That this holds of decode steps' tiles, which have fewer query rows than those of
+prefill steps, the GPU at hand has to show (`engine.kernels.cuda.decode_probe`).
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+
+__all__ = ["SPLIT", "Layer", "Plan", "Tile", "decode_tile", "plan_for", "prefill_tile"]
+
+SPLIT = 256
+"""Positions of a split."""
+_PROGRAMS_PER_PROCESSOR = 8
+_DECODE_BYTES = 96 << 10  # of keys and values on their way: two programs' fit into a multiprocessor
+_FEWEST_ROWS = 16
+
+
+class Tile(NamedTuple):
+    """How much of a layer one program holds: as much as registers and shared memory have room for."""
+
+    rows: int  # of queries, a token's heads after another's
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+# By the bytes of a key and a value. Float32 is multiplied without tensor cores.
+_TILES = {256: Tile(64, 64, 4, 3), 512: Tile(64, 64, 8, 3), 768: Tile(64, 64, 8, 2), 1024: Tile(32, 32, 8, 2)}
+_TILES_IN_FLOAT32 = {1024: Tile(64, 32, 8, 2), 2048: Tile(16, 32, 8, 1)}
+_LARGEST_TILE = Tile(16, 32, 8, 2)
+_LARGEST_TILE_IN_FLOAT32 = Tile(16, 16, 8, 1)
+
+
+class Layer(NamedTuple):
+    """What a plan has to know of a layer."""
+
+    device: torch.device
+    dtype: torch.dtype
+    num_heads: int
+    num_kv_heads: int
+    size: int
+    size_v: int
+
+    @property
+    def group(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        size, size_v = (max(16, triton.next_power_of_2(size)) for size in (self.size, self.size_v))
+        return size, size_v
+
+
+class Plan(NamedTuple):
+    """A cut of the work of one layer and batch."""
+
+    num_tiles: int  # of query rows
+    num_groups: int  # of heads that share keys
+    num_parts: int  # programs that share the splits of a tile
+    constants: dict[str, int]
+    """By which the kernel is compiled."""
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return self.num_tiles, self.num_groups, self.num_parts
+
+    @classmethod
+    def of(cls, layer: Layer, tile: Tile, num_tokens: int, num_seqs: int, num_parts: int) -> "Plan":
+        """Returns the cut into such tiles and so many parts; one with several tokens of a sequence has room for each
+        sequence's tiles."""
+        heads = min(triton.next_power_of_2(layer.group), tile.rows)
+        tokens = tile.rows // heads
+        num_tiles = num_seqs if num_tokens == num_seqs else num_tokens // tokens + num_seqs
+        size, size_v = layer.padded
+        constants = {"GROUP": layer.group, "HEADS": heads, "TOKENS": tokens, "TILE": tile.keys}
+        constants |= {"SIZE": layer.size, "SIZE_PADDED": size, "SIZE_V": layer.size_v, "SIZE_V_PADDED": size_v}
+        constants |= {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        return cls(num_tiles, layer.num_kv_heads * triton.cdiv(layer.group, heads), num_parts, constants)
+
+
+def plan_for(layer: Layer, num_tokens: int, num_seqs: int, max_context_len: int, is_decode_exact: bool) -> Plan:
+    """Returns the plan for so many tokens and sequences, whose contexts have at most that length. Decode steps have
+    tiles of their own if these give the bits of prefill."""
+    is_decode = num_tokens == num_seqs and is_decode_exact
+    tile = decode_tile(layer) if is_decode else prefill_tile(layer)
+    whole = Plan.of(layer, tile, num_tokens, num_seqs, 1)
+    num_parts = _parts_to_fill(layer.device, whole.num_tiles * whole.num_groups)
+    return whole._replace(num_parts=min(triton.cdiv(max_context_len, SPLIT), num_parts))
+
+
+def prefill_tile(layer: Layer) -> Tile:
+    """Returns the tile for many query rows."""
+    num_bytes, is_wide = sum(layer.padded) * layer.dtype.itemsize, layer.dtype == torch.float32
+    tiles, largest = (_TILES_IN_FLOAT32, _LARGEST_TILE_IN_FLOAT32) if is_wide else (_TILES, _LARGEST_TILE)
+    return next((tile for limit, tile in tiles.items() if num_bytes <= limit), largest)
+
+
+def decode_tile(layer: Layer) -> Tile:
+    """Returns the tile with as many rows as a token has heads with the same keys, and the same keys as in prefill."""
+    tile = prefill_tile(layer)
+    rows = min(tile.rows, max(_FEWEST_ROWS, triton.next_power_of_2(layer.group)))
+    key_bytes = sum(layer.padded) * layer.dtype.itemsize * tile.keys
+    return Tile(rows, tile.keys, min(4, tile.num_warps), max(1, min(4, _DECODE_BYTES // key_bytes)))
+
+
+def _parts_to_fill(device: torch.device, num_programs: int) -> int:
+    """Returns how many programs of each tile give all multiprocessors work."""
+    if device.type != "cuda":
+        return 1
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return -(-_PROGRAMS_PER_PROCESSOR * processors // num_programs)
