@@ -21,6 +21,7 @@ __all__ = [
     "FusedDecoderLayer",
     "FusedMLP",
     "FusedRMSNorm",
+    "FusedRotaryEmbedding",
     "concatenated",
     "interleaved",
 ]
@@ -32,9 +33,18 @@ class FusedRMSNorm(nn.Module):
     def __init__(self, norm: Any) -> None:
         super().__init__()
         self.weight, self.eps = norm.weight, float(norm.variance_epsilon)
+        self._ahead: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] is x:
+            return ahead[1]
         return cast(Tensor, torch.ops.twostep.rms_norm(x, self.weight, self.eps))
+
+    def add_ahead(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Returns residual + x, and keeps the norm of that sum for the next call, if that is of this very tensor."""
+        self._ahead = self.add_and_norm(residual, x)
+        return self._ahead[0]
 
     def add_and_norm(self, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns residual + x, and the norm of that sum."""
@@ -100,11 +110,27 @@ class FusedDecoderLayer(nn.Module):
         super().__init__()
         self.input_layernorm, self.self_attn = layer.input_layernorm, layer.self_attn
         self.post_attention_layernorm, self.mlp = layer.post_attention_layernorm, layer.mlp
+        self.next_norm: FusedRMSNorm | None = None
+        """The norm that is next to read what this layer returns, if its work is to be done along with the last sum."""
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
         residual, normed = self.post_attention_layernorm.add_and_norm(hidden_states, attended)
-        return cast(Tensor, residual + self.mlp(normed))
+        out = self.mlp(normed)
+        return cast(Tensor, residual + out) if self.next_norm is None else self.next_norm.add_ahead(residual, out)
+
+
+class FusedRotaryEmbedding(nn.Module):
+    """The cosines and sines of rotary embeddings, whose frequencies never change, as one operator."""
+
+    def __init__(self, embedding: Any) -> None:
+        super().__init__()
+        self.inv_freq = nn.Buffer(embedding.inv_freq.to(torch.float32), persistent=False)
+        self.scaling = float(embedding.attention_scaling)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:  # [1, T] -> [1, T, head_size] each
+        tables = torch.ops.twostep.rotary_tables(position_ids, self.inv_freq, self.scaling, x.dtype)
+        return cast("tuple[Tensor, Tensor]", tables)
 
 
 def concatenated(tensors: Sequence[Tensor]) -> Tensor:

@@ -5,7 +5,7 @@ Each part is replaced by itself; parts that are not known stay those of transfor
 
 import functools
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,17 @@ from transformers.activations import GELUTanh, SiLUActivation
 
 from engine.attention.registry import AttentionCall
 from engine.model import code_fingerprint
-from engine.model.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
+from engine.model.fused_modules import (
+    FusedAttention,
+    FusedDecoderLayer,
+    FusedMLP,
+    FusedRMSNorm,
+    FusedRotaryEmbedding,
+)
 from engine.weights.linear import is_linear
 from engine.weights.module_replacement import has_hooks, replace_modules
 
-__all__ = ["fuse_modules", "fuse_norms"]
+__all__ = ["fuse_between_layers", "fuse_modules", "fuse_norms"]
 
 
 def fuse_modules(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None:
@@ -35,6 +41,24 @@ def fuse_modules(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None
 def fuse_norms(model: PreTrainedModel) -> None:
     """Swaps the norms only: their sums have another order, while the other swaps change no bit of a result."""
     replace_modules(model, lambda module: _fused_norm(module, model.dtype))
+
+
+def fuse_between_layers(model: PreTrainedModel) -> None:
+    """Has each fused layer do the work of the norm behind it, and one operator compute the rotary embeddings of a step.
+
+    It is for CUDA, where each launch has its price; on the CPU whole layers, and whole steps, are one call.
+    """
+    replace_modules(model, _fused_rotary)
+    decoder = cast(Any, model.base_model)
+    layers = [*getattr(decoder, "layers", ())]
+    norms = [*(getattr(layer, "input_layernorm", None) for layer in layers[1:]), getattr(decoder, "norm", None)]
+    for layer, norm in zip(layers, norms, strict=False):
+        if isinstance(layer, FusedDecoderLayer) and isinstance(norm, FusedRMSNorm):
+            layer.next_norm = norm
+
+
+def _fused_rotary(module: nn.Module) -> nn.Module | None:
+    return FusedRotaryEmbedding(module) if code_fingerprint.is_rotary_embedding(module) else None
 
 
 def _fused_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:

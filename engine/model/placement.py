@@ -12,7 +12,7 @@ from engine.attention.registry import AttentionCall
 from engine.checkpoint.stored_tensor import StoredTensor
 from engine.host.deterministic_activations import replace_activations, replace_softplus
 from engine.kernels import are_kernels_enabled
-from engine.model.fusion import fuse_modules
+from engine.model.fusion import fuse_between_layers, fuse_modules
 from engine.model.kernel_layer import move_layers_to_kernels
 from engine.model.probe import check_same, probe_layers
 from engine.weights.linear import is_linear
@@ -53,6 +53,8 @@ def replace_parts(
     elif not _has_cuda_operators():
         return
     fuse_modules(module, calls)
+    if device.type == "cuda":
+        fuse_between_layers(module)
     text_config = module.config.get_text_config(decoder=True)
     check_same(type(module).__name__, calls, probe_layers(module, text_config, device))
 

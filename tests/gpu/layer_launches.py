@@ -26,6 +26,7 @@ def _launch_norms(size: int, dtype: torch.dtype) -> None:
 def _launch_rotations(num_heads: int, num_kv_heads: int, size: int, dtype: torch.dtype) -> None:
     qkv = torch.zeros(2, (num_heads + 2 * num_kv_heads) * size, dtype=dtype)
     angles, weight = torch.zeros(2, size, dtype=dtype), torch.ones(size, dtype=dtype)
+    layers.rotary_tables(torch.zeros(2, dtype=torch.int64), torch.zeros(size // 2), 1.0, dtype)
     for norms in ((None, None), (weight, weight)):
         layers.rotate_heads(qkv, angles, angles, num_heads, num_kv_heads, *norms, 1e-5)
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from engine.model import fused_modules
 from tests.gpu.cross_compile import assert_fit, compiled
@@ -101,6 +102,20 @@ def test_heads_are_normed_before_they_are_rotated(
     layers.rotate_heads(qkv, cos, sin, 4, 2, *norms, 1e-5)
     scale = float(heads.abs().max()) ** 2
     assert_near(qkv.view_as(heads), torch.cat(parts, dim=1), steps=4, floor=4 * scale * 2.0 ** -BITS[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_size", [6, 64])
+def test_rotary_tables_are_those_of_the_plain_module(
+    layers: Any, triton_device: torch.device, dtype: torch.dtype, head_size: int
+) -> None:
+    embedding = LlamaRotaryEmbedding(LlamaConfig(head_dim=head_size)).to(triton_device)
+    positions = torch.tensor([[0, 1, 77, 4096, 131071]], device=triton_device)
+    tables = layers.rotary_tables(positions, embedding.inv_freq, 0.7, dtype)
+    embedding.attention_scaling = 0.7
+    expected = embedding(torch.zeros(1, dtype=dtype, device=triton_device), positions)
+    assert [table.dtype for table in tables] == [dtype] * 2
+    torch.testing.assert_close(tables, expected, rtol=2.0 ** -BITS[dtype], atol=2e-7)
 
 
 def interleaved(gate: Tensor, up: Tensor) -> Tensor:

@@ -12,14 +12,13 @@ import torch
 from tests.engine.model.fused_models import LAYERS, PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
-SLOW = ("qwen2", "mistral", "mixtral", "qwen3_moe", "smollm3", "phi3", "deepseek_v3")
+SLOW = ("qwen2", "qwen3", "gemma2", "mistral", "mixtral", "qwen3_moe", "smollm3", "phi3", "deepseek_v3")
+FUSED = PARTS | {"deepseek_v3": {"FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 4}}
 ROUNDING = {"torch.float32": 2e-6, "torch.bfloat16": 1e-2, "torch.float16": 1e-3}
 
 
 @pytest.mark.usefixtures("triton_device")
-@pytest.mark.parametrize(
-    "name", ["llama", "qwen3", "gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
-)
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_fused_model_is_as_exact_as_the_plain_one(name: str) -> None:
     command = [sys.executable, "-m", "tests.gpu.fused_errors", name]
     environment = os.environ | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
@@ -29,13 +28,23 @@ def test_a_fused_model_is_as_exact_as_the_plain_one(name: str) -> None:
     assert result.returncode == 0, result.stderr
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(lines) == len(ROUNDING)
-    for _, dtype, (fused_error, plain_error, parts) in lines:
+    for _, dtype, (fused_error, plain_error, is_same_apart, parts) in lines:
         assert parts == fused_parts(name)
         assert fused_error <= plain_error + ROUNDING[dtype]
+        assert is_same_apart
 
 
 def fused_parts(name: str) -> dict[str, int]:
-    if name == "deepseek_v3":  # two more norms in its attention
-        return {"FusedMLP": LAYERS, "FusedDecoderLayer": LAYERS, "FusedRMSNorm": 4 * LAYERS + 1}
-    parts = {part: LAYERS * count for part, count in PARTS[name].items()}
-    return parts | ({"FusedRMSNorm": parts["FusedRMSNorm"] + 1} if "FusedRMSNorm" in parts else {})
+    parts = {part: LAYERS * count for part, count in FUSED[name].items()}
+    parts |= {"FusedRMSNorm": parts["FusedRMSNorm"] + 1} if "FusedRMSNorm" in parts else {}
+    return parts | {"FusedRotaryEmbedding": 1}
+
+
+@pytest.mark.usefixtures("triton_device")
+@pytest.mark.parametrize("name", ["llama", pytest.param("qwen3", marks=pytest.mark.slow)])
+def test_a_decode_step_has_few_launches(name: str) -> None:
+    command = [sys.executable, "-m", "tests.gpu.count_launches", name, "32"]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=True)
+    launches = json.loads(result.stdout)
+    assert sum(launches.values()) <= 325, launches

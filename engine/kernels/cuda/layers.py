@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["GATE_BLOCK", "add_rms_norm", "gate", "rms_norm", "rotate_heads"]
+__all__ = ["GATE_BLOCK", "add_rms_norm", "gate", "rms_norm", "rotary_tables", "rotate_heads"]
 
 GATE_BLOCK = 16  # columns of gate and of up in turn, as in engine/kernels/base/operators.h
 
@@ -89,6 +89,18 @@ def rotate_heads(
     tensors = (qkv, cos.contiguous(), sin.contiguous(), query_norm, key_norm)
     block = triton.next_power_of_2(size // 2)
     launch(*tensors, qkv.stride(0), eps, NUM_HEADS=num_heads, HALF=size // 2, BLOCK=block, num_warps=1, **_LAUNCH)
+
+
+def rotary_tables(positions: Tensor, inv_freq: Tensor, scaling: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """positions [...], inverse frequencies [head_size / 2] in float32 -> cosines and sines [..., head_size] of their
+    products, in float32, times `scaling`; each half of a row is the same."""
+    half = len(inv_freq)
+    cos, sin = (torch.empty(*positions.shape, 2 * half, dtype=dtype, device=positions.device) for _ in range(2))
+    launch = _rotary_tables_kernel[(positions.numel(),)]
+    block = triton.next_power_of_2(half)
+    tensors = (positions.contiguous(), inv_freq.contiguous(), cos, sin)
+    launch(*tensors, scaling, HALF=half, BLOCK=block, num_warps=1, **_LAUNCH)
+    return cos, sin
 
 
 class _Rows:
@@ -240,6 +252,23 @@ def _rotate_heads_kernel(
     new_high = from_low + _product(low, tl.load(sin + angle + HALF, mask=inside, other=0.0))
     tl.store(at, new_low.to(low.dtype), mask=inside)
     tl.store(at + HALF, new_high.to(low.dtype), mask=inside)
+
+
+@triton.jit
+def _rotary_tables_kernel(positions, inv_freq, cos, sin, scaling, HALF: tl.constexpr, BLOCK: tl.constexpr):  # one token
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < HALF
+    angle = tl.load(positions + row).to(tl.float32) * tl.load(inv_freq + column, mask=inside, other=0.0)
+    at = row * (2 * HALF) + column
+    cosine, sine = (
+        (tl.cos(angle) * scaling).to(cos.dtype.element_ty),
+        (tl.sin(angle) * scaling).to(sin.dtype.element_ty),
+    )
+    tl.store(cos + at, cosine, mask=inside)
+    tl.store(cos + at + HALF, cosine, mask=inside)
+    tl.store(sin + at, sine, mask=inside)
+    tl.store(sin + at + HALF, sine, mask=inside)
 
 
 @triton.jit

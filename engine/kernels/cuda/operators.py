@@ -6,7 +6,7 @@ import torch
 
 from engine.kernels.cuda import layers
 
-__all__ = ["register"]
+__all__ = ["IMPLEMENTATIONS", "register"]
 
 _OPERATORS = {
     "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor": layers.rms_norm,
@@ -14,7 +14,13 @@ _OPERATORS = {
     "rotate_heads(Tensor(a!) qkv, Tensor cos, Tensor sin, int num_heads, int num_kv_heads, Tensor? query_norm, "
     "Tensor? key_norm, float eps) -> ()": layers.rotate_heads,
     "gate(Tensor gate_up, str activation) -> Tensor": layers.gate,
+    "rotary_tables(Tensor positions, Tensor inv_freq, float scaling, ScalarType dtype) -> (Tensor, Tensor)": (
+        layers.rotary_tables
+    ),
 }
+
+IMPLEMENTATIONS = {schema.partition("(")[0]: function for schema, function in _OPERATORS.items()}
+"""The functions that compute the operators, by name."""
 
 
 @functools.cache
@@ -24,8 +30,7 @@ def register(dispatch_key: str = "CUDA") -> torch.library.Library:
     They stay as long as the result does, which is kept.
     """
     library = torch.library.Library("twostep", "FRAGMENT")
-    for schema, function in _OPERATORS.items():
-        name = schema.partition("(")[0]
+    for schema, (name, function) in zip(_OPERATORS, IMPLEMENTATIONS.items(), strict=True):
         if not hasattr(torch.ops.twostep, name):
             library.define(schema)
         library.impl(name, function, dispatch_key)
