@@ -7,7 +7,7 @@ passes a parameter of its own to `F.linear`.
 import functools
 import inspect
 import re
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from engine.weights.packed_weight import WeightHandle
 from engine.weights.packing_policy import Pack
 from engine.weights.partition import even_cut
 from engine.weights.rank_group import ALONE, RankGroup
+
+if TYPE_CHECKING:
+    from engine.weights.triton_experts import TritonExperts
 
 __all__ = ["PackedExperts", "PackedLlama4Experts", "is_experts", "is_router", "pack_experts", "pack_router"]
 
@@ -55,8 +58,8 @@ class _ExpertStacks(nn.Module):
 class PackedExperts(_ExpertStacks):
     """Replaces a layer's experts. Each expert multiplies the rows routed to it; a row sums its slots in their order.
 
-    All experts are one call into C++ where that has their weights' format and their gate, with the same bits as theirs
-    one by one.
+    All experts are one call into C++ where that has their weights' format and their gate, and on a GPU a few launches.
+    Their bits are those of the experts one by one.
     """
 
     def __init__(self, experts: nn.Module, pack: Pack, group: RankGroup = ALONE) -> None:
@@ -71,7 +74,15 @@ class PackedExperts(_ExpertStacks):
         self.up, self.down = pack_stack(name, cut=cuts[0]), pack_stack("down_proj", cut=cuts[1])
         self.parts = kernel_experts(experts, self.up, self.down)
         self.kernel = None if self.parts is None else self.parts.bound()
-        self._run = self.run_one_by_one if self.kernel is None else self.kernel.run
+        whole = self._in_triton() if self.kernel is None else self.kernel
+        self._run = self.run_one_by_one if whole is None else whole.run
+
+    def _in_triton(self) -> "TritonExperts | None":
+        if self.up.weights[0].device.type != "cuda":
+            return None
+        from engine.weights.triton_experts import triton_experts  # CPU builds of torch bring no Triton
+
+        return triton_experts(self.experts, self.up, self.down)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Runs the chosen experts [T, S] with their weights [T, S] on hidden_states [T, H]; returns [T, H]."""

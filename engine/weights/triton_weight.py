@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from engine.kernels.cuda.linear import linear, sum_order, tile_for
 
-__all__ = ["TritonWeight"]
+__all__ = ["TritonWeight", "filled_up"]
 
 _SHARED_BYTES = 99 << 10  # of the smallest supported GPU, for where there is none
 
@@ -18,10 +18,10 @@ class TritonWeight:
     def __init__(self, weight: Tensor) -> None:  # [N, K], in a number format of `DTYPES`
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
         num_out, num_in = weight.shape
-        self._order = sum_order(num_out, num_in, weight.dtype)
-        self._num_missing = -num_in % self._order.block_k
-        self._weight = _filled_up(weight.detach(), self._num_missing)
-        self._num_segments = self._order.num_segments(num_in)
+        self.order = sum_order(num_out, num_in, weight.dtype)
+        self.num_missing = -num_in % self.order.block_k
+        self.rows = filled_up(weight.detach(), self.num_missing)
+        self._num_segments = self.order.num_segments(num_in)
         self._shared_bytes = _shared_bytes(weight.device)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -30,14 +30,14 @@ class TritonWeight:
             raise RuntimeError(f"rows {[*x.shape]} in {x.dtype} do not fit a weight {[*self.shape]} in {self.dtype}")
         tile = tile_for(x.shape[0], self.shape[0], self._num_segments, self.dtype, self._shared_bytes)
         bias = None if bias is None else bias.contiguous()
-        return linear(_filled_up(x, self._num_missing), self._weight, bias, self._order, tile)
+        return linear(filled_up(x, self.num_missing), self.rows, bias, self.order, tile)
 
     @property
     def nbytes(self) -> int:
-        return self._weight.nbytes
+        return self.rows.nbytes
 
 
-def _filled_up(rows: Tensor, num_missing: int) -> Tensor:
+def filled_up(rows: Tensor, num_missing: int) -> Tensor:
     """Returns rows as a product takes them: with so many zeros more, at multiples of 16 bytes."""
     if num_missing:
         return nn.functional.pad(rows, (0, num_missing))

@@ -189,9 +189,8 @@ def tile_sum(
 ):
     """The products' sums [BLOCK_N, BLOCK_T] over so many segments of K, added in their order."""
     total = _segment_sum(weight_rows, x_rows, start, segment, num_in, BLOCK_N, BLOCK_T, BLOCK_K)
-    for _ in range(1, NUM_SEGMENTS):
-        start += segment
-        total += _segment_sum(weight_rows, x_rows, start, segment, num_in, BLOCK_N, BLOCK_T, BLOCK_K)
+    for number in range(1, NUM_SEGMENTS):
+        total += _segment_sum(weight_rows, x_rows, start + number * segment, segment, num_in, BLOCK_N, BLOCK_T, BLOCK_K)
     return total
 
 

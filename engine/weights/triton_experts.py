@@ -1,0 +1,55 @@
+"""All chosen experts of a layer in a few launches of Triton. Imported only where the device is a GPU."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from engine.kernels.cuda.experts import Experts, SortedSlots, add_slots, multiply_by_experts, sort_slots
+from engine.weights.expert_stack import PackedStack
+from engine.weights.triton_weight import TritonWeight, filled_up
+
+__all__ = ["TritonExperts", "triton_experts"]
+
+
+def triton_experts(experts: nn.Module, up: PackedStack, down: PackedStack) -> "TritonExperts | None":
+    """Returns the experts for Triton, or None where their weights are others, or a norm follows the last matrix."""
+    are_packed = all(isinstance(weight, TritonWeight) for stack in (up, down) for weight in stack.weights)
+    return TritonExperts(experts, up, down) if are_packed and not experts.has_post_expert_norm else None
+
+
+class TritonExperts:
+    """Experts with dense weights. Their module computes what lies between the matrices, for all rows at once."""
+
+    def __init__(self, experts: nn.Module, up: PackedStack, down: PackedStack) -> None:
+        """Takes the module for its gate, and the weights, each a `TritonWeight`, which stay where they are."""
+        module: Any = experts
+        self._between = module._apply_gate if module.has_gate else module.act_fn
+        self._up, self._down = _Stack(up), _Stack(down)
+
+    def run(self, hidden_states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Runs the chosen experts [T, S] with their weights [T, S] on hidden_states [T, H]; returns [T, H].
+
+        The bits are those of the experts one by one. Does not wait for the GPU.
+        """
+        num_experts = len(self._up.weights)
+        by_expert = sort_slots(chosen, num_experts)
+        inner = self._between(self._up.multiply(hidden_states, by_expert, is_sorted=False))
+        outputs = self._down.multiply(inner, by_expert, is_sorted=True)
+        return add_slots(outputs, chosen, weights, num_experts)
+
+
+class _Stack:
+    """One matrix of each expert, as the product takes them."""
+
+    def __init__(self, stack: PackedStack) -> None:
+        self.weights = cast("list[TritonWeight]", stack.weights)  # kept: the product knows their addresses alone
+        first = self.weights[0]
+        addresses = torch.tensor([weight.rows.data_ptr() for weight in self.weights], device=first.device)
+        biases = None if stack.biases is None else stack.biases.contiguous()
+        self._num_missing = first.num_missing
+        num_out, num_in = first.rows.shape
+        self._experts = Experts(addresses, biases, num_out, num_in, first.rows.stride(0), first.order)
+
+    def multiply(self, x: Tensor, by_expert: SortedSlots, is_sorted: bool) -> Tensor:
+        return multiply_by_experts(filled_up(x, self._num_missing), self._experts, by_expert, is_sorted)
