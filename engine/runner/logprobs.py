@@ -10,9 +10,9 @@ from torch import Tensor
 from engine.core.batch import TokenLogprobs
 from engine.runner.row_gather import take_rows
 
-__all__ = ["Scorer", "score_in_torch"]
+__all__ = ["ROWS_AT_ONCE", "Scorer", "score_in_torch"]
 
-_ROWS_AT_ONCE = 64  # each takes several times the memory of its logits in torch
+ROWS_AT_ONCE = 64  # each takes several times the memory of its logits in torch
 
 Score = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
 """Logits [num_rows, vocab], token ids [num_rows], num_top -> log-probability and rank of each row's token, [num_rows],
@@ -27,8 +27,8 @@ class Scorer:
 
     def score(self, logits: Tensor, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
         """Scores `token_ids`, one per row of `logits` [num_rows, vocab], with each row's `num_top` likeliest tokens."""
-        starts = range(0, len(token_ids), _ROWS_AT_ONCE)
-        parts = (slice(start, start + _ROWS_AT_ONCE) for start in starts)
+        starts = range(0, len(token_ids), ROWS_AT_ONCE)
+        parts = (slice(start, start + ROWS_AT_ONCE) for start in starts)
         return tuple(chain.from_iterable(self._score_some(logits[part], token_ids[part], num_top) for part in parts))
 
     def score_rows(self, logits: Tensor, wanted: Sequence[tuple[int, int, int]]) -> dict[int, TokenLogprobs]:

@@ -19,11 +19,10 @@ from engine.core.batch import Batch, RequestStepOutput, ScheduledRequest, StepOu
 from engine.core.errors import DeviceFailedError, reason_of
 from engine.runner.forward import Forward
 from engine.runner.loaded_model import LoadedModel
-from engine.runner.logprobs import Scorer
 from engine.runner.model_inputs import build_inputs
 from engine.runner.pooling import embedding_bytes
 from engine.runner.proposer import NoProposer, Proposer
-from engine.runner.sampler_choice import choose_sampler
+from engine.runner.sampler_choice import choose_sampler, choose_scorer
 from engine.scheduling.speculation.draft_verification import num_accepted_drafts, rows_of
 
 logger = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ class ModelRunner:
         self._cache = cache
         self._run_model = forward
         self._proposer = proposer or NoProposer()
-        self._scorer = Scorer(model.has_kernels)
+        self._scorer = choose_scorer(model.device, model.has_kernels)
         self._sampler = choose_sampler(model.device, model.has_kernels, model.eos_token_ids)
 
     @property

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.core.batch import ScheduledRequest
+from engine.runner.cuda_scorer import CudaScorer
+from engine.runner.logprobs import Scorer
 from engine.runner.sampler import Sampler, argmax_in_numpy
-from engine.runner.sampler_choice import choose_sampler
+from engine.runner.sampler_choice import choose_sampler, choose_scorer
 from engine.runner.token_draw import UNIT, draw_weighed
 from tests.engine.runner.sampled import CPU, EOS, scheduled
 from tests.gpu.host_waits import HostWaits
@@ -250,4 +252,28 @@ class TestSampler:
         logits = torch.randn(len(requests), 400, device=triton_device)
         with HostWaits() as waits:
             sampler.sample(logits, requests)
+        assert waits.seen == ["to", "tolist"]
+
+
+class TestScorer:
+    def test_it_is_the_one_for_cuda(self) -> None:
+        assert type(choose_scorer(torch.device("cuda"), False)) is CudaScorer
+        assert type(choose_scorer(CPU, False)) is Scorer
+
+    @pytest.mark.parametrize("size", [7, 50_257, 151_936])
+    def test_a_row_has_the_same_scores_among_any_others(self, triton_device: torch.device, size: int) -> None:
+        logits = (torch.randn(9, size, generator=generator(size)) * 3).bfloat16()
+        plain = {row: CudaScorer().score_rows(logits, [(row, row % 7, row)])[row] for row in range(1, 9, 2)}
+        logits = logits.to(triton_device)
+        alone = {row: CudaScorer().score(logits[row : row + 1], [row % 7], row)[0] for row in range(1, 9, 2)}
+        together = CudaScorer().score_rows(logits, [(row, row % 7, row) for row in range(1, 9, 2)])
+        assert together == alone
+        for row, scores in plain.items():
+            assert alone[row].rank == scores.rank and [i for i, _ in alone[row].top] == [i for i, _ in scores.top]
+            assert alone[row].logprob == pytest.approx(scores.logprob, abs=1e-5)
+
+    def test_they_go_to_the_device_once_and_come_back_once(self, triton_device: torch.device) -> None:
+        logits = torch.randn(200, 40, device=triton_device)
+        with HostWaits() as waits:
+            CudaScorer().score_rows(logits, [(row, 3, row % 3) for row in range(200)])
         assert waits.seen == ["to", "tolist"]

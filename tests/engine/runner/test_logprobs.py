@@ -1,15 +1,20 @@
 """Log-probabilities are those of the log-softmax, and the kernel's are those of torch."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from engine.kernels import load_kernels
+from engine.runner.cuda_scorer import CudaScorer, score_in_whole_numbers
 from engine.runner.logprobs import Scorer, score_in_torch
 
 
-@pytest.fixture(params=["kernel", "torch"])
+@pytest.fixture(params=["kernel", "torch", "whole numbers"])
 def scorer(request: pytest.FixtureRequest) -> Scorer:
+    if request.param == "whole numbers":
+        return CudaScorer()
     return kernel() if request.param == "kernel" else Scorer(has_kernels=False)
 
 
@@ -67,6 +72,31 @@ def test_the_kernel_has_the_scores_of_torch(size: int, scale: float, dtype: torc
         part = torch.ops.twostep.score_tokens(logits[5:9], tokens[5:9], num_top)
         for one, other in zip(scores, part, strict=True):
             assert torch.equal(one[5:9], other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 15, 257, 4096, 5000])
+@pytest.mark.parametrize("scale", [0.0, 0.1, 3.0, 100.0])
+def test_whole_numbers_have_the_scores_of_torch(size: int, scale: float, dtype: torch.dtype) -> None:
+    logits = (torch.randn(33, size, generator=torch.Generator().manual_seed(size)) * scale).to(dtype)
+    logits[1:, size // 3] = -torch.inf if size > 1 else 0
+    logits[2:4, size // 2] = -0.0
+    tokens = torch.arange(33) * 31 % size
+    num_top = min(20, size)
+    scores = score_in_whole_numbers(logits, tokens, num_top)
+    logprobs, _, top_logprobs, _ = score_in_torch(logits.double(), tokens, num_top)
+    ranks = (logits > logits.gather(1, tokens[:, None])).sum(dim=1) + 1
+    expected = torch.cat([logprobs[:, None], ranks[:, None], top_logprobs], dim=1)
+    torch.testing.assert_close(scores[:, : 2 + num_top].float(), expected.float(), rtol=2e-6, atol=2e-6)
+    assert torch.equal(scores[:, 2 + num_top :].long(), in_order(logits)[:, :num_top])
+    assert torch.equal(score_in_whole_numbers(logits[5:9], tokens[5:9], num_top), scores[5:9])
+
+
+def test_a_certain_token_has_a_log_probability_of_zero_at_most() -> None:
+    logits = torch.full((1, 40_000), -20.0)
+    logits[0, 7] = 4.0
+    [logprob, rank] = score_in_whole_numbers(logits, torch.tensor([7]), 0)[0].tolist()
+    assert logprob == pytest.approx(-40_000 * math.exp(-24), rel=1e-3) and rank == 1
 
 
 def in_order(logits: Tensor) -> Tensor:
