@@ -18,7 +18,10 @@ from engine.model.forward_choice import choose_forward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
 
-_SAMPLED = SamplingParams(max_tokens=1, temperature=0.7, top_p=0.9, logprobs=1)  # top_p alone sorts the vocabulary
+# All that samples, for its memory, and for its kernels, which are compiled when they are first launched.
+_SAMPLED = SamplingParams(
+    max_tokens=1, temperature=0.7, top_k=99, top_p=0.9, logprobs=1, presence_penalty=0.5, logit_bias={0: 1.0}
+)
 
 
 def bytes_of_a_step(config: EngineConfig, model: LoadedModel, max_model_len: int, backend: AttentionBackend) -> int:

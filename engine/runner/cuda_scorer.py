@@ -75,7 +75,6 @@ def _top_ids(numbers: Tensor, num_top: int) -> Tensor:
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     keys = (ordered << 32) + torch.arange(vocab_size - 1, -1, -1, device=numbers.device)
     padded = pad(keys, (0, -vocab_size % _CHUNK), value=torch.iinfo(torch.long).min)
-    largest: Tensor = (
-        padded.view(len(padded), -1, _CHUNK).topk(num_top, sorted=False).values.flatten(1).topk(num_top).values
-    )
+    candidates = padded.view(len(padded), -1, _CHUNK).topk(num_top, sorted=False).values.flatten(1)
+    largest: Tensor = candidates.topk(num_top).values
     return vocab_size - 1 - (largest & _LOW)

@@ -18,6 +18,7 @@ from engine.runner.sampler import Sampler, argmax_in_numpy
 from engine.runner.sampler_choice import choose_sampler, choose_scorer
 from engine.runner.token_draw import UNIT, draw_weighed
 from tests.engine.runner.sampled import CPU, EOS, scheduled
+from tests.gpu.cross_compile import CAPABILITIES, assert_fit, compiled
 from tests.gpu.host_waits import HostWaits
 
 LARGEST = round(1 / UNIT)
@@ -277,3 +278,11 @@ class TestScorer:
         with HostWaits() as waits:
             CudaScorer().score_rows(logits, [(row, 3, row % 3) for row in range(200)])
         assert waits.seen == ["to", "tolist"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_kernels_fit_into_every_gpu(capability: int) -> None:
+    usages = compiled("tests.gpu.sampling_launches:launch_all", (capability,))
+    assert_fit(usages)
+    assert len({usage.kernel for usage in usages}) == 10

@@ -125,8 +125,15 @@ def _find_cuts(weights: Tensor, rows: tuple[Tensor, Tensor], cuts: Tensor, has_t
                     weights, *rows, cuts, tables[number], vocab_size, SHIFT=shift, CHUNK=_CHUNK, num_warps=_NUM_WARPS
                 )
                 counted.add(number)
+            is_among_kept = has_top_k and by_sum and number == 0
             _narrow_kernel[(num_rows,)](
-                *rows, cuts, tables[number], SHIFT=shift, BY_SUM=by_sum, HAS_TOP_K=has_top_k, num_warps=4
+                *rows,
+                cuts,
+                tables[number],
+                SHIFT=shift,
+                BY_SUM=by_sum,
+                AMONG_KEPT=is_among_kept,
+                num_warps=_NUM_WARPS,
             )
 
 
@@ -214,7 +221,7 @@ def _count_kernel(weights, likeliest, controls, cuts, table, vocab_size, SHIFT: 
 
 @triton.jit
 def _narrow_kernel(
-    likeliest, controls, cuts, table, SHIFT: tl.constexpr, BY_SUM: tl.constexpr, HAS_TOP_K: tl.constexpr
+    likeliest, controls, cuts, table, SHIFT: tl.constexpr, BY_SUM: tl.constexpr, AMONG_KEPT: tl.constexpr
 ):
     """Finds the cut's next digit: the largest at which all weights from it up reach the limit; 0 if none does."""
     row = tl.program_id(0).to(tl.int64)
@@ -230,7 +237,7 @@ def _narrow_kernel(
     if SHIFT == _TOP_SHIFT:
         found, total = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
         if BY_SUM:
-            kept = tl.load(cut + _KEPT_SUM) if HAS_TOP_K else tl.sum(sums, 0)
+            kept = tl.load(cut + _KEPT_SUM) if AMONG_KEPT else tl.sum(sums, 0)
             top_p = tl.load(controls + row * _NUM_CONTROLS + _TOP_P)
             left = tl.ceil(top_p * kept.to(tl.float64)).to(tl.int64)
         else:
