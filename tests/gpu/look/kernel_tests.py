@@ -15,19 +15,20 @@ ROOT = Path(__file__).resolve().parents[3]
 _PER_FILE = 2
 """Tests of each file that run under the sanitizer, which makes a kernel many times slower."""
 _PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "--tb=short"]
+_TESTS = ["--ignore=tests/gpu/test_one_look.py", "tests/gpu"]
 
 
 def run_tests(look: Look) -> None:
     """Runs all of them, on several processes: kernels are compiled by one core each."""
     parallel = ["-n", "8"] if find_spec("xdist") and not look.is_small else []
     few = ["-m", "not slow"] if look.is_small else []
-    _run(look, [*_PYTEST, *parallel, *few, "--durations=15", "tests/gpu"], "tests.log")
+    _run(look, [*_PYTEST, *parallel, *few, "--durations=15", *_TESTS], "tests.log")
 
 
 def run_sanitizer(look: Look) -> None:
     """Runs the first tests of each file under memcheck."""
     listed = subprocess.run(
-        [*_PYTEST, "--collect-only", "-m", "not slow", "tests/gpu"], cwd=ROOT, capture_output=True, text=True
+        [*_PYTEST, "--collect-only", "-m", "not slow", *_TESTS], cwd=ROOT, capture_output=True, text=True
     )
     by_file = defaultdict(list)
     for name in re.findall(r"^tests/gpu/\S+::.*$", listed.stdout, re.MULTILINE):
@@ -39,12 +40,8 @@ def run_sanitizer(look: Look) -> None:
         return
     # With torch's own allocator a kernel that writes beyond a tensor stays inside of a block.
     os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-    command = [sanitizer, "--tool", "memcheck", "--target-processes", "all", *_PYTEST, "-p", "no:timeout"]
-    _run(
-        look,
-        [*command, "-o", "timeout=0", *names] if not find_spec("pytest_timeout") else [*command, *names],
-        "memcheck.log",
-    )
+    command = [sanitizer, "--tool", "memcheck", "--target-processes", "application-only"]
+    _run(look, [*command, *_PYTEST, "-o", "timeout=0", *names], "memcheck.log")
     log = (look.out / "memcheck.log").read_text()
     errors = re.findall(r"ERROR SUMMARY: (\d+) error", log)
     look.check("memcheck", bool(errors) and set(errors) == {"0"}, f"errors: {', '.join(errors) or 'no summary'}")
