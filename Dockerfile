@@ -54,6 +54,14 @@ RUN useradd --uid 10001 --no-create-home --home-dir /cache twostep \
 COPY --from=builder /opt/kernels /opt/kernels
 COPY --from=builder /opt/venv /opt/venv
 
+# Builds of torch with CUDA bring Triton, which compiles what launches its kernels at the first start on a GPU.
+# hadolint ignore=DL3008
+RUN if [ -d /opt/venv/lib/python3*/site-packages/triton ]; then \
+        apt-get update \
+        && apt-get install --yes --no-install-recommends gcc libc6-dev \
+        && rm -rf /var/lib/apt/lists/*; \
+    fi
+
 # What is downloaded from the hub goes to /cache, temporary files to /tmp: the rest may be read-only.
 ENV PATH=/opt/venv/bin:$PATH \
     HF_HOME=/cache \

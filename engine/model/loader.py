@@ -37,6 +37,7 @@ from engine.core.errors import (
 )
 from engine.host.available_memory import is_memory_shortage
 from engine.host.mkl_warmup import warm_up_vector_functions
+from engine.host.nvidia import cuda_build_advice
 from engine.kernels import KernelInfo, load_kernels
 from engine.kernels.cpu_features import has_native_bf16
 from engine.mixers.functions import route_recurrent_functions
@@ -248,7 +249,8 @@ def _check_states(config: EngineConfig, states: Sequence[StateShape], device: to
 
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch sees no CUDA device; use --device cpu or install a CUDA build.")
+        cure = cuda_build_advice() or "Look whether nvidia-smi finds one, or use --device cpu."
+        raise ConfigError(f"--device cuda: torch sees no CUDA device. {cure}")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
 
 

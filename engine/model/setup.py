@@ -18,6 +18,7 @@ from engine.core.errors import ConfigError, ModelMemoryError
 from engine.core.machine import Ceilings
 from engine.host.available_memory import available_bytes, is_memory_shortage
 from engine.host.memory_trim import give_back_freed_memory
+from engine.host.nvidia import cuda_build_advice
 from engine.host.shared_pages import SharedPages
 from engine.kernels import load_kernels
 from engine.mixers.state import StateCache, bytes_per_slot
@@ -98,6 +99,8 @@ def load_ready_model(config: EngineConfig, group: RankGroup, kv_memory_fd: int |
     model = packed_cache.find() or _load(config, group)
     if group.is_first and not model.eos_token_ids:
         logger.warning("%s names no token that ends a text: answers go on to their maximum of tokens", config.model)
+    if group.is_first and config.device == "auto" and model.device.type == "cpu" and (advice := cuda_build_advice()):
+        logger.warning("%s Until then the CPU computes.", advice)
     group.wait_for_all()
     ceilings = _ceilings(config, model, group)
     give_back_freed_memory()

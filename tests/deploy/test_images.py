@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from server.settings.settings import Settings
+
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+GPU: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.gpu.yml").read_text(encoding="utf-8"))
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT: dict[str, Any] = PYPROJECT["project"]
@@ -46,6 +49,33 @@ def test_the_image_gets_every_file_that_the_package_is_built_from() -> None:
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     packages = {pattern.rstrip("*") for pattern in PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"]}
     assert let_in >= {"pyproject.toml", "constraints.txt", PROJECT["readme"], *PROJECT["license-files"], *packages}
+
+
+def test_a_gpu_changes_the_server_alone_and_in_what_is_there() -> None:
+    server, base = GPU["services"]["server"], COMPOSE["services"]["server"]
+    assert GPU["services"].keys() == {"server"}
+    assert server.keys() - base.keys() == {"deploy"} and server["environment"].keys() - base["environment"].keys() == {
+        "TWOSTEP_DEVICE"
+    }
+    assert server["image"] == f"{base['image']}-cuda"  # beside that of the CPU, not in its place
+    assert server["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+
+
+def test_the_settings_on_a_gpu_are_ones_that_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        COMPOSE["services"]["server"]["environment"] | GPU["services"]["server"]["environment"]
+    ).items():
+        monkeypatch.setenv(name, value or "")
+    config = Settings().engine_config()
+    assert config.device == "cuda" and config.kv_store is None
+
+
+def test_the_image_of_a_gpu_has_torch_with_cuda_and_a_compiler() -> None:
+    assert GPU["services"]["server"]["build"]["args"]["PIP_EXTRA_INDEX_URL"] == ""
+    final = DOCKERFILE.rpartition("\nFROM ")[2]
+    step = next(step for step in final.split("\nRUN ") if "site-packages/triton" in step)
+    assert re.search(r"install --yes --no-install-recommends gcc libc6-dev\b", step)
+    assert final.index(step) > final.index("COPY --from=builder /opt/venv") and final.index(step) < final.index("USER ")
 
 
 @pytest.mark.parametrize("service", SERVICES)
