@@ -1,8 +1,8 @@
 """What `python -m benchmarks.cuda_products` measures and checks. Imports Triton."""
 
+import functools
 import itertools
 import os
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear as torch_linear
 
+from benchmarks import cuda_timing
 from engine.kernels.cuda.linear import SumOrder, Tile, linear, sum_order, tile_for
 from engine.weights.batch_invariant_matmul import BatchInvariantWeight, cancelling_operands
 from engine.weights.triton_weight import TritonWeight
@@ -22,7 +23,6 @@ Shapes = Mapping[str, tuple[int, int]]  # of weights, N x K, by name
 
 DTYPE = torch.bfloat16
 WEIGHT_BYTES = 300 << 20  # of all weights of one shape together: several times an L2 cache
-REPLAYS = 7
 BATCHES = ((0, 1), (2047, 1), (5, 3), (100, 17), (300, 64), (999, 200))  # first row and rows, of 2,048
 
 
@@ -114,20 +114,7 @@ def microseconds(products: Sequence[Callable[[Tensor], Tensor]], num_rows: int, 
     """Returns how long one product takes: the median of several runs of a graph with all of them."""
     x = torch.randn(num_rows, num_in, dtype=DTYPE, device="cuda")
     calls = [*products] * (1 if num_rows > 128 else max(1, 16 // len(products)))
-    for multiply in products[:2]:
-        multiply(x)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for multiply in calls:
-            multiply(x)
-    new_event: Any = torch.cuda.Event
-    events = [new_event(enable_timing=True) for _ in range(REPLAYS + 2)]
-    for event in events:
-        graph.replay()
-        event.record()
-    torch.cuda.synchronize()
-    times_ms = [float(first.elapsed_time(second)) for first, second in itertools.pairwise(events)][1:]
-    return 1e3 * statistics.median(times_ms) / len(calls)
+    return cuda_timing.microseconds([functools.partial(multiply, x) for multiply in calls])
 
 
 def default_launch(shape: tuple[int, int], num_rows: int) -> Launch:

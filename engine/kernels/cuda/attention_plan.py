@@ -13,7 +13,8 @@ __all__ = ["SPLIT", "Layer", "Plan", "Tile", "decode_tile", "plan_for", "prefill
 
 SPLIT = 256
 """Positions of a split."""
-_PROGRAMS_PER_PROCESSOR = 8
+_DECODE_PROGRAMS = 8  # for each multiprocessor, of which some run at a time
+_PREFILL_PROGRAMS = 1  # fewer: what parts of many rows write takes longer than to fill the GPU gains
 _DECODE_BYTES = 96 << 10  # of keys and values on their way: two programs' fit into a multiprocessor
 _FEWEST_ROWS = 16
 
@@ -87,8 +88,9 @@ def plan_for(layer: Layer, num_tokens: int, num_seqs: int, max_context_len: int,
     is_decode = num_tokens == num_seqs and is_decode_exact
     tile = decode_tile(layer) if is_decode else prefill_tile(layer)
     whole = Plan.of(layer, tile, num_tokens, num_seqs, 1)
-    num_parts = _parts_to_fill(layer.device, whole.num_tiles * whole.num_groups)
-    return whole._replace(num_parts=min(triton.cdiv(max_context_len, SPLIT), num_parts))
+    wanted = (_DECODE_PROGRAMS if num_tokens == num_seqs else _PREFILL_PROGRAMS) * _num_processors(layer.device)
+    num_parts = triton.cdiv(wanted, whole.num_tiles * whole.num_groups)
+    return whole._replace(num_parts=max(1, min(triton.cdiv(max_context_len, SPLIT), num_parts)))
 
 
 def prefill_tile(layer: Layer) -> Tile:
@@ -106,9 +108,5 @@ def decode_tile(layer: Layer) -> Tile:
     return Tile(rows, tile.keys, min(4, tile.num_warps), max(1, min(4, _DECODE_BYTES // key_bytes)))
 
 
-def _parts_to_fill(device: torch.device, num_programs: int) -> int:
-    """Returns how many programs of each tile give all multiprocessors work."""
-    if device.type != "cuda":
-        return 1
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return -(-_PROGRAMS_PER_PROCESSOR * processors // num_programs)
+def _num_processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
