@@ -13,9 +13,9 @@ __all__ = ["SPLIT", "Layer", "Plan", "Tile", "decode_tile", "plan_for", "prefill
 
 SPLIT = 256
 """Positions of a split."""
-_DECODE_PROGRAMS = 8  # for each multiprocessor, of which some run at a time
+_DECODE_PROGRAMS = 4  # for each multiprocessor
 _PREFILL_PROGRAMS = 1  # fewer: what parts of many rows write takes longer than to fill the GPU gains
-_DECODE_BYTES = 96 << 10  # of keys and values on their way: two programs' fit into a multiprocessor
+_DECODE_BYTES = 64 << 10  # of keys and values on their way, so that several programs fit into a multiprocessor
 _FEWEST_ROWS = 16
 
 
@@ -29,7 +29,7 @@ class Tile(NamedTuple):
 
 
 # By the bytes of a key and a value. Float32 is multiplied without tensor cores.
-_TILES = {256: Tile(64, 64, 4, 3), 512: Tile(64, 64, 8, 3), 768: Tile(64, 64, 8, 2), 1024: Tile(32, 32, 8, 2)}
+_TILES = {256: Tile(64, 64, 4, 2), 512: Tile(128, 64, 8, 2), 768: Tile(64, 64, 8, 2), 1024: Tile(32, 32, 8, 2)}
 _TILES_IN_FLOAT32 = {1024: Tile(64, 32, 8, 2), 2048: Tile(16, 32, 8, 1)}
 _LARGEST_TILE = Tile(16, 32, 8, 2)
 _LARGEST_TILE_IN_FLOAT32 = Tile(16, 16, 8, 1)
@@ -89,7 +89,7 @@ def plan_for(layer: Layer, num_tokens: int, num_seqs: int, max_context_len: int,
     tile = decode_tile(layer) if is_decode else prefill_tile(layer)
     whole = Plan.of(layer, tile, num_tokens, num_seqs, 1)
     wanted = (_DECODE_PROGRAMS if num_tokens == num_seqs else _PREFILL_PROGRAMS) * _num_processors(layer.device)
-    num_parts = triton.cdiv(wanted, whole.num_tiles * whole.num_groups)
+    num_parts = wanted // (whole.num_tiles * whole.num_groups)
     return whole._replace(num_parts=max(1, min(triton.cdiv(max_context_len, SPLIT), num_parts)))
 
 

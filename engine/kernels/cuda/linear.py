@@ -26,6 +26,7 @@ _STEP_BYTES = 128
 _OTHER_SHARED_BYTES = 1 << 10  # of a program, beside its stages
 _MAX_SEGMENTS = 8
 _MIN_SEGMENT = 512  # numbers along K: shorter ones take longer to add than to sum
+_WIDE = 6144  # weight rows that suffice for tiles of 128 each to keep a GPU reading
 _SUM_COLUMNS = 256  # of a program that adds segments
 
 
@@ -57,7 +58,7 @@ class Tile(NamedTuple):
 def sum_order(num_out: int, num_in: int, dtype: torch.dtype) -> SumOrder:
     """Returns the order of sums of a weight [N, K] of that shape: segments enough to keep a GPU busy with one row."""
     block_k = _STEP_BYTES // dtype.itemsize
-    wanted = 2 * _BUSY_TILES // triton.cdiv(num_out, 64)
+    wanted = _BUSY_TILES // triton.cdiv(num_out, 64)
     num_segments = max(1, min(wanted, num_in // _MIN_SEGMENT, _MAX_SEGMENTS))
     return SumOrder(block_k, triton.cdiv(triton.cdiv(num_in, num_segments), 2 * block_k) * 2 * block_k)
 
@@ -66,12 +67,14 @@ def tile_for(num_rows: int, num_out: int, num_segments: int, dtype: torch.dtype,
     """Returns the tile with which `num_rows` rows are multiplied on a GPU with so much shared memory a program."""
     if dtype == torch.float32:  # by threads, without tensor cores
         block_n, block_t, num_warps, num_stages = 64, 16 if num_rows <= 16 else 64, 4, 2
+    elif num_rows <= 16:
+        block_n, block_t, num_warps, num_stages = (128, 16, 8, 8) if num_out >= _WIDE else (64, 16, 4, 8)
     elif num_rows <= 64:
-        block_n, block_t, num_warps, num_stages = 64, max(16, triton.next_power_of_2(num_rows)), 4, 6
+        block_n, block_t, num_warps, num_stages = 64, triton.next_power_of_2(num_rows), 4, 8
     elif num_rows <= 128:
         block_n, block_t, num_warps, num_stages = 64, 128, 4, 4
     else:  # two sums of 128 x 256, of all segments and of one, do not fit into registers
-        block_n, block_t, num_warps, num_stages = 128, 256 if num_segments == 1 else 128, 8, 4
+        block_n, block_t, num_warps, num_stages = (128, 256, 8, 3) if num_segments == 1 else (128, 128, 8, 4)
     num_tiles = triton.cdiv(num_out, block_n) * triton.cdiv(num_rows, block_t)
     has_parallel_segments = num_segments > 1 and num_tiles <= _BUSY_TILES
     stages_that_fit = (shared_bytes - _OTHER_SHARED_BYTES) // ((block_n + block_t) * _STEP_BYTES)
