@@ -1,7 +1,8 @@
-"""The time to sample the tokens of a step, by sampling parameters, with the C++ operators and in plain torch.
+"""The time to sample the tokens of a step, by sampling parameters, with the kernels of a device and in plain torch.
 
 The logits are random, as flat as those of a model that is unsure: a nucleus holds thousands of tokens. The floor is
-the time to read them once from memory; they are in the CPU's caches, so a step may be below it.
+the time to read them once from memory; they are in the CPU's caches, so a step may be below it. On CUDA a step's time
+is that until its tokens are on the host; launches, which a model's step hides, are in it.
 """
 
 import argparse
@@ -21,9 +22,9 @@ from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
 from engine.model.machine_ceilings import measure_ceilings
 from engine.runner.sampler import Sampler
+from engine.runner.sampler_choice import choose_sampler
 from loadtest.numbers import positive
 
-CPU = torch.device("cpu")
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature 1": {},
@@ -52,7 +53,8 @@ def rows_of(way: dict[str, Any], num_rows: int) -> list[ScheduledRequest]:
 
 
 def milliseconds(sampler: Sampler, logits: Tensor, requests: Sequence[ScheduledRequest], repeats: int) -> float:
-    """Returns the median time of `repeats` steps."""
+    """Returns the median time of `repeats` steps, after one that compiles kernels where it must."""
+    sampler.sample(logits, requests)
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -61,13 +63,14 @@ def milliseconds(sampler: Sampler, logits: Tensor, requests: Sequence[ScheduledR
     return statistics.median(times)
 
 
-def table_of(num_rows: int, vocab_size: int, repeats: int) -> Table:
+def table_of(num_rows: int, vocab_size: int, repeats: int, device: torch.device) -> Table:
     logits = (torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(1)) * 2.5).bfloat16()
-    floor_ms = logits.nbytes / measure_ceilings(CPU, torch.bfloat16, 1 << 30).read_bytes_per_s * 1e3
+    logits = logits.to(device)
+    floor_ms = logits.nbytes / measure_ceilings(device, torch.bfloat16, 1 << 30).read_bytes_per_s * 1e3
     table = Table(title=f"{num_rows} rows of {vocab_size:,} logits: ms a step; reading them takes {floor_ms:.2f}")
-    samplers = {"torch": Sampler(CPU, has_kernels=False, eos_token_ids=())}
-    if load_kernels() is not None:
-        samplers = {"kernels": Sampler(CPU, has_kernels=True, eos_token_ids=()), **samplers}
+    samplers = {"torch": Sampler(device, has_kernels=False, eos_token_ids=())}
+    if device.type == "cuda" or load_kernels() is not None:
+        samplers = {"kernels": choose_sampler(device, has_kernels=True, eos_token_ids=()), **samplers}
     for column in ("", *samplers):
         table.add_column(column, justify="right" if column else "left")
     for name, way in WAYS.items():
@@ -81,9 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=positive, nargs="+", default=[1, 8, 32])
     parser.add_argument("--vocab-size", type=positive, default=151_936)
     parser.add_argument("--repeats", type=positive, default=7)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args(arguments)
     for num_rows in options.rows:
-        Console().print(table_of(num_rows, options.vocab_size, options.repeats))
+        Console().print(table_of(num_rows, options.vocab_size, options.repeats, torch.device(options.device)))
     return 0
 
 
