@@ -22,6 +22,7 @@ from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_inputs import build_inputs
 from engine.runner.pooling import embedding_bytes
 from engine.runner.proposer import NoProposer, Proposer
+from engine.runner.row_gather import take_rows
 from engine.runner.sampler_choice import choose_sampler, choose_scorer
 from engine.scheduling.speculation.draft_verification import num_accepted_drafts, rows_of
 
@@ -72,7 +73,8 @@ class ModelRunner:
         logits, hidden = self._forward(batch, _kept_positions(batch.requests, counts))
         rows = _consecutive(counts)
         sampling = [(own[-1], request) for own, request in zip(rows, batch.requests, strict=True) if request.samples]
-        outputs = self._sample_one_each(logits[[row for row, _ in sampling]], [request for _, request in sampling])
+        last = take_rows(logits, [row for row, _ in sampling])
+        outputs = self._sample_one_each(last, [request for _, request in sampling])
         if not sampling:
             logits[-1, 0].item()  # waits for a GPU: step durations, from which gaps are predicted, must be true
         embeddings = _embeddings(sampling, hidden)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from engine.runner.row_gather import take_rows
 
 
-@given(st.sets(st.integers(0, 9), min_size=1).map(sorted))
+@given(st.sets(st.integers(0, 9)).map(sorted))
 def test_rows_are_those_that_were_asked_for(rows: list[int]) -> None:
     logits = torch.arange(30.0).view(10, 3)
     assert torch.equal(take_rows(logits, rows), logits[rows])
