@@ -6,6 +6,7 @@ must leave that much.
 
 from collections.abc import Callable, Iterator
 
+import msgspec
 import torch
 
 from engine.attention import AttentionBackend
@@ -18,10 +19,9 @@ from engine.model.forward_choice import choose_forward
 from engine.runner.loaded_model import LoadedModel
 from engine.runner.model_runner import ModelRunner
 
-# All that samples, for its memory, and for its kernels, which are compiled when they are first launched.
-_SAMPLED = SamplingParams(
-    max_tokens=1, temperature=0.7, top_k=99, top_p=0.9, logprobs=1, presence_penalty=0.5, logit_bias={0: 1.0}
-)
+# What takes the most memory. Kernels are compiled when they are first launched: these are all that sample.
+_SAMPLED = SamplingParams(max_tokens=1, temperature=0.7, top_k=99, top_p=0.9, logprobs=1)
+_ADJUSTED = msgspec.structs.replace(_SAMPLED, presence_penalty=0.5, logit_bias={0: 1.0})
 
 
 def bytes_of_a_step(config: EngineConfig, model: LoadedModel, max_model_len: int, backend: AttentionBackend) -> int:
@@ -61,14 +61,14 @@ def trial_steps(
     num_blocks = max(-(-num_tokens // config.block_size), limits.max_num_seqs)
     cache = KVCache(model.layers, num_blocks, config.block_size, model.kv_dtype, model.device)
     runner = ModelRunner(model, cache, choose_forward(model.module, cache, backend))
-    prompt = Batch(Phase.PREFILL, (_request("", [0] * num_tokens, range(num_blocks)),))
+    prompt = Batch(Phase.PREFILL, (_request("", [0] * num_tokens, range(num_blocks), _SAMPLED),))
     tokens = Batch(Phase.DECODE, tuple(_first_tokens(limits.max_num_seqs)))
     return lambda: runner.prefill(prompt), lambda: runner.decode(tokens)
 
 
 def _first_tokens(count: int) -> Iterator[ScheduledRequest]:
-    return (_request(str(block), [0], [block]) for block in range(count))
+    return (_request(str(block), [0], [block], _ADJUSTED) for block in range(count))
 
 
-def _request(name: str, token_ids: list[int], blocks: range | list[int]) -> ScheduledRequest:
-    return ScheduledRequest(name, token_ids, 0, tuple(blocks), _SAMPLED, token_ids, [], samples=True)
+def _request(name: str, token_ids: list[int], blocks: range | list[int], params: SamplingParams) -> ScheduledRequest:
+    return ScheduledRequest(name, token_ids, 0, tuple(blocks), params, token_ids, [], samples=True)

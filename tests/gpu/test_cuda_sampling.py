@@ -163,6 +163,20 @@ class TestDraw:
         weights[0, 9000] = 3
         assert drawn_on(kernels, triton_device, weights, controls) == [69]
 
+    def test_min_p_keeps_all_that_are_as_likely_as_its_limit(
+        self, kernels: ModuleType, triton_device: torch.device
+    ) -> None:
+        weights = torch.tensor([[9, 9, LARGEST, *[LARGEST // 2] * 5]])
+        controls = torch.tensor([controls_row(JUST_BELOW_1, top_k=7, min_p=0.5)], dtype=torch.float64)
+        assert drawn_on(kernels, triton_device, weights, controls) == [7]
+
+    def test_rows_have_filters_of_their_own(self, kernels: ModuleType, triton_device: torch.device) -> None:
+        hows: list[dict[str, Any]] = [{"top_k": 2}, {"top_p": 0.5}, {}, {"top_k": 99, "top_p": 0.9}, {"min_p": 0.3}]
+        weights = torch.tensor([[0, *[LARGEST // n for n in range(1, 11)]]] * len(hows))
+        controls = torch.tensor([controls_row(JUST_BELOW_1, **how) for how in hows], dtype=torch.float64)
+        assert drawn_on(kernels, triton_device, weights, controls) == [2, 2, 10, 8, 3]
+        assert draw_weighed(weights.clone(), controls[:, 1:]).tolist() == [2, 2, 10, 8, 3]
+
     def test_rows_without_a_token_and_greedy_ones_are_left(
         self, kernels: ModuleType, triton_device: torch.device
     ) -> None:

@@ -85,11 +85,11 @@ def draw(weights: Tensor, likeliest: Tensor, controls: Tensor, *, has_top_k: boo
     if not num_rows:
         return drawn
     rows = (likeliest, controls)
-    if has_top_k or has_top_p:
+    has_cuts = int(has_top_k or has_top_p)
+    if has_cuts:
         _find_cuts(weights, rows, cuts, has_top_k, has_top_p)
-    is_cut = has_top_k or has_top_p
     _sum_kernel[(num_rows, num_chunks)](
-        weights, *rows, cuts, above, equal, vocab_size, IS_CUT=is_cut, CHUNK=_CHUNK, num_warps=_NUM_WARPS
+        weights, *rows, cuts, above, equal, has_cuts, vocab_size, CHUNK=_CHUNK, num_warps=_NUM_WARPS
     )
     _find_kernel[(num_rows,)](
         weights,
@@ -98,9 +98,9 @@ def draw(weights: Tensor, likeliest: Tensor, controls: Tensor, *, has_top_k: boo
         above,
         equal,
         drawn,
+        has_cuts,
         vocab_size,
         num_chunks,
-        IS_CUT=is_cut,
         CHUNKS=triton.next_power_of_2(num_chunks),
         CHUNK=_CHUNK,
         num_warps=_NUM_WARPS,
@@ -125,14 +125,14 @@ def _find_cuts(weights: Tensor, rows: tuple[Tensor, Tensor], cuts: Tensor, has_t
                     weights, *rows, cuts, tables[number], vocab_size, SHIFT=shift, CHUNK=_CHUNK, num_warps=_NUM_WARPS
                 )
                 counted.add(number)
-            is_among_kept = has_top_k and by_sum and number == 0
+            is_among_kept = int(has_top_k and by_sum and number == 0)
             _narrow_kernel[(num_rows,)](
                 *rows,
                 cuts,
                 tables[number],
+                is_among_kept,
                 SHIFT=shift,
                 BY_SUM=by_sum,
-                AMONG_KEPT=is_among_kept,
                 num_warps=_NUM_WARPS,
             )
 
@@ -219,10 +219,8 @@ def _count_kernel(weights, likeliest, controls, cuts, table, vocab_size, SHIFT: 
     tl.atomic_add(sums + digits, numbers, is_other, sem="relaxed")
 
 
-@triton.jit
-def _narrow_kernel(
-    likeliest, controls, cuts, table, SHIFT: tl.constexpr, BY_SUM: tl.constexpr, AMONG_KEPT: tl.constexpr
-):
+@triton.jit(do_not_specialize=["is_among_kept"])
+def _narrow_kernel(likeliest, controls, cuts, table, is_among_kept, SHIFT: tl.constexpr, BY_SUM: tl.constexpr):
     """Finds the cut's next digit: the largest at which all weights from it up reach the limit; 0 if none does."""
     row = tl.program_id(0).to(tl.int64)
     cut = cuts + row * _NUM_CUTS
@@ -237,7 +235,9 @@ def _narrow_kernel(
     if SHIFT == _TOP_SHIFT:
         found, total = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
         if BY_SUM:
-            kept = tl.load(cut + _KEPT_SUM) if AMONG_KEPT else tl.sum(sums, 0)
+            kept = tl.sum(sums, 0)
+            if is_among_kept > 0:
+                kept = tl.load(cut + _KEPT_SUM)
             top_p = tl.load(controls + row * _NUM_CONTROLS + _TOP_P)
             left = tl.ceil(top_p * kept.to(tl.float64)).to(tl.int64)
         else:
@@ -261,32 +261,28 @@ def _narrow_kernel(
 
 
 @triton.jit
-def _cut_with_min_p(controls, cuts, row, IS_CUT: tl.constexpr):
-    """Returns the weight of a row's cut, and how many of those like it are kept."""
-    if IS_CUT:
-        cut, num_equal = tl.load(cuts + row * _NUM_CUTS + _CUT_WEIGHT), tl.load(cuts + row * _NUM_CUTS + _NUM_EQUAL)
-    else:
-        cut, num_equal = tl.full([], 1, tl.int64), tl.full([], _NO_LIMIT, tl.int64)
+def _cut_with_min_p(controls, cuts, row, has_cuts):
+    """Returns the weight of a row's cut, and how many of those like it are kept. Without cuts it is the smallest."""
+    cut = tl.load(cuts + row * _NUM_CUTS + _CUT_WEIGHT, has_cuts > 0, 1)
+    num_equal = tl.load(cuts + row * _NUM_CUTS + _NUM_EQUAL, has_cuts > 0, _NO_LIMIT)
     least = tl.ceil(tl.load(controls + row * _NUM_CONTROLS + _MIN_P) * 2.0**30).to(tl.int64)
     return tl.maximum(cut, least), tl.where(least > cut, _NO_LIMIT, num_equal)
 
 
-@triton.jit
-def _sum_kernel(
-    weights, likeliest, controls, cuts, above, equal, vocab_size, IS_CUT: tl.constexpr, CHUNK: tl.constexpr
-):
+@triton.jit(do_not_specialize=["has_cuts"])
+def _sum_kernel(weights, likeliest, controls, cuts, above, equal, has_cuts, vocab_size, CHUNK: tl.constexpr):
     """Sums each chunk's weights above the cut, and counts those like it."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if not _is_drawn(likeliest, controls, row):
         return
     numbers = _load_weights(weights, row, chunk, vocab_size, CHUNK).to(tl.int64)
-    cut, _ = _cut_with_min_p(controls, cuts, row, IS_CUT)
+    cut, _ = _cut_with_min_p(controls, cuts, row, has_cuts)
     place = row * tl.num_programs(1) + chunk
     tl.store(above + place, tl.sum(tl.where(numbers > cut, numbers, 0), 0))
     tl.store(equal + place, tl.sum((numbers == cut).to(tl.int64), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["has_cuts"])
 def _find_kernel(
     weights,
     likeliest,
@@ -295,9 +291,9 @@ def _find_kernel(
     above,
     equal,
     drawn,
+    has_cuts,
     vocab_size,
     num_chunks,
-    IS_CUT: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -306,7 +302,7 @@ def _find_kernel(
     if not _is_drawn(likeliest, controls, row):
         tl.store(drawn + row, tl.load(likeliest + row))
         return
-    cut, num_equal = _cut_with_min_p(controls, cuts, row, IS_CUT)
+    cut, num_equal = _cut_with_min_p(controls, cuts, row, has_cuts)
     chunks = tl.arange(0, CHUNKS)
     num_like_it = tl.load(equal + row * num_chunks + chunks, chunks < num_chunks, 0)
     before = tl.cumsum(num_like_it, 0) - num_like_it
