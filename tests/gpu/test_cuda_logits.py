@@ -109,6 +109,23 @@ def test_vocabularies_and_masks_may_have_any_size(adjust: Adjust, size: int, ext
     assert_same_bits(adjust(logits, requests), plainly_adjusted(logits, requests))
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"bad_words": ((1,), (2,), (4,))},  # of NaN, of infinity and of a number
+        {"presence_penalty": -0.4, "frequency_penalty": 1.1, "output": (0, 0, 3)},
+        {"thinking": ThinkingBudget(max_tokens=0, end_id=3), "logit_bias": {3: 1.0}, "bad_words": ((3,),)},
+        # The mark came before the thinking began.
+        {"thinking": ThinkingBudget(max_tokens=0, end_id=3, start_id=5), "output": (3, 5), "presence_penalty": 1.0},
+    ],
+    ids=["banned", "amounts in float32", "forced with a bias", "forced with a penalty"],
+)
+def test_these_are_as_in_the_plain_code_too(adjust: Adjust, how: dict[str, Any]) -> None:
+    logits = torch.tensor([[0.0, torch.nan, torch.inf, 4.0, 2.0, 1.0]])
+    requests = [replace(scheduled(**{"prompt": (1,), **how}), request_id=str(how))]
+    assert_same_bits(adjust(logits, requests), plainly_adjusted(logits, requests))
+
+
 def test_a_forced_token_without_a_logit_is_not_forced(adjust: Adjust) -> None:
     how = {"thinking": ThinkingBudget(max_tokens=0, end_id=2), "logit_bias": {1: 1.0}, "presence_penalty": 1.0}
     requests = [scheduled(prompt=(1,), **how)] * 2

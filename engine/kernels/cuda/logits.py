@@ -115,7 +115,8 @@ def _bias_kernel(logits, stride, numbers, numbers_stride, forced, rows, ids, bia
     is_entry &= _is_forced(numbers, numbers_stride, forced, row) == 0
     bias = tl.load(biases + entries, is_entry, 0.0)
     value = tl.load(place, is_entry, 0.0)
-    tl.store(place, tl.where(bias == -float("inf"), bias, value + bias), is_entry)
+    is_ban = bias == -float("inf")
+    tl.store(place, tl.where(is_ban, bias, value + tl.where(is_ban, 0.0, bias)), is_entry)
 
 
 @triton.jit(do_not_specialize=["num_penalties"])
