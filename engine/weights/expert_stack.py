@@ -10,7 +10,7 @@ from engine.weights.packing_policy import Pack
 from engine.weights.partition import Cut
 from engine.weights.rank_group import ALONE, RankGroup
 
-__all__ = ["PackedStack"]
+__all__ = ["PackedStack", "has_output_norm"]
 
 
 class PackedStack:
@@ -60,3 +60,8 @@ class PackedStack:
 
 def _packed(weight: Tensor, pack: Pack, cut: Cut | None, group: RankGroup) -> PackedWeight:
     return gathered(pack(weight if cut is None else cut.own(weight)), cut, group)
+
+
+def has_output_norm(experts: nn.Module) -> bool:
+    """Whether each expert's output is normed before it is weighed; older versions of transformers know no such norm."""
+    return bool(getattr(experts, "has_post_expert_norm", False))

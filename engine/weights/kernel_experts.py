@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from engine.weights.expert_stack import PackedStack
+from engine.weights.expert_stack import PackedStack, has_output_norm
 from engine.weights.gathered_weight import GatheredWeight, own_part
 from engine.weights.packed_weight import KernelWeight
 from engine.weights.partition import Cut, even_cut, starts_of
@@ -128,7 +128,7 @@ def _parts_of(stack: PackedStack) -> ExpertStack:
 
 def _find_gate(experts: Any, dtype: torch.dtype) -> ExpertGate | None:
     """Returns the kernels' gate that computes what the module's own does; None if there is none."""
-    if not experts.has_gate or experts.has_post_expert_norm:
+    if not experts.has_gate or has_output_norm(experts):
         return None
     numbers = _numbers_of_every_magnitude(dtype)
     expected = _without_tiny(experts._apply_gate(numbers))

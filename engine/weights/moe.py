@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from engine.weights.expert_stack import PackedStack
+from engine.weights.expert_stack import PackedStack, has_output_norm
 from engine.weights.kernel_experts import expert_cuts, kernel_experts
 from engine.weights.packed_weight import WeightHandle
 from engine.weights.packing_policy import Pack
@@ -38,7 +38,7 @@ def is_experts(module: nn.Module) -> bool:
 
 def _has_experts_interface(module: nn.Module) -> bool:
     """Whether the module has the attributes by which transformers' `use_experts_implementation` describes experts."""
-    attributes = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "num_experts", "_apply_gate")
+    attributes = ("has_gate", "has_bias", "is_transposed", "num_experts", "_apply_gate")
     return all(hasattr(module, name) for name in attributes)
 
 
@@ -110,7 +110,7 @@ class PackedExperts(_ExpertStacks):
         inner = self.up.multiply(expert, x)
         experts: Any = self.experts
         output = self.down.multiply(expert, experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner))
-        return cast(Tensor, experts.post_expert_norm(output)) if experts.has_post_expert_norm else output
+        return cast(Tensor, experts.post_expert_norm(output)) if has_output_norm(experts) else output
 
 
 class PackedLlama4Experts(_ExpertStacks):

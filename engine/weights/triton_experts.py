@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.kernels.cuda.experts import Experts, SortedSlots, add_slots, multiply_by_experts, sort_slots
-from engine.weights.expert_stack import PackedStack
+from engine.weights.expert_stack import PackedStack, has_output_norm
 from engine.weights.triton_weight import TritonWeight, filled_up
 
 __all__ = ["TritonExperts", "triton_experts"]
@@ -15,7 +15,7 @@ __all__ = ["TritonExperts", "triton_experts"]
 def triton_experts(experts: nn.Module, up: PackedStack, down: PackedStack) -> "TritonExperts | None":
     """Returns the experts for Triton, or None where their weights are others, or a norm follows the last matrix."""
     are_packed = all(isinstance(weight, TritonWeight) for stack in (up, down) for weight in stack.weights)
-    return TritonExperts(experts, up, down) if are_packed and not experts.has_post_expert_norm else None
+    return TritonExperts(experts, up, down) if are_packed and not has_output_norm(experts) else None
 
 
 class TritonExperts:
