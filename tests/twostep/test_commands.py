@@ -227,13 +227,14 @@ def test_a_machine_without_faults_gets_no_advice() -> None:
         ({"num_threads": 9}, "threads", "threads wait for one another"),
         ({"huge_pages": "never"}, "huge pages", "madvise"),
         ({"read_bytes_per_s": 3e9}, "reads", "memory is slow"),
+        ({"gpu_advice": "install torch with CUDA"}, "gpu", "install torch with CUDA"),
         ({"load": 5.0}, "load", "other programs are busy"),
     ],
 )
 def test_what_is_slow_is_told_with_a_cure(facts: dict[str, Any], name: str, words: str) -> None:
     (finding,) = advised(**facts)
     assert finding.name == name and words in str(finding.advice)
-    assert finding.is_grave == (facts.get("kernels", "") is None)
+    assert finding.is_grave == (facts.get("kernels", "") is None or name == "gpu")
 
 
 SIZE = ModelSize(

@@ -66,7 +66,9 @@ def findings_of(facts: HostFacts) -> Iterator[Finding]:
     )
     yield Finding("multiplies", f"{facts.flops_per_s / 1e9:,.0f} GFLOP/s ({facts.flops_dtype})")
     yield Finding("huge pages", facts.huge_pages or "not known", _advice_on_pages(facts))
-    yield Finding("gpu", facts.gpu or "none that torch can use")
+    yield Finding(
+        "gpu", facts.gpu or "none that torch can use", facts.gpu_advice, is_grave=facts.gpu_advice is not None
+    )
     yield Finding("load", f"{facts.load:.1f} processes want the {facts.num_cpus} CPUs", _advice_on_load(facts))
 
 

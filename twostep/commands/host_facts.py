@@ -39,6 +39,8 @@ class HostFacts:
     huge_pages: str | None
     """`always`, `madvise` or `never`; None where the system does not tell."""
     gpu: str | None
+    gpu_advice: str | None = None
+    """How torch would find a GPU that is there; None if there is none, or it does."""
     load: float
     """Processes that wanted to run, on average over the last minute."""
 
@@ -48,6 +50,7 @@ def gather_facts() -> HostFacts:
     import torch
 
     from engine.host.available_memory import available_bytes
+    from engine.host.nvidia import cuda_build_advice
     from engine.kernels.cpu_features import best_level
     from engine.model.machine_ceilings import measure_ceilings
 
@@ -71,6 +74,7 @@ def gather_facts() -> HostFacts:
         flops_dtype=ceilings.dtype,
         huge_pages=_huge_pages(),
         gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        gpu_advice=cuda_build_advice(),
         load=os.getloadavg()[0],
     )
 
