@@ -38,7 +38,7 @@ def info_of(config: EngineConfig) -> EngineInfo:
     return EngineInfo(
         model=config.model,
         architecture="Fake",
-        device="cpu",
+        device="cuda" if config.device == "cuda" else "cpu",
         dtype="float32",
         kv_cache_dtype="float32",
         attention="none",

@@ -20,6 +20,7 @@ from tests.engine import fake_engine_process as fake
 from tests.engine.async_engines import (
     COMMAND,
     Recorder,
+    Words,
     aborts_of,
     collect,
     error_of,
@@ -290,5 +291,22 @@ def test_the_last_output_ends_the_request_even_if_the_stream_is_not_read_on() ->
         async with running() as engine, aclosing(engine.generate(request(max_tokens=1))) as stream:
             await anext(stream)
             assert engine.num_live == 0
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(("device", "num_places"), [("cpu", 64 + 1), ("cuda", 256 + 1)])
+def test_as_many_are_admitted_as_run_on_the_device(device: str, num_places: int) -> None:
+    async def check() -> None:
+        limits = AdmissionLimits(max_waiting=1)
+        engine = AsyncEngine(EngineConfig(model="fake", device=device), command=COMMAND, limits=limits)
+        await engine.start(Words())
+        try:
+            live = [engine._admit(request(fake.WAIT, name=str(number))) for number in range(num_places)]
+            with pytest.raises(OverloadedError, match=f"All {num_places} places are taken"):
+                engine._admit(request(fake.WAIT, name="late"))
+            assert len(live) == num_places
+        finally:
+            await engine.stop()
 
     asyncio.run(check())

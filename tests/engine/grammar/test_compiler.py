@@ -262,6 +262,7 @@ def test_special_tokens_are_no_text() -> None:
     assert isinstance(grammars, GrammarQueue)
     text = set(range(tokenizer.vocab_size)) - tokenizer.special_ids
     assert set(allowed(grammars._compile(to_lark(Regex("(?s:.*)"))), [])) <= text | {eos}
+    assert isinstance(load_grammars(EngineConfig(model="/without", tokenizer=model), info), GrammarQueue)
     assert isinstance(load_grammars(EngineConfig(model=model), fake_info_without_eos()), NoGrammars)
 
 

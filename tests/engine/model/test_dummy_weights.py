@@ -1,5 +1,6 @@
 """Random weights: made of config.json alone, where they are used, the same each time, and shown for what they are."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -91,3 +92,11 @@ def test_no_model_drafts_for_random_weights() -> None:
         EngineConfig(model="m", load_format="dummy", draft_model="d")
     with pytest.raises(ConfigError, match="load_format must be one of auto, dummy"):
         EngineConfig(model="m", load_format="random")
+
+
+def test_a_published_precision_is_that_of_weights_that_are_not_there(tmp_path: Path) -> None:
+    scheme = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    file = make_folder("llama", tmp_path) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": scheme}))
+    plain = load(make_folder("llama", tmp_path / "plain"))
+    assert load(tmp_path).dtype is plain.dtype

@@ -111,3 +111,37 @@ def test_all_is_of_the_commit_that_the_branch_was_at_the_start(main_ref: Path, m
     with pytest.raises(ModelError, match="It is enough"):
         asyncio.run(load())
     assert [config.revision for config in started] == [OLD]
+
+
+def test_random_weights_take_a_directory_with_config_json_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_bytes((EMBEDDED_MODEL_DIR / "config.json").read_bytes())
+    started: list[EngineConfig] = []
+
+    class KeptEngine(InstantEngine):
+        def __init__(self, config: EngineConfig, *_: Any, **__: Any) -> None:
+            started.append(config)
+            self.info = INFO
+
+    async def load() -> int:
+        async with backend_opener(read(str(tmp_path), "--load-format", "dummy"))(NullObserver()) as backend:
+            return len(backend.tokenizer.encode("Hello"))
+
+    monkeypatch.setattr("engine.client.async_engine.AsyncEngine", KeptEngine)
+    assert asyncio.run(load()) > 0 and started[0].tokenizer == str(EMBEDDED_MODEL_DIR)
+    with pytest.raises(ModelError, match="has no weights"):
+        backend_opener(read(str(tmp_path)))
+
+
+def test_an_admission_queue_is_of_the_size_that_the_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    class CudaEngine(InstantEngine):
+        def __init__(self, config: EngineConfig, *_: Any, **__: Any) -> None:
+            self.info = msgspec.structs.replace(INFO, device="cuda")
+
+    async def num_slots(*flags: str) -> int:
+        async with backend_opener(read(str(EMBEDDED_MODEL_DIR), *flags))(NullObserver()) as backend:
+            return backend.admission_size.num_slots
+
+    monkeypatch.setattr("engine.client.async_engine.AsyncEngine", CudaEngine)
+    assert asyncio.run(num_slots()) == 256 and asyncio.run(num_slots("--max-num-seqs", "9")) == 9
