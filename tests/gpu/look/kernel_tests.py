@@ -14,7 +14,10 @@ from tests.gpu.look.report import Look
 ROOT = Path(__file__).resolve().parents[3]
 _PER_FILE = 2
 """Tests of each file that run under the sanitizer, which makes a kernel many times slower."""
-_PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "--tb=short"]
+_PYTEST = [
+    *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark"),
+    *("-p", "tests.gpu.look.live_failures", "-o", "filterwarnings=default", "--tb=short"),
+]
 _TESTS = ["--ignore=tests/gpu/test_one_look.py", "tests/gpu"]
 
 
@@ -51,7 +54,7 @@ def _run(look: Look, command: list[str], log: str) -> None:
     with (look.out / log).open("w") as file:
         code = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT).returncode
     text = (look.out / log).read_text()
-    for line in re.findall(r"^(?:FAILED|ERROR) .*$", text, re.MULTILINE):
+    for line in sorted({*re.findall(r"^(?:FAILED|ERROR) \S+::.*?(?= - |$)", text, re.MULTILINE)}):
         look.report("failed", line[:300], ok=False)
     summary = [line for line in text.splitlines() if re.search(r"\d+ (passed|failed|error)", line)]
     look.check("pytest tests/gpu", code == 0, summary[-1].strip("= ") if summary else f"exit code {code}")

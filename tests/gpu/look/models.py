@@ -1,7 +1,10 @@
 """Stage: small random models of several architectures compute what transformers does on the same device."""
 
+import multiprocessing
 import random
 import tempfile
+import traceback
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,6 @@ import transformers
 
 from engine.assembly import assemble
 from engine.core.config import EngineConfig
-from engine.core.errors import TwostepError
 from engine.engine import Engine
 from engine.model.setup import load_model_runner
 from tests.engine.tiny_models import VOCAB_SIZE, make_checkpoint
@@ -23,17 +25,29 @@ _TIE = 1e-3
 
 
 def run(look: Look) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        for name in NAMES[:3] if look.is_small else NAMES:
-            path = make_checkpoint(name, Path(folder))
-            for dtype in ("float32", "bfloat16"):
-                try:
-                    _look_at(look, name, path, dtype)
-                except TwostepError as error:
-                    look.report(f"{name}, {dtype}", f"{type(error).__name__}: {error}"[:300], ok=False)
+    """Looks at several at once, each in a process of its own: one core compiles the kernels of a model."""
+    num_processes, names = (1, NAMES[:3]) if look.is_small else (8, NAMES)
+    spawned = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(num_processes, spawned) as processes:
+        paths = {name: make_checkpoint(name, Path(folder)) for name in names}
+        ends = [
+            processes.submit(_look_at, look, name, path, dtype)
+            for name, path in paths.items()
+            for dtype in ("bfloat16", "float32")
+        ]
+        for end in ends:
+            end.result()
 
 
 def _look_at(look: Look, name: str, path: Path, dtype: str) -> None:
+    try:
+        _compare_all(look, name, path, dtype)
+    except Exception as error:  # the others go on
+        traceback.print_exc()
+        look.report(f"{name}, {dtype}", f"{type(error).__name__}: {error}"[:300], ok=False)
+
+
+def _compare_all(look: Look, name: str, path: Path, dtype: str) -> None:
     settings: dict[str, Any] = {"device": look.device.type, "num_blocks": 512, "num_speculative_tokens": 0}
     config = EngineConfig(model=str(path), dtype=dtype, max_num_seqs=16, max_num_batched_tokens=256, **settings)
     runner, info = load_model_runner(config)
