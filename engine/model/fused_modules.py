@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.registry import AttentionCall, attend
+from engine.weights.linear import PackedLinear
+from engine.weights.segment_sums import SegmentSums
 
 GATE_BLOCK = 16  # columns, as in engine/kernels/base/operators.h
 
@@ -41,13 +43,16 @@ class FusedRMSNorm(nn.Module):
             return ahead[1]
         return cast(Tensor, torch.ops.twostep.rms_norm(x, self.weight, self.eps))
 
-    def add_ahead(self, residual: Tensor, x: Tensor) -> Tensor:
+    def add_ahead(self, residual: Tensor, x: Tensor | SegmentSums) -> Tensor:
         """Returns residual + x, and keeps the norm of that sum for the next call, if that is of this very tensor."""
         self._ahead = self.add_and_norm(residual, x)
         return self._ahead[0]
 
-    def add_and_norm(self, residual: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def add_and_norm(self, residual: Tensor, x: Tensor | SegmentSums) -> tuple[Tensor, Tensor]:
         """Returns residual + x, and the norm of that sum."""
+        if isinstance(x, SegmentSums):
+            sums = torch.ops.twostep.add_segments_rms_norm(residual, *x, self.weight, self.eps)
+            return cast("tuple[Tensor, Tensor]", sums)
         return cast("tuple[Tensor, Tensor]", torch.ops.twostep.add_rms_norm(residual, x, self.weight, self.eps))
 
 
@@ -59,11 +64,13 @@ class FusedMLP(nn.Module):
         self.gate_up_proj = _interleaved(mlp.gate_proj, mlp.up_proj)
         self.down_proj = mlp.down_proj
         self.activation = activation  # the operator's name for it
+        self.leaves_sum = False
+        """Whether what is next takes the last product in segments."""
 
-    def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
+    def forward(self, x: Tensor) -> Tensor | SegmentSums:  # [..., H] -> [..., H]
         gate_up = self.gate_up_proj(x.reshape(-1, x.shape[-1]))
-        out = self.down_proj(torch.ops.twostep.gate(gate_up, self.activation))
-        return cast(Tensor, out.view(*x.shape[:-1], out.shape[-1]))
+        out = _product(self.down_proj, torch.ops.twostep.gate(gate_up, self.activation), self.leaves_sum)
+        return out if isinstance(out, SegmentSums) else out.view(*x.shape[:-1], out.shape[-1])
 
 
 class FusedAttention(nn.Module):
@@ -83,19 +90,22 @@ class FusedAttention(nn.Module):
         self.call = call
         _, self.num_heads, self.head_size = call.query.shape
         self.num_kv_heads = call.key.shape[1]
+        self.leaves_sum = False
+        """Whether what is next takes the last product in segments."""
 
     def forward(
         self,
         hidden_states: Tensor,  # [1, T, H]
         position_embeddings: tuple[Tensor, Tensor],  # [1, T, head_size] each
         **_: Any,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor | SegmentSums, None]:
         qkv = self.qkv_proj(hidden_states[0])
         self._rotate(qkv, *position_embeddings)
         sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         query, key, value = qkv.view(len(qkv), -1, self.head_size).split(sizes, dim=1)
         attended = attend(self.call.with_tensors(query, key, value))  # [T, num_heads, head_size]
-        return self.o_proj(attended.flatten(1))[None], None
+        out = _product(self.o_proj, attended.flatten(1), self.leaves_sum)
+        return out if isinstance(out, SegmentSums) else out[None], None
 
     def _rotate(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
         norms = [None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm)]
@@ -111,7 +121,14 @@ class FusedDecoderLayer(nn.Module):
         self.input_layernorm, self.self_attn = layer.input_layernorm, layer.self_attn
         self.post_attention_layernorm, self.mlp = layer.post_attention_layernorm, layer.mlp
         self.next_norm: FusedRMSNorm | None = None
-        """The norm that is next to read what this layer returns, if its work is to be done along with the last sum."""
+
+    def lead_to(self, norm: FusedRMSNorm) -> None:
+        """Has the layer do the work of the norm that is next to read what it returns along with its last sum, and add
+        the segments of products along with the sums behind them."""
+        self.next_norm = norm
+        for part in (self.self_attn, self.mlp):
+            if isinstance(part, FusedAttention | FusedMLP):
+                part.leaves_sum = True
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
@@ -131,6 +148,13 @@ class FusedRotaryEmbedding(nn.Module):
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:  # [1, T] -> [1, T, head_size] each
         tables = torch.ops.twostep.rotary_tables(position_ids, self.inv_freq, self.scaling, x.dtype)
         return cast("tuple[Tensor, Tensor]", tables)
+
+
+def _product(linear: nn.Module, rows: Tensor, in_segments: bool) -> Tensor | SegmentSums:
+    """Returns the product of a linear layer, packed or not yet, in segments if that is asked for and it has some."""
+    if in_segments and isinstance(linear, PackedLinear):
+        return linear.in_segments(rows)
+    return cast(Tensor, linear(rows))
 
 
 def concatenated(tensors: Sequence[Tensor]) -> Tensor:

@@ -54,7 +54,7 @@ def fuse_between_layers(model: PreTrainedModel) -> None:
     norms = [*(getattr(layer, "input_layernorm", None) for layer in layers[1:]), getattr(decoder, "norm", None)]
     for layer, norm in zip(layers, norms, strict=False):
         if isinstance(layer, FusedDecoderLayer) and isinstance(norm, FusedRMSNorm):
-            layer.next_norm = norm
+            layer.lead_to(norm)
 
 
 def _fused_rotary(module: nn.Module) -> nn.Module | None:

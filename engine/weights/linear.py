@@ -23,6 +23,7 @@ from engine.weights.packed_weight import PackedWeight, WeightHandle, multiply_ro
 from engine.weights.packing_policy import Pack, packing_for
 from engine.weights.partition import Cut, even_cut
 from engine.weights.rank_group import ALONE, RankGroup
+from engine.weights.segment_sums import SegmentSums
 
 __all__ = ["LinearReport", "PackedLinear", "is_linear", "prepare_linears"]
 
@@ -57,6 +58,11 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
         return multiply_rows(self.packed, x, self.bias)
+
+    def in_segments(self, x: Tensor) -> Tensor | SegmentSums:  # [T, K] -> [T, N]
+        """As `forward`, but a product whose segments are summed apart is left for the caller to add."""
+        multiply = getattr(self.packed, "multiply_in_segments", self.packed.multiply)
+        return cast("Tensor | SegmentSums", multiply(x, self.bias))
 
     def extra_repr(self) -> str:
         kind = type(own_part(self.packed)).__name__

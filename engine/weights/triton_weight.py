@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.kernels.cuda.linear import linear, sum_order, tile_for
+from engine.kernels.cuda.linear import Tile, linear, linear_in_segments, sum_order, tile_for
+from engine.weights.segment_sums import SegmentSums
 
 __all__ = ["TritonWeight", "filled_up"]
 
@@ -26,11 +27,21 @@ class TritonWeight:
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, K] -> x W^T + bias [T, N]; see `PackedWeight.multiply`. Does not wait for the GPU."""
+        rows, tile = self._rows_and_tile(x)
+        return linear(rows, self.rows, None if bias is None else bias.contiguous(), self.order, tile)
+
+    def multiply_in_segments(self, x: Tensor, bias: Tensor | None) -> Tensor | SegmentSums:
+        """As `multiply`, but where segments are summed apart, the caller is to add them."""
+        rows, tile = self._rows_and_tile(x)
+        bias = None if bias is None else bias.contiguous()
+        product = linear_in_segments(rows, self.rows, bias, self.order, tile)
+        return product if product.dim() == 2 else SegmentSums(product, bias)
+
+    def _rows_and_tile(self, x: Tensor) -> tuple[Tensor, Tile]:
         if x.dim() != 2 or x.shape[1] != self.shape[1] or x.dtype != self.dtype:
             raise RuntimeError(f"rows {[*x.shape]} in {x.dtype} do not fit a weight {[*self.shape]} in {self.dtype}")
         tile = tile_for(x.shape[0], self.shape[0], self._num_segments, self.dtype, self._shared_bytes)
-        bias = None if bias is None else bias.contiguous()
-        return linear(filled_up(x, self.num_missing), self.rows, bias, self.order, tile)
+        return filled_up(x, self.num_missing), tile
 
     @property
     def nbytes(self) -> int:

@@ -26,6 +26,7 @@ from engine.runner.forward import TransformersForward
 from engine.runner.graphs import StaticInputs
 from engine.weights.linear import PackedLinear, is_linear
 from engine.weights.module_replacement import replace_modules
+from engine.weights.triton_weight import TritonWeight
 
 _NO_LAUNCHES = frozenset(
     """view _unsafe_view t transpose expand unsqueeze slice select permute alias detach split split_with_sizes unbind
@@ -54,32 +55,25 @@ class Launches(TorchDispatchMode):
 
 
 def _is_view(one: Tensor, other: Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
-class _OneProduct:
-    """A weight whose product is one launch."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self.weight, self.shape, self.dtype, self.device = weight, weight.shape, weight.dtype, weight.device
-
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return nn.functional.linear(x, self.weight, bias)
-
-
-def launches_of(model_type: str, num_layers: int) -> Counter[str]:
-    """Returns what one decode step of a model with so many layers launches."""
-    model, device = _model(model_type, num_layers), torch.device("cpu")
-    operators.register("CPU")
-    calls = probe_layers(model, model.config, device)
-    fuse_modules(model, calls)
-    fuse_between_layers(model)
-    replace_modules(model, _one_product)
-    cache = KVCache([*map(layer_shape, calls)], 64, 16, torch.bfloat16, device)
-    inputs = StaticInputs(8, 256, 16, device).of_size(8)
-    forward, launches = TransformersForward(model, cache, cuda), Launches()
-    with mock.patch.object(interpreter.GridExecutor, "__call__", _counted_by(launches)), torch.no_grad(), launches:
-        forward(inputs, None)
+def launches_of(model_type: str, num_layers: int, num_seqs: int) -> Counter[str]:
+    """Returns what a decode step launches of a model with layers of the size of Llama 3.1 8B's. Nothing has numbers."""
+    device = torch.device("meta")
+    operators.register("Meta")
+    launches = Launches()
+    with torch.no_grad(), mock.patch.object(interpreter.GridExecutor, "__call__", _counted_by(launches)), device:
+        model = _model(model_type, num_layers)
+        calls = probe_layers(model, model.config, device)
+        fuse_modules(model, calls)
+        fuse_between_layers(model)
+        replace_modules(model, _packed)
+        cache = KVCache([*map(layer_shape, calls)], 64, 16, torch.bfloat16, device)
+        forward, inputs = TransformersForward(model, cache, cuda), StaticInputs(num_seqs, 8192, 16, device)
+        launches.counts.clear()
+        with launches:
+            forward(inputs.of_size(num_seqs), None)
     return +launches.counts
 
 
@@ -94,21 +88,21 @@ def _model(model_type: str, num_layers: int) -> Any:
     registry.register()
     config = AutoConfig.for_model(
         model_type,
-        hidden_size=64,
-        intermediate_size=128,
+        hidden_size=4096,
+        intermediate_size=14336,
         num_hidden_layers=num_layers,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=16,
-        vocab_size=100,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=128256,
     )
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=registry.ATTENTION_NAME)
-    return model.to(torch.bfloat16).eval().requires_grad_(False)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=registry.ATTENTION_NAME, dtype=torch.bfloat16)
+    return model.eval().requires_grad_(False)
 
 
-def _one_product(module: nn.Module) -> nn.Module | None:
-    return PackedLinear(_OneProduct(module.weight), module.bias) if is_linear(module) else None
+def _packed(module: nn.Module) -> nn.Module | None:
+    return PackedLinear(TritonWeight(module.weight), module.bias) if is_linear(module) else None
 
 
 if __name__ == "__main__":
-    print(json.dumps(launches_of(sys.argv[1], int(sys.argv[2]))))
+    print(json.dumps(launches_of(sys.argv[1], *map(int, sys.argv[2:]))))

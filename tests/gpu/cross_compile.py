@@ -34,6 +34,8 @@ class Usage(NamedTuple):
     spilled: int  # bytes of the stack and accesses to it
     shared_bytes: int  # of a block
     products: int  # instructions of tensor cores
+    types: list[str]  # of arguments that are not constants
+    layouts_of_sums: list[str]  # of numbers over threads, by which each sum along an axis has its order
 
 
 def compiled(launches: str, capabilities: tuple[int, ...] = CAPABILITIES, timeout_s: float = 280) -> list[Usage]:
@@ -114,7 +116,14 @@ def _usage(name: str, capability: int, kernel: Any) -> Usage:
     spills = re.findall(r"\b(?:LDL|STL)\b", code)
     products = re.findall(r"\b(?:[HQI]G?MMA|UTC[A-Z]*MMA)\b", code)
     shared = kernel.metadata.shared
-    return Usage(name, capability, constants, int(registers), int(stack) + len(spills), shared, len(products))
+    types = [each for each in kernel.src.signature.values() if each != "constexpr"]
+    took = int(registers), int(stack) + len(spills), shared, len(products)
+    return Usage(name, capability, constants, *took, types, _layouts_of_sums(kernel.asm["ttgir"]))
+
+
+def _layouts_of_sums(code: str) -> list[str]:
+    layouts = dict(re.findall(r"^#(\w+) = (#ttg\.\w+<.*>)$", code, re.MULTILINE))
+    return [layouts[name] for name in re.findall(r"\}\) : \(tensor<\w+, #(\w+)>\) -> f32", code)]
 
 
 def _cuobjdump(option: str, path: str) -> str:

@@ -21,6 +21,9 @@ def _launch_norms(size: int, dtype: torch.dtype) -> None:
     x, weight = torch.zeros(2, size, dtype=dtype), torch.ones(size, dtype=dtype)
     layers.rms_norm(x, weight, 1e-5)
     layers.add_rms_norm(x, x, weight, 1e-5)
+    most = 8 if dtype.itemsize == 2 else 4  # in float32 a compiler for 10.0 keeps a pointer of eight segments in memory
+    for num_segments, bias in ((2, weight), (most, None)):
+        layers.add_segments_rms_norm(x, torch.zeros(num_segments, 2, size), bias, weight, 1e-5)
 
 
 def _launch_rotations(num_heads: int, num_kv_heads: int, size: int, dtype: torch.dtype) -> None:

@@ -13,7 +13,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from engine.model import fused_modules
-from tests.gpu.cross_compile import assert_fit, compiled
+from engine.weights.segment_sums import SegmentSums
+from tests.gpu.cross_compile import Usage, assert_fit, compiled
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SIZES = (1, 40, 130, 896)
@@ -65,6 +66,37 @@ def test_a_sum_and_its_norm_are_those_of_two_steps(
     added, normed = layers.add_rms_norm(residual, x, weight, 1e-5)
     assert torch.equal(added, residual + x)
     assert torch.equal(normed, layers.rms_norm(residual + x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("dtype", "size"), [*itertools.product(DTYPES, SIZES)])
+def test_segments_are_added_as_before_a_sum_and_its_norm(
+    layers: Any, random: Callable[..., Tensor], dtype: torch.dtype, size: int, has_bias: bool
+) -> None:
+    residual, segments = random(1, 3, size, dtype=dtype), random(3, 3, size, dtype=torch.float32, seed=2)
+    bias, weight = (random(size, dtype=dtype, seed=seed) for seed in (3, 4))
+    x = segments[0] + segments[1] + segments[2] + (bias.float() if has_bias else 0.0)
+    expected = layers.add_rms_norm(residual, x.to(dtype)[None], weight, 1e-5)
+    result = layers.add_segments_rms_norm(residual, segments, bias if has_bias else None, weight, 1e-5)
+    assert all(map(torch.equal, result, expected))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_product_in_segments_is_added_to_the_product(
+    layers: Any, random: Callable[..., Tensor], dtype: torch.dtype
+) -> None:
+    from engine.weights.triton_weight import TritonWeight
+
+    weight = TritonWeight(random(40, 1024, dtype=dtype))
+    x, bias, residual = (
+        random(3, 1024, dtype=dtype, seed=2),
+        random(40, dtype=dtype),
+        random(3, 40, dtype=dtype, seed=3),
+    )
+    sums = weight.multiply_in_segments(x, bias)
+    assert isinstance(sums, SegmentSums) and len(sums.segments) > 1
+    expected = layers.add_rms_norm(residual, weight.multiply(x, bias), bias, 1e-5)
+    assert all(map(torch.equal, layers.add_segments_rms_norm(residual, *sums, bias, 1e-5), expected))
 
 
 def rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -211,6 +243,8 @@ def test_what_does_not_fit_is_refused(layers: Any, triton_device: torch.device) 
         layers.rotate_heads(zeros(2, 0), zeros(2, 0), zeros(2, 0), 0, 0, None, None, 0.0)
     with pytest.raises(RuntimeError, match="differ in shape"):
         layers.add_rms_norm(zeros(2, 32), zeros(1, 32), zeros(32), 1e-6)
+    with pytest.raises(RuntimeError, match="differ in shape"):
+        layers.add_segments_rms_norm(zeros(2, 32), zeros(3, 1, 32), None, zeros(32), 1e-6)
     with pytest.raises(RuntimeError, match="even heads"):
         layers.rotate_heads(zeros(2, 30), zeros(2, 6), zeros(2, 6), 2, 1, None, None, 0.0)
     with pytest.raises(RuntimeError, match="has its angles"):
@@ -229,5 +263,19 @@ def test_gate_and_up_alternate_as_in_merged_weights(layers: Any) -> None:
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton's compiler")
 def test_kernels_fit_into_every_gpu() -> None:
     usages = compiled("tests.gpu.layer_launches:launch_all")
-    assert_fit(usages)
+    # Sines of large angles have an array in local memory, whatever registers are left: once a step, for each token.
+    assert_fit([usage for usage in usages if usage.kernel != "_rotary_tables_kernel"])
     assert max(usage.registers for usage in usages) <= 128
+    for norms in norms_of_one_model(usages):
+        assert len(norms) == 4 and len({(*usage.layouts_of_sums,) for usage in norms}) == 1, norms
+
+
+def norms_of_one_model(usages: list[Usage]) -> list[list[Usage]]:
+    """Returns the kernels of norms, those of one size, number format and GPU together: all must sum alike, since how
+    many rows there are decides which of them runs."""
+    found: dict[object, list[Usage]] = {}
+    for usage in usages:
+        if usage.kernel.endswith("rms_norm_kernel"):
+            found.setdefault((usage.capability, usage.constants["SIZE"], usage.types[0]), []).append(usage)
+    assert found
+    return [*found.values()]

@@ -17,16 +17,21 @@ FUSED = PARTS | {"deepseek_v3": {"FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRM
 ROUNDING = {"torch.float32": 2e-6, "torch.bfloat16": 1e-2, "torch.float16": 1e-3}
 
 
-@pytest.mark.usefixtures("triton_device")
-@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
-def test_a_fused_model_is_as_exact_as_the_plain_one(name: str) -> None:
-    command = [sys.executable, "-m", "tests.gpu.fused_errors", name]
-    environment = os.environ | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
+def output_of(*program: str, **settings: str) -> str:
+    """Returns what a program prints, which is interpreted where there is no GPU."""
+    command = [sys.executable, "-m", *program]
+    environment = os.environ | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}) | settings
     result = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
     assert result.returncode == 0, result.stderr
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    return result.stdout
+
+
+@pytest.mark.usefixtures("triton_device")
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_a_fused_model_is_as_exact_as_the_plain_one(name: str) -> None:
+    lines = [json.loads(line) for line in output_of("tests.gpu.fused_errors", name).splitlines()]
     assert len(lines) == len(ROUNDING)
     for _, dtype, (fused_error, plain_error, is_same_apart, parts) in lines:
         assert parts == fused_parts(name)
@@ -41,10 +46,13 @@ def fused_parts(name: str) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("triton_device")
+def test_segments_of_products_are_added_alike_along_with_a_norm_and_alone() -> None:
+    assert json.loads(output_of("tests.gpu.fused_errors", "segments")) is True
+
+
+@pytest.mark.usefixtures("triton_device")
 @pytest.mark.parametrize("name", ["llama", pytest.param("qwen3", marks=pytest.mark.slow)])
 def test_a_decode_step_has_few_launches(name: str) -> None:
-    command = [sys.executable, "-m", "tests.gpu.count_launches", name, "32"]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=True)
-    launches = json.loads(result.stdout)
-    assert sum(launches.values()) <= 325, launches
+    launches = json.loads(output_of("tests.gpu.count_launches", name, "32", "8", TRITON_INTERPRET="1"))
+    launches["_merge_kernel"] = launches["_attend_kernel"]  # of long contexts, which only a GPU's size calls for
+    assert sum(launches.values()) <= 388, launches

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["GATE_BLOCK", "add_rms_norm", "gate", "rms_norm", "rotary_tables", "rotate_heads"]
+__all__ = ["GATE_BLOCK", "add_rms_norm", "add_segments_rms_norm", "gate", "rms_norm", "rotary_tables", "rotate_heads"]
 
 GATE_BLOCK = 16  # columns of gate and of up in turn, as in engine/kernels/base/operators.h
 
@@ -39,6 +39,24 @@ def add_rms_norm(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tup
     launch = _add_rms_norm_kernel[(right.count,)]
     tensors = (left.tensor, right.tensor, _aligned(weight), total, out)
     launch(*tensors, left.units, right.units, eps, **right.constants, **_LAUNCH)
+    return total, out
+
+
+def add_segments_rms_norm(
+    residual: Tensor, segments: Tensor, bias: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """As `add_rms_norm`, bit for bit, with the rounded sum of segments [S, T, H], in float32 and in their order, and of
+    bias [H] in the place of x; residual is [..., H] with T rows."""
+    size = residual.shape[-1]
+    _check_norm(residual, weight, size)
+    left = _Rows(residual)
+    if segments.dtype != torch.float32 or segments.shape[1:] != (left.count, size):
+        raise RuntimeError("segments and residual differ in shape, or segments are not in float32")
+    total, out = (torch.empty(residual.shape, dtype=residual.dtype, device=residual.device) for _ in range(2))
+    launch = _add_segments_rms_norm_kernel[(left.count,)]
+    bias = None if bias is None else _aligned(bias)
+    tensors = (left.tensor, _aligned(segments.contiguous()), bias, _aligned(weight), total, out)
+    launch(*tensors, left.units, left.count, eps, SEGMENTS=len(segments), **left.constants, **_LAUNCH)
     return total, out
 
 
@@ -170,6 +188,36 @@ def _add_rms_norm_kernel(
     left = tl.load(residual + row * residual_units * UNIT + column, mask=inside, other=0.0)
     right = tl.load(x + row * x_units * UNIT + column, mask=inside, other=0.0)
     numbers = (left.to(tl.float32) + right.to(tl.float32)).to(left.dtype)
+    tl.store(total + row * SIZE + column, numbers, mask=inside)
+    _store_norm(numbers, weight, out + row * SIZE, eps, SIZE, BLOCK)
+
+
+@triton.jit(do_not_specialize=["residual_units", "num_rows"])
+def _add_segments_rms_norm_kernel(
+    residual,
+    segments,
+    bias,
+    weight,
+    total,
+    out,
+    residual_units,
+    num_rows,
+    eps,
+    SEGMENTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # one row
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < SIZE
+    left = tl.load(residual + row * residual_units * UNIT + column, mask=inside, other=0.0)
+    right = tl.load(segments + row * SIZE + column, mask=inside, other=0.0)
+    for segment in tl.static_range(1, SEGMENTS):
+        right += tl.load(segments + (segment * num_rows + row) * SIZE + column, mask=inside, other=0.0)
+    if bias is not None:
+        right += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    numbers = (left.to(tl.float32) + right.to(left.dtype).to(tl.float32)).to(left.dtype)
     tl.store(total + row * SIZE + column, numbers, mask=inside)
     _store_norm(numbers, weight, out + row * SIZE, eps, SIZE, BLOCK)
 

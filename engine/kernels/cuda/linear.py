@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["DTYPES", "SumOrder", "Tile", "linear", "sum_order", "tile_for", "tile_sum"]
+__all__ = ["DTYPES", "SumOrder", "Tile", "linear", "linear_in_segments", "sum_order", "tile_for", "tile_sum"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Number formats of weights and rows."""
@@ -87,14 +87,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, order: SumOrder, tile
     K is a multiple of the order's block. Rows of x and of the weight lie at multiples of 16 bytes, and the numbers of a
     row, or of the bias, side by side. Does not wait for the GPU.
     """
+    product = linear_in_segments(x, weight, bias, order, tile)
+    return product if product.dim() == 2 else _added(product, bias, x.dtype)
+
+
+def linear_in_segments(x: Tensor, weight: Tensor, bias: Tensor | None, order: SumOrder, tile: Tile) -> Tensor:
+    """The product as `linear` has it; of a tile with parallel segments, what is still to be added: segments in their
+    order, [segments, T, N] in float32, and the bias."""
     (num_rows, num_in), num_out = x.shape, weight.shape[0]
-    y = x.new_empty(num_rows, num_out)
-    if y.numel() == 0:
-        return y
     num_segments = order.num_segments(num_in)
     num_parallel = num_segments if tile.has_parallel_segments else 1
     is_split = num_parallel > 1
-    out = torch.empty(num_parallel, num_rows, num_out, dtype=torch.float32, device=x.device) if is_split else y
+    shape, dtype = ((num_parallel, num_rows, num_out), torch.float32) if is_split else ((num_rows, num_out), x.dtype)
+    out = torch.empty(shape, dtype=dtype, device=x.device)
+    if out.numel() == 0:
+        return out
     num_tiles = triton.cdiv(num_rows, tile.block_t) * triton.cdiv(num_out, tile.block_n)
     _linear_kernel[(num_tiles, num_parallel)](
         x,
@@ -115,14 +122,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, order: SumOrder, tile
         num_stages=tile.num_stages,
         enable_fp_fusion=False,
     )
-    if is_split:
-        _add_segments(out, bias, y)
-    return y
+    return out
 
 
-def _add_segments(partials: Tensor, bias: Tensor | None, y: Tensor) -> None:
-    """Adds partials [segments, T, N] in their order, and bias [N], into y [T, N]."""
+def _added(partials: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Adds partials [segments, T, N] in their order, and bias [N]; returns the sums [T, N]."""
     num_segments, num_rows, num_out = partials.shape
+    y = torch.empty(num_rows, num_out, dtype=dtype, device=partials.device)
+    if y.numel() == 0:
+        return y
     _add_segments_kernel[(num_rows, triton.cdiv(num_out, _SUM_COLUMNS))](
         partials,
         bias,
@@ -134,6 +142,7 @@ def _add_segments(partials: Tensor, bias: Tensor | None, y: Tensor) -> None:
         num_warps=2,
         enable_fp_fusion=False,
     )
+    return y
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -11,6 +11,8 @@ __all__ = ["IMPLEMENTATIONS", "register"]
 _OPERATORS = {
     "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor": layers.rms_norm,
     "add_rms_norm(Tensor residual, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)": layers.add_rms_norm,
+    "add_segments_rms_norm(Tensor residual, Tensor segments, Tensor? bias, Tensor weight, float eps) "
+    "-> (Tensor, Tensor)": layers.add_segments_rms_norm,
     "rotate_heads(Tensor(a!) qkv, Tensor cos, Tensor sin, int num_heads, int num_kv_heads, Tensor? query_norm, "
     "Tensor? key_norm, float eps) -> ()": layers.rotate_heads,
     "gate(Tensor gate_up, str activation) -> Tensor": layers.gate,
