@@ -122,7 +122,7 @@ def _load(config: EngineConfig, group: RankGroup) -> LoadedModel:
         weights_fingerprint=fingerprint,
         weight_bytes=report.packed_bytes + sum(p.nbytes for p in module.parameters()),
         size=size_of(module, text_config, calls, kv_dtype),
-        linear=_linear_name(kernels, config.quantization),
+        linear=_linear_name(kernels, device, config.quantization),
         has_kernels=kernels is not None,
         draft=draft,
     )
@@ -197,8 +197,8 @@ def _prepare_linears(
     return report
 
 
-def _linear_name(kernels: KernelInfo | None, quantization: str) -> str:
-    backend = f"twostep {kernels.isa}" if kernels else "torch, fixed tiles"
+def _linear_name(kernels: KernelInfo | None, device: torch.device, quantization: str) -> str:
+    backend = "Triton" if device.type == "cuda" else f"twostep {kernels.isa}" if kernels else "torch, fixed tiles"
     return backend if quantization == "none" else f"{backend}, {quantization} weights"
 
 

@@ -4,6 +4,7 @@ No cut changes a bit of a result. That this holds of decode steps' tiles, which 
 prefill steps, the GPU at hand has to show (`engine.kernels.cuda.decode_probe`).
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -82,6 +83,7 @@ class Plan(NamedTuple):
         return cls(num_tiles, layer.num_kv_heads * triton.cdiv(layer.group, heads), num_parts, constants)
 
 
+@functools.lru_cache(maxsize=64)  # all layers of a step ask for the same
 def plan_for(layer: Layer, num_tokens: int, num_seqs: int, max_context_len: int, is_decode_exact: bool) -> Plan:
     """Returns the plan for so many tokens and sequences, whose contexts have at most that length. Decode steps have
     tiles of their own if these give the bits of prefill."""
