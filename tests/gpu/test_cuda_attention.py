@@ -19,6 +19,7 @@ from tests.engine.attention.paged_sequences import (
     lay_out,
     make_sequence,
 )
+from tests.gpu.cross_compile import CAPABILITIES, SHARED_KIB, Usage, compiled
 
 BF16 = torch.bfloat16
 BOUNDS = {torch.float32: 3e-6, torch.float16: 2e-3, BF16: 1.6e-2}
@@ -70,6 +71,7 @@ def test_it_is_softmax_attention(
         Shape(71, 1, 64, 64, BF16),
         Shape(2, 1, 512, 512, BF16),
         Shape(3, 3, 12, 20),
+        Shape(4, 4, 20, 10, BF16),
     ],
     ids=str,
 )
@@ -178,3 +180,21 @@ def test_exactly_the_slots_are_written(backend: AttentionBackend, device: torch.
     transposed = keys.transpose(0, 1).contiguous().transpose(0, 1)
     backend.write_kv(transposed, values, caches, slots)
     assert all(torch.equal(one, other.nan_to_num(1.0)) for one, other in zip(caches, paged.cache, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_it_is_compiled_for_every_gpu(capability: int) -> None:
+    """Tiles of decode spill nothing to speak of. Those of prefill do, and are faster all the same where that was
+    measured."""
+    usages = compiled("tests.gpu.attention_launches:launch_all", (capability,))
+    assert {usage.kernel for usage in usages} == {"_attend_kernel", "_merge_kernel", "_write_kernel"}
+    for usage in usages:
+        assert usage.shared_bytes <= SHARED_KIB[usage.capability] << 10, usage
+        assert usage.spilled <= (80 if _is_light(usage) else 1000), usage
+
+
+def _is_light(usage: Usage) -> bool:
+    """Whether the kernel is one of decode in 16 bits, or no attention at all."""
+    rows = int(usage.constants.get("HEADS", 1)) * int(usage.constants.get("TOKENS", 1))
+    return rows <= 16 and usage.types[0] != "*fp32"

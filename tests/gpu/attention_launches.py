@@ -1,0 +1,48 @@
+"""Launches of paged attention in the shapes of known models; they are compiled, not run."""
+
+from typing import NamedTuple
+
+import torch
+
+from engine.kernels.cuda.attention import attend_paged, write_rows
+from engine.kernels.cuda.attention_plan import Layer, Plan, decode_tile, prefill_tile
+
+
+class Shape(NamedTuple):
+    heads: int
+    kv_heads: int
+    size: int
+    size_v: int
+    dtype: torch.dtype = torch.bfloat16
+    window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
+
+
+SHAPES = (
+    Shape(32, 8, 128, 128),
+    Shape(14, 2, 64, 64, torch.float16),
+    Shape(64, 8, 64, 64, window=128, has_sinks=True),
+    Shape(16, 16, 192, 128),
+    Shape(8, 4, 256, 256, window=4096, softcap=50.0),
+    Shape(4, 4, 20, 10),
+    Shape(32, 8, 128, 128, torch.float32),
+)
+
+
+def launch_all() -> None:
+    """Launches attention with the tiles of decode, whose splits several programs share, and of prefill."""
+    for shape in SHAPES:
+        layer = Layer(torch.device("cpu"), shape.dtype, shape.heads, shape.kv_heads, shape.size, shape.size_v)
+        for tile, num_tokens, num_parts in ((decode_tile(layer), 2, 2), (prefill_tile(layer), 6, 1)):
+            _launch(shape, Plan.of(layer, tile, num_tokens, 2, num_parts), num_tokens)
+
+
+def _launch(shape: Shape, plan: Plan, num_tokens: int) -> None:
+    query = torch.zeros(num_tokens, shape.heads, shape.size, dtype=shape.dtype)
+    keys, values = (torch.zeros(9, shape.kv_heads, 16, size, dtype=shape.dtype) for size in (shape.size, shape.size_v))
+    tables, starts, lengths = (torch.zeros(*size, dtype=torch.int32) for size in ((2, 40), (3,), (2,)))
+    sinks = torch.zeros(shape.heads) if shape.has_sinks else None
+    limits = (shape.size**-0.5, shape.window, shape.softcap, sinks)
+    attend_paged(query, keys, values, tables, starts, lengths, 600, plan, *limits)
+    write_rows(keys[0], values[0], keys, values, torch.zeros(shape.kv_heads, dtype=torch.int64))
