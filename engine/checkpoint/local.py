@@ -31,7 +31,8 @@ def folder_of(model: str) -> Path:
 
 def is_head(config: Mapping[str, Any]) -> bool:
     """Whether the content of config.json stands for a head that drafts for a model, and is none itself."""
-    names = [str(name).lower() for name in config.get("architectures") or ()]
+    architectures = config.get("architectures")
+    names = [str(name).lower() for name in architectures] if isinstance(architectures, list) else []
     is_marked = "draft_vocab_size" in config or bool(config.get("speculators_model_type"))
     return is_marked or any("eagle3" in name for name in names)
 

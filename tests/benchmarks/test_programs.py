@@ -18,6 +18,7 @@ from engine.kernels import load_kernels
 LEAST = {
     "attention": ("--seconds", "0.001"),
     "chat": ("--tokens", "50"),
+    "cuda_attention": (),
     "cuda_products": ("speed", "--weights", "o", "--rows", "1"),
     "drafts": ("--model", str(EMBEDDED), "--streams", "1", "--max-tokens", "8", "--rounds", "1"),
     "grammar": ("--rows", "2", "--steps", "3"),

@@ -130,7 +130,8 @@ class RetainingPoolMachine(RuleBasedStateMachine):
         if is_cached:
             self.cache.blocks.update(table)
             self.pool.retain(table[:length], tenant, self.now_s + length)
-            asked = self.deadlines | dict.fromkeys(table[:length], self.now_s + length)
+            until_s = self.now_s + length
+            asked = self.deadlines | {block: max(until_s, self.deadlines.get(block, 0.0)) for block in table[:length]}
             self.deadlines = {block: until for block, until in asked.items() if self.pool.deadline_s(block) is not None}
             assert len(self.deadlines) >= min(len(asked), 3)
         self.pool.release(table)
