@@ -260,7 +260,7 @@ def _dtype(
     if config.dtype != "auto":
         chosen: torch.dtype = getattr(torch, config.dtype)
         if chosen is torch.float32 and device.type == "cuda":
-            logger.warning("--dtype float32 on a GPU: attention runs in plain torch, many times slower than in 16 bits")
+            logger.warning("--dtype float32 on a GPU: no tensor cores, steps are several times slower than in 16 bits")
         return chosen
     if config.load_format == "auto" and needs_float32(config.model, config.revision):
         return torch.float32
