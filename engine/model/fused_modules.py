@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.registry import AttentionCall, attend
-from engine.weights.linear import PackedLinear
 from engine.weights.segment_sums import SegmentSums
 
 GATE_BLOCK = 16  # columns, as in engine/kernels/base/operators.h
@@ -152,9 +151,8 @@ class FusedRotaryEmbedding(nn.Module):
 
 def _product(linear: nn.Module, rows: Tensor, in_segments: bool) -> Tensor | SegmentSums:
     """Returns the product of a linear layer, packed or not yet, in segments if that is asked for and it has some."""
-    if in_segments and isinstance(linear, PackedLinear):
-        return linear.in_segments(rows)
-    return cast(Tensor, linear(rows))
+    multiply = getattr(linear, "in_segments", linear) if in_segments else linear
+    return cast("Tensor | SegmentSums", multiply(rows))
 
 
 def concatenated(tensors: Sequence[Tensor]) -> Tensor:
