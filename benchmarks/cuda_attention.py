@@ -23,6 +23,9 @@ HEADS, KV_HEADS, SIZE, BLOCK_SIZE = 32, 8, 128, 16
 DTYPE = torch.bfloat16
 CACHED_BYTES = 300 << 20
 
+Cut = tuple[tuple[int, int, int, int], int]
+"""A `Tile`, and how many programs share its splits."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Prints speeds; returns 0. Does nothing where there is no GPU."""
@@ -41,12 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
     for (num_seqs, length), is_prefill in [*((point, False) for point in DECODE), *(((1, n), True) for n in PREFILL)]:
         attend = _Attention(num_seqs, length, is_prefill)
         print(f"{'prefill' if is_prefill else 'decode'} {num_seqs:4} x {length:5}: {attend.speed(None)}", flush=True)
-        for plan in _plans(attend) if options.sweep and num_seqs != 8 and num_seqs != 128 else ():
-            print(f"    {plan[0]}, {plan[1]} parts: {attend.speed(plan)}", flush=True)
+        for cut in _cuts(attend) if options.sweep else ():
+            print(f"    {cut[0]}, {cut[1]} parts: {attend.speed(cut)}", flush=True)
     return 0
 
 
-def _plans(attend: "_Attention") -> Iterator[tuple[tuple[int, int, int, int], int]]:
+def _cuts(attend: "_Attention") -> Iterator[Cut]:
     """Yields tiles and numbers of parts that may be good."""
     if attend.is_prefill:
         yield from itertools.product([(64, 64, 8, 2), (64, 64, 4, 2), (128, 64, 8, 2), (128, 64, 8, 3)], [1])
@@ -73,27 +76,29 @@ class _Attention:
         self._starts = torch.arange(num_seqs + 1, device="cuda").int() * (num_tokens // num_seqs)
         self._lengths = torch.full((num_seqs,), length, device="cuda").int()
 
-    def speed(self, plan: tuple[tuple[int, int, int, int], int] | None) -> str:
+    def speed(self, cut: Cut | None) -> str:
         """Returns how fast it is with this tile and number of parts, or as it runs."""
+        from triton.runtime.errors import OutOfResources
+
         from benchmarks.cuda_timing import microseconds
 
         try:
-            us = microseconds([functools.partial(self._run(plan), *cache) for cache in self._caches])
-        except Exception as error:  # a tile may need more shared memory than there is
-            return f"{type(error).__name__}"
+            us = microseconds([functools.partial(self._run(cut), *cache) for cache in self._caches])
+        except OutOfResources:
+            return "needs more shared memory or registers than there are"
         if not self.is_prefill:
             return f"{us:8.1f} us {self._bytes / us / 1e3:7.0f} GB/s"
         return f"{us:8.1f} us {2 * HEADS * SIZE * self.length**2 / us / 1e6:7.0f} TFLOP/s"
 
-    def _run(self, plan: tuple[tuple[int, int, int, int], int] | None) -> Callable[[Tensor, Tensor], Tensor]:
+    def _run(self, cut: Cut | None) -> Callable[[Tensor, Tensor], Tensor]:
         from engine.kernels.cuda.attention import attend_paged
         from engine.kernels.cuda.attention_plan import Layer, Plan, Tile, plan_for
 
         layer = Layer(self._query.device, DTYPE, HEADS, KV_HEADS, SIZE, SIZE)
         counts = len(self._query), self.num_seqs
         chosen = plan_for(layer, *counts, self.length, True)
-        if plan is not None:
-            chosen = Plan.of(layer, Tile(*plan[0]), *counts, plan[1])
+        if cut is not None:
+            chosen = Plan.of(layer, Tile(*cut[0]), *counts, cut[1])
         where = self._tables, self._starts, self._lengths, self.length
         return lambda keys, values: attend_paged(self._query, keys, values, *where, chosen, SIZE**-0.5)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import transformers
 
-from engine.checkpoint.local import check_checkpoint
+from engine.checkpoint.local import check_checkpoint, is_head
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError, UnsupportedModelError
 from engine.model.loader import load_model
@@ -43,6 +43,12 @@ def test_what_else_a_directory_may_hold_is_named(tmp_path: Path, name: str, reas
     (tmp_path / name).write_text("{}")
     with pytest.raises(ModelError, match=reason):
         check_checkpoint(str(tmp_path))
+
+
+def test_a_head_is_known_by_its_names_and_what_is_no_list_of_them_has_none() -> None:
+    assert is_head({"architectures": ["LlamaForCausalLMEagle3"]}) and is_head({"draft_vocab_size": 8})
+    for content in (True, 3, None, "eagle3", {}, ["LlamaForCausalLM"]):
+        assert not is_head({"architectures": content})
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, ModelMemoryError
 from engine.core.machine import Ceilings
 from engine.kernels import load_kernels
+from engine.model import setup
 from engine.model.setup import load_model_runner
 from tests.engine.tiny_models import make_checkpoint
 
@@ -45,6 +47,34 @@ def test_states_and_kv_share_the_memory_that_is_given(tmp_path: Path, caplog: py
 def test_a_draft_model_is_refused_where_states_cannot_go_back(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--draft-quantization int4: .* has recurrent states"):
         load(make_checkpoint("lfm2", tmp_path), draft_quantization="int4")
+
+
+@pytest.mark.parametrize(
+    ("device", "enforce_eager", "is_recorded"), [("cuda", False, True), ("cuda", True, False), ("cpu", False, False)]
+)
+def test_decode_steps_are_recorded_on_cuda_unless_that_is_forbidden(
+    device: str, enforce_eager: bool, is_recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "StaticInputs", lambda *shape: shape)
+    monkeypatch.setattr(setup, "in_cuda_graphs", lambda forward, static, sizes: (forward, static, sizes))
+    place = torch.device(device)
+    cache: Any = SimpleNamespace(layers=[SimpleNamespace(keys=SimpleNamespace(device=place))], block_size=16)
+    config, plain = EngineConfig(model="", max_num_seqs=5, enforce_eager=enforce_eager), object()
+    found: Any = setup._recorded(config, plain, cache, 300)  # type: ignore[arg-type]
+    assert found == ((plain, (5, 300, 16, place), (1, 2, 4, 5)) if is_recorded else plain)
+
+
+def test_a_model_runs_by_what_was_recorded(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "_recorded", lambda config, forward, cache, length: Recorded(forward, length))
+    _, info = load_model_runner(EngineConfig(model=str(llama), device="cpu", dtype="float32", max_model_len=64))
+    assert info.forward == "recorded up to 64"
+
+
+class Recorded:
+    """A forward pass that stands for one with its steps recorded."""
+
+    def __init__(self, plain: Any, length: int) -> None:
+        self.plain, self.name = plain, f"recorded up to {length}"
 
 
 def test_more_threads_than_cpus_are_warned_of(llama: Path, caplog: pytest.LogCaptureFixture) -> None:

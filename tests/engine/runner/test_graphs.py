@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
+from engine.mixers.metadata import StateMetadata
 from engine.runner.forward import ForwardOutput, HiddenOf
 from engine.runner.graphs import GraphedForward, StaticInputs, graph_sizes
 from engine.runner.host_transfers import HostTransferError, NoHostTransfers
@@ -27,10 +28,12 @@ class Rows:
     def __init__(self) -> None:
         self.written: set[int] = set()
         self.calls: list[tuple[int, int]] = []  # how many rows, and where they lay
+        self.contexts: list[int] = []  # of the last call
 
     def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, hidden_of: HiddenOf = None) -> ForwardOutput:
         attention = inputs.attention
         self.calls.append((len(inputs.token_ids), inputs.token_ids.data_ptr()))
+        self.contexts = attention.context_lens.numpy().tolist()
         self.written |= set(attention.slot_mapping.numpy().tolist())
         starts = torch.arange(attention.block_tables.shape[1]) * BLOCK_SIZE
         blocks = attention.block_tables * (starts < attention.context_lens[:, None])
@@ -80,6 +83,7 @@ def test_they_are_filled_up_to_a_size_on_the_same_memory_and_write_nothing_more(
         forward(step_of(contexts), None)
         ((size, place),) = plain.calls
         assert size == {11: 11, 3: 4, 1: 1}[len(contexts)] and place == places[size]
+        assert plain.contexts == contexts + [0] * (size - len(contexts))
         assert plain.written - {-1} == set(step_of(contexts).attention.slot_mapping.tolist())
 
 
@@ -92,6 +96,7 @@ def test_other_steps_run_as_they_are() -> None:
         (two_tokens, None, None),
         (inputs, [1], None),
         (inputs, None, ()),
+        (replace(inputs, states=StateMetadata([0, 1], [1, 1], [False, False], CPU)), None, None),
         (replace(inputs, adapters=torch.tensor([0, -1])), None, None),
         (step_of([3] * (MAX_SEQS + 1)), None, None),
         (step_of([3, MAX_MODEL_LEN + 1]), None, None),
