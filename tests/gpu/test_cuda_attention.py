@@ -53,7 +53,10 @@ def check(backend: AttentionBackend, device: torch.device, shape: Shape, **optio
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BF16])
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 37}, {"softcap": 3.0}, {"sinks": torch.linspace(-1, 2, 4)}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sliding_window": 37}, {"sliding_window": 1}, {"softcap": 3.0}, {"sinks": torch.linspace(-1, 2, 4)}],
+)
 def test_it_is_softmax_attention(
     backend: AttentionBackend, device: torch.device, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
