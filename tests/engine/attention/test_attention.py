@@ -151,6 +151,10 @@ def test_the_fastest_backend_is_selected() -> None:
     device = torch.device("cpu")
     assert select_backend(device, None) is reference
     assert select_backend(device, load_kernels()) is (reference if load_kernels() is None else cpu)
+
+
+def test_cuda_has_a_backend_of_its_own() -> None:
+    pytest.importorskip("triton", reason="pip install -e '.[triton]' brings what CUDA kernels are written in")
     assert select_backend(torch.device("cuda"), None).__name__ == "engine.attention.cuda"
 
 
