@@ -86,7 +86,9 @@ class TieredKVAllocator(KVAllocator):
         if request.first_scheduled_s is None:
             self.prefix_disk_hits += min(request.num_loaded_tokens, request.num_computed_tokens)
         waited_for = self._load_of.pop(request.request_id, None)
-        self.prefix_disk_declined += waited_for.num_left * self._block_size if waited_for else 0
+        if request.num_loads == _MAX_LOADS or (waited_for is not None and waited_for.num_left > 0):
+            computed = self._readable_hashes(request, len(match.block_ids))
+            self.prefix_disk_declined += self._stored.num_stored(computed) * self._block_size
         return True
 
     def free(self, request: Request) -> None:
@@ -131,7 +133,7 @@ class TieredKVAllocator(KVAllocator):
         if took_too_long or request.num_loads == _MAX_LOADS or not self._cache.can_match(request):
             return False
         in_memory = self.match(request).block_ids
-        wanted = self._hashed.hashes(request, (request.num_tokens - 1) // self._block_size)[len(in_memory) :]
+        wanted = self._readable_hashes(request, len(in_memory))
         if wanted and self._waits_for_another(request, wanted[0], now_s):
             return True
         num_read = self._stored.num_stored(wanted)
@@ -140,7 +142,6 @@ class TieredKVAllocator(KVAllocator):
             return False
         if not self._pays(num_read, compute_s):
             request.num_loads = _MAX_LOADS
-            self.prefix_disk_declined += num_read * self._block_size
             return False
         block_ids = self._pool.try_allocate(num_read, in_memory, spare)
         if block_ids is None:
@@ -159,6 +160,10 @@ class TieredKVAllocator(KVAllocator):
     def is_loading(self, request: Request, now_s: float) -> bool:
         load = self._load_of.get(request.request_id)
         return load is not None and load.num_left > 0 and now_s < load.deadline_s
+
+    def _readable_hashes(self, request: Request, start: int) -> Sequence[bytes]:
+        """The hashes of the blocks, from this one on, that may be read for it: its last token is always computed."""
+        return self._hashed.hashes(request, (request.num_tokens - 1) // self._block_size)[start:]
 
     def _waits_for_another(self, request: Request, block_hash: bytes, now_s: float) -> bool:
         """Has the request wait for another's load that reads this block, if there is one, before it asks again."""

@@ -148,6 +148,21 @@ def test_what_is_computed_faster_is_computed() -> None:
     assert tiers_of(engine)._read_s < 1.0, "so that a disk that was slow once is tried again"
 
 
+def test_what_was_read_too_often_in_vain_is_computed() -> None:
+    engine, store, _ = engine_with_store(stored_before())
+    store.is_held_up = True
+    add(engine, "a", PROMPT)
+    for _ in range(3):
+        engine.step()
+        engine.reset_prefix_cache(clears_store=False)
+        while store.under_way:
+            store.end()
+    assert engine._scheduler.stats.prefix_disk_declined == 0
+    store.is_held_up = False
+    assert num_cached(run_to_end(engine)["a"]) == 0
+    assert engine._scheduler.stats.prefix_disk_declined == 12
+
+
 def test_a_preempted_request_reads_what_it_had() -> None:
     engine, store, runner = engine_with_store(num_blocks=8)
     add(engine, "old", [40, 41, 42, 43, 44], max_tokens=22, priority=-1)
