@@ -78,5 +78,7 @@ def test_libraries_are_made_as_they_are_tried() -> None:
         "pydantic-ai": ("OpenAIChatModel(", "OpenAIProvider(base_url="),
         "smolagents": ("OpenAIServerModel(", "api_base="),
         "ai-sdk": ("createOpenAICompatible(", "baseURL:"),
+        "ollama": ("ollama.Client(host=",),
+        "ollama-node": ("new Ollama({ host:",),
     }.items():
         assert all(each in table and each in SCRIPTS[name] for each in made), name

@@ -39,6 +39,7 @@ from engine.core.errors import (
     RequestTimeoutError,
 )
 from server.core.anthropic_errors import anthropic_error, anthropic_status, is_anthropic
+from server.core.paths import is_ollama
 from server.core.request_record import record_of
 
 logger = logging.getLogger("twostep.server")
@@ -188,6 +189,8 @@ def _response(scope: Scope, kind: ErrorKind, body: dict[str, Any], headers: Mapp
     if is_anthropic(scope["path"]):
         body = anthropic_error(kind.status, body["error"]["message"], record.request_id)
         return JSONResponse(body, anthropic_status(kind.status), headers=headers)
+    if is_ollama(scope["path"]):
+        body = {"error": body["error"]["message"]}
     return JSONResponse(body, kind.status, headers=headers)
 
 

@@ -17,3 +17,8 @@ def normalize_path(scope: Scope) -> None:
     if "//" in raw or raw.endswith("/"):
         scope["raw_path"] = plain_path(raw).encode("ascii")
         scope["path"] = unquote(plain_path(raw))
+
+
+def is_ollama(path: str) -> bool:
+    """Tells whether the path belongs to Ollama's API, whose errors are a text."""
+    return path.startswith("/api/")

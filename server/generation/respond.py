@@ -12,7 +12,7 @@ from server.core.timings import first_token_headers
 from server.generation.fan_out import IndexedOutput, generate_all
 from server.generation.outputs import collect
 from server.generation.plan import GenerationPlan
-from server.generation.sse import KEEP_ALIVE, EventStream
+from server.generation.sse import EVENT_STREAM, KEEP_ALIVE, EventStream
 from server.generation.stream import FirstEventFields, GenerationStream, StreamedChoice, no_fields
 from server.generation.usage import UsageCounter
 from server.protocol.generation import GenerationParams
@@ -41,7 +41,11 @@ async def stream_response(
 
 
 async def open_stream(
-    plan: GenerationPlan[GenerationParams], stream: Events, request: Request, keep_alive: bytes = KEEP_ALIVE
+    plan: GenerationPlan[GenerationParams],
+    stream: Events,
+    request: Request,
+    keep_alive: bytes = KEEP_ALIVE,
+    media_type: str = EVENT_STREAM,
 ) -> EventStream:
     """Returns the stream when its first token is there: until then errors have a status, and the headers can have the
     time to first token."""
@@ -55,6 +59,7 @@ async def open_stream(
             first_token_headers(first[1], len(plan.prompts), plan.num_prompt_tokens),
             context.settings.stall_timeout,
             keep_alive,
+            media_type,
         )
     except BaseException:
         await outputs.aclose()

@@ -19,6 +19,7 @@ logger = logging.getLogger("twostep.server")
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+EVENT_STREAM = "text/event-stream"
 IDLE_S = 14.0
 PING_S = 1.0  # between two checks for idleness: no stream is silent for longer than the sum of both
 
@@ -88,7 +89,9 @@ class EventStream(EventSourceResponse):
         headers: Mapping[str, str],
         stall_timeout_s: float,
         keep_alive: bytes = KEEP_ALIVE,
+        media_type: str = EVENT_STREAM,
     ) -> None:
+        """`keep_alive` is sent while nothing else is, unless it is empty."""
         self._source = source
         self._stall_timeout_s = stall_timeout_s
         self._last_sent_s = time.monotonic()
@@ -97,6 +100,7 @@ class EventStream(EventSourceResponse):
         super().__init__(
             events,
             headers={"Cache-Control": "no-cache", **headers},
+            media_type=media_type,
             sep="\n",
             ping=PING_S,
             ping_message_factory=lambda: _IdlePing(self._last_sent_s, keep_alive),

@@ -31,7 +31,7 @@ class Writer(Protocol):
 
 
 class TypedStream:
-    """Turns the outputs of a plan of one generation into server-sent events."""
+    """Turns the outputs of a plan of one generation into server-sent events, or what a subclass encodes."""
 
     def __init__(self, writer: Writer, counter: UsageCounter, record: RequestRecord) -> None:
         self._writer = writer
@@ -44,21 +44,27 @@ class TypedStream:
         """Yields all events from the first token on. An error from here on is an event, for the status is sent."""
         try:
             self._counter.add(*first)
-            yield _encode(self._writer.begin()) + _encode(self._writer.add(first[1]))
+            yield self._encoded(self._writer.begin()) + self._encoded(self._writer.add(first[1]))
             async for indexed_output in outputs:
                 if data := self._events_of(indexed_output):
                     yield data
-            for each in self._writer.end():  # each may contain the logprobs of all tokens once more
+            for each in self._writer.end():
                 await asyncio.sleep(0)
-                yield await chunked_typed_event(each)
+                yield await self.encode_last(each)
         except Exception as error:
             kind, body = note_failure(error, self._record)
-            yield _encode(self._writer.fail(kind, body["error"]["message"]))
+            yield self._encoded(self._writer.fail(kind, body["error"]["message"]))
 
     def _events_of(self, indexed_output: IndexedOutput) -> bytes:
         self._counter.add(*indexed_output)
-        return _encode(self._writer.add(indexed_output[1]))
+        return self._encoded(self._writer.add(indexed_output[1]))
 
+    def _encoded(self, events: Events) -> bytes:
+        return b"".join(map(self.encode, events))
 
-def _encode(events: Events) -> bytes:
-    return b"".join(map(typed_event, events))
+    def encode(self, event: Mapping[str, Any]) -> bytes:
+        return typed_event(event)
+
+    async def encode_last(self, event: Mapping[str, Any]) -> bytes:
+        """Returns the same bytes for an event of the end, which may contain the logprobs of all tokens once more."""
+        return await chunked_typed_event(event)

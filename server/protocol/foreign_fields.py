@@ -107,6 +107,8 @@ FOREIGN_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "options": ({},),
     "raw": (False,),
     "images": ([],),
+    "template": ("",),
+    "context": ([],),
     "safe_prompt": (False,),
     "plugins": ([],),
     "transforms": ([],),

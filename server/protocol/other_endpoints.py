@@ -8,6 +8,7 @@ from server.protocol.anthropic import MessagesRequest
 from server.protocol.chat import ChatRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.embeddings import EmbeddingRequest
+from server.protocol.ollama import OllamaChatRequest, OllamaGenerateRequest
 from server.protocol.refusals import CHAT_REFUSALS, COMPLETION_REFUSALS, NEUTRAL, WITHOUT_EFFECT
 from server.protocol.request import RequestFields
 from server.protocol.responses import ResponsesRequest
@@ -18,6 +19,8 @@ _BODIES: dict[type[RequestFields], str] = {
     ResponsesRequest: "/v1/responses",
     MessagesRequest: "/v1/messages",
     EmbeddingRequest: "/v1/embeddings",
+    OllamaChatRequest: "/api/chat",
+    OllamaGenerateRequest: "/api/generate",
 }
 
 

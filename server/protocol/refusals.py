@@ -11,18 +11,18 @@ from server.protocol.foreign_fields import FOREIGN_FIELDS, FOREIGN_NEUTRAL
 MAX_LOOKED_AT, MAX_NAME_LENGTH = 8, 64  # names compared to find typos: a fraction of a millisecond each
 _MIN_SLIP_LENGTH = 4  # letters: shorter names that vendors define are too often one letter off
 
-# Bookkeeping of OpenAI, Anthropic and their clients: no effect on the tokens.
+# Bookkeeping of OpenAI, Anthropic, Ollama and their clients: no effect on the tokens.
 WITHOUT_EFFECT = frozenset(
     {
         *("user", "metadata", "client_metadata", "store", "service_tier", "safety_identifier"),
-        *("cache_control", "speed", "inference_geo"),
+        *("cache_control", "speed", "inference_geo", "keep_alive"),
     }
 )
 
 # These would change the answer, so ignoring them would be a lie.
 _NOT_SUPPORTED = "is not supported by this server"
 _OTHER_SAMPLER = "is not supported: use temperature, top_k, top_p and min_p"
-_REFUSED_EVERYWHERE: Mapping[str, str] = {
+REFUSED_EVERYWHERE: Mapping[str, str] = {
     **FOREIGN_FIELDS,
     "guided_json": "is not supported: use structured_outputs.json",
     "guided_regex": "is not supported: use structured_outputs.regex",
@@ -59,13 +59,13 @@ _REFUSED_EVERYWHERE: Mapping[str, str] = {
     "lora_request": "is not supported: one model is served as it is",
 }
 COMPLETION_REFUSALS: Mapping[str, str] = {
-    **_REFUSED_EVERYWHERE,
+    **REFUSED_EVERYWHERE,
     "suffix": "is not supported: the model completes to the right only",
     "max_completion_tokens": "belongs to chat completions; use max_tokens",
     "top_logprobs": "belongs to chat completions; use logprobs",
 }
 CHAT_REFUSALS: Mapping[str, str] = {
-    **_REFUSED_EVERYWHERE,
+    **REFUSED_EVERYWHERE,
     "functions": "is not supported: it is the older form of tools; use tools",
     "function_call": "is not supported: it is the older form of tool_choice; use that",
     "modalities": "is not supported: the model writes text only",
@@ -79,7 +79,7 @@ CHAT_REFUSALS: Mapping[str, str] = {
 }
 _STORES_NOTHING = "is not supported: nothing is stored; send the whole conversation as input"
 RESPONSES_REFUSALS: Mapping[str, str] = {
-    **_REFUSED_EVERYWHERE,
+    **REFUSED_EVERYWHERE,
     "previous_response_id": _STORES_NOTHING,
     "conversation": _STORES_NOTHING,
     "prompt": "is not supported: there are no stored prompts; use instructions and input",
@@ -95,7 +95,7 @@ RESPONSES_REFUSALS: Mapping[str, str] = {
     "logprobs": 'belongs to chat completions; use include: ["message.output_text.logprobs"]',
 }
 ANTHROPIC_REFUSALS: Mapping[str, str] = {
-    **_REFUSED_EVERYWHERE,
+    **REFUSED_EVERYWHERE,
     "stop": "belongs to chat completions; use stop_sequences",
     "max_completion_tokens": "belongs to chat completions; use max_tokens",
     "response_format": "belongs to chat completions; use output_config.format",

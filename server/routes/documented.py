@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from server.protocol.anthropic import AnthropicErrorResponse
+from server.protocol.ollama import OllamaError
 
 
 class ErrorDetail(BaseModel):
@@ -28,6 +29,10 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def anthropic_error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return _described(AnthropicErrorResponse, statuses)
+
+
+def ollama_error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return _described(OllamaError, statuses)
 
 
 def _described(model: type[BaseModel], statuses: Iterable[int]) -> dict[int | str, dict[str, Any]]:

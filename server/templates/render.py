@@ -48,6 +48,13 @@ class ChatRenderer:
         for template in self._templates.values():
             template.load()
 
+    @property
+    def server_dialect(self) -> Dialect | None:
+        """How the model writes calls and thinking when prompted with the server's template that takes tools; None
+        without a template."""
+        template = self._templates.get("tool_use", self._templates.get("default"))
+        return None if template is None else template.dialect
+
     def dialect_for(self, params: ConversationParams) -> Dialect:
         """Returns how the model writes calls and thinking when prompted with the template that `encode` uses."""
         if params.chat_template is not None:

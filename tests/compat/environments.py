@@ -57,6 +57,8 @@ CLIENTS = {
         Client("openai", ("openai",), "openai_python.py"),
         Client("openai-node", ("openai",), "openai_node.mjs", "npm"),
         Client("anthropic", ("anthropic",), "anthropic_python.py"),
+        Client("ollama", ("ollama",), "ollama_python.py"),
+        Client("ollama-node", ("ollama",), "ollama_node.mjs", "npm"),
         Client("litellm", ("litellm",), "litellm_python.py"),
         Client("langchain", ("langchain-openai",), "langchain_python.py"),
         Client("instructor", ("instructor",), "instructor_python.py"),
@@ -91,6 +93,7 @@ CLIENTS = {
                 ),
             ),
         ),
+        Client("ollama-tools", ("ollama",), "ollama_tools_python.py", replies=_ADDING),
         Client("openai-agents", ("openai-agents",), "openai_agents_python.py", replies=_ADDING),
         Client(
             "pydantic-ai",

@@ -95,6 +95,11 @@ class LiveServer:
         body = {"messages": messages, "max_tokens": 16, **parameters}
         return self.post("/v1/messages", json.dumps(body), headers)
 
+    def ollama(self, prompt: Any = "Hi", headers: dict[str, str] | None = None, **parameters: Any) -> httpx.Response:
+        """Asks /api/generate; a list of messages asks /api/chat. Not streamed unless `parameters` say so."""
+        name, path = ("prompt", "generate") if isinstance(prompt, str) else ("messages", "chat")
+        return self.post_json(f"/api/{path}", {name: prompt, "stream": False, **parameters}, headers)
+
     def post(self, path: str, body: str | bytes, headers: dict[str, str] | None = None) -> httpx.Response:
         return self.client.post(path, content=body, headers={"Content-Type": "application/json", **(headers or {})})
 

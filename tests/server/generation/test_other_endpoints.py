@@ -73,7 +73,7 @@ def test_a_field_of_another_endpoint_is_refused(server: LiveServer, path: str, n
 @pytest.mark.parametrize(
     ("path", "name", "why"),
     [
-        ("/v1/completions", "tools", "belongs to chat completions, /v1/responses, /v1/messages"),
+        ("/v1/completions", "tools", "belongs to chat completions, /v1/responses, /v1/messages, /api/chat"),
         ("/v1/completions", "verbosity", "is not supported by this server"),
         ("/v1/messages", "echo", "belongs to /v1/completions, chat completions"),
     ],

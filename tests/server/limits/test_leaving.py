@@ -88,6 +88,8 @@ PLANNED: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "Hi"},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 1},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
+    "/api/chat": {"messages": MESSAGES},
+    "/api/generate": {"prompt": "Hi", "raw": True},
     "/v1/embeddings": {"input": "Hi"},
     "/tokenize": {"prompt": "Hi"},
 }
