@@ -33,6 +33,7 @@ from server.routes import (
     info,
     models,
     ollama,
+    pages,
     prefix_cache,
     requests,
     responses,
@@ -59,6 +60,7 @@ _MODULES = (
     tokenization,
     health,
     info,
+    pages,
 )
 _ROUTERS = tuple(module.router for module in _MODULES)
 

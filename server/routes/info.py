@@ -1,14 +1,13 @@
-"""What is running: version, settings, what the engine measured, statistics and metrics, and a live page of them."""
+"""What is running: version, settings, what the engine measured, statistics and metrics."""
 
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from server.core.errors import NotReadyError
 from server.core.version import VERSION
@@ -21,9 +20,6 @@ SETTLE_S = 1.0
 """Longest wait of a scrape for the engine's numbers to be those after the requests that have ended."""
 
 router = APIRouter(tags=["Operations"])
-
-_LIVE_PAGE = (Path(__file__).parents[1] / "live_page.html").read_bytes()
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 
 
 class Version(BaseModel):
@@ -63,13 +59,6 @@ async def server_info(request: Request) -> ServerInfo:
 async def stats(request: Request) -> Stats:
     """Latencies of recent requests and durations of recent steps, of all API keys together."""
     return context_of(request).metrics.recent()
-
-
-@router.get("/", response_class=HTMLResponse, include_in_schema=False)
-async def live_page() -> HTMLResponse:
-    """A page that shows, second by second, what `/load`, `/stats` and `/v1/requests` report. It needs no API key, and
-    asks for the one that these need."""
-    return HTMLResponse(_LIVE_PAGE, headers={"Content-Security-Policy": _POLICY})
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

@@ -19,7 +19,7 @@ def test_a_wheel_brings_its_libraries_and_its_platform(tmp_path: Path) -> None:
         names = set(content.namelist())
     assert {
         "engine/kernels/layers/decoder.cpp",
-        "server/live_page.html",
+        "server/page/index.html",
         "loadtest/cli.py",
         "twostep/__init__.py",
     } <= names

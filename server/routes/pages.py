@@ -1,0 +1,63 @@
+"""GET /: a page for people, with a live view of the server and a playground. It is one file that loads no other, joined
+from those of `server/page` when the server starts."""
+
+import base64
+import hashlib
+from pathlib import Path
+
+from fastapi import APIRouter
+from starlette.responses import HTMLResponse
+
+router = APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
+
+_SOURCES = Path(__file__).parents[1] / "page"
+
+
+class Page:
+    """A page of one file, and the headers that keep everything else out of it."""
+
+    def __init__(self, skeleton: str, *scripts: str) -> None:
+        """`skeleton` is the HTML with an empty style and script, `scripts` are what the latter is joined from."""
+        style = _source("style.css")
+        script = '"use strict";\n' + "".join(map(_source, scripts))
+        html = _source(skeleton)
+        html = html.replace("<style></style>", f"<style>{style}</style>", 1)
+        self.body = html.replace("<script></script>", f"<script>{script}</script>", 1).encode()
+        self.headers = {
+            "Content-Security-Policy": "; ".join(
+                [
+                    "default-src 'none'",
+                    f"style-src {_digest(style)}",
+                    f"script-src {_digest(script)}",
+                    "connect-src 'self'",
+                    "base-uri 'none'",
+                    "form-action 'none'",
+                    "frame-ancestors 'none'",
+                    "require-trusted-types-for 'script'",
+                ]
+            ),
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
+
+    def response(self) -> HTMLResponse:
+        return HTMLResponse(self.body, headers=self.headers)
+
+
+def _source(name: str) -> str:
+    return (_SOURCES / name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    """Returns the source expression of a Content-Security-Policy that allows this inline text and no other."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+_PAGE = Page("index.html", "core.js", "chart.js", "live.js", "answer.js", "playground.js", "main.js")
+
+
+@router.get("/")
+async def page() -> HTMLResponse:
+    """Show what `/load`, `/stats` and `/v1/requests` report, and talk to the model. The page itself needs no API key,
+    and asks for the one that these need."""
+    return _PAGE.response()

@@ -1,0 +1,70 @@
+"""Both views at the widths of telephones, tablets and desktops, light and dark: for every reader, on every screen."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.server.fake_engine import saying
+from tests.server.live_server import LiveServer, in_thread, wait_until
+
+pytestmark = pytest.mark.slow
+
+WIDTHS = (360, 768, 1280)
+
+
+@pytest.fixture(params=[(width, scheme) for width in WIDTHS for scheme in ("light", "dark")], ids=str)
+def screen(request: pytest.FixtureRequest) -> tuple[int, str]:
+    found: tuple[int, str] = request.param
+    return found
+
+
+def assert_fits(page: Any, width: int) -> None:
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_live_view(
+    server: LiveServer, open_page: Callable[..., Any], screen: tuple[int, str], violations: Callable[[Any], list[str]]
+) -> None:
+    server.complete("Hi", max_tokens=3)
+    server.engine.hold_at = 3
+    client = in_thread(lambda: server.complete("Hi", headers={"X-Request-Id": "x" * 128}))
+    page = open_page(server.url, *screen)
+    page.locator(".request .id").click()
+    page.wait_for_selector(".request .facts dd")
+    assert_fits(page, screen[0])
+    assert violations(page) == []
+    server.call(lambda: setattr(server.engine, "hold_at", None))
+    client.join(20)
+
+
+def test_the_playground(
+    server: LiveServer, open_page: Callable[..., Any], screen: tuple[int, str], violations: Callable[[Any], list[str]]
+) -> None:
+    server.engine.rule = saying("W" * 200)
+    page = open_page(f"{server.url}/#playground", *screen)
+    page.fill("#message", "M" * 200)
+    page.press("#message", "Enter")
+    page.wait_for_selector(".timings")
+    page.locator(".token").first.hover()
+    page.locator("summary", has_text="Tools").click()
+    assert_fits(page, screen[0])
+    assert violations(page) == []
+
+
+def test_a_conversation_needs_no_pointer(server: LiveServer, open_page: Callable[..., Any]) -> None:
+    server.engine.rule = saying("Yes")
+    page = open_page(server.url)
+    wait_until(lambda: page.title() == "fake")
+    for _ in range(2):
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")  # on the link to the playground
+    for _ in range(2):
+        page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "message"
+    page.keyboard.type("Hi")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".timings")
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#tip").inner_text().startswith("Y")
