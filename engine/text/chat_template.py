@@ -12,10 +12,11 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import msgspec
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -171,15 +172,26 @@ def _check_name(name: str) -> None:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Returns an environment with the settings, filters and functions that transformers gives to templates."""
+    """Returns an environment with the settings, filters and functions that transformers gives to templates. Nothing is
+    computed when a template is compiled: a constant costs what it does, and fails, only where it is rendered."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationTag, loopcontrols],
+        optimized=False,
+        finalize=_at_run_time,
     )
     environment.filters["tojson"] = _to_json
     environment.globals.update(
         raise_exception=_raise, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace
     )  # fmt: skip
     return environment
+
+
+@pass_context
+def _at_run_time(_: Context, value: Any) -> Any:
+    """Returns the value. That it wants a context keeps jinja from writing outputs of constants when it compiles."""
+    return value
 
 
 def _raise(message: str) -> NoReturn:

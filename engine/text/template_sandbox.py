@@ -6,15 +6,13 @@ do harm without leaving jinja's sandbox: `{{ 9 ** (9 ** 9) }}` blocks the interp
 
 import asyncio
 import json
-import os
-import resource
 import sys
-from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Mapping
 
 import msgspec
 
 from engine.core.errors import InvalidParameterError
+from engine.host.bounded_process import limit_this_process, run_bounded
 from engine.host.python_module import module_command
 from engine.text.chat_template import MAX_SECONDS, ChatTemplate, Conversation
 
@@ -45,18 +43,11 @@ async def render_isolated(source: str, conversation: Conversation, named_tokens:
     Raises InvalidParameterError.
     """
     job = await asyncio.to_thread(_encode, _Job(source, conversation, dict(named_tokens)))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = await asyncio.create_subprocess_exec(*COMMAND, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment)
     try:
-        async with asyncio.timeout(MAX_SECONDS):
-            output, _ = await process.communicate(job)
+        output = await run_bounded(COMMAND, job, MAX_SECONDS)
     except TimeoutError:
         raise _refusal(f"it takes more than {MAX_SECONDS:g} seconds") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode != 0:
+    if output is None:
         raise _refusal(f"it needs more than {_MAX_CPU_S} seconds or {_MAX_BYTES >> 20} MiB")
     result = msgspec.json.decode(output, type=_Result)
     if result.refused_param is not None:
@@ -74,8 +65,7 @@ def _refusal(reason: str) -> InvalidParameterError:
 
 def main() -> None:
     job = msgspec.convert(json.loads(sys.stdin.buffer.read()), _Job)
-    resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (_MAX_CPU_S, _MAX_CPU_S))
+    limit_this_process(_MAX_BYTES, _MAX_CPU_S)
     sys.stdout.buffer.write(msgspec.json.encode(_render(job)))
 
 

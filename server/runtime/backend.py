@@ -150,7 +150,7 @@ async def _open_backend(
             revision=config.revision,
             trust_remote_code=config.trust_remote_code,
         )
-        chat = await asyncio.to_thread(load_chat_renderer, tokenizer, settings)
+        chat = await load_chat_renderer(tokenizer, settings)
         info = await engine.start(tokenizer)
         tokenizer.max_tokens = MAX_CONTEXTS * info.max_model_len
         max_num_seqs = config.limits_on(info.device).max_num_seqs

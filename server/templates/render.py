@@ -1,9 +1,8 @@
 """A conversation -> its prompt, as text and token ids."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Mapping
+from functools import cached_property, partial
 
 from engine.core.errors import InvalidParameterError
 from engine.text.chat_template import ChatTemplate, Conversation
@@ -14,6 +13,7 @@ from server.core.tokenizer_protocol import Tokenizer
 from server.protocol.chat import ConversationParams
 from server.templates.late_system import as_user_text
 from server.templates.message_shaping import TemplateCapabilities, in_parts, shape_messages
+from server.templates.trial import render_probe, try_template
 from server.tools.formats import JSON
 from server.tools.model_format import Dialect, DialectSettings
 from server.tools.prompt_fallback import calls_as_text, describe_tools
@@ -39,14 +39,17 @@ class ChatRenderer:
         self._isolated = asyncio.Semaphore(MAX_ISOLATED)
         sources = tokenizer.chat_templates if template is None else {"default": template}
         self._templates = {
-            name: _ServerTemplate(source, tokenizer.named_tokens, self._dialects) for name, source in sources.items()
+            name: _ServerTemplate(sources[name], tokenizer.named_tokens, self._dialects)
+            for name in ("default", "tool_use")
+            if name in sources
         }
 
-    def load(self) -> None:
-        """Compiles and probes the templates, which the first request would have to wait for. Raises
-        InvalidParameterError for an invalid template."""
-        for template in self._templates.values():
-            template.load()
+    async def load(self) -> None:
+        """Compiles and probes the templates, which the first request would have to wait for, after a trial of each in a
+        process with limits. Raises InvalidParameterError for the first one that is not valid, or takes too much."""
+        refusals = [await template.load() for template in self._templates.values()]
+        for refusal in filter(None, refusals):
+            raise refusal
 
     @property
     def server_dialect(self) -> Dialect | None:
@@ -99,16 +102,23 @@ class ChatRenderer:
 
 
 class _ServerTemplate:
-    """A template of the server, compiled and probed when it is first used."""
+    """A template of the server, compiled and probed when it is loaded or first used."""
 
     def __init__(self, source: str, named_tokens: Mapping[str, str], dialects: DialectSettings) -> None:
         self.source = source
         self._named_tokens = named_tokens
         self._dialects = dialects
+        self._refusal: InvalidParameterError | None = None
+        """Why the template is never run in this process."""
 
-    def load(self) -> None:
-        """Raises InvalidParameterError if the template is not valid."""
-        _ = self.capabilities, self.dialect
+    async def load(self) -> InvalidParameterError | None:
+        """Returns why the template is refused, now and whenever it is asked for; None if it can be used."""
+        try:
+            await try_template(self.source, self._named_tokens, self._dialects)
+            await asyncio.to_thread(lambda: (self.capabilities, self.dialect))
+        except InvalidParameterError as error:
+            self._refusal = error
+        return self._refusal
 
     def render(self, conversation: Conversation) -> str:
         return self._template.render(conversation, self._named_tokens)
@@ -119,17 +129,12 @@ class _ServerTemplate:
 
     @cached_property
     def dialect(self) -> Dialect:
-        return self._dialects.dialect_of(self.source, self._render_probe)
-
-    def _render_probe(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str | None:
-        """Returns the rendered messages; None if the template refuses them."""
-        try:
-            return self.render(Conversation(messages=list(messages), tools=list(tools)))
-        except InvalidParameterError:
-            return None
+        return self._dialects.dialect_of(self.source, partial(render_probe, self._template, self._named_tokens))
 
     @cached_property
     def _template(self) -> ChatTemplate:
+        if self._refusal is not None:
+            raise InvalidParameterError("chat_template", str(self._refusal))
         return ChatTemplate(self.source)
 
 

@@ -12,23 +12,27 @@ from server.tools.model_format import DialectSettings
 logger = logging.getLogger("twostep.server")
 
 
-def load_chat_renderer(tokenizer: Tokenizer, settings: Settings) -> ChatRenderer:
-    """Returns the renderer of the given template, or of the checkpoint's. Raises ConfigError for a given template that
-    is invalid. An invalid one of the checkpoint is refused when a chat needs it: completions do without."""
-    given = read_template(settings)
-    renderer = ChatRenderer(
-        tokenizer,
-        given,
-        settings.trust_request_chat_template,
-        DialectSettings(settings.tool_call_parser, settings.reasoning_parser),
-    )
+async def load_chat_renderer(tokenizer: Tokenizer, settings: Settings) -> ChatRenderer:
+    """Returns the loaded renderer. Raises ConfigError for a given template that cannot be used. One of the checkpoint
+    is refused when a chat needs it: completions do without."""
+    renderer = chat_renderer(tokenizer, settings)
     try:
-        renderer.load()
+        await renderer.load()
     except InvalidParameterError as error:
-        if given is not None:
+        if settings.chat_template is not None:
             raise ConfigError(f"--chat-template: {error}") from error
         logger.warning("the model's chat template cannot be used: %s", error)
     return renderer
+
+
+def chat_renderer(tokenizer: Tokenizer, settings: Settings) -> ChatRenderer:
+    """Returns the renderer of the given template, or of the checkpoint's, before it is loaded. Raises ConfigError."""
+    return ChatRenderer(
+        tokenizer,
+        read_template(settings),
+        settings.trust_request_chat_template,
+        DialectSettings(settings.tool_call_parser, settings.reasoning_parser),
+    )
 
 
 def read_template(settings: Settings) -> str | None:

@@ -183,10 +183,10 @@ def _literal_notation(rest: str) -> LiteralArguments | None:
 
 def _tagged_notation(render: Render, rest: str) -> TaggedArguments | None:
     """Returns the notation in which each argument stands between marks."""
-    found = re.match(_TAGGED, rest, re.DOTALL)
+    found = _split_at(rest, _KEYS[0], _VALUES[0], _KEYS[1], _VALUES[1])
     if found is None:
         return None
-    start, after_key, middle, after_second_key, end = found.groups()
+    start, after_key, middle, after_second_key, end = found
     before_key = _whole_suffix(_common_suffix(start, middle)).lstrip()
     after_value = _whole_prefix(_common_prefix(middle.removesuffix(before_key), end)).rstrip()
     if not (before_key and after_key.strip() and after_value.strip()) or after_key != after_second_key:
@@ -199,7 +199,15 @@ def _tagged_notation(render: Render, rest: str) -> TaggedArguments | None:
     return _with_other_values(render, marks)
 
 
-_TAGGED = f"(.*?){_KEYS[0]}(.*?){_VALUES[0]}(.*?){_KEYS[1]}(.*?){_VALUES[1]}(.*)"
+def _split_at(text: str, *probes: str) -> list[str] | None:
+    """Returns the texts around the probes, each where it comes first behind the one before; None if one is missing."""
+    texts = []
+    for probe in probes:
+        before, found, text = text.partition(probe)
+        if not found:
+            return None
+        texts.append(before)
+    return [*texts, text]
 
 
 def _with_other_values(render: Render, marks: TaggedArguments) -> TaggedArguments:

@@ -21,7 +21,7 @@ from server.runtime.context import AppContext
 from server.runtime.generation_defaults import GenerationDefaults
 from server.serve import DrainingServer, server_config
 from server.settings.settings import Settings
-from server.templates.setting import load_chat_renderer
+from server.templates.setting import chat_renderer
 from tests.server.byte_tokenizer import CHAT_TEMPLATE, ByteTokenizer
 from tests.server.fake_engine import FakeEngine
 
@@ -50,7 +50,7 @@ class FakeBackend:
             limits = settings.engine_config().limits_on(self.engine.info.device)
             size = AdmissionSize(limits.max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
             tokenizer = self.engine.tokenizer = ByteTokenizer(self.chat_templates, self.special_tokens)
-            chat = load_chat_renderer(tokenizer, settings)
+            chat = chat_renderer(tokenizer, settings)
             grammars = GrammarChecker()
             yield Backend(self.engine, tokenizer, chat, self.defaults, size, grammars, loaded_at=1_700_000_000)
             grammars.close()

@@ -17,7 +17,7 @@ PARAMS = ConversationParams.model_validate({"messages": [{"role": "user", "conte
 
 
 def load(template: str | None, **checkpoint: str) -> ChatRenderer:
-    return load_chat_renderer(ByteTokenizer(checkpoint), Settings(chat_template=template))
+    return asyncio.run(load_chat_renderer(ByteTokenizer(checkpoint), Settings(chat_template=template)))
 
 
 def test_a_text_replaces_the_models_own() -> None:
