@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.config_numbers import check_numbers
 from engine.checkpoint.gguf.folder import gguf_folder
 from engine.checkpoint.published.scheme import check_scheme
 from engine.core.errors import ModelError, UnsupportedModelError
@@ -59,6 +60,7 @@ def check_checkpoint(model: str, is_draft: bool = False) -> None:
             f"{model} is a head that drafts for a model, and no model: serve that, with --draft-model {model}."
         )
     check_scheme(config, model)
+    check_numbers(config, model)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from engine.core.thinking_budget import ThinkingBudget
 
 MAX_LOGPROBS = 100
 MAX_SEED = 2**63 - 1
+MAX_TOP_K = 2**31 - 1
 GREEDY_BELOW = 1e-5  # temperatures that float32 logits cannot be divided by
 
 
@@ -93,6 +94,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _check_distribution(self) -> None:
         _check(_within(self.temperature, 0.0, 100.0), "temperature", "must be between 0 and 100", self.temperature)
         _check(self.top_k >= 0, "top_k", "must be at least 0 (0 keeps all tokens)", self.top_k)
+        _check(self.top_k <= MAX_TOP_K, "top_k", f"must be at most {MAX_TOP_K}", self.top_k)
         _check(0.0 <= self.top_p <= 1.0, "top_p", "must be between 0 and 1", self.top_p)
         _check(_within(self.min_p, 0.0, 1.0), "min_p", "must be between 0 and 1", self.min_p)
         _check(self.allowed_token_ids != (), "allowed_token_ids", "must not be empty")

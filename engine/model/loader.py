@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import (
 from engine.attention import registry
 from engine.attention.kv_cache import LayerShape
 from engine.attention.registry import AttentionCall
+from engine.checkpoint.config_numbers import check_numbers
 from engine.checkpoint.eos_tokens import find_eos_token_ids
 from engine.checkpoint.local import (
     check_checkpoint,
@@ -44,6 +45,7 @@ from engine.mixers.functions import route_recurrent_functions
 from engine.mixers.state import StateShape
 from engine.model.context_limit import context_limit
 from engine.model.dummy_weights import dummy_fingerprint, dummy_model
+from engine.model.finite_weights import check_finite
 from engine.model.kv_cache_dtype import choose_kv_dtype
 from engine.model.paging_proof import prove_paging
 from engine.model.placement import made_to_run, move_layers, only_errors_of, replace_parts, unmap_checkpoint
@@ -52,6 +54,7 @@ from engine.model.self_draft import draft_model_of
 from engine.model.step_work import size_of
 from engine.model.tensor_parallel import check_heads, check_same_weights, cut_modules, leave_weights_stored
 from engine.model.text_part import TEXT_PART_NAMES, has_text_part, text_part_of
+from engine.model.weight_count import check_weight_count
 from engine.model.weights_fingerprint import weights_fingerprint
 from engine.model.written_dtype import dtype_override
 from engine.runner.loaded_model import DraftModel, LoadedModel
@@ -135,7 +138,8 @@ def read_hf_config(config: EngineConfig, source: dict[str, Any]) -> tuple[PreTra
         check_model_type(read_config(folder_of(config.model)), config.model, config.trust_remote_code)
     place = str(folder_of(config.model)) if is_local(config.model) else config.model
     hf_config = AutoConfig.from_pretrained(place, **source, **dtype_override(config.model, config.revision))
-    check_scheme(hf_config.to_dict(), config.model)
+    check_scheme(values := hf_config.to_dict(), config.model)
+    check_numbers(values, config.model)
     _forget_scheme(hf_config)
     names = TEXT_PART_NAMES if has_text_part(hf_config) else None
     if names:
@@ -277,7 +281,9 @@ def _module_of(
     """Returns the model with its weights, or random ones, and their fingerprint."""
     registry.register()
     if config.load_format == "auto":
+        check_weight_count(config, source["config"])
         module = _load_weights(config, source, device, dtype)
+        check_finite(module, config.model)
         return module, weights_fingerprint(module)
     logger.warning(
         "--load-format dummy: the weights of %s are random numbers, so its answers mean nothing", config.model

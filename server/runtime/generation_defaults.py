@@ -57,6 +57,8 @@ def _read(path: Path) -> GenerationDefaults:
     for name, value in known.items():
         if not _is_of(value, _KINDS[name]):
             raise ModelError(f"{path}: {name} must be {_WORDS[_KINDS[name]]}, not {str(value)[:64]!r}; {hint}.")
+    if "top_k" in known:
+        known["top_k"] = int(known["top_k"])
     is_greedy = known.pop("do_sample", None) is False
     if known.get("top_k") == -1:
         known["top_k"] = 0

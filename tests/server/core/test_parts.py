@@ -67,6 +67,12 @@ class TestGenerationDefaults:
 
     def test_whole_numbers_are_whole_numbers(self, tmp_path: Path) -> None:
         assert self.load(tmp_path, '{"top_k": 20.0, "temperature": 1}') == GenerationDefaults(top_k=20)
+        assert isinstance(self.load(tmp_path, '{"top_k": 20.0}').top_k, int)
+
+    @pytest.mark.parametrize("value", ["2147483648", "1e300", str(2**63)])
+    def test_numbers_that_no_request_may_have_are_refused(self, tmp_path: Path, value: str) -> None:
+        with pytest.raises(ModelError, match=r"top_k must be at most 2147483647.*--generation-config none"):
+            self.load(tmp_path, '{"top_k": ' + value + "}")
 
     @pytest.mark.parametrize("content", ["{", "[]", '{"top_p": 7}', "\xff"])
     def test_a_damaged_file_is_refused(self, tmp_path: Path, content: str) -> None:
