@@ -109,13 +109,14 @@ def test_what_changes_no_answer_is_accepted(server: LiveServer) -> None:
     [
         *(({"options": {name: value}}, f"options.{name}") for name, value in (
             ("mirostat", 1), ("typical_p", 0.5), ("tfs_z", 0.5), ("repeat_last_n", 64), ("penalize_newline", False),
-            ("num_predict", 0), ("num_predict", -3), ("temperature", 2.5), ("top_p", 2.0), ("top_k", -7),
+            ("num_predict", -3), ("temperature", 2.5), ("top_p", 2.0), ("top_k", -7),
             ("repeat_penalty", 0), ("presence_penalty", 9.0), ("min_p", 2.0), ("unknown", 1), ("stop", [""]),
         )),
         *(({name: value}, f"{name} ") for name, value in (
             ("suffix", "x"), ("images", ["x"]), ("template", "x"), ("context", [1]), ("temperature", 0.5),
             ("logprobs", True), ("top_logprobs", 2), ("n", 2), ("max_tokens", 3), ("response_format", {"type": "json"}),
         )),
+        ({"options": {"num_predict": 0}}, "options.num_predict must be at least 1, or -1"),
         ({"format": "xml"}, "format"),
         ({"format": {"type": "object", "not": {}}}, "format: "),
         ({"think": True}, "think: "),
