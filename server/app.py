@@ -9,6 +9,7 @@ from sse_starlette.sse import AppStatus
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
+from engine.core.errors import ConfigError
 from server.auth.key_ring import KeyRing
 from server.core.timings import EXPOSED_HEADERS
 from server.core.version import VERSION
@@ -70,6 +71,7 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
     ConfigError."""
     # Importing sse-starlette makes uvicorn cut every open stream at SIGTERM; `lifecycle` drains instead.
     AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
+    _check_root_path(settings.root_path)
     metrics = Metrics(settings.model_names[0], with_vllm_names=settings.metrics_alias == "vllm")
     keys = KeyRing(settings.api_key, settings.api_keys_file)
     error_rate_limit = ErrorRateLimit(metrics.on_refusal_answer)
@@ -96,6 +98,12 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
         app.include_router(router)
     _answer_head(app)
     return app
+
+
+def _check_root_path(root_path: str | None) -> None:
+    """Raises ConfigError for a prefix that cannot be told from the beginning of a route's path."""
+    if root_path is not None and any(f"{route.path}/".startswith(f"{root_path}/") for route in _routes()):
+        raise ConfigError(f"--root-path: paths of this server begin with {root_path}, too; choose another prefix.")
 
 
 def _answer_head(app: FastAPI) -> None:

@@ -80,11 +80,16 @@ def server_config(app: FastAPI, context: AppContext) -> uvicorn.Config:
         error_rate_limit=context.error_rate_limit,
     )
     early = EarlyRefusals(context, generation_routes())
+    protocol = partial(
+        BoundedProtocol,
+        limits=limits,
+        early=early,
+        retry_throttle=RetryThrottle(),
+        url_prefix=settings.root_path or "",  # uvicorn's root_path would be written before each path
+    )
     return uvicorn.Config(
         app,
-        http=cast(
-            type[asyncio.Protocol], partial(BoundedProtocol, limits=limits, early=early, retry_throttle=RetryThrottle())
-        ),
+        http=cast(type[asyncio.Protocol], protocol),
         lifespan="on",
         ws="none",
         log_config=None,

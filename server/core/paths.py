@@ -11,12 +11,17 @@ def plain_path(path: str) -> str:
     return "/" + "/".join(filter(None, path.split("/")))
 
 
-def normalize_path(scope: Scope) -> None:
-    """Gives the request its plain path. Slashes that are written as %2F are not touched."""
+def normalize_path(scope: Scope, root_path: str = "") -> None:
+    """Gives the request its plain path, without `root_path` if a proxy left it there, and notes that for links. Slashes
+    that are written as %2F are not touched."""
+    scope["root_path"] = root_path
     raw = scope["raw_path"].decode("ascii")
-    if "//" in raw or raw.endswith("/"):
-        scope["raw_path"] = plain_path(raw).encode("ascii")
-        scope["path"] = unquote(plain_path(raw))
+    plain = plain_path(raw) if "//" in raw or raw.endswith("/") else raw
+    while root_path and (plain == root_path or plain.startswith(f"{root_path}/")):
+        plain = plain.removeprefix(root_path) or "/"  # again and again, as starlette would take it off once more
+    if plain != raw:
+        scope["raw_path"] = plain.encode("ascii")
+        scope["path"] = unquote(plain)
 
 
 def is_ollama(path: str) -> bool:

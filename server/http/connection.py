@@ -75,9 +75,11 @@ class ConnectionLimits:
 class BoundedProtocol(EarlyProtocol):
     """One connection, within the bounds of `ConnectionLimits`."""
 
-    def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limits: ConnectionLimits, url_prefix: str = "", **kwargs: Any) -> None:
+        """`url_prefix` is what a proxy may have left before the paths."""
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self._url_prefix = url_prefix
         self._phase = Phase.BETWEEN
         self._answering: RequestResponseCycle | None = None  # `cycle` is the newest request, perhaps a pipelined one
         self._timer: asyncio.TimerHandle | None = None
@@ -189,7 +191,7 @@ class BoundedProtocol(EarlyProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        normalize_path(cast(Scope, cycle.scope))
+        normalize_path(cast(Scope, cycle.scope), self._url_prefix)
         limited_app: Any = rate_limited(app, self._await_turn, self._cut_off)
         if cycle.scope["http_version"] == "1.0":
             limited_app = unchunked(limited_app, cycle)

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 router = APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
@@ -40,8 +41,16 @@ class Page:
             "X-Content-Type-Options": "nosniff",
         }
 
-    def response(self) -> HTMLResponse:
-        return HTMLResponse(self.body, headers=self.headers)
+    def response(self, root_path: str) -> HTMLResponse:
+        """Returns the page, whose links begin with `root_path` if there is one: its own address may end without a
+        slash there, and links would be relative to what comes before."""
+        if not root_path:
+            return HTMLResponse(self.body, headers=self.headers)
+        policy = self.headers["Content-Security-Policy"].replace("base-uri 'none'", "base-uri 'self'")
+        base = f'<head>\n<base href="{root_path}/">'.encode()
+        return HTMLResponse(
+            self.body.replace(b"<head>", base, 1), headers={**self.headers, "Content-Security-Policy": policy}
+        )
 
 
 def _source(name: str) -> str:
@@ -57,7 +66,7 @@ _PAGE = Page("index.html", "core.js", "chart.js", "live.js", "answer.js", "playg
 
 
 @router.get("/")
-async def page() -> HTMLResponse:
+async def page(request: Request) -> HTMLResponse:
     """Show what `/load`, `/stats` and `/v1/requests` report, and talk to the model. The page itself needs no API key,
     and asks for the one that these need."""
-    return _PAGE.response()
+    return _PAGE.response(request.scope["root_path"])

@@ -70,6 +70,7 @@ class Settings(BaseSettings):
     host: str = setting("Server", "127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
     port: int = setting("Server", 8000, "Port to listen on; 0 for a free one.", ge=0, le=65535)
     uds: Path | None = setting("Server", None, "Unix socket to listen on, instead of an address and a port.", "FILE")
+    root_path: str | None = setting("Server", None, "Prefix of a proxy's URLs for this server, such as /llm.", "PATH")
     ssl_certfile: Path | None = setting("Server", None, "Certificate chain (PEM): serves HTTPS.", "FILE")
     ssl_keyfile: Path | None = setting("Server", None, "Its private key, if the chain's file has none.", "FILE")
     api_key: Names = setting("Server", (), "Key that clients must send. May be given several times.", "KEY")
@@ -236,6 +237,13 @@ class Settings(BaseSettings):
         if not value.strip():
             raise ValueError("must not be empty")
         return value
+
+    @field_validator("root_path")
+    @classmethod
+    def _of_plain_segments(cls, path: str | None) -> str | None:
+        if path is not None and not re.fullmatch(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+", path):
+            raise ValueError("must be a path of letters, digits, dots and dashes such as /llm, with no / at its end")
+        return path
 
     @field_validator("allowed_origins")
     @classmethod
