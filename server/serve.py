@@ -24,6 +24,7 @@ from server.listener import check_certificate, listen, listen_on_file, raise_fil
 from server.runtime.backend import OpenBackend
 from server.runtime.context import AppContext
 from server.runtime.lifecycle import State
+from server.service_manager import READY, STOPPING, keep_alive, notify
 from server.settings.settings import Settings
 
 logger = logging.getLogger("twostep.server")
@@ -120,11 +121,12 @@ class DrainingServer(uvicorn.Server):
         self._drain: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        announcement = asyncio.create_task(self._announce())
+        tasks = [asyncio.create_task(self._announce()), asyncio.create_task(keep_alive(self._is_well))]
         try:
             await super().serve(sockets)
         finally:
-            announcement.cancel()
+            for task in tasks:
+                task.cancel()
             await self._context.lifecycle.stop()
 
     @contextmanager
@@ -155,6 +157,7 @@ class DrainingServer(uvicorn.Server):
         """Drains, stops the engine, then ends the server. The port stays open meanwhile, so that new requests get a 503
         and not a refused connection."""
         lifecycle, timeout_s = self._context.lifecycle, self._context.settings.shutdown_timeout
+        notify(STOPPING)
         if num_left := lifecycle.num_under_way:
             requests = "request" if num_left == 1 else "requests"
             logger.info("ending: %d %s may go on for %g s; a second signal ends at once", num_left, requests, timeout_s)
@@ -162,10 +165,22 @@ class DrainingServer(uvicorn.Server):
         await lifecycle.stop()
         self.should_exit = True
 
+    def _is_well(self) -> bool:
+        """Whether a service manager may leave the process alone: an engine that hangs or was given up is not well."""
+        lifecycle = self._context.lifecycle
+        if lifecycle.state is not State.READY:
+            return True
+        try:
+            lifecycle.backend.engine.check_health()
+        except TwostepError:
+            return False
+        return True
+
     async def _announce(self) -> None:
         context = self._context
         state = await context.lifecycle.settled()
         if state is State.READY:
             say(ready_banner(context.settings, context.backend.engine.info, self._url))
+            notify(READY)
         elif state is State.FAILED:
             self.should_exit = True

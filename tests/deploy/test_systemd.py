@@ -37,6 +37,11 @@ def test_streams_may_end_before_it_is_killed() -> None:
     assert VALUES["KillMode"] == "mixed"  # SIGTERM goes to the server, which ends its engine itself
 
 
+def test_it_counts_as_started_when_the_model_is_loaded() -> None:
+    assert VALUES["Type"] == "notify" and VALUES["TimeoutStartSec"] == "infinity"
+    assert float(VALUES["WatchdogSec"]) > 30
+
+
 def test_what_cannot_work_is_not_started_again() -> None:
     assert VALUES["RestartPreventExitStatus"] == str(EXIT_ERROR)
 
