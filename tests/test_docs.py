@@ -209,7 +209,7 @@ def anchors(text: str) -> set[str]:
 
 def test_the_table_of_the_trace_has_every_field(tmp_path: Path) -> None:
     tracer = FileTracer(str(tmp_path / "trace"))
-    tracer.record(0.0, Batch(Phase.DECODE, ()), stats_without_engine(None, 0, 1))
+    tracer.record(Batch(Phase.DECODE, ()), stats_without_engine(None, 0, 1))
     tracer.close()
     _, section = PAGES["docs/latency.md"].split("\n## The trace\n")
     cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)

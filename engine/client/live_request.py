@@ -133,6 +133,12 @@ class LiveRequest:
         """The request's timings so far; None before its first token."""
         return self._clock.timings() if self._num_output_tokens else None
 
+    @property
+    def queue_s(self) -> float | None:
+        """Time from arrival until first scheduled; None before its first token."""
+        timings = self._clock.timings(with_gaps=False)
+        return None if timings is None else timings.queue_s
+
     def put(self, item: TimedUpdate | TwostepError) -> None:
         """Add an update, or an error, which ends the request once the updates before it are read."""
         if isinstance(item, TwostepError):

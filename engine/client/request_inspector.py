@@ -93,6 +93,7 @@ def _snapshot(live: LiveRequest, state: RequestState | None) -> RequestSnapshot:
         arrival_s=request.arrival_s,
         num_prompt_tokens=len(request.prompt_token_ids),
         num_output_tokens=live.num_received,
+        queue_s=live.queue_s,
         ttft_s=None if live.first_token_s is None else live.first_token_s - request.arrival_s,
         left_s=_left_s(live),
         state=state,

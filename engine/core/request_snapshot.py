@@ -13,6 +13,8 @@ class RequestSnapshot:
     arrival_s: float
     num_prompt_tokens: int
     num_output_tokens: int
+    queue_s: float | None
+    """Time from arrival until first scheduled; None before the first token."""
     ttft_s: float | None
     """Time to first token; None before the first token."""
     left_s: float | None

@@ -73,6 +73,8 @@ class StepStats(msgspec.Struct, frozen=True):
     """Whether floor_s is limited by compute or by memory bandwidth."""
     ceilings: Ceilings | None = None
     """The machine's peaks as they are known by now, which steps that beat them raise. None if no engine runs."""
+    end_s: float = 0.0
+    """When the step ended."""
     num_drafts: int = 0
     """Draft tokens that steps verified; a total."""
     num_accepted_drafts: int = 0

@@ -1,7 +1,9 @@
 """The app's Prometheus metrics: one registry, fed by the engine, as its observer, and by the middlewares."""
 
+import time
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -16,6 +18,7 @@ from server.metrics.aliases import Exposition
 from server.metrics.buffered_observer import BufferedObserver
 from server.metrics.engine_collector import EngineCollector
 from server.metrics.recent_stats import RecentStats
+from server.metrics.timeline import Timeline
 from server.protocol.stats import Stats
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -46,6 +49,7 @@ class Metrics:
         self._make_step_metrics()
         self._make_http_metrics()
         self._recent = RecentStats()
+        self._timeline = Timeline()
         self._steps = BufferedObserver(self._observe_step)
         self._tokens = BufferedObserver(self._observe_tokens)
 
@@ -58,6 +62,11 @@ class Metrics:
         """Returns totals, and the times of recent requests and steps."""
         self._flush()
         return self._recent.summary(self._engine.prefix_cache)
+
+    def timeline(self, cursor: int, key: str) -> dict[str, Any]:
+        """Returns what is new since the cursor: see `Timeline.since`."""
+        self._flush()
+        return self._timeline.since(cursor, key)
 
     def on_engine_info(self, info: EngineInfo) -> None:
         """Takes what the engine reports when the model is loaded."""
@@ -82,9 +91,10 @@ class Metrics:
 
     def on_first_token(self, ttft_s: float) -> None:
         self._ttft.observe(ttft_s)
+        self._timeline.add_first_token(ttft_s, time.monotonic())
 
     def on_tokens(self, num_tokens: int, gap_s: float | None) -> None:
-        self._tokens.add((num_tokens, gap_s))
+        self._tokens.add((num_tokens, gap_s, time.monotonic()))
 
     def on_finish(self, reason: FinishReason, timings: RequestTimings | None) -> None:
         self._requests.labels(reason.value).inc()
@@ -118,6 +128,10 @@ class Metrics:
         if error_code is not None:
             self._key_rejections.labels(key, error_code).inc()
 
+    def on_answer(self, key: str, arrival_s: float, body: dict[str, Any]) -> None:
+        """Takes a request that got a token, at its end, with what is told of it to its API key."""
+        self._timeline.add_request(key, arrival_s, body)
+
     def on_http_request(self, handler: str, method: str, status: int, duration_s: float) -> None:
         self._http_requests.labels(handler, method, str(status)).inc()
         self._http_duration.labels(handler, method).observe(duration_s)
@@ -130,6 +144,7 @@ class Metrics:
         if stats.phase is None:
             return
         self._recent.add_step(stats)
+        self._timeline.add_step(stats)
         self._step_duration[stats.phase].observe(stats.duration_s)
         self._step_tokens[stats.phase].observe(stats.num_tokens)
         num_computed = stats.num_tokens if stats.phase is Phase.PREFILL else 0
@@ -140,8 +155,9 @@ class Metrics:
         if stats.predicted_s and stats.model_s:
             self._step_prediction[stats.phase].observe(stats.model_s / stats.predicted_s)
 
-    def _observe_tokens(self, tokens: tuple[int, float | None]) -> None:
-        num_tokens, gap_s = tokens
+    def _observe_tokens(self, tokens: tuple[int, float | None, float]) -> None:
+        num_tokens, gap_s, time_s = tokens
+        self._timeline.add_tokens(num_tokens, gap_s, time_s)
         self._generation_tokens.inc(num_tokens)
         gaps_s = ([] if gap_s is None else [gap_s]) + [0.0] * (num_tokens - 1)  # tokens of one step come together
         self._recent.add_tokens(num_tokens, gaps_s)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from engine.core.batch import Phase
+from engine.core.machine import Bound
 from engine.core.stats import RequestTimings, StepStats, nearest_rank
 from server.protocol.stats import Percentiles, PrefixCacheTotals, RecentRequests, RecentSteps, Stats, Totals
 
@@ -27,6 +28,7 @@ class _Step(NamedTuple):
     duration_s: float
     model_s: float
     floor_s: float
+    bound: Bound | None
 
 
 class RecentStats:
@@ -57,7 +59,9 @@ class RecentStats:
         """Adds a step, unless its duration at the machine's peaks (`floor_s`) is unknown."""
         if stats.phase is not None and stats.floor_s is not None:
             model_s = stats.model_s + stats.drafting_s
-            self._steps[stats.phase].append(_Step(stats.num_tokens, stats.duration_s, model_s, stats.floor_s))
+            self._steps[stats.phase].append(
+                _Step(stats.num_tokens, stats.duration_s, model_s, stats.floor_s, stats.bound)
+            )
 
     def summary(self, prefix_cache: PrefixCacheTotals) -> Stats:
         """Returns the body of `GET /stats`. Sorts some ten thousand numbers, which takes a millisecond or two."""
@@ -94,10 +98,12 @@ def _summary_of(steps: Iterable[_Step]) -> RecentSteps | None:
     steps = list(steps)
     if not steps:
         return None
-    num_tokens, duration_s, model_s, floor_s = map(sum, zip(*steps, strict=True))
+    num_tokens, duration_s, model_s, floor_s = map(sum, list(zip(*steps, strict=True))[:4])
+    floors_s = {bound: sum(step.floor_s for step in steps if step.bound is bound) for bound in Bound}
     return RecentSteps(
         count=len(steps),
         tokens=round(num_tokens / len(steps), 3),
         mean_ms=round(duration_s / len(steps) * 1e3, 3),
         of_ceiling=round(floor_s / model_s, 3),
+        bound=max(floors_s, key=floors_s.__getitem__).value,
     )

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.core.request_record import record_of
+from server.core.request_record import RequestRecord, record_of
 from server.metrics.metrics import Metrics
 from server.runtime.lifecycle import Lifecycle
 
 logger = logging.getLogger("twostep.access")
 
-PROBES = frozenset({"/health", "/ready", "/metrics", "/load", "/stats", "/v1/requests"})
+PROBES = frozenset(
+    {"/health", "/ready", "/metrics", "/load", "/stats", "/stats/timeline", "/stats/diagnosis", "/v1/requests"}
+)
 """Paths that are polled: requests for them are logged at the level debug."""
 _LOGGED = ("prompt_tokens", "cached_tokens", "generated_tokens", "queue_ms", "prefill_ms", "ttft_ms")
 _LOGGED_AT_THE_END = ("decode_ms", "itl_ms", "e2e_ms")  # a stream that was cut off has none of them
@@ -59,6 +61,9 @@ def report_request(scope: Scope, metrics: Metrics) -> None:
     if record.key.name and method == "POST":
         counts = None if record.report is None else record.report().counts
         metrics.on_key_request(record.key.name, counts, record.error_code)
+    if record.report is not None:
+        answer = {"id": record.request_id, "model": record.model, "status": record.status, "finish": _finish(record)}
+        metrics.on_answer(record.key.name, record.arrival_s, answer | {"timings": record.report().body()})
     level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
     if logger.isEnabledFor(level):
         line, fields = (method, _path(scope), record.status, round(elapsed_s * 1e3, 3)), _fields(scope)
@@ -78,6 +83,11 @@ def _path(scope: Scope) -> str:
     return path if path.isprintable() else repr(path)
 
 
+def _finish(record: RequestRecord) -> str | None:
+    """Returns how the request's sequences ended, each way once; None if none did."""
+    return ",".join(dict.fromkeys(record.finish_reasons.values())) or None
+
+
 def _fields(scope: Scope) -> dict[str, str | float | int | None]:
     """Returns what the log says of a request beside its line: those that are known."""
     record = record_of(scope)
@@ -88,7 +98,7 @@ def _fields(scope: Scope) -> dict[str, str | float | int | None]:
         "model": record.model,
         "error": record.error_code or record.broken_by,
         "client": "left" if record.client_left else None,
-        "finish": ",".join(dict.fromkeys(record.finish_reasons.values())) or None,
+        "finish": _finish(record),
     }
     if record.report is not None:
         body = record.report().body()

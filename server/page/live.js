@@ -1,13 +1,56 @@
 /* The view of what happens on the server, second by second. */
 
-const SPAN_S = 300, MAX_REQUESTS = 50;
+const CHART_S = 300;
 
 const rateChart = new Chart(at("rates"), {
   label: "Tokens a second",
-  series: [{ name: "decode", label: "written (decode)", className: "ink-decode" }],
+  series: [
+    { name: "prefill", label: "read (prefill)", className: "prefill" },
+    { name: "decode", label: "written (decode)", className: "decode" },
+  ],
   format: (value) => `${count(value)}/s`,
-  span_s: SPAN_S,
+  span_s: CHART_S,
 });
+
+const latencyChart = new Chart(at("latencies"), {
+  label: "Latency",
+  series: [
+    { name: "ttft", label: "TTFT", className: "prefill" }, { name: "worstTtft", label: "longest", className: "prefill faint" },
+    { name: "itl", label: "ITL", className: "decode" }, { name: "worstItl", label: "longest", className: "decode faint" },
+  ],
+  format: ms,
+  span_s: CHART_S,
+  isLog: true,
+});
+
+const lanes = new Lanes(at("lanes"), Number(at("span").value));
+let frozen = null; // what the lanes show while they are held
+
+function showHistory(live) {
+  rateChart.show(secondsOf((second) => ({ prefill: second?.prefill_tokens ?? 0, decode: second?.decode_tokens ?? 0 })));
+  latencyChart.show(secondsOf((second) => ({
+    ttft: second?.ttft_ms?.mean, worstTtft: second?.ttft_ms?.max, itl: second?.itl_ms?.mean, worstItl: second?.itl_ms?.max,
+  })));
+  if (!at("hold").checked) frozen = [past.steps, spansOfRequests(live), past.now_ms];
+  lanes.show(...frozen);
+}
+
+at("span").addEventListener("change", () => {
+  lanes.span_s = Number(at("span").value);
+  if (frozen) lanes.show(...frozen);
+});
+
+function showDiagnosis({ verdict, sentence, evidence, advice }, recent) {
+  at("sentence").textContent = sentence;
+  at("verdict").dataset.verdict = verdict;
+  at("evidence").replaceChildren(...evidence.map((each) => made("li", {}, each)));
+  at("advice").replaceChildren(...advice.map((each) => made("li", {}, each)));
+  at("help").hidden = !advice.length;
+  const medians = ["queue", "prefill", "decode"].map((name) => [name, recent[`${name}_ms`]?.p50 ?? 0]);
+  fill(at("share"), medians);
+  at("share").hidden = verdict === "unknown";
+  at("shares").replaceChildren(...(verdict === "unknown" ? [] : medians.map(([name, value]) => entry(name, name, ms(value)))));
+}
 
 /* Fills a table. The first cell of each line names it. */
 function table(id, head, lines) {
@@ -39,9 +82,9 @@ function showPhases(recent) {
 function showSteps(stats) {
   const lines = ["prefill", "decode"].filter((phase) => stats[phase]).map((phase) => {
     const steps = stats[phase];
-    return [phase, count(steps.count), count(steps.tokens), ms(steps.mean_ms), percent(steps.of_ceiling)];
+    return [phase, count(steps.count), count(steps.tokens), ms(steps.mean_ms), percent(steps.of_ceiling), steps.bound];
   });
-  table("steps", ["", "newest", "tokens a step", "mean", "of what the machine could do"], lines);
+  table("steps", ["", "newest", "tokens a step", "mean", "of what the machine could do", "bound by"], lines);
 }
 
 function showCache(cache) {
@@ -54,85 +97,17 @@ function showCache(cache) {
   ]);
 }
 
-/* Requests that run or wait. Each keeps its element while it lives, so that it stays open, and focused. */
-
-function showRequests(list) {
-  const old = new Map([...at("requests").children].map((element) => [element.dataset.id, element]));
-  const shown = list.data.slice(0, MAX_REQUESTS).map((request) => {
-    const element = old.get(request.id) ?? newRequest(request.id);
-    old.delete(request.id);
-    updateRequest(element, request);
-    return element;
-  });
-  for (const gone of old.values()) gone.remove();
-  shown.forEach((element, index) => {
-    if (at("requests").children[index] !== element) at("requests").insertBefore(element, at("requests").children[index] ?? null);
-  });
-  at("no-requests").hidden = shown.length > 0;
-}
-
-function newRequest(id) {
-  const end = made("button", { class: "small", type: "button" }, "End");
-  end.setAttribute("aria-label", `End request ${id}`);
-  end.addEventListener("click", () => {
-    end.disabled = true;
-    endRequest(id).catch((error) => { tell("end", error.message); end.disabled = false; });
-  });
-  const details = made("details", {}, made(
-    "summary", {}, made("span", { class: "id" }, id), made("span", { class: "phase" }), made("div", { class: "bar" }),
-    made("span", { class: "number" }),
-  ), made("dl", { class: "facts" }));
-  const element = made("div", { class: "request" }, details, end);
-  element.dataset.id = id;
-  return element;
-}
-
-const endRequest = (id) => ask(`v1/requests/${encodeURIComponent(id)}`, { method: "DELETE" });
-
-function updateRequest(element, request) {
-  const sum = (name) => request.sequences.reduce((whole, each) => whole + (each[name] ?? 0), 0);
-  const phases = [...new Set(request.sequences.map((each) => each.phase ?? NONE))];
-  const read = Math.min(sum("computed_tokens"), sum("prompt_tokens"));
-  element.querySelector(".phase").textContent = phases.join(", ");
-  element.querySelector(".number").textContent = `${count(sum("generated_tokens"))} tokens, ${ms(request.age_ms)}`;
-  fill(element.querySelector(".bar"), [["queue", sum("prompt_tokens") - read], ["prefill", read], ["decode", sum("generated_tokens")]]);
-  const facts = element.firstChild.open ? request.sequences.flatMap((sequence) => factsOf(sequence)) : [];
-  element.querySelector(".facts").replaceChildren(...facts.map(([name, value]) => made("div", {}, made("dt", {}, name), made("dd", {}, value))));
-}
-
-function factsOf(sequence) {
-  return [
-    ["Prompt", `${count(sequence.prompt_tokens)} tokens`],
-    ["found in the cache", `${count(sequence.cached_tokens)} tokens`],
-    ["computed so far", `${count(sequence.computed_tokens)} tokens`],
-    ["written so far", `${count(sequence.generated_tokens)} tokens`],
-    ["Place in the queue", isNumber(sequence.queue_position) ? count(sequence.queue_position) : NONE],
-    ["TTFT", ms(sequence.ttft_ms)],
-    ["KV blocks", count(sequence.kv_blocks)],
-    ["ends at the latest", isNumber(sequence.predicted_end_ms) ? `in ${ms(sequence.predicted_end_ms)}` : NONE],
-  ];
-}
-
-/* One look a second, while somebody looks. */
-
-const rates = [];
-let before = null;
-
-function rateOf(totals) {
-  const now = { tokens: totals.generated_tokens, time: performance.now() };
-  const rate = before && Math.max(0, (1000 * (now.tokens - before.tokens)) / (now.time - before.time));
-  before = now;
-  if (rate !== null) rates.push({ time: now.time, values: { decode: rate } });
-  while (rates.length && now.time - rates[0].time > 1000 * SPAN_S) rates.shift();
-  rateChart.show(rates.map(({ time, values }) => ({ age_s: (now.time - time) / 1000, values })));
-  return rate;
-}
-
+/* One look, once a second. */
 async function look() {
-  const [load, stats, live] = await Promise.all([get("load"), get("stats"), get("v1/requests")]);
-  showTiles(load, rateOf(stats.totals));
+  const [load, stats, diagnosis, list] = await Promise.all([
+    get("load"), get("stats"), get("stats/diagnosis"), get("v1/requests"), learn(),
+  ]);
+  const [rate] = secondsOf((second) => second?.decode_tokens ?? 0).slice(-1);
+  showTiles(load, rate?.values ?? 0);
+  showDiagnosis(diagnosis, stats.requests);
+  showHistory(list.data);
+  showRequests(list.data);
   showPhases(stats.requests);
   showSteps(stats);
   showCache(stats.prefix_cache);
-  showRequests(live);
 }

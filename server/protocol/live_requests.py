@@ -20,6 +20,8 @@ class LiveSequence(BaseModel):
     generated_tokens: int
     kv_blocks: int | None
     """KV blocks held, shared ones included."""
+    queue_ms: float | None
+    """Time from arrival until first scheduled; null before the first token."""
     ttft_ms: float | None
     """Time to first token; null before it."""
     predicted_end_ms: float | None

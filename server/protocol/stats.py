@@ -1,4 +1,6 @@
-"""GET /stats: latencies of recent requests and durations of recent steps."""
+"""GET /stats: latencies of recent requests and durations of recent steps; GET /stats/diagnosis: what they say."""
+
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -45,6 +47,8 @@ class RecentSteps(BaseModel):
     mean_ms: float
     of_ceiling: float
     """Time that the steps would have taken at the machine's measured peaks, divided by the time that the model took."""
+    bound: Literal["compute", "memory"]
+    """Which of these peaks would bound most of that time."""
 
 
 class PrefixCacheTotals(BaseModel):
@@ -71,3 +75,15 @@ class Stats(BaseModel):
     requests: RecentRequests
     prefill: RecentSteps | None
     decode: RecentSteps | None
+
+
+class Diagnosis(BaseModel):
+    """Whether answers are slow to start or slow to stream, why, and what would help."""
+
+    verdict: Literal["unknown", "neither", "start", "stream", "both"]
+    """unknown: no answer has ended yet."""
+    cause: Literal["queue", "prefill", "decode"] | None
+    """The phase that most of the median answer's slow part is spent in, or of all of it if neither is slow."""
+    sentence: str
+    evidence: list[str]
+    advice: list[str]

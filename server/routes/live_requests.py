@@ -32,6 +32,7 @@ def _sequence(snapshot: RequestSnapshot) -> dict[str, Any]:
         "computed_tokens": None if state is None else state.num_computed_tokens,
         "generated_tokens": snapshot.num_output_tokens,
         "kv_blocks": None if state is None else state.num_blocks,
+        "queue_ms": None if snapshot.queue_s is None else _ms(snapshot.queue_s),
         "ttft_ms": None if snapshot.ttft_s is None else _ms(snapshot.ttft_s),
         "predicted_end_ms": None if snapshot.left_s is None else _ms(snapshot.left_s),
     }

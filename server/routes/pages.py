@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse
 router = APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
 
 _SOURCES = Path(__file__).parents[1] / "page"
+_SCRIPTS = ("core", "plot", "chart", "lanes", "history", "requests", "live", "answer", "playground", "main")
 
 
 class Page:
@@ -62,7 +63,7 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-_PAGE = Page("index.html", "core.js", "chart.js", "live.js", "answer.js", "playground.js", "main.js")
+_PAGE = Page("index.html", *(f"{name}.js" for name in _SCRIPTS))
 
 
 @router.get("/")

@@ -271,6 +271,7 @@ class _Sequence:
             arrival_s=self.request.arrival_s,
             num_prompt_tokens=len(self.request.prompt_token_ids),
             num_output_tokens=num_tokens,
+            queue_s=0.001 if num_tokens else None,
             ttft_s=0.003 if num_tokens else None,
             left_s=0.0005 * (self.request.params.max_tokens - num_tokens) if num_tokens > 1 else None,
             state=self._engine.state,

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Tracer(Protocol):
-    def record(self, time_s: float, batch: Batch | None, stats: StepStats) -> None: ...
+    def record(self, batch: Batch | None, stats: StepStats) -> None: ...
 
     def close(self) -> None: ...
 
@@ -33,11 +33,11 @@ class FileTracer:
         self._file: IO[bytes] | None = Path(path).open("ab", buffering=0)  # noqa: SIM115 - held for the life of the engine
         self._encoder = msgspec.json.Encoder()
 
-    def record(self, time_s: float, batch: Batch | None, stats: StepStats) -> None:
+    def record(self, batch: Batch | None, stats: StepStats) -> None:
         if self._file is None or batch is None:
             return
         requests = [(r.request_id, r.start, r.end, r.samples) for r in batch.requests]
-        line = {"end_s": time_s, "end_unix_s": time.time(), "requests": requests, **msgspec.structs.asdict(stats)}
+        line = {"end_unix_s": time.time(), "requests": requests, **msgspec.structs.asdict(stats)}
         try:
             self._file.write(self._encoder.encode(line) + b"\n")
         except OSError as error:
@@ -54,7 +54,7 @@ class FileTracer:
 class NullTracer:
     """Traces nothing: the "off" state."""
 
-    def record(self, time_s: float, batch: Batch | None, stats: StepStats) -> None:
+    def record(self, batch: Batch | None, stats: StepStats) -> None:
         pass
 
     def close(self) -> None:

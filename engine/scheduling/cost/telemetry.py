@@ -67,6 +67,7 @@ class Telemetry:
             num_requests=len(batch.requests) if batch else 0,
             num_tokens=batch.num_tokens if batch else 0,
             duration_s=duration_s,
+            end_s=ended_s,
             floor_s=floor.seconds if floor else None,
             bound=floor.bound if floor else None,
             ceilings=self._roofline.ceilings,
@@ -77,7 +78,7 @@ class Telemetry:
             **counts.store._asdict(),
             **scheduler._asdict(),
         )
-        self._tracer.record(ended_s, batch, stats)
+        self._tracer.record(batch, stats)
         return stats
 
     def _floor_of(self, batch: Batch, times: StepTimes) -> StepFloor:

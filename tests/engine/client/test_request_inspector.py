@@ -85,6 +85,7 @@ def test_what_the_engine_and_the_server_know_is_reported() -> None:
             assert view.state is not None and 3 <= view.state.num_computed_tokens <= view.num_output_tokens
             assert (view.group_id, view.num_prompt_tokens) == ("g", 3)
             assert outputs[0].timings is not None and view.ttft_s == pytest.approx(outputs[0].timings.ttft_s)
+            assert view.queue_s == outputs[0].timings.queue_s
             assert view.left_s is not None and view.left_s > 0.019 * 900
 
     asyncio.run(check())
@@ -96,7 +97,7 @@ def test_before_the_first_token_no_end_is_predicted() -> None:
             waiting = asyncio.create_task(collect(engine, grouped(fake.WAIT)))
             await eventually(lambda: engine.num_live == 1)
             view = await only_view(engine)
-            assert (view.num_output_tokens, view.ttft_s, view.left_s) == (0, None, None)
+            assert (view.num_output_tokens, view.queue_s, view.ttft_s, view.left_s) == (0, None, None, None)
             engine.abort("", "g")
             await asyncio.wait([waiting])
             assert await engine.inspect("", None, 10) == []

@@ -18,7 +18,18 @@ from tests import virtual_time
 from tests.server.events import error_of
 from tests.server.live_server import LiveServer, live_server
 
-ROUTES = ["/v1/models", "/version", "/load", "/stats", "/server_info", "/docs", "/openapi.json", "/nothing"]
+ROUTES = [
+    "/v1/models",
+    "/version",
+    "/load",
+    "/stats",
+    "/stats/timeline",
+    "/stats/diagnosis",
+    "/server_info",
+    "/docs",
+    "/openapi.json",
+    "/nothing",
+]
 
 
 @pytest.fixture(scope="module")

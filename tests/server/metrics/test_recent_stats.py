@@ -67,7 +67,7 @@ def test_steps_are_by_phase_with_their_share_of_the_ceiling() -> None:
     ):
         recent.add_step(each)
     stats = recent.summary(NOTHING_FOUND)
-    assert stats.decode == RecentSteps(count=2, tokens=6, mean_ms=40, of_ceiling=0.5)
+    assert stats.decode == RecentSteps(count=2, tokens=6, mean_ms=40, of_ceiling=0.5, bound="memory")
     assert stats.prefill is None
 
 

@@ -12,8 +12,9 @@ ROOT = Path(__file__).resolve().parents[3]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
+    """A browser for the tests of one file: while its driver runs, no other event loop can run in this thread."""
     api = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[browser]' brings the browser's driver")
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:

@@ -30,8 +30,9 @@ def test_the_live_view(
     server.engine.hold_at = 3
     client = in_thread(lambda: server.complete("Hi", headers={"X-Request-Id": "x" * 128}))
     page = open_page(server.url, *screen)
-    page.locator(".request .id").click()
-    page.wait_for_selector(".request .facts dd")
+    for place in ("#requests", "#ended"):
+        page.locator(f"{place} .id").first.click()
+        page.wait_for_selector(f"{place} .facts dd")
     assert_fits(page, screen[0])
     assert violations(page) == []
     server.call(lambda: setattr(server.engine, "hold_at", None))

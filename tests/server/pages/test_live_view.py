@@ -1,12 +1,15 @@
 """The view of what happens, in a real browser."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from engine.core.batch import Phase
 from tests.server.fake_engine import saying
 from tests.server.live_server import FakeBackend, LiveServer, in_thread, live_server, wait_until
+from tests.server.metrics.steps import step
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +28,7 @@ def test_a_request_is_shown_with_its_progress_and_can_be_ended(
     client = in_thread(lambda: server.complete("Hi", headers={"X-Request-Id": "odd/<b>id"}, max_tokens=9))
     server.wait_until(lambda: server.engine.num_holding == 1)
     page = open_page(server.url)
-    request = page.locator(".request")
+    request = page.locator("#requests .request")
     request.wait_for()
     assert request.locator(".id").inner_text() == "odd/<b>id" and request.locator(".phase").inner_text() == "decode"
     request.locator(".id").click()
@@ -37,8 +40,11 @@ def test_a_request_is_shown_with_its_progress_and_can_be_ended(
     assert request.locator(".facts").is_visible() and end.evaluate("element => element === document.activeElement")
     page.keyboard.press("Enter")
     client.join(20)
-    page.wait_for_selector("#no-requests:not([hidden])")
+    wait_until(lambda: page.locator("#num-live").inner_text() == "None runs or waits.")
     server.wait_until_idle()
+    page.locator("#ended .id").click()
+    assert "1.00 ms" in page.locator("#ended .facts").inner_text()
+    assert page.locator("#ended .phase").inner_text() == "length"
 
 
 def test_requests_of_other_keys_are_not_shown(open_page: Callable[..., Any]) -> None:
@@ -51,7 +57,8 @@ def test_requests_of_other_keys_are_not_shown(open_page: Callable[..., Any]) -> 
         page.fill("#key", "mine")
         page.press("#key", "Enter")
         page.locator("#tiles dd").first.wait_for()
-        assert page.locator(".request").count() == 0 and page.is_visible("#no-requests")
+        assert page.locator(".request").count() == 0
+        assert page.locator("#num-live").inner_text() == "None runs or waits."
         server.call(lambda: setattr(server.engine, "hold_at", None))
         client.join(20)
 
@@ -79,6 +86,38 @@ def test_the_chart_tells_its_values_to_the_keyboard(server: LiveServer, open_pag
     page.keyboard.press("ArrowLeft")
     assert page.locator("#rates .cross").count() == 1
     assert "s ago" in page.locator("#rates .legend").inner_text()
+
+
+def test_steps_are_drawn_with_who_ran_in_them(server: LiveServer, open_page: Callable[..., Any]) -> None:
+    server.engine.hold_at = 2
+    client = in_thread(lambda: server.complete("Hi", headers={"X-Request-Id": "me"}))
+    server.wait_until(lambda: server.engine.num_holding == 1)
+    page = open_page(server.url)
+    page.locator("#requests .request").wait_for()
+    server.call(lambda: server.context.metrics.on_step(step(Phase.PREFILL, time.monotonic(), 0.05, num_tokens=99)))
+    server.call(lambda: server.context.metrics.on_step(step(Phase.DECODE, time.monotonic(), 0.02, held=5)))
+    legend = page.locator("#lanes .legend")
+    wait_until(lambda: "decode step of 8 tokens, 2 requests, 20.0 ms" in legend.inner_text())
+    text = legend.inner_text()
+    assert "50 % of the KV cache held, 27 % of what the machine could do, bound by memory" in text
+    assert "in this phase: me" in text
+    page.check("#hold")
+    page.locator("#lanes svg").focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert "prefill step of 99 tokens" in legend.inner_text()
+    server.call(lambda: setattr(server.engine, "hold_at", None))
+    client.join(20)
+
+
+def test_slow_to_start_or_slow_to_stream_is_answered(server: LiveServer, open_page: Callable[..., Any]) -> None:
+    server.complete("Hi", max_tokens=5)
+    page = open_page(server.url)
+    wait_until(
+        lambda: page.locator("#sentence").inner_text().startswith("Neither: nine answers in ten begin within 3.0 ms")
+    )
+    assert page.locator("#evidence li").count() >= 2 and page.is_hidden("#help")
+    assert "prefill 2.00 ms" in page.locator("#shares").inner_text()
 
 
 def test_bugs_of_the_page_are_told(server: LiveServer, chromium: Any) -> None:

@@ -159,7 +159,8 @@ def test_a_live_request_reports_its_progress(server: LiveServer) -> None:
     body = show(server).json()
     assert body.pop("age_ms") > 0
     sequence = {"phase": "decode", "queue_position": None, "prompt_tokens": 3, "cached_tokens": 1, "computed_tokens": 5}
-    sequence |= {"generated_tokens": 2, "kv_blocks": 2, "ttft_ms": 3.0, "predicted_end_ms": 3.5}
+    sequence |= {"generated_tokens": 2, "kv_blocks": 2, "queue_ms": 1.0, "ttft_ms": 3.0}
+    sequence |= {"predicted_end_ms": 3.5}
     assert body == {"id": "mine", "object": "request", "sequences": [sequence]}
     abort(server)
     assert pending.response.status_code == 200 and show(server).status_code == 404
@@ -182,9 +183,9 @@ def test_before_the_first_token_the_engine_reports_the_phase(
     server.engine.state = state
     (sequence,) = show(server).json()["sequences"]
     assert (sequence["phase"], sequence["queue_position"]) == (phase, position)
-    assert sequence["ttft_ms"] is sequence["predicted_end_ms"] is None and (sequence["kv_blocks"] is None) == (
-        state is None
-    )
+    assert sequence["queue_ms"] is sequence["ttft_ms"] is sequence["predicted_end_ms"] is None and (
+        sequence["kv_blocks"] is None
+    ) == (state is None)
     abort(server)
     assert pending.response.status_code == 499
 

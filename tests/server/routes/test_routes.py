@@ -134,7 +134,17 @@ class TestOpenApi:
             *("/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name}", "/tokenize", "/detokenize"),
             *("/v1/requests", "/v1/requests/{id}", "/v1/cache", "/reset_prefix_cache"),
             *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
-            *("/health", "/ready", "/load", "/stats", "/version", "/server_info", "/metrics"),
+            *(
+                "/health",
+                "/ready",
+                "/load",
+                "/stats",
+                "/stats/timeline",
+                "/stats/diagnosis",
+                "/version",
+                "/server_info",
+                "/metrics",
+            ),
         }
 
     def test_what_may_be_absent_may_be_null(self, schema: dict[str, Any]) -> None:
