@@ -89,6 +89,7 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
         summary="OpenAI-compatible inference, with prefill and decode apart",
         lifespan=lifespan,
         middleware=_middlewares(context),
+        docs_url=None,  # `server.routes.pages` has one that loads nothing
         redoc_url=None,
         redirect_slashes=False,
     )

@@ -12,7 +12,7 @@ from server.auth.key_ring import KeyRing
 from server.core.errors import AuthenticationError, error_response
 from server.core.request_record import record_of
 
-KEYLESS_PATHS = frozenset({"/", "/metrics", "/health", "/ready"})  # the page of "/" asks for the key itself
+KEYLESS_PATHS = frozenset({"/", "/docs", "/metrics", "/health", "/ready"})  # the pages ask for the key themselves
 
 
 class AuthMiddleware:

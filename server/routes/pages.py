@@ -1,5 +1,5 @@
-"""GET /: a page for people, with a live view of the server and a playground. It is one file that loads no other, joined
-from those of `server/page` when the server starts."""
+"""The pages for people: GET /, a live view of the server and a playground, and GET /docs. Each is one file that loads
+no other, joined from those of `server/page` when the server starts."""
 
 import base64
 import hashlib
@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse
 router = APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
 
 _SOURCES = Path(__file__).parents[1] / "page"
-_SCRIPTS = ("core", "plot", "chart", "lanes", "history", "requests", "live", "answer", "playground", "main")
+_LIVE = ("core", "plot", "chart", "lanes", "history", "requests", "live", "answer", "playground", "main")
 
 
 class Page:
@@ -21,7 +21,7 @@ class Page:
     def __init__(self, skeleton: str, *scripts: str) -> None:
         """`skeleton` is the HTML with an empty style and script, `scripts` are what the latter is joined from."""
         style = _source("style.css")
-        script = '"use strict";\n' + "".join(map(_source, scripts))
+        script = '"use strict";\n' + "".join(_source(f"{name}.js") for name in scripts)
         html = _source(skeleton)
         html = html.replace("<style></style>", f"<style>{style}</style>", 1)
         self.body = html.replace("<script></script>", f"<script>{script}</script>", 1).encode()
@@ -63,7 +63,8 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-_PAGE = Page("index.html", *(f"{name}.js" for name in _SCRIPTS))
+_PAGE = Page("index.html", *_LIVE)
+_DOCS = Page("docs.html", "core", "schema", "docs")
 
 
 @router.get("/")
@@ -71,3 +72,9 @@ async def page(request: Request) -> HTMLResponse:
     """Show what `/load`, `/stats` and `/v1/requests` report, and talk to the model. The page itself needs no API key,
     and asks for the one that these need."""
     return _PAGE.response(request.scope["root_path"])
+
+
+@router.get("/docs")
+async def docs(request: Request) -> HTMLResponse:
+    """Show every operation of `/openapi.json`, and try it. The page itself needs no API key, as that of `/`."""
+    return _DOCS.response(request.scope["root_path"])

@@ -26,7 +26,6 @@ ROUTES = [
     "/stats/timeline",
     "/stats/diagnosis",
     "/server_info",
-    "/docs",
     "/openapi.json",
     "/nothing",
 ]

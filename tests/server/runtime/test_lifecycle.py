@@ -19,7 +19,7 @@ OPEN_WHILE_LOADING = ["/metrics", "/version"]
 class TestLoading:
     def test_the_port_answers_503_until_the_model_is_loaded(self) -> None:
         with live_server(FakeBackend(is_loading=True)) as server:
-            for path in ("/health", "/ready", "/v1/models", "/load", "/server_info", "/docs", "/nothing"):
+            for path in ("/health", "/ready", "/v1/models", "/load", "/server_info", "/openapi.json", "/nothing"):
                 response = server.client.get(path)
                 assert (response.status_code, error_of(response)["code"]) == (503, "server_is_overloaded")
                 assert int(response.headers["retry-after"]) >= 1 and "loading" in response.text
