@@ -53,7 +53,7 @@ def test_the_page_asks_behind_the_prefix(behind: LiveServer, server: LiveServer)
 
 def test_the_documentation_asks_behind_the_prefix(behind: LiveServer) -> None:
     key = {"Authorization": "Bearer k"}
-    assert f"'{PREFIX}/openapi.json'" in behind.client.get("/docs", headers=key).text
+    assert f'<base href="{PREFIX}/">' in behind.client.get("/docs", headers=key).text
     described = behind.client.get(f"{PREFIX}/openapi.json", headers=key).json()
     assert described["servers"] == [{"url": PREFIX}] and "/v1/completions" in described["paths"]
 
