@@ -8,11 +8,14 @@ transformers changes Llama itself, `engine.model.probe.check_same` detects it.
 import dis
 import functools
 import inspect
+import sys
 from types import CodeType, FunctionType
 from typing import Any, cast
 
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.mixtral import modeling_mixtral
@@ -24,6 +27,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 from engine.weights.module_replacement import has_hooks
 
 __all__ = [
+    "caps_logits",
     "is_attention",
     "is_attention_with_norms",
     "is_causal_lm",
@@ -31,17 +35,25 @@ __all__ = [
     "is_decoder_layer",
     "is_embedding",
     "is_gated_mlp",
+    "is_half_rotary_embedding",
+    "is_late_router",
     "is_mixture",
     "is_normalizing_router",
     "is_rms_norm",
     "is_rotary_embedding",
+    "is_rotary_embedding_by_type",
     "is_rounding_router",
+    "is_sandwich_layer",
+    "is_scaled_embedding",
+    "is_unrounded_rms_norm",
+    "is_zero_centered_rms_norm",
 ]
 
 _ATTENTIONS = (
     modeling_llama.LlamaAttention,
     modeling_qwen2.Qwen2Attention,  # with a sliding window
     modeling_mistral.MistralAttention,  # with a sliding window, configured in another way
+    modeling_gemma2.Gemma2Attention,  # with a softcap
 )
 
 _DECODERS = (
@@ -50,19 +62,42 @@ _DECODERS = (
     modeling_mistral.MistralModel,
     modeling_mixtral.MixtralModel,
     modeling_qwen3_moe.Qwen3MoeModel,
+    modeling_gemma2.Gemma2Model,
+    modeling_gpt_oss.GptOssModel,
 )
-_DECODER_LAYERS = (modeling_llama.LlamaDecoderLayer, modeling_mixtral.MixtralDecoderLayer)
+_DECODER_LAYERS = (
+    modeling_llama.LlamaDecoderLayer,
+    modeling_mixtral.MixtralDecoderLayer,
+    modeling_gpt_oss.GptOssDecoderLayer,
+)
 _MIXTURES = (
     modeling_mixtral.MixtralSparseMoeBlock,  # with noise, in training
     modeling_olmoe.OlmoeSparseMoeBlock,
     modeling_qwen3_moe.Qwen3MoeSparseMoeBlock,
+    modeling_gpt_oss.GptOssMLP,  # whose router has another name, and which returns its scores, too
 )
-_MIXTURES_FOR_CAUSAL_LM = (modeling_mixtral.MixtralForCausalLM, modeling_qwen3_moe.Qwen3MoeForCausalLM)
+_MIXTURES_FOR_CAUSAL_LM = (
+    modeling_mixtral.MixtralForCausalLM,
+    modeling_qwen3_moe.Qwen3MoeForCausalLM,
+    modeling_gpt_oss.GptOssForCausalLM,
+)
 _FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # their frequencies are the same in every batch
 
 
 def is_rms_norm(module: nn.Module) -> bool:
+    """Whether the module is an RMSNorm that rounds before it multiplies by its weight."""
     return _is_like(module, modeling_llama.LlamaRMSNorm)
+
+
+def is_unrounded_rms_norm(module: nn.Module) -> bool:
+    """Whether the module is an RMSNorm that rounds once, at the end."""
+    return _is_like(module, modeling_gpt_oss.GptOssRMSNorm)
+
+
+def is_zero_centered_rms_norm(module: nn.Module) -> bool:
+    """Whether the module is an RMSNorm that multiplies by one more than its weight, and rounds once, at the end."""
+    kind = modeling_gemma2.Gemma2RMSNorm
+    return _is_like(module, kind) and _is_same(getattr(type(module), "_norm", None), kind._norm)
 
 
 def is_gated_mlp(module: nn.Module) -> bool:
@@ -70,11 +105,23 @@ def is_gated_mlp(module: nn.Module) -> bool:
 
 
 def is_decoder_layer(module: nn.Module) -> bool:
+    """Whether the module norms what its attention and its MLP read."""
     return any(_is_like(module, kind) for kind in _DECODER_LAYERS)
+
+
+def is_sandwich_layer(module: nn.Module) -> bool:
+    """Whether the module norms what its attention and its MLP read, and what they add."""
+    return any(_is_like(module, kind) for kind in (modeling_gemma2.Gemma2DecoderLayer, *_gemma3("Gemma3DecoderLayer")))
 
 
 def is_embedding(module: nn.Module) -> bool:
     return _is_like(module, nn.Embedding) and module.max_norm is None
+
+
+def is_scaled_embedding(module: nn.Module) -> bool:
+    """Whether the module is an embedding whose rows are multiplied by `embed_scale`."""
+    is_like = _is_like(module, modeling_gemma2.Gemma2TextScaledWordEmbedding)
+    return is_like and type(module).__mro__[1] is nn.Embedding and module.max_norm is None
 
 
 def is_rotary_embedding(module: nn.Module) -> bool:
@@ -82,21 +129,39 @@ def is_rotary_embedding(module: nn.Module) -> bool:
     return _is_like(module, modeling_llama.LlamaRotaryEmbedding) and module.rope_type in _FIXED_ROPE_TYPES
 
 
+def is_half_rotary_embedding(module: nn.Module) -> bool:
+    """Whether it is such a one, and returns only one of the two equal halves of its tables."""
+    return _is_like(module, modeling_gpt_oss.GptOssRotaryEmbedding) and module.rope_type in _FIXED_ROPE_TYPES
+
+
+def is_rotary_embedding_by_type(module: nn.Module) -> bool:
+    """Whether the module is a rotary embedding with frequencies for each type of layers, which never change."""
+    is_like = any(_is_like(module, kind) for kind in _gemma3("Gemma3RotaryEmbedding"))
+    return is_like and {*cast("dict[str, str]", module.rope_type).values()} <= {*_FIXED_ROPE_TYPES}
+
+
 def is_decoder(module: nn.Module) -> bool:
     """Whether the module is a decoder: an embedding, layers one after the other, a final norm."""
-    return any(_is_like(module, kind) for kind in _DECODERS)
+    return any(_is_like(module, kind) for kind in (*_DECODERS, *_gemma3("Gemma3TextModel")))
 
 
 def is_causal_lm(module: nn.Module) -> bool:
     """Whether the module is a decoder with a language-model head, and returns nothing of its routers."""
     is_mixture = any(_is_like(module, kind) for kind in _MIXTURES_FOR_CAUSAL_LM)
-    return _is_like(module, modeling_llama.LlamaForCausalLM) or (
-        is_mixture and not cast(Any, module).config.output_router_logits
+    return (
+        _is_like(module, modeling_llama.LlamaForCausalLM)
+        or caps_logits(module)
+        or (is_mixture and not cast(Any, module).config.output_router_logits)
     )
 
 
+def caps_logits(module: nn.Module) -> bool:
+    """Whether the module is such a one, and its logits are capped by `final_logit_softcapping` if its config has it."""
+    return any(_is_like(module, kind) for kind in (modeling_gemma2.Gemma2ForCausalLM, *_gemma3("Gemma3ForCausalLM")))
+
+
 def is_mixture(module: nn.Module) -> bool:
-    """Whether the module routes rows to `experts` by `gate`, and does nothing else."""
+    """Whether the module routes rows to `experts` by `gate` or `router`, and does nothing else."""
     return any(_is_like(module, kind) for kind in _MIXTURES) and not module.training
 
 
@@ -110,13 +175,27 @@ def is_rounding_router(module: nn.Module) -> bool:
     return _is_like(module, modeling_qwen3_moe.Qwen3MoeTopKRouter)
 
 
+def is_late_router(module: nn.Module) -> bool:
+    """Whether the module chooses the likeliest experts, whose weights are a softmax over the chosen alone."""
+    return _is_like(module, modeling_gpt_oss.GptOssTopKRouter)
+
+
 def is_attention(module: nn.Module) -> bool:
+    if _is_like(module, modeling_gpt_oss.GptOssAttention):
+        return _rotates_as_gpt_oss(module)
     return any(_is_like(module, kind) for kind in _ATTENTIONS) and _rotates_as_llama(module)
 
 
 def is_attention_with_norms(module: nn.Module) -> bool:
     """Whether the module is an attention that norms the heads of queries and keys, by `q_norm` and `k_norm`."""
-    return _is_like(module, modeling_qwen3.Qwen3Attention) and _rotates_as_llama(module)
+    kinds = (modeling_qwen3.Qwen3Attention, *_gemma3("Gemma3Attention"))
+    return any(_is_like(module, kind) for kind in kinds) and _rotates_as_llama(module)
+
+
+def _gemma3(name: str) -> tuple[type[nn.Module], ...]:
+    """Returns a class of Gemma 3's if its code was loaded: it takes that of images with it."""
+    module = sys.modules.get("transformers.models.gemma3.modeling_gemma3")
+    return () if module is None else (getattr(module, name),)
 
 
 def _is_like(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -136,6 +215,14 @@ def _rotates_as_llama(attention: nn.Module) -> bool:
     rotate = _global(type(attention).forward, "apply_rotary_pos_emb")
     return _is_same(rotate, modeling_llama.apply_rotary_pos_emb) and _is_same(
         _global(rotate, "rotate_half"), modeling_llama.rotate_half
+    )
+
+
+def _rotates_as_gpt_oss(attention: nn.Module) -> bool:
+    """Whether they are gpt-oss's, which compute the same of tables with one of two equal halves."""
+    rotate = _global(type(attention).forward, "apply_rotary_pos_emb")
+    return _is_same(rotate, modeling_gpt_oss.apply_rotary_pos_emb) and _is_same(
+        _global(rotate, "_apply_rotary_emb"), modeling_gpt_oss._apply_rotary_emb
     )
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "MixtureParts",
     "MlpParts",
     "NormParts",
+    "RotaryParts",
     "linear_parts",
 ]
 
@@ -121,14 +122,18 @@ class MixtureParts(msgspec.Struct, frozen=True, eq=False, tag=True):
 
     router: LinearParts
     top_k: int
+    is_of_chosen: bool
+    """Whether weights are a softmax over the chosen alone, in the type of the rows; else over all, in float32."""
     is_normalized: bool
+    """Whether the weights of the latter are made to add up to one."""
     is_rounded: bool
-    """Whether the weights of the chosen experts are rounded to the type of the rows."""
+    """Whether they are rounded to the type of the rows."""
     experts: ExpertParts
 
     def bound(self) -> Any:
         classes = torch.classes.twostep
-        router = classes.Router(self.router.bound(), self.top_k, self.is_normalized, self.is_rounded)
+        choice = self.top_k, self.is_of_chosen, self.is_normalized, self.is_rounded
+        router = classes.Router(self.router.bound(), *choice)
         return classes.Mixture(router, self.experts.bound())
 
 
@@ -138,35 +143,53 @@ class LayerParts(msgspec.Struct, frozen=True, eq=False):
     attention: AttentionParts
     norm: NormParts
     feed_forward: MlpParts | MixtureParts
+    attention_norm: NormParts | None = None
+    """Norm of what attention adds to the residual, if there is one."""
+    feed_forward_norm: NormParts | None = None
+    """Norm of what the MLP or the mixture adds."""
+    rotation: int = 0
+    """Which of the decoder's rotary embeddings the layer takes."""
 
     def bound_after(self) -> Any:
         """Returns what runs after attention."""
         feed_forward = self.feed_forward.bound()
         choice = (feed_forward, None) if isinstance(self.feed_forward, MlpParts) else (None, feed_forward)
-        return torch.classes.twostep.AfterAttention(self.attention.output.bound(), self.norm.bound(), *choice)
+        added = [None if norm is None else norm.bound() for norm in (self.attention_norm, self.feed_forward_norm)]
+        return torch.classes.twostep.AfterAttention(self.attention.output.bound(), self.norm.bound(), *choice, *added)
 
     def bound(self, cache: KVCache) -> Any:
         """Returns the layer, which attends over its part of the cache."""
         before, after = self.attention.bound(), self.bound_after()
         part = cache.of_layer(self.attention.layer)
-        return torch.classes.twostep.Layer(before, after, *part, *self.attention.params)
+        return torch.classes.twostep.Layer(before, after, *part, *self.attention.params, self.rotation)
+
+
+class RotaryParts(msgspec.Struct, frozen=True, eq=False):
+    """A rotary embedding whose frequencies never change."""
+
+    inv_freq: Tensor  # [head_size / 2], float32
+    scaling: float
+    """Factor of its sines and cosines."""
 
 
 class DecoderParts(msgspec.Struct, frozen=True, eq=False):
     """A whole model, from token ids to logits."""
 
     embedding: Tensor  # [vocab_size, H], or packed in blocks
-    inv_freq: Tensor  # [head_size / 2], float32
-    attention_scaling: float
-    """Factor of the rotary embedding's sines and cosines."""
+    rotations: tuple[RotaryParts, ...]
     layers: tuple[LayerParts, ...]
     norm: NormParts
     head: LinearParts
     after_embedding: Gather | None = None
     """What gathers all ranks' columns of the embedding, where this is one rank's part."""
+    embedding_scale: float | None = None
+    """What the embedding's rows are multiplied by, a number of their type."""
+    logits_softcap: float | None = None
+    """The cap c of logits, each of which becomes c * tanh(logit / c)."""
 
     def bound(self, cache: KVCache) -> Any:
         """Returns what computes the last hidden states."""
         layers = [layer.bound(cache) for layer in self.layers]
-        rotary = self.inv_freq, self.attention_scaling
-        return torch.classes.twostep.Decoder(self.embedding, self.after_embedding, *rotary, layers, self.norm.bound())
+        rotary = [each.inv_freq for each in self.rotations], [each.scaling for each in self.rotations]
+        embedding = self.embedding, self.after_embedding, self.embedding_scale
+        return torch.classes.twostep.Decoder(*embedding, *rotary, layers, self.norm.bound())

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import torch
 import transformers
@@ -23,6 +24,7 @@ from engine.model.decoder_parts import DecoderParts, linear_parts
 from engine.model.fused_modules import FusedRMSNorm
 from engine.model.kernel_forward import KernelForward
 from engine.model.kernel_layer import KernelDecoderLayer, norm_parts
+from engine.model.rotations import has_known_rotations, rotations_of
 from engine.runner.forward import Forward, TransformersForward
 from engine.runner.model_inputs import build_inputs
 from engine.weights.block_weight import BlockEmbedding
@@ -37,6 +39,9 @@ __all__ = ["choose_forward", "decoder_parts", "is_known"]
 logger = logging.getLogger(__name__)
 
 _FAMILIES = (
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
     "llama",
     "mistral",
     "mixtral",
@@ -85,27 +90,36 @@ def is_known(module: PreTrainedModel) -> bool:
     return (
         isinstance(head, PackedLinear)
         and isinstance(own_part(head.packed), KernelWeight | KernelQuantizedWeight)
-        and (code_fingerprint.is_embedding(embedding) or isinstance(embedding, GatheredEmbedding))
-        and code_fingerprint.is_rotary_embedding(decoder.rotary_emb)
+        and _is_embedding_known(embedding)
+        and has_known_rotations(decoder)
         and isinstance(decoder.norm, FusedRMSNorm)
-        and embedding.weight.dtype == decoder.norm.weight.dtype
+        and embedding.weight.dtype == head.packed.dtype
         and len(layers) == decoder.config.num_hidden_layers
         and all(isinstance(layer, KernelDecoderLayer) for layer in layers)
     )
+
+
+def _is_embedding_known(embedding: Any) -> bool:
+    is_plain = code_fingerprint.is_embedding(embedding) or isinstance(embedding, GatheredEmbedding)
+    return is_plain or code_fingerprint.is_scaled_embedding(embedding)
 
 
 def decoder_parts(module: PreTrainedModel) -> DecoderParts:
     """Returns the parts of a known model."""
     decoder, head = cast(Any, module.base_model), cast(Any, module.get_output_embeddings())
     embedding = decoder.embed_tokens
+    rotations, numbers = rotations_of(decoder)
+    layers = zip(decoder.layers, numbers, strict=True)
+    is_scaled = code_fingerprint.is_scaled_embedding(embedding)
     return DecoderParts(
         _rows_of(embedding),
-        decoder.rotary_emb.inv_freq.to(torch.float32),
-        decoder.rotary_emb.attention_scaling,
-        tuple(layer.parts for layer in decoder.layers),
+        rotations,
+        tuple(msgspec.structs.replace(layer.parts, rotation=number) for layer, number in layers),
         norm_parts(decoder.norm),
         linear_parts(head.packed, head.bias),
         embedding.gather if isinstance(embedding, GatheredEmbedding) else None,
+        embedding.embed_scale.to(embedding.weight.dtype).item() if is_scaled else None,
+        module.config.final_logit_softcapping if code_fingerprint.caps_logits(module) else None,
     )
 
 

@@ -23,17 +23,22 @@ __all__ = [
     "FusedMLP",
     "FusedRMSNorm",
     "FusedRotaryEmbedding",
+    "FusedSandwichLayer",
     "concatenated",
     "interleaved",
+    "whole_tables",
 ]
 
 
 class FusedRMSNorm(nn.Module):
-    """RMSNorm (Zhang and Sennrich, Root Mean Square Layer Normalization, 2019) as one operator."""
+    """RMSNorm (Zhang and Sennrich, Root Mean Square Layer Normalization, 2019) as one operator.
 
-    def __init__(self, norm: Any) -> None:
+    A weight of the rows' dtype multiplies what was rounded to it, as in Llama; one in float32 what was not.
+    """
+
+    def __init__(self, weight: nn.Parameter, eps: float) -> None:
         super().__init__()
-        self.weight, self.eps = norm.weight, float(norm.variance_epsilon)
+        self.weight, self.eps = weight, eps
         self._ahead: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
@@ -95,11 +100,11 @@ class FusedAttention(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,  # [1, T, H]
-        position_embeddings: tuple[Tensor, Tensor],  # [1, T, head_size] each
+        position_embeddings: tuple[Tensor, Tensor],  # [1, T, head_size] each, or half of that
         **_: Any,
     ) -> tuple[Tensor | SegmentSums, None]:
         qkv = self.qkv_proj(hidden_states[0])
-        self._rotate(qkv, *position_embeddings)
+        self._rotate(qkv, *whole_tables(position_embeddings, self.head_size))
         sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         query, key, value = qkv.view(len(qkv), -1, self.head_size).split(sizes, dim=1)
         attended = attend(self.call.with_tensors(query, key, value))  # [T, num_heads, head_size]
@@ -129,11 +134,46 @@ class FusedDecoderLayer(nn.Module):
             if isinstance(part, FusedAttention | FusedMLP):
                 part.leaves_sum = True
 
+    @property
+    def mlp_norm(self) -> FusedRMSNorm:
+        """The norm of what the MLP reads."""
+        return cast(FusedRMSNorm, self.post_attention_layernorm)
+
+    @property
+    def added_norms(self) -> tuple[FusedRMSNorm | None, FusedRMSNorm | None]:
+        """The norms of what attention and the MLP add to the residual, if there are any."""
+        return None, None
+
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # [1, T, H] -> [1, T, H]
+        norm_attended, norm_out = self.added_norms
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
-        residual, normed = self.post_attention_layernorm.add_and_norm(hidden_states, attended)
+        attended = attended if norm_attended is None else norm_attended(attended)
+        residual, normed = self.mlp_norm.add_and_norm(hidden_states, attended)
         out = self.mlp(normed)
+        out = out[0] if type(out) is tuple else out  # gpt-oss returns a router's scores, too
+        out = out if norm_out is None else norm_out(out)
         return cast(Tensor, residual + out) if self.next_norm is None else self.next_norm.add_ahead(residual, out)
+
+
+class FusedSandwichLayer(FusedDecoderLayer):
+    """A decoder layer that norms what attention and MLP read, and what they add, as Gemma 2 does."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__(layer)
+        self.pre_feedforward_layernorm = layer.pre_feedforward_layernorm
+        self.post_feedforward_layernorm = layer.post_feedforward_layernorm
+
+    def lead_to(self, norm: FusedRMSNorm) -> None:
+        """Has the layer do the work of the norm that is next; products are whole, since norms read them."""
+        self.next_norm = norm
+
+    @property
+    def mlp_norm(self) -> FusedRMSNorm:
+        return cast(FusedRMSNorm, self.pre_feedforward_layernorm)
+
+    @property
+    def added_norms(self) -> tuple[FusedRMSNorm, FusedRMSNorm]:
+        return self.post_attention_layernorm, self.post_feedforward_layernorm
 
 
 class FusedRotaryEmbedding(nn.Module):
@@ -147,6 +187,14 @@ class FusedRotaryEmbedding(nn.Module):
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:  # [1, T] -> [1, T, head_size] each
         tables = torch.ops.twostep.rotary_tables(position_ids, self.inv_freq, self.scaling, x.dtype)
         return cast("tuple[Tensor, Tensor]", tables)
+
+
+def whole_tables(tables: tuple[Tensor, Tensor], head_size: int) -> tuple[Tensor, Tensor]:
+    """Returns cosines and sines [1, T, head_size], of tables that may have one of two equal halves, as gpt-oss's."""
+    cos, sin = tables
+    if 2 * cos.shape[-1] != head_size:
+        return tables
+    return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
 
 def _product(linear: nn.Module, rows: Tensor, in_segments: bool) -> Tensor | SegmentSums:

@@ -20,6 +20,7 @@ from engine.model.fused_modules import (
     FusedMLP,
     FusedRMSNorm,
     FusedRotaryEmbedding,
+    FusedSandwichLayer,
 )
 from engine.weights.linear import is_linear
 from engine.weights.module_replacement import has_hooks, replace_modules
@@ -63,9 +64,20 @@ def _fused_rotary(module: nn.Module) -> nn.Module | None:
 
 def _fused_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
     """Returns the fused norm, or None for norms of another dtype than the model's, whose results have a third one."""
-    if not code_fingerprint.is_rms_norm(module) or cast(Tensor, module.weight).dtype != dtype:
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dtype != dtype:
         return None
-    return FusedRMSNorm(module)
+    if code_fingerprint.is_rms_norm(module):
+        return FusedRMSNorm(cast(nn.Parameter, weight), float(cast(float, module.variance_epsilon)))
+    if code_fingerprint.is_unrounded_rms_norm(module):
+        return FusedRMSNorm(_fixed(weight.float()), float(cast(float, module.variance_epsilon)))
+    if code_fingerprint.is_zero_centered_rms_norm(module):
+        return FusedRMSNorm(_fixed(1.0 + weight.float()), float(cast(float, module.eps)))
+    return None
+
+
+def _fixed(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(weight.detach(), requires_grad=False)
 
 
 def _fused_mlp(module: nn.Module) -> nn.Module | None:
@@ -110,10 +122,12 @@ def _has_shape_of(attention: nn.Module, call: AttentionCall) -> bool:
 
 
 def _fused_layer(module: nn.Module) -> nn.Module | None:
-    if not code_fingerprint.is_decoder_layer(module):
+    kind, names = FusedDecoderLayer, ["input_layernorm", "post_attention_layernorm"]
+    if code_fingerprint.is_sandwich_layer(module):
+        kind, names = FusedSandwichLayer, [*names, "pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    elif not code_fingerprint.is_decoder_layer(module):
         return None
-    norms = (module.input_layernorm, module.post_attention_layernorm)
-    return FusedDecoderLayer(module) if all(isinstance(norm, FusedRMSNorm) for norm in norms) else None
+    return kind(module) if all(isinstance(getattr(module, name), FusedRMSNorm) for name in names) else None
 
 
 def _are_linear(module: nn.Module, *names: str) -> bool:

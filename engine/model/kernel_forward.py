@@ -7,6 +7,7 @@ is torch's there, which keeps subnormal numbers; here they may become zero, as t
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engine.attention.kv_cache import KVCache
@@ -25,6 +26,7 @@ class KernelForward:
     def __init__(self, parts: DecoderParts, cache: KVCache) -> None:
         self.parts = parts
         self._weight, self._bias, self._gather = parts.head.weight, parts.head.bias, parts.head.after
+        self._softcap = parts.logits_softcap
         decoder = parts.bound(cache)
         self.linears: list[Any] = decoder.linears()
         """The layers to which adapters may add: see `engine/kernels/layers/decoder.cpp`."""
@@ -52,4 +54,5 @@ class KernelForward:
 
     def _head(self, hidden: Tensor) -> Tensor:  # [T, H] -> [T, vocab_size]
         logits = self._weight.multiply(hidden, self._bias)
-        return logits if self._gather is None else self._gather.run(logits)
+        logits = logits if self._gather is None else self._gather.run(logits)
+        return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from engine.attention.registry import attend
 from engine.model.decoder_parts import AttentionParts, LayerParts, LinearParts, MlpParts, NormParts, linear_parts
-from engine.model.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm
+from engine.model.fused_modules import FusedAttention, FusedDecoderLayer, FusedMLP, FusedRMSNorm, whole_tables
 from engine.model.mixture import is_known_mixture, mixture_parts, router_weight
 from engine.weights.adapters import are_rows_adapted
 from engine.weights.gathered_weight import own_part
@@ -57,12 +57,13 @@ class KernelDecoderLayer(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,  # [1, T, H]
-        position_embeddings: tuple[Tensor, Tensor],  # [1, T, head_size] each
+        position_embeddings: tuple[Tensor, Tensor],  # [1, T, head_size] each, or half of that
         **_: Any,
     ) -> Tensor:
         if are_rows_adapted():
             return cast(Tensor, self.layer(hidden_states, position_embeddings=position_embeddings))
-        query_key_value = torch.ops.twostep.before_attention(self._before, hidden_states, *position_embeddings)
+        tables = whole_tables(position_embeddings, cast(FusedAttention, self.layer.self_attn).head_size)
+        query_key_value = torch.ops.twostep.before_attention(self._before, hidden_states, *tables)
         attended = attend(self._call.with_tensors(*query_key_value))
         return cast(Tensor, torch.ops.twostep.after_attention(self._after, hidden_states, attended))
 
@@ -91,7 +92,7 @@ def _is_known_weight(packed: PackedWeight) -> bool:
 
 def _parts_of(layer: FusedDecoderLayer) -> LayerParts:
     attention, mlp = cast(FusedAttention, layer.self_attn), layer.mlp
-    query_norm, key_norm = (None if norm is None else norm_parts(norm) for norm in (attention.q_norm, attention.k_norm))
+    query_norm, key_norm = map(_optional_norm_parts, (attention.q_norm, attention.k_norm))
     attention_parts = AttentionParts(
         norm_parts(layer.input_layernorm),
         query_norm,
@@ -104,7 +105,8 @@ def _parts_of(layer: FusedDecoderLayer) -> LayerParts:
         attention.call.params,
     )
     feed_forward = _mlp(mlp) if isinstance(mlp, FusedMLP) else mixture_parts(mlp)
-    return LayerParts(attention_parts, norm_parts(layer.post_attention_layernorm), feed_forward)
+    added_norms = map(_optional_norm_parts, layer.added_norms)
+    return LayerParts(attention_parts, norm_parts(layer.mlp_norm), feed_forward, *added_norms)
 
 
 def _mlp(mlp: FusedMLP) -> MlpParts:
@@ -114,6 +116,10 @@ def _mlp(mlp: FusedMLP) -> MlpParts:
 def norm_parts(norm: FusedRMSNorm) -> NormParts:
     """Returns the parts of a norm."""
     return NormParts(norm.weight.detach(), norm.eps)
+
+
+def _optional_norm_parts(norm: FusedRMSNorm | None) -> NormParts | None:
+    return None if norm is None else norm_parts(norm)
 
 
 def _linear(linear: Any) -> LinearParts:

@@ -46,15 +46,21 @@ def assert_near(result: Tensor, expected: Tensor, steps: float = 2.0, floor: flo
 
 
 def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Computes LlamaRMSNorm; with weights in float32 only the product is rounded."""
     norm = LlamaRMSNorm(x.shape[-1], eps)
     norm.weight = torch.nn.Parameter(weight, requires_grad=False)
-    return norm(x)
+    return norm(x.to(weight.dtype)).to(x.dtype)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [*itertools.product(DTYPES, SIZES)])
 def test_a_norm_is_the_plain_one(layers: Any, random: Callable[..., Tensor], dtype: torch.dtype, size: int) -> None:
     x, weight = random(1, 3, size, dtype=dtype), random(size, dtype=dtype, seed=2)
     assert_near(layers.rms_norm(x, weight, 1e-5), plain_norm(x, weight, 1e-5))
+    in_float32 = random(size, dtype=torch.float32, seed=2)
+    assert_near(layers.rms_norm(x, in_float32, 1e-5), plain_norm(x, in_float32, 1e-5))
+    assert torch.equal(
+        layers.add_rms_norm(torch.zeros_like(x), x, in_float32, 1e-5)[1], layers.rms_norm(x, in_float32, 1e-5)
+    )
 
 
 @pytest.mark.parametrize(("dtype", "size"), [*itertools.product(DTYPES, SIZES)])
@@ -117,14 +123,16 @@ def test_heads_are_rotated_as_by_the_plain_layers(
 
 
 @pytest.mark.parametrize(("dtype", "head_size"), [*itertools.product(DTYPES, (2, 12, 80))])
-@pytest.mark.parametrize("normed", ["query", "key", "both"])
+@pytest.mark.parametrize("normed", ["query", "key", "both", "both in float32"])
 def test_heads_are_normed_before_they_are_rotated(
     layers: Any, random: Callable[..., Tensor], dtype: torch.dtype, head_size: int, normed: str
 ) -> None:
     heads = random(3, 4 + 2 * 2, head_size, dtype=dtype)
     cos, sin = (random(1, 3, head_size, dtype=dtype, seed=seed) for seed in (5, 6))
     norms = [
-        random(head_size, dtype=dtype, seed=seed) if normed in (name, "both") else None
+        random(head_size, dtype=torch.float32 if "float32" in normed else dtype, seed=seed)
+        if name in normed or "both" in normed
+        else None
         for seed, name in ((7, "query"), (8, "key"))
     ]
     parts = [*heads.split([4, 2, 2], dim=1)]

@@ -46,7 +46,8 @@ at::Tensor take_block_rows(const at::Tensor& packed, const at::Tensor& numbers);
 constexpr int64_t kGateBlock = 16;
 at::Tensor gate(const at::Tensor& gate_up, Activation activation, const Buffer& out = {});
 
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+// A weight of the rows' dtype multiplies what was rounded to it, one in float32 what was not.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, const Buffer& out = {});
 std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, const at::Tensor& x,
                                                 const at::Tensor& weight, double eps, const Buffer& sum = {},
                                                 const Buffer& normed = {});

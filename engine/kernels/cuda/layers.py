@@ -20,7 +20,8 @@ _LAUNCH = {"enable_fp_fusion": False}  # no product is added unrounded, which a 
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., H], weight [H] of the same dtype -> [..., H]: x / sqrt(mean(x**2) + eps), rounded, times weight."""
+    """x [..., H], weight [H] -> [..., H]: x / sqrt(mean(x**2) + eps), rounded, times weight. The weight has the dtype
+    of x, or float32: then only the product is rounded."""
     _check_norm(x, weight, x.shape[-1])
     rows, out = _Rows(x), torch.empty(x.shape, dtype=x.dtype, device=x.device)
     launch = _rms_norm_kernel[(rows.count,)]
@@ -29,8 +30,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """residual and x [..., H], weight [H], all of one dtype -> residual + x, and the norm of that sum, as `rms_norm`
-    has it."""
+    """residual and x [..., H] of one dtype, weight [H] -> residual + x, and that sum's norm, as `rms_norm` has it."""
     if residual.shape != x.shape or residual.dtype != x.dtype:
         raise RuntimeError("residual and x differ in shape or dtype")
     _check_norm(x, weight, x.shape[-1])
@@ -88,7 +88,8 @@ def rotate_heads(
 ) -> None:
     """Norms the heads of queries and keys, where a weight [head_size] is given, and rotates them, both in place.
 
-    qkv is [T, (num_heads + 2 * num_kv_heads) * head_size], cos and sin are [..., T, head_size], all of one dtype.
+    qkv is [T, (num_heads + 2 * num_kv_heads) * head_size], cos and sin are [..., T, head_size], all of one dtype;
+    weights are as in `rms_norm`.
     """
     if qkv.dim() != 2 or qkv.stride(1) != 1:
         raise RuntimeError("heads lie in the columns of a matrix")
@@ -147,8 +148,8 @@ def _aligned(tensor: Tensor) -> Tensor:
 
 def _check_norm(x: Tensor, weight: Tensor, size: int) -> None:
     _check_dtype(x)
-    if weight.dtype != x.dtype or not weight.is_contiguous() or weight.numel() != size:
-        raise RuntimeError(f"a norm's weight must be contiguous, of the rows' dtype, with {size} elements")
+    if weight.dtype not in (x.dtype, torch.float32) or not weight.is_contiguous() or weight.numel() != size:
+        raise RuntimeError(f"a norm's weight must be contiguous, of the rows' dtype or float32, with {size} elements")
     if size == 0:
         raise RuntimeError("rows of a norm must not be empty")
 
@@ -228,8 +229,16 @@ def _store_norm(numbers, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constex
     inside = column < SIZE
     scale = tl.load(weight + column, mask=inside, other=0.0)
     wide = numbers.to(tl.float32)
-    normed = (wide * _norm_factor(tl.sum(wide * wide, axis=0), eps, SIZE)).to(numbers.dtype)
-    tl.store(out + column, (normed.to(tl.float32) * scale.to(tl.float32)).to(numbers.dtype), mask=inside)
+    normed = wide * _norm_factor(tl.sum(wide * wide, axis=0), eps, SIZE)
+    tl.store(out + column, _scaled(normed, scale, numbers).to(numbers.dtype), mask=inside)
+
+
+@triton.jit
+def _scaled(normed, scale, rows):
+    """The product of what was normed, in float32, and its weight; one of the rows' dtype multiplies what is rounded."""
+    if scale.dtype == rows.dtype:
+        normed = normed.to(rows.dtype).to(tl.float32)
+    return normed * scale.to(tl.float32)
 
 
 @triton.jit
@@ -324,9 +333,8 @@ def _normed_head(low, high, weight, inside, eps, HALF: tl.constexpr):
     wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
     squares = tl.sum(wide_low * wide_low + wide_high * wide_high, axis=0)
     factor = _norm_factor(squares, eps, 2 * HALF)
-    normed_low, normed_high = (wide_low * factor).to(low.dtype), (wide_high * factor).to(low.dtype)
-    new_low = _product(normed_low, tl.load(weight, mask=inside, other=0.0))
-    new_high = _product(normed_high, tl.load(weight + HALF, mask=inside, other=0.0))
+    new_low = _scaled(wide_low * factor, tl.load(weight, mask=inside, other=0.0), low)
+    new_high = _scaled(wide_high * factor, tl.load(weight + HALF, mask=inside, other=0.0), high)
     return new_low.to(low.dtype), new_high.to(low.dtype)
 
 

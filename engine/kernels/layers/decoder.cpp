@@ -44,29 +44,42 @@ struct BeforeAttention : torch::CustomClassHolder {
   }
 };
 
+using OptionalNorm = std::optional<Ref<Norm>>;
+
 struct AfterAttention : torch::CustomClassHolder {
   Ref<Linear> attention_out;
   Ref<Norm> norm;
   Ref<FeedForward> feed_forward;
+  OptionalNorm attention_norm, feed_forward_norm;  // of what either adds to the residual
 
-  AfterAttention(Ref<Linear> attention_out, Ref<Norm> norm, Ref<FeedForward> feed_forward)
-      : attention_out(std::move(attention_out)), norm(std::move(norm)), feed_forward(std::move(feed_forward)) {}
+  AfterAttention(Ref<Linear> attention_out, Ref<Norm> norm, Ref<FeedForward> feed_forward, OptionalNorm attention_norm,
+                 OptionalNorm feed_forward_norm)
+      : attention_out(std::move(attention_out)), norm(std::move(norm)), feed_forward(std::move(feed_forward)),
+        attention_norm(std::move(attention_norm)), feed_forward_norm(std::move(feed_forward_norm)) {}
 
   // x [T, H], attended [T, num_heads * head_size] -> both [T, H]: their sum is the layer's output
   std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& x, const at::Tensor& attended, Workspace& work,
                                                 const AdapterRows& rows) const {
-    const at::Tensor projected = (*attention_out)(attended, work.added, Activation::kNone, rows);
+    const at::Tensor projected =
+        normed_by(attention_norm, (*attention_out)(attended, work.added, Activation::kNone, rows));
     const auto [residual, normed] = norm->add_and_norm(x, projected, work.residual, work.normed);
-    return {residual, (*feed_forward)(normed, work, rows)};
+    return {residual, normed_by(feed_forward_norm, (*feed_forward)(normed, work, rows))};
+  }
+
+ private:
+  static at::Tensor normed_by(const OptionalNorm& norm, const at::Tensor& rows) {
+    return norm ? (*norm)->in_place(rows) : rows;
   }
 };
 
 // A layer's feed-forward part is an MLP or a mixture: one of both.
 Ref<AfterAttention> after_attention_of(Ref<Linear> attention_out, Ref<Norm> norm, std::optional<Ref<Mlp>> mlp,
-                                       std::optional<Ref<Mixture>> mixture) {
+                                       std::optional<Ref<Mixture>> mixture, OptionalNorm attention_norm,
+                                       OptionalNorm feed_forward_norm) {
   TORCH_CHECK(mlp.has_value() != mixture.has_value(), "a layer has an MLP or a mixture");
   const Ref<FeedForward> feed_forward = mlp ? Ref<FeedForward>(*mlp) : Ref<FeedForward>(*mixture);
-  return c10::make_intrusive<AfterAttention>(std::move(attention_out), std::move(norm), feed_forward);
+  return c10::make_intrusive<AfterAttention>(std::move(attention_out), std::move(norm), feed_forward,
+                                             std::move(attention_norm), std::move(feed_forward_norm));
 }
 
 // x [1, T, H] -> query [T, num_heads, head_size], key and value [T, num_kv_heads, head_size]
@@ -84,7 +97,7 @@ at::Tensor after_attention(const Ref<AfterAttention>& layer, const at::Tensor& x
   return (residual + added).unsqueeze(0);
 }
 
-// A layer with the parameters of its attention and its part of the KV cache.
+// A layer with the parameters of its attention, its part of the KV cache and which of the decoder's rotations it takes.
 struct Layer : torch::CustomClassHolder {
   Ref<BeforeAttention> before;
   Ref<AfterAttention> after;
@@ -93,33 +106,47 @@ struct Layer : torch::CustomClassHolder {
   std::optional<int64_t> sliding_window;
   std::optional<double> softcap;
   OptionalTensor sinks;
+  size_t rotation;
 
   Layer(Ref<BeforeAttention> before, Ref<AfterAttention> after, at::Tensor keys, at::Tensor values, double scaling,
-        std::optional<int64_t> sliding_window, std::optional<double> softcap, OptionalTensor sinks)
+        std::optional<int64_t> sliding_window, std::optional<double> softcap, OptionalTensor sinks, int64_t rotation)
       : before(std::move(before)), after(std::move(after)), keys(std::move(keys)), values(std::move(values)),
-        scaling(scaling), sliding_window(sliding_window), softcap(softcap), sinks(std::move(sinks)) {}
+        scaling(scaling), sliding_window(sliding_window), softcap(softcap), sinks(std::move(sinks)),
+        rotation(static_cast<size_t>(rotation)) {}
 };
 
 struct Decoder : torch::CustomClassHolder {
   at::Tensor embedding;  // [N, H], or packed in blocks
   ranks::OptionalGather embedding_columns;
-  Rotations rotations;
+  std::optional<double> embedding_scale;
+  std::vector<Rotations> rotations;
   std::vector<Ref<Layer>> layers;
   Ref<Norm> last_norm;
   Workspace work;  // reused by short steps, where allocations would count; not thread-safe
 
-  // A rank may have some of the embedding's columns, which are gathered.
-  Decoder(at::Tensor embedding, ranks::OptionalGather embedding_columns, at::Tensor frequencies,
-          double rotation_scaling, std::vector<Ref<Layer>> layers, Ref<Norm> last_norm)
-      : embedding(embedding), embedding_columns(std::move(embedding_columns)),
-        rotations(std::move(frequencies), rotation_scaling, last_norm->weight.scalar_type()),
-        layers(std::move(layers)), last_norm(std::move(last_norm)) {}
+  // A rank may have some of the embedding's columns, which are gathered. Each rotation has its frequencies and a factor.
+  Decoder(at::Tensor embedding, ranks::OptionalGather embedding_columns, std::optional<double> embedding_scale,
+          const std::vector<at::Tensor>& frequencies, const std::vector<double>& rotation_scalings,
+          std::vector<Ref<Layer>> layers, Ref<Norm> last_norm)
+      : embedding(embedding), embedding_columns(std::move(embedding_columns)), embedding_scale(embedding_scale),
+        layers(std::move(layers)), last_norm(std::move(last_norm)) {
+    const at::ScalarType dtype = is_in_blocks() ? at::kFloat : embedding.scalar_type();
+    TORCH_CHECK(frequencies.size() == rotation_scalings.size(), "each rotation has its frequencies and a factor");
+    for (size_t i = 0; i < frequencies.size(); ++i) {
+      rotations.emplace_back(frequencies[i], rotation_scalings[i], dtype);
+    }
+    for (const auto& layer : this->layers) {
+      TORCH_CHECK(layer->rotation < rotations.size(), "a layer takes one of ", rotations.size(), " rotations");
+    }
+  }
+
+  bool is_in_blocks() const { return embedding.scalar_type() == at::kByte; }
 
   // token ids [T] -> [T, H]
   at::Tensor embed(const at::Tensor& token_ids) const {
-    if (embedding.scalar_type() == at::kByte) return take_block_rows(embedding, token_ids);
-    const at::Tensor rows = take_rows(embedding, token_ids);
-    return embedding_columns ? (**embedding_columns)(rows, {}) : rows;
+    at::Tensor rows = is_in_blocks() ? take_block_rows(embedding, token_ids) : take_rows(embedding, token_ids);
+    if (embedding_columns) rows = (**embedding_columns)(rows, {});
+    return embedding_scale ? rows.mul_(*embedding_scale) : rows;
   }
 
   // The linear layers to which adapters may add, in order: each layer's query, key and value, its attention's output,
@@ -170,7 +197,8 @@ std::tuple<at::Tensor, OptionalTensor> run_decoder(const Ref<Decoder>& decoder, 
                                                    const at::Tensor& slot_mapping, const OptionalTensor& kept,
                                                    const std::vector<int64_t>& recorded,
                                                    const OptionalTensor& adapters) {
-  const auto [cos, sin] = decoder->rotations.of(positions);
+  std::vector<std::tuple<at::Tensor, at::Tensor>> rotations;
+  for (Rotations& each : decoder->rotations) rotations.push_back(each.of(positions));
   const size_t num_layers = decoder->layers.size();
   Sequences sequences{block_tables, cu_seqlens_q, context_lens};
   AdapterRows rows(adapters);
@@ -182,6 +210,7 @@ std::tuple<at::Tensor, OptionalTensor> run_decoder(const Ref<Decoder>& decoder, 
     const Layer& layer = *decoder->layers[i];
     const auto number = static_cast<int64_t>(i);
     if (std::find(recorded.begin(), recorded.end(), number) != recorded.end()) inputs.push_back(x.clone());
+    const auto& [cos, sin] = rotations[layer.rotation];
     auto [query, key, value] = layer.before->project(normed, cos, sin, work, rows);
     write_kv(key, value, layer.keys, layer.values, slot_mapping);
     const bool is_last = i + 1 == num_layers;
@@ -217,14 +246,15 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
   library.class_<BeforeAttention>("BeforeAttention")
       .def(torch::init<Ref<Norm>, std::optional<Ref<Norm>>, std::optional<Ref<Norm>>, Ref<Linear>, int64_t, int64_t>());
   library.class_<Mlp>("Mlp").def(torch::init<Ref<Linear>, Ref<Linear>, std::string>());
-  library.class_<Router>("Router").def(torch::init<Ref<Linear>, int64_t, bool, bool>());
+  library.class_<Router>("Router").def(torch::init<Ref<Linear>, int64_t, bool, bool, bool>());
   library.class_<Mixture>("Mixture").def(torch::init<Ref<Router>, Ref<moe::Experts>>());
   library.class_<AfterAttention>("AfterAttention").def(torch::init(&after_attention_of));
   library.class_<Layer>("Layer").def(
       torch::init<Ref<BeforeAttention>, Ref<AfterAttention>, at::Tensor, at::Tensor, double, std::optional<int64_t>,
-                  std::optional<double>, OptionalTensor>());
+                  std::optional<double>, OptionalTensor, int64_t>());
   library.class_<Decoder>("Decoder")
-      .def(torch::init<at::Tensor, ranks::OptionalGather, at::Tensor, double, std::vector<Ref<Layer>>, Ref<Norm>>())
+      .def(torch::init<at::Tensor, ranks::OptionalGather, std::optional<double>, std::vector<at::Tensor>,
+                       std::vector<double>, std::vector<Ref<Layer>>, Ref<Norm>>())
       .def("linears", [](const Ref<Decoder>& decoder) { return decoder->linears(); })
       .def("run", &run_decoder);
   library.def("before_attention", &before_attention);

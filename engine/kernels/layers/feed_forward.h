@@ -58,15 +58,21 @@ struct Mlp : FeedForward {
 struct Router : torch::CustomClassHolder {
   Ref<Linear> weight;
   int64_t num_chosen;
-  bool is_normalized;  // whether the weights of a row add up to one
-  bool is_rounded;     // whether they are rounded to the rows' dtype
+  bool is_of_chosen;   // whether the softmax is that of the chosen experts alone, in the rows' dtype
+  bool is_normalized;  // else: whether the weights of a row add up to one
+  bool is_rounded;     // and whether they are rounded to the rows' dtype
 
-  Router(Ref<Linear> weight, int64_t num_chosen, bool is_normalized, bool is_rounded)
-      : weight(std::move(weight)), num_chosen(num_chosen), is_normalized(is_normalized), is_rounded(is_rounded) {}
+  Router(Ref<Linear> weight, int64_t num_chosen, bool is_of_chosen, bool is_normalized, bool is_rounded)
+      : weight(std::move(weight)), num_chosen(num_chosen), is_of_chosen(is_of_chosen), is_normalized(is_normalized),
+        is_rounded(is_rounded) {}
 
   // normed [T, H] -> the chosen experts and their weights [T, S]
   std::tuple<at::Tensor, at::Tensor> operator()(const at::Tensor& normed) const {
     const at::Tensor logits = (*weight)(normed, {});
+    if (is_of_chosen) {
+      const auto [largest, experts] = at::topk(logits, num_chosen, -1);
+      return {experts, at::softmax(largest, -1)};
+    }
     auto [weights, experts] = at::topk(at::softmax(logits, -1, at::kFloat), num_chosen, -1);
     if (is_normalized) weights.div_(weights.sum(-1, true));
     return {experts, is_rounded ? weights.to(logits.scalar_type()) : weights};

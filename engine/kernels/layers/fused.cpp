@@ -32,9 +32,10 @@ void for_each_row(int64_t rows, int64_t row_size, const F& f) {
   });
 }
 
-// x / sqrt(mean(x**2) + eps), rounded, times weight. `to` may be `x`.
-template <class Element>
-void normalize(const Element* x, const Element* weight, int64_t size, float eps, Element* to) {
+// x / sqrt(mean(x**2) + eps), rounded, times weight; a weight that is finer than x multiplies what is not rounded yet.
+// `to` may be `x`.
+template <class Element, class Weight>
+void normalize(const Element* x, const Weight* weight, int64_t size, float eps, Element* to) {
   Vec squares{};
   for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
     const Vec v = load_upto(x + i, count);
@@ -42,7 +43,7 @@ void normalize(const Element* x, const Element* weight, int64_t size, float eps,
   });
   const Vec factor = broadcast(1.0f / std::sqrt(fold_add(squares) / float(size) + eps));
   for_each_vector(size, [&](int64_t i, int64_t count) TWOSTEP_INLINE {
-    const Vec normed = rounded_to(load_upto(x + i, count) * factor, x);
+    const Vec normed = rounded_to(load_upto(x + i, count) * factor, weight);
     store_upto(to + i, count, normed * load_upto(weight + i, count));
   });
 }
@@ -77,9 +78,19 @@ void with_element_of(const at::Tensor& tensor, const F& f) {
   }
 }
 
+// Calls f with a null pointer of the rows' element type, and one of the weight's: the same or float.
+template <class F>
+void with_elements_of(const at::Tensor& rows, const at::Tensor& weight, const F& f) {
+  with_element_of(rows, [&]<class Element>(Element* element) {
+    if (weight.scalar_type() == rows.scalar_type()) return f(element, element);
+    f(element, static_cast<float*>(nullptr));
+  });
+}
+
 void check_weight(const at::Tensor& weight, const at::Tensor& like, int64_t size) {
-  TORCH_CHECK(weight.scalar_type() == like.scalar_type() && weight.is_contiguous() && weight.numel() == size,
-              "a norm's weight must be contiguous, of the rows' dtype, with ", size, " elements");
+  const bool has_dtype = weight.scalar_type() == like.scalar_type() || weight.scalar_type() == at::kFloat;
+  TORCH_CHECK(has_dtype && weight.is_contiguous() && weight.numel() == size,
+              "a norm's weight must be contiguous, of the rows' dtype or float32, with ", size, " elements");
   TORCH_CHECK(size > 0, "rows of a norm must not be empty");
 }
 
@@ -90,13 +101,14 @@ void check_fits(const at::Tensor& tensor, const at::Tensor& like, int64_t size, 
 
 }  // namespace
 
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, const Buffer& buffer) {
   const at::Tensor rows = x.contiguous();
   const int64_t size = rows.size(-1);
   check_weight(weight, rows, size);
-  at::Tensor out = at::empty_like(rows);
-  with_element_of(rows, [&]<class Element>(Element*) {
-    const auto *from = rows.const_data_ptr<Element>(), *scale = weight.const_data_ptr<Element>();
+  const at::Tensor& out = buffer.get(rows.sizes(), rows);
+  with_elements_of(rows, weight, [&]<class Element, class Weight>(Element*, Weight*) {
+    const auto* from = rows.const_data_ptr<Element>();
+    const auto* scale = weight.const_data_ptr<Weight>();
     auto* to = out.mutable_data_ptr<Element>();
     for_each_row(rows.numel() / size, size, [&](int64_t row) {
       normalize(from + row * size, scale, size, float(eps), to + row * size);
@@ -113,9 +125,9 @@ std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& residual, cons
   TORCH_CHECK(left.sizes() == right.sizes(), "residual and x differ in shape");
   check_fits(right, left, size, "x"), check_weight(weight, left, size);
   const at::Tensor &sum = to_sum.get(left.sizes(), left), &out = to_normed.get(left.sizes(), left);
-  with_element_of(left, [&]<class Element>(Element*) {
+  with_elements_of(left, weight, [&]<class Element, class Weight>(Element*, Weight*) {
     const auto *a = left.const_data_ptr<Element>(), *b = right.const_data_ptr<Element>();
-    const auto* scale = weight.const_data_ptr<Element>();
+    const auto* scale = weight.const_data_ptr<Weight>();
     auto *sums = sum.mutable_data_ptr<Element>(), *to = out.mutable_data_ptr<Element>();
     for_each_row(left.numel() / size, size, [&](int64_t row) {
       add(a + row * size, b + row * size, size, sums + row * size);
@@ -140,15 +152,18 @@ void rotate_heads(at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
   for (const auto& norm : {query_norm, key_norm}) {
     if (norm.has_value()) check_weight(*norm, qkv, size);
   }
-  with_element_of(qkv, [&]<class Element>(Element*) {
-    const auto weight_of = [](const auto& norm) { return norm ? norm->template const_data_ptr<Element>() : nullptr; };
-    const Element *query_weight = weight_of(query_norm), *key_weight = weight_of(key_norm);
+  const bool have_one_dtype = !query_norm || !key_norm || query_norm->scalar_type() == key_norm->scalar_type();
+  TORCH_CHECK(have_one_dtype, "the norms of queries and keys have weights of one dtype");
+  const at::Tensor& any_norm = query_norm ? *query_norm : key_norm ? *key_norm : qkv;
+  with_elements_of(qkv, any_norm, [&]<class Element, class Weight>(Element*, Weight*) {
+    const auto weight_of = [](const auto& norm) { return norm ? norm->template const_data_ptr<Weight>() : nullptr; };
+    const Weight *query_weight = weight_of(query_norm), *key_weight = weight_of(key_norm);
     const auto *cosines = cos.const_data_ptr<Element>(), *sines = sin.const_data_ptr<Element>();
     auto* data = qkv.mutable_data_ptr<Element>();
     for_each_row(rows, width, [&](int64_t row) {
       for (int64_t head = 0; head < num_heads + num_kv_heads; ++head) {
         Element* at = data + row * width + head * size;
-        const Element* weight = head < num_heads ? query_weight : key_weight;
+        const Weight* weight = head < num_heads ? query_weight : key_weight;
         if (weight) normalize(at, weight, size, float(eps), at);
         rotate(at, cosines + row * size, sines + row * size, size / 2);
       }
@@ -175,7 +190,7 @@ at::Tensor gate(const at::Tensor& gate_up, Activation activation, const Buffer& 
 }  // namespace twostep
 
 TORCH_LIBRARY_FRAGMENT(twostep, library) {
-  // x [..., H], weight [H] -> [..., H]
+  // x [..., H], weight [H], of the same dtype or float32 -> [..., H]
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   // -> residual + x, and its norm
   library.def("add_rms_norm(Tensor residual, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
@@ -189,7 +204,9 @@ TORCH_LIBRARY_FRAGMENT(twostep, library) {
 }
 
 TORCH_LIBRARY_IMPL(twostep, CPU, library) {
-  library.impl("rms_norm", &twostep::rms_norm);
+  library.impl("rms_norm", [](const at::Tensor& x, const at::Tensor& weight, double eps) {
+    return twostep::rms_norm(x, weight, eps);
+  });
   library.impl("add_rms_norm", [](const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight,
                                   double eps) { return twostep::add_rms_norm(residual, x, weight, eps); });
   library.impl("rotate_heads", &twostep::rotate_heads);

@@ -79,6 +79,9 @@ struct Norm : torch::CustomClassHolder {
 
   at::Tensor operator()(const at::Tensor& x) const { return rms_norm(x, weight, eps); }
 
+  // Writes the norm of x [T, H] in its place.
+  at::Tensor in_place(const at::Tensor& x) const { return rms_norm(x, weight, eps, Buffer(x)); }
+
   // Returns residual + x, and the norm of that sum.
   std::tuple<at::Tensor, at::Tensor> add_and_norm(const at::Tensor& residual, const at::Tensor& x, const Buffer& sum,
                                                   const Buffer& normed) const {

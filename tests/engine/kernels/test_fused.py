@@ -20,12 +20,13 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 1) -> Tensor:
 
 
 def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Computes LlamaRMSNorm, with squares summed in sixteen lanes, which are folded at the end."""
+    """Computes LlamaRMSNorm, with squares summed in sixteen lanes, which are folded at the end; with weights in float32
+    only the product is rounded, as in GptOssRMSNorm."""
     wide = functional.pad(x.float(), (0, -x.shape[-1] % 16))
     lanes = sum((part * part for part in wide.split(16, dim=-1)), start=torch.zeros(*x.shape[:-1], 16))
     for half in (8, 4, 2, 1):
         lanes = lanes[..., :half] + lanes[..., half : 2 * half]
-    return weight * (x.float() * torch.rsqrt(lanes / x.shape[-1] + eps)).to(x.dtype)
+    return (weight * (x.float() * torch.rsqrt(lanes / x.shape[-1] + eps)).to(weight.dtype)).to(x.dtype)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [*itertools.product(DTYPES, SIZES)])
@@ -33,6 +34,8 @@ def test_a_norm_is_the_plain_one(dtype: torch.dtype, size: int) -> None:
     x, weight = random(1, 70, size, dtype=dtype), random(size, dtype=dtype, seed=2)
     normed = torch.ops.twostep.rms_norm(x, weight, 1e-5)
     assert torch.equal(normed, plain_norm(x, weight, 1e-5))
+    in_float32 = random(size, dtype=torch.float32, seed=2)
+    assert torch.equal(torch.ops.twostep.rms_norm(x, in_float32, 1e-5), plain_norm(x, in_float32, 1e-5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -45,10 +48,11 @@ def test_a_norm_is_close_to_its_definition(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("weight_dtype", ["rows", "float32"])
 @pytest.mark.parametrize(("dtype", "size"), [*itertools.product(DTYPES, SIZES)])
-def test_a_sum_and_its_norm_are_those_of_two_steps(dtype: torch.dtype, size: int) -> None:
+def test_a_sum_and_its_norm_are_those_of_two_steps(dtype: torch.dtype, size: int, weight_dtype: str) -> None:
     residual, x = (random(1, 33, size, dtype=dtype, seed=seed) for seed in (1, 2))
-    weight = random(size, dtype=dtype, seed=3)
+    weight = random(size, dtype=dtype if weight_dtype == "rows" else torch.float32, seed=3)
     added, normed = torch.ops.twostep.add_rms_norm(residual, x, weight, 1e-5)
     assert torch.equal(added, residual + x)
     assert torch.equal(normed, torch.ops.twostep.rms_norm(residual + x, weight, 1e-5))
@@ -60,13 +64,13 @@ def rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("dtype", "head_size"), [*itertools.product(DTYPES, (2, 12, 64, 80, 128))])
-@pytest.mark.parametrize("has_norms", [False, True])
-def test_heads_are_normed_and_rotated_as_by_the_plain_layers(
-    dtype: torch.dtype, head_size: int, has_norms: bool
-) -> None:
+@pytest.mark.parametrize("norms_in", ["nothing", "rows' dtype", "float32"])
+def test_heads_are_normed_and_rotated_as_by_the_plain_layers(dtype: torch.dtype, head_size: int, norms_in: str) -> None:
     heads = random(21, 4 + 2 * 2, head_size, dtype=dtype)
     cos, sin = (random(1, 21, head_size, dtype=dtype, seed=seed) for seed in (5, 6))
-    norms = [random(head_size, dtype=dtype, seed=seed) for seed in (7, 8)] if has_norms else [None, None]
+    norm_dtype = torch.float32 if norms_in == "float32" else dtype
+    norms: list[Tensor | None] = [random(head_size, dtype=norm_dtype, seed=seed) for seed in (7, 8)]
+    norms = [None, None] if norms_in == "nothing" else norms
     query, key, value = heads.split([4, 2, 2], dim=1)
     expected = []
     for part, norm in zip((query, key), norms, strict=True):
@@ -121,6 +125,9 @@ def test_what_does_not_fit_is_refused() -> None:
         ops.rms_norm(torch.zeros(2, 0), torch.ones(0), 1e-6)
     with pytest.raises(RuntimeError, match="must be heads"):
         ops.rotate_heads(torch.zeros(2, 0), torch.zeros(2, 0), torch.zeros(2, 0), 0, 0, None, None, 0.0)
+    with pytest.raises(RuntimeError, match="of one dtype"):
+        rows, tables = torch.zeros(2, 32, dtype=torch.bfloat16), torch.zeros(2, 8, dtype=torch.bfloat16)
+        ops.rotate_heads(rows, tables, tables, 2, 1, torch.ones(8), torch.ones(8, dtype=torch.bfloat16), 1e-6)
     with pytest.raises(RuntimeError, match="differ in shape"):
         ops.add_rms_norm(torch.zeros(2, 32), torch.zeros(1, 32), torch.ones(32), 1e-6)
     with pytest.raises(RuntimeError, match="even heads"):

@@ -23,7 +23,9 @@ PARTS = {
     "mixtral": {"FusedAttention": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
     "smollm3": {"FusedMLP": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
     "phi3": {"FusedRMSNorm": 2},
-    "gemma2": {"FusedMLP": 1},
+    "gemma2": {"FusedAttention": 1, "FusedMLP": 1, "FusedSandwichLayer": 1, "FusedRMSNorm": 4},
+    "gemma3": {"FusedAttention": 1, "FusedMLP": 1, "FusedSandwichLayer": 1, "FusedRMSNorm": 6},
+    "gpt_oss": {"FusedAttention": 1, "FusedDecoderLayer": 1, "FusedRMSNorm": 2},
     "gpt2": {},
 }
 
@@ -66,4 +68,6 @@ def run(model: Any) -> tuple[Tensor, list[AttentionCall]]:
 
 
 def constants(call: AttentionCall) -> tuple[object, ...]:
-    return call[3:]
+    """What a call has beside its tensors, with sinks as plain numbers."""
+    sinks = call.params.sinks
+    return (*call[3:4], *call.params[:3], None if sinks is None else sinks.tolist(), *call[5:])

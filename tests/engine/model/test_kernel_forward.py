@@ -25,7 +25,7 @@ from tests.engine.tiny_models import ARCHITECTURES, load_tiny, make_checkpoint, 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-KNOWN = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe")
+KNOWN = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "gemma2", "gemma3", "gpt_oss")
 NUM_BLOCKS = 12
 
 
@@ -146,6 +146,26 @@ def test_scaled_rotations_are_those_of_the_model(llama: LoadedModel, kind: str) 
     assert not torch.equal(logits[0], unscaled[0])
 
 
+ROTARY_KINDS = {"linear": {"factor": 4.0}, "yarn": {"factor": 4.0, "original_max_position_embeddings": 64}}
+
+
+@pytest.mark.parametrize("kind", ROTARY_KINDS)
+@pytest.mark.parametrize("name", ["gemma3", "gpt_oss"])
+def test_layers_take_the_rotations_of_their_type(tmp_path: Path, name: str, kind: str) -> None:
+    model, config = load_tiny(make_checkpoint(name, tmp_path)), make_config(name)
+    cache = cache_of(model)
+    unscaled = run(kernel_forward(model, cache), None)
+    scaled = {"rope_type": kind, "rope_theta": 10_000.0, **ROTARY_KINDS[kind]}
+    plain = {"rope_type": "default", "rope_theta": 100.0}
+    by_type = {"full_attention": scaled, "sliding_attention": plain}
+    config.rope_parameters = scaled if name == "gpt_oss" else by_type
+    model.module.base_model.rotary_emb = type(model.module.base_model.rotary_emb)(config)
+    assert is_known(model.module)
+    logits = run(kernel_forward(model, cache), None)
+    assert all(map(torch.equal, logits, run(TransformersForward(model.module, cache, cpu), None)))
+    assert not torch.equal(logits[0], unscaled[0])
+
+
 def double(_: Any, __: Any, output: Any) -> Any:
     return 2 * output
 
@@ -170,6 +190,29 @@ def test_a_model_of_which_a_part_is_not_known_runs_its_own_code(
     assert is_known(llama.module)
     change(llama.module)
     assert not is_known(llama.module)
+
+
+def rotate_one_type_by_the_batch(model: Any) -> None:
+    model.model.rotary_emb.rope_type["full_attention"] = "dynamic"
+
+
+CHANGES_OF_FAMILIES: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "a type of layers whose rotations depend on the batch": ("gemma3", rotate_one_type_by_the_batch),
+    "a clipped embedding that is scaled": ("gemma2", lambda model: setattr(model.model.embed_tokens, "max_norm", 1.0)),
+    "what a router says": ("gpt_oss", lambda model: setattr(model.config, "output_router_logits", True)),
+    "rotations of the batch": ("gpt_oss", lambda model: setattr(model.model.rotary_emb, "rope_type", "dynamic")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_FAMILIES.values(), ids=CHANGES_OF_FAMILIES)
+def test_a_family_of_which_a_part_is_not_known_runs_its_own_code(
+    tmp_path: Path, change: tuple[str, Callable[[Any], object]]
+) -> None:
+    name, apply = change
+    model = load_tiny(make_checkpoint(name, tmp_path))
+    assert is_known(model.module)
+    apply(model.module)
+    assert not is_known(model.module)
 
 
 def test_a_known_model_that_computes_something_else_runs_its_own_code(

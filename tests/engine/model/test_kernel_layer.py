@@ -83,7 +83,7 @@ def test_a_matmul_that_applies_the_gate_is_the_matmul_and_then_the_gate(size: in
     ones = torch.ones(k, dtype=torch.bfloat16)
     norm = torch.classes.twostep.Norm(ones, 1e-6)
     mlp = torch.classes.twostep.Mlp(bound(gate_up), bound(down), "silu")
-    after = torch.classes.twostep.AfterAttention(bound(attention_out), norm, mlp, None)
+    after = torch.classes.twostep.AfterAttention(bound(attention_out), norm, mlp, None, None, None)
     for num_rows in (1, 17, 33, 300, 700):
         x = torch.randn(1, num_rows, k).bfloat16()
         normed = torch.ops.twostep.rms_norm(x, ones, 1e-6)[0]
