@@ -20,11 +20,10 @@ from engine.core.batch import ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.mixers.state import StateCache
 from engine.model import code_fingerprint
-from engine.model.decoder_parts import DecoderParts, linear_parts
+from engine.model.decoder_parts import DecoderParts, RotaryParts, linear_parts
 from engine.model.fused_modules import FusedRMSNorm
 from engine.model.kernel_forward import KernelForward
 from engine.model.kernel_layer import KernelDecoderLayer, norm_parts
-from engine.model.rotations import has_known_rotations, rotations_of
 from engine.runner.forward import Forward, TransformersForward
 from engine.runner.model_inputs import build_inputs
 from engine.weights.block_weight import BlockEmbedding
@@ -91,7 +90,7 @@ def is_known(module: PreTrainedModel) -> bool:
         isinstance(head, PackedLinear)
         and isinstance(own_part(head.packed), KernelWeight | KernelQuantizedWeight)
         and _is_embedding_known(embedding)
-        and has_known_rotations(decoder)
+        and _is_rotary_known(decoder.rotary_emb)
         and isinstance(decoder.norm, FusedRMSNorm)
         and embedding.weight.dtype == head.packed.dtype
         and len(layers) == decoder.config.num_hidden_layers
@@ -104,11 +103,16 @@ def _is_embedding_known(embedding: Any) -> bool:
     return is_plain or code_fingerprint.is_scaled_embedding(embedding)
 
 
+def _is_rotary_known(rotary: Any) -> bool:
+    is_one = code_fingerprint.is_rotary_embedding(rotary) or code_fingerprint.is_half_rotary_embedding(rotary)
+    return is_one or code_fingerprint.is_rotary_embedding_by_type(rotary)
+
+
 def decoder_parts(module: PreTrainedModel) -> DecoderParts:
     """Returns the parts of a known model."""
     decoder, head = cast(Any, module.base_model), cast(Any, module.get_output_embeddings())
     embedding = decoder.embed_tokens
-    rotations, numbers = rotations_of(decoder)
+    rotations, numbers = _rotations_of(decoder)
     layers = zip(decoder.layers, numbers, strict=True)
     is_scaled = code_fingerprint.is_scaled_embedding(embedding)
     return DecoderParts(
@@ -121,6 +125,21 @@ def decoder_parts(module: PreTrainedModel) -> DecoderParts:
         embedding.embed_scale.to(embedding.weight.dtype).item() if is_scaled else None,
         module.config.final_logit_softcapping if code_fingerprint.caps_logits(module) else None,
     )
+
+
+def _rotations_of(decoder: Any) -> tuple[tuple[RotaryParts, ...], list[int]]:
+    """Returns the rotary embeddings of a known decoder, and the number of each layer's."""
+    rotary, num_layers = decoder.rotary_emb, len(decoder.layers)
+    if not code_fingerprint.is_rotary_embedding_by_type(rotary):
+        return (_rotary_parts(rotary, ""),), [0] * num_layers
+    types = decoder.config.layer_types[:num_layers]
+    known = sorted({*types})
+    return tuple(_rotary_parts(rotary, f"{each}_") for each in known), [known.index(each) for each in types]
+
+
+def _rotary_parts(rotary: Any, prefix: str) -> RotaryParts:
+    inv_freq = getattr(rotary, f"{prefix}inv_freq").to(torch.float32)
+    return RotaryParts(inv_freq, getattr(rotary, f"{prefix}attention_scaling"))
 
 
 def _rows_of(embedding: Any) -> Tensor:

@@ -105,8 +105,8 @@ def _parts_of(layer: FusedDecoderLayer) -> LayerParts:
         attention.call.params,
     )
     feed_forward = _mlp(mlp) if isinstance(mlp, FusedMLP) else mixture_parts(mlp)
-    added_norms = map(_optional_norm_parts, layer.added_norms)
-    return LayerParts(attention_parts, norm_parts(layer.mlp_norm), feed_forward, *added_norms)
+    attention_norm, mlp_norm = map(_optional_norm_parts, layer.added_norms)
+    return LayerParts(attention_parts, norm_parts(layer.mlp_norm), feed_forward, attention_norm, mlp_norm)
 
 
 def _mlp(mlp: FusedMLP) -> MlpParts:

@@ -97,7 +97,7 @@ at::Tensor after_attention(const Ref<AfterAttention>& layer, const at::Tensor& x
   return (residual + added).unsqueeze(0);
 }
 
-// A layer with the parameters of its attention, its part of the KV cache and which of the decoder's rotations it takes.
+// A layer with the parameters of its attention, its part of the KV cache, and the number of its rotation.
 struct Layer : torch::CustomClassHolder {
   Ref<BeforeAttention> before;
   Ref<AfterAttention> after;
@@ -124,7 +124,7 @@ struct Decoder : torch::CustomClassHolder {
   Ref<Norm> last_norm;
   Workspace work;  // reused by short steps, where allocations would count; not thread-safe
 
-  // A rank may have some of the embedding's columns, which are gathered. Each rotation has its frequencies and a factor.
+  // A rank may have some of the embedding's columns, which are gathered. A rotation has frequencies and a factor.
   Decoder(at::Tensor embedding, ranks::OptionalGather embedding_columns, std::optional<double> embedding_scale,
           const std::vector<at::Tensor>& frequencies, const std::vector<double>& rotation_scalings,
           std::vector<Ref<Layer>> layers, Ref<Norm> last_norm)
