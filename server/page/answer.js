@@ -1,4 +1,4 @@
-/* One answer of the playground: its text token by token, what it thought, which tools it calls, and how long it took. */
+/* One answer of the playground: its text token by token, its reasoning, which tools it calls, how long it took. */
 
 const UNSURE = 0.5; // tokens less probable than this are underlined
 
@@ -16,7 +16,15 @@ class Answer {
     this.folded = made("details", { class: "reasoning", hidden: "" }, made("summary", {}, "Reasoning"), this.thought);
     this.tools = made("div");
     this.foot = made("div");
-    this.element = made("article", { class: "turn assistant" }, made("h2", {}, "Model"), this.folded, this.text, this.tools, this.foot);
+    this.element = made(
+      "article",
+      { class: "turn assistant" },
+      made("h2", {}, "Model"),
+      this.folded,
+      this.text,
+      this.tools,
+      this.foot,
+    );
     for (const place of [this.text, this.thought]) this.watch(place);
   }
 
@@ -43,7 +51,10 @@ class Answer {
   }
 
   append(place, text, scores) {
-    if (!scores.length) { place.append(text); return; }
+    if (!scores.length) {
+      place.append(text);
+      return;
+    }
     const isUnsure = scores.some(({ logprob }) => Math.exp(logprob) < UNSURE);
     const piece = made("span", { class: isUnsure ? "token unsure" : "token" }, text);
     this.tokens.set(piece, scores);
@@ -61,15 +72,23 @@ class Answer {
     call.id = id ?? call.id;
     call.function.name += named?.name ?? "";
     call.function.arguments += named?.arguments ?? "";
-    this.tools.replaceChildren(...this.calls.map((each) => made(
-      "div", { class: "call" }, made("h3", {}, `Calls ${each.function.name}`), made("pre", {}, each.function.arguments),
-    )));
+    this.tools.replaceChildren(
+      ...this.calls.map((each) =>
+        made(
+          "div",
+          { class: "call" },
+          made("h3", {}, `Calls ${each.function.name}`),
+          made("pre", {}, each.function.arguments),
+        ),
+      ),
+    );
   }
 
   /* The message as it goes back to the model with the next turn. */
   message() {
     return {
-      role: "assistant", content: this.content || null,
+      role: "assistant",
+      content: this.content || null,
       ...(this.reasoning && { reasoning_content: this.reasoning }),
       ...(this.calls.length && { tool_calls: this.calls }),
     };
@@ -86,12 +105,21 @@ class Answer {
     const parts = [
       `TTFT ${ms(ttft_ms)} (queue ${ms(queue_ms)}, prefill ${ms(prefill_ms)})`,
       `ITL ${ms(itl_ms)}, p99 ${ms(itl_p99_ms)}`,
-      `${count(tokens.generated_tokens)} tokens${rate ? `, ${count(rate)} a second` : ""}`,
+      `${many(tokens.generated_tokens, "token")}${rate ? `, ${count(rate)} a second` : ""}`,
       `prompt of ${count(tokens.prompt_tokens)}, ${count(tokens.cached_tokens)} of them cached`,
-      `seed ${this.seed}`, `ended: ${this.stopReason ?? this.finishReason}`,
+      `seed ${this.seed}`,
+      `ended: ${this.stopReason ?? this.finishReason}`,
     ];
-    const bar = made("div", { class: "bar", role: "img", "aria-label": `Queue ${ms(queue_ms)}, prefill ${ms(prefill_ms)}, decode ${ms(decode_ms)}` });
-    fill(bar, [["queue", queue_ms], ["prefill", prefill_ms], ["decode", decode_ms]]);
+    const bar = made("div", {
+      class: "bar",
+      role: "img",
+      "aria-label": `Queue ${ms(queue_ms)}, prefill ${ms(prefill_ms)}, decode ${ms(decode_ms)}`,
+    });
+    fill(bar, [
+      ["queue", queue_ms],
+      ["prefill", prefill_ms],
+      ["decode", decode_ms],
+    ]);
     this.foot.append(bar, made("ul", { class: "legend timings" }, ...parts.map((part) => made("li", {}, part))));
   }
 
@@ -113,7 +141,10 @@ class Answer {
   choose(place, piece) {
     place.querySelector(".chosen")?.classList.remove("chosen");
     const scores = piece && this.tokens.get(piece);
-    if (!scores) { at("tip").hidden = true; return; }
+    if (!scores) {
+      at("tip").hidden = true;
+      return;
+    }
     piece.classList.add("chosen");
     showTip(piece, scores);
   }
@@ -124,12 +155,19 @@ const visible = (token) => JSON.stringify(token).slice(1, -1);
 /* Shows under a piece of text how probable its tokens were, and what else was likely. */
 function showTip(piece, scores) {
   const lines = scores.flatMap(({ token, logprob, top_logprobs: others }) => [
-    [token, logprob, "taken"], ...others.filter((other) => other.token !== token).map((other) => [other.token, other.logprob, ""]),
+    [token, logprob, "taken"],
+    ...others.filter((other) => other.token !== token).map((other) => [other.token, other.logprob, ""]),
   ]);
-  const rows = lines.map(([token, logprob, className]) => made(
-    "tr", className ? { class: className } : {}, made("td", {}, visible(token)), made("td", {}, percent(Math.exp(logprob))),
-  ));
-  const tip = at("tip"), box = piece.getBoundingClientRect();
+  const rows = lines.map(([token, logprob, className]) =>
+    made(
+      "tr",
+      className ? { class: className } : {},
+      made("td", {}, visible(token)),
+      made("td", {}, percent(Math.exp(logprob))),
+    ),
+  );
+  const tip = at("tip"),
+    box = piece.getBoundingClientRect();
   tip.replaceChildren(made("table", {}, made("tbody", {}, ...rows)));
   tip.hidden = false;
   const isBelow = box.bottom + tip.offsetHeight + 8 < window.innerHeight;

@@ -10,6 +10,11 @@ function made(tag, attributes = {}, ...children) {
   return element;
 }
 
+/* The pieces of a text, where what stands between backticks is code. */
+function marked(text) {
+  return text.split(/`+([^`]+)`+/).map((piece, index) => (index % 2 ? made("code", {}, piece) : piece));
+}
+
 /* Numbers as people read them. */
 
 const NONE = "–";
@@ -23,7 +28,10 @@ function ms(value) {
   return `${value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0)} ms`;
 }
 
-const count = (value) => (isNumber(value) ? value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 }) : NONE);
+const count = (value) =>
+  isNumber(value) ? value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 }) : NONE;
+
+const many = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 
 function percent(ratio) {
   if (!isNumber(ratio)) return NONE;
@@ -33,7 +41,10 @@ function percent(ratio) {
 function bytes(value) {
   const units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
   let power = 0;
-  while (value >= 1024 && power < units.length - 1) { value /= 1024; power += 1; }
+  while (value >= 1024 && power < units.length - 1) {
+    value /= 1024;
+    power += 1;
+  }
   return `${value.toFixed(power && value < 100 ? 1 : 0)} ${units[power]}`;
 }
 

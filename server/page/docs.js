@@ -13,20 +13,38 @@ async function showOperations() {
       groups.set(tag, [...(groups.get(tag) ?? []), showOperation(schemas, method.toUpperCase(), path, operation)]);
     }
   }
-  at("operations").replaceChildren(...[...groups].map(([tag, elements]) => made("section", { class: "card" }, made("h2", {}, tag), ...elements)));
+  at("operations").replaceChildren(
+    ...[...groups].map(([tag, elements]) => made("section", { class: "card" }, made("h2", {}, tag), ...elements)),
+  );
 }
 
 /* A line for an operation, with everything about it once it is opened. */
 function showOperation(schemas, method, path, operation) {
-  const details = made("details", { class: "operation" }, made(
-    "summary", {}, made("span", { class: `method ${method.toLowerCase()}` }, method), made("code", {}, path), made("span", { class: "soft" }, operation.summary),
-  ));
-  details.dataset.words = JSON.stringify([path, operation, bodyOf(operation) && schemas.objects(bodyOf(operation))]).toLowerCase();
+  const details = made(
+    "details",
+    { class: "operation" },
+    made(
+      "summary",
+      {},
+      made("span", { class: `method ${method.toLowerCase()}` }, method),
+      made("code", {}, path),
+      made("span", { class: "soft" }, operation.summary),
+    ),
+  );
+  details.dataset.words = JSON.stringify([
+    path,
+    operation,
+    bodyOf(operation) && schemas.objects(bodyOf(operation)),
+  ]).toLowerCase();
   details.addEventListener("toggle", () => {
     if (details.childElementCount > 1) return;
     details.append(
-      ...(operation.description ? [prose(operation.description)] : []), ...showParameters(schemas, operation.parameters),
-      ...showBody(schemas, operation), made("h3", {}, "Answers"), showResponses(schemas, operation.responses), tryIt(schemas, method, path, operation),
+      ...(operation.description ? [prose(operation.description)] : []),
+      ...showParameters(schemas, operation.parameters),
+      ...showBody(schemas, operation),
+      made("h3", {}, "Answers"),
+      showResponses(schemas, operation.responses),
+      tryIt(schemas, method, path, operation),
     );
   });
   return details;
@@ -37,7 +55,13 @@ const bodyOf = (operation) => operation.requestBody?.content["application/json"]
 function showParameters(schemas, parameters = []) {
   if (!parameters.length) return [];
   const fields = parameters.flatMap(({ name, required, schema, description, in: place }) => [
-    made("dt", {}, made("code", {}, name), made("span", { class: "type" }, `${schemas.words(schema)}, in the ${place}`), ...(required ? [made("span", { class: "needed" }, "required")] : [])),
+    made(
+      "dt",
+      {},
+      made("code", {}, name),
+      made("span", { class: "type" }, `${schemas.words(schema)}, in the ${place}`),
+      ...(required ? [made("span", { class: "needed" }, "required")] : []),
+    ),
     made("dd", {}, ...(description ? [prose(description)] : [])),
   ]);
   return [made("h3", {}, "Parameters"), made("dl", { class: "fields" }, ...fields)];
@@ -47,22 +71,32 @@ function showBody(schemas, operation) {
   const schema = bodyOf(operation);
   if (!schema) return [];
   const objects = schemas.objects(schema);
-  return [made("h3", {}, "Body"), ...(objects.length === 1 ? [schemas.fields(objects[0])] : objects.map((each) => schemas.folded(each)))];
+  return [
+    made("h3", {}, "Body"),
+    ...(objects.length === 1 ? [schemas.fields(objects[0])] : objects.map((each) => schemas.folded(each))),
+  ];
 }
 
 function showResponses(schemas, responses) {
-  return made("dl", { class: "fields" }, ...Object.entries(responses).flatMap(([status, { description, content }]) => {
-    const schema = content?.["application/json"]?.schema;
-    return [
-      made("dt", {}, made("code", {}, status), made("span", { class: "type" }, description)),
-      made("dd", {}, ...(schema ? schemas.objects(schema).map((each) => schemas.folded(each)) : [])),
-    ];
-  }));
+  return made(
+    "dl",
+    { class: "fields" },
+    ...Object.entries(responses).flatMap(([status, { description, content }]) => {
+      const schema = content?.["application/json"]?.schema;
+      return [
+        made("dt", {}, made("code", {}, status), made("span", { class: "type" }, description)),
+        made("dd", {}, ...(schema ? schemas.objects(schema).map((each) => schemas.folded(each)) : [])),
+      ];
+    }),
+  );
 }
 
 /* A form that sends the request from this page, and shows what comes back. */
 function tryIt(schemas, method, path, operation) {
-  const parameters = (operation.parameters ?? []).map((parameter) => [parameter, made("input", { "aria-label": parameter.name, placeholder: parameter.name })]);
+  const parameters = (operation.parameters ?? []).map((parameter) => [
+    parameter,
+    made("input", { "aria-label": parameter.name, placeholder: parameter.name }),
+  ]);
   const schema = bodyOf(operation);
   const body = made("textarea", { rows: "6", spellcheck: "false", "aria-label": `Body of ${method} ${path}` });
   if (schema) body.value = JSON.stringify(schemas.example(schema), null, 2);
@@ -76,7 +110,15 @@ function tryIt(schemas, method, path, operation) {
     result.textContent = await sent(method, addressOf(path, parameters), schema && body.value);
     button.disabled = false;
   });
-  return made("div", { class: "try" }, made("h3", {}, "Try it"), ...parameters.map(([, input]) => input), ...(schema ? [body] : []), made("div", { class: "line" }, button), result);
+  return made(
+    "div",
+    { class: "try" },
+    made("h3", {}, "Try it"),
+    ...parameters.map(([, input]) => input),
+    ...(schema ? [body] : []),
+    made("div", { class: "line" }, button),
+    result,
+  );
 }
 
 /* The path, relative to this page, with the parameters that were filled in. */
@@ -116,7 +158,8 @@ function search() {
     element.hidden = !words.every((word) => element.dataset.words.includes(word));
     num += !element.hidden;
   }
-  for (const group of document.querySelectorAll("#operations > section")) group.hidden = !group.querySelector(".operation:not([hidden])");
+  for (const group of document.querySelectorAll("#operations > section"))
+    group.hidden = !group.querySelector(".operation:not([hidden])");
   at("nothing").hidden = num > 0 || !words.length;
 }
 

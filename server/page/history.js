@@ -1,6 +1,7 @@
 /* What the page knows of the last minutes: what /stats/timeline told, look by look, and which requests are live. */
 
-const KEPT_MS = 300_000, KEPT_STEPS = 6000;
+const KEPT_MS = 300_000,
+  KEPT_STEPS = 6000;
 
 const past = { cursor: 0, now_ms: 0, seconds: new Map(), steps: [], ended: [] };
 
@@ -17,7 +18,8 @@ async function learn() {
 
 /* A value for each whole second of the last five minutes: none where nothing happened, or before the server started. */
 function secondsOf(values) {
-  const last_ms = 1000 * Math.floor(past.now_ms / 1000) - 1000, points = [];
+  const last_ms = 1000 * Math.floor(past.now_ms / 1000) - 1000,
+    points = [];
   for (let start_ms = Math.max(0, last_ms - KEPT_MS + 1000); start_ms <= last_ms; start_ms += 1000) {
     points.push({ age_s: (last_ms - start_ms) / 1000, values: values(past.seconds.get(start_ms)) });
   }
@@ -26,9 +28,10 @@ function secondsOf(values) {
 
 /* The phases of requests, as spans of the server's time, in order of arrival. */
 function spansOfRequests(live) {
-  const ended = past.ended.map(({ id, arrival_ms, end_ms, timings }) => (
-    { id, spans: spans(arrival_ms, timings.queue_ms, timings.ttft_ms, end_ms) }
-  ));
+  const ended = past.ended.map(({ id, arrival_ms, end_ms, timings }) => ({
+    id,
+    spans: spans(arrival_ms, timings.queue_ms, timings.ttft_ms, end_ms),
+  }));
   return [...ended, ...live.map(spansOf)].sort((one, other) => one.spans.queue[0] - other.spans.queue[0]);
 }
 
@@ -39,6 +42,7 @@ function spansOf({ id, age_ms, sequences: [first] }) {
 }
 
 function spans(arrival_ms, queue_ms, ttft_ms, end_ms) {
-  const scheduled_ms = arrival_ms + queue_ms, first_ms = arrival_ms + ttft_ms;
+  const scheduled_ms = arrival_ms + queue_ms,
+    first_ms = arrival_ms + ttft_ms;
   return { queue: [arrival_ms, scheduled_ms], prefill: [scheduled_ms, first_ms], decode: [first_ms, end_ms] };
 }

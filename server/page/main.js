@@ -18,8 +18,12 @@ async function introduce() {
   const { engine } = info;
   at("name").textContent = document.title = models.data[0].id;
   at("facts").textContent = [
-    `twostep ${info.version}`, engine.architecture, `${engine.device}, ${engine.dtype}`, `${engine.linear} kernels`,
-    `context of ${count(engine.max_model_len)} tokens`, `KV cache of ${count(engine.num_blocks * engine.block_size)}`,
+    `twostep ${info.version}`,
+    engine.architecture,
+    `${engine.device}, ${engine.dtype}`,
+    `${engine.linear} kernels`,
+    `context of ${count(engine.max_model_len)} tokens`,
+    `KV cache of ${count(engine.num_blocks * engine.block_size)}`,
   ].join(" · ");
   at("model").replaceChildren(...models.data.map(({ id }) => made("option", {}, id)));
   isIntroduced = true;
@@ -38,7 +42,10 @@ async function tick() {
 
 async function run() {
   for (;;) {
-    if (!document.hidden) await tick().catch((error) => tell("bug", `This page has a bug: ${error.message}. Reload it, and please report this.`));
+    if (!document.hidden)
+      await tick().catch((error) =>
+        tell("bug", `This page has a bug: ${error.message}. Reload it, and please report this.`),
+      );
     await new Promise((done) => {
       setTimeout(done, PERIOD_MS);
       window.addEventListener("key", done, { once: true });

@@ -1,13 +1,16 @@
 /* The playground: a conversation with the model, with its parameters. */
 
 const TOP_LOGPROBS = 5;
-const EXAMPLE_TOOLS = [{
-  type: "function",
-  function: {
-    name: "weather", description: "The weather of a city.",
-    parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
+const EXAMPLE_TOOLS = [
+  {
+    type: "function",
+    function: {
+      name: "weather",
+      description: "The weather of a city.",
+      parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
+    },
   },
-}];
+];
 
 const messages = [];
 let running = null; // {id, controller} of the answer that is being written
@@ -47,7 +50,10 @@ async function* events(body) {
 async function stream(answer, body) {
   const headers = { "Content-Type": "application/json", "X-Request-Id": running.id };
   const response = await ask("v1/chat/completions", {
-    method: "POST", headers, body: JSON.stringify(body), signal: running.controller.signal,
+    method: "POST",
+    headers,
+    body: JSON.stringify(body),
+    signal: running.controller.signal,
   });
   for await (const event of events(response.body)) {
     if (event.error) throw new ServerError(event.error.message, 0);
@@ -56,7 +62,8 @@ async function stream(answer, body) {
   }
 }
 
-const newId = () => `page-${[...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+const newId = () =>
+  `page-${[...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
 
 /* Lets the model answer the conversation so far. */
 async function answerNow() {
@@ -103,7 +110,9 @@ function send() {
   const text = at("message").value;
   if (running || !text.trim()) return;
   messages.push({ role: "user", content: text });
-  at("conversation").append(made("article", { class: "turn user" }, made("h2", {}, "You"), made("div", { class: "text" }, text)));
+  at("conversation").append(
+    made("article", { class: "turn user" }, made("h2", {}, "You"), made("div", { class: "text" }, text)),
+  );
   at("message").value = "";
   answerNow();
 }
@@ -131,7 +140,10 @@ function followText() {
   if (page.scrollHeight - page.scrollTop - page.clientHeight < 200) page.scrollTop = page.scrollHeight;
 }
 
-at("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+at("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  send();
+});
 at("message").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
@@ -145,4 +157,6 @@ at("new").addEventListener("click", () => {
   showRunning();
   at("message").focus();
 });
-at("example").addEventListener("click", () => { at("tools").value = JSON.stringify(EXAMPLE_TOOLS, null, 2); });
+at("example").addEventListener("click", () => {
+  at("tools").value = JSON.stringify(EXAMPLE_TOOLS, null, 2);
+});

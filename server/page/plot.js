@@ -1,4 +1,4 @@
-/* What pictures over time have in common: a time axis, and a place in time that the pointer or the arrow keys choose. */
+/* What pictures over time have in common: a time axis, and a place in time, chosen by the pointer or the arrow keys. */
 
 class Plot {
   /* `span_s` is how far back it goes from now. */
@@ -25,7 +25,8 @@ class Plot {
   }
 
   onKey(event) {
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key], last = this.ages().length - 1;
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key],
+      last = this.ages().length - 1;
     if (!step || last < 0) return;
     event.preventDefault();
     this.choose(Math.max(0, Math.min(last, (this.chosen ?? last + 1) + step)));
@@ -33,7 +34,8 @@ class Plot {
 
   /* The index of the point that is nearest to a horizontal place; null where there is none. */
   nearest(x) {
-    const age_s = this.span_s * (1 - (x - this.margin.left) / this.width), ages = this.ages();
+    const age_s = this.span_s * (1 - (x - this.margin.left) / this.width),
+      ages = this.ages();
     let best = null;
     ages.forEach((each, index) => {
       if (best === null || Math.abs(each - age_s) < Math.abs(ages[best] - age_s)) best = index;
@@ -53,7 +55,9 @@ class Plot {
     this.legend.replaceChildren(...this.entries());
   }
 
-  x(age_s) { return this.margin.left + this.width * (1 - age_s / this.span_s); }
+  x(age_s) {
+    return this.margin.left + this.width * (1 - age_s / this.span_s);
+  }
 
   part(tag, attributes, text = "") {
     const element = document.createElementNS(this.svg.namespaceURI, tag);
@@ -75,7 +79,8 @@ class Plot {
   }
 
   timeAxis() {
-    const num = this.width < 560 ? 2 : 5, y = this.margin.top + this.height + 16;
+    const num = this.width < 560 ? 2 : 5,
+      y = this.margin.top + this.height + 16;
     return Array.from({ length: num + 1 }, (_, index) => {
       const age_s = (this.span_s * index) / num;
       const anchor = index === 0 ? "end" : index === num ? "start" : "middle";

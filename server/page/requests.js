@@ -1,16 +1,33 @@
-/* Requests that run or wait, and those that ended lately. Each keeps its element, so that it stays open, and focused. */
+/* Requests that run or wait, and those that ended lately. Each keeps its element, so it stays open, and focused. */
 
-const MAX_LIVE = 20, MAX_ENDED = 10;
+const MAX_LIVE = 20,
+  MAX_ENDED = 10;
 const factsOf = new WeakMap(); // the element of a request -> [name, value] pairs, shown while it is open
 
 function showRequests(live) {
-  keep(at("requests"), live.slice(0, MAX_LIVE).map((request) => [request.id, () => newRequest(request.id, true), (element) => showLive(element, request)]));
+  keep(
+    at("requests"),
+    live
+      .slice(0, MAX_LIVE)
+      .map((request) => [request.id, () => newRequest(request.id, true), (element) => showLive(element, request)]),
+  );
   const num = { live: live.length, ended: past.ended.length };
-  at("num-live").textContent = num.live ? `${num.live} run or wait${num.live > MAX_LIVE ? `, the oldest ${MAX_LIVE} of them here` : ""}.` : "None runs or waits.";
-  keep(at("ended"), past.ended.slice(-MAX_ENDED).reverse().map((request) => [
-    `${request.id} ${request.end_ms}`, () => newRequest(request.id, false), (element) => showEnded(element, request),
-  ]));
-  at("num-ended").textContent = `${count(num.ended)}${num.ended > MAX_ENDED ? `, the newest ${MAX_ENDED} of them here` : ""}.`;
+  at("num-live").textContent = num.live
+    ? `${num.live} run or wait${num.live > MAX_LIVE ? `, the oldest ${MAX_LIVE} of them here` : ""}.`
+    : "None runs or waits.";
+  keep(
+    at("ended"),
+    past.ended
+      .slice(-MAX_ENDED)
+      .reverse()
+      .map((request) => [
+        `${request.id} ${request.end_ms}`,
+        () => newRequest(request.id, false),
+        (element) => showEnded(element, request),
+      ]),
+  );
+  at("num-ended").textContent =
+    `${count(num.ended)}${num.ended > MAX_ENDED ? `, the newest ${MAX_ENDED} of them here` : ""}.`;
 }
 
 /* Makes the children of `place` those of [key, make, update] triples, in their order. */
@@ -28,7 +45,12 @@ function keep(place, wanted) {
 
 function newRequest(id, isLive) {
   const parts = ["phase", "bar", "number"].map((name) => made(name === "bar" ? "div" : "span", { class: name }));
-  const details = made("details", {}, made("summary", {}, made("span", { class: "id" }, id), ...parts), made("dl", { class: "facts" }));
+  const details = made(
+    "details",
+    {},
+    made("summary", {}, made("span", { class: "id" }, id), ...parts),
+    made("dl", { class: "facts" }),
+  );
   const element = made("div", { class: "request" }, details, ...(isLive ? [endButton(id)] : []));
   details.addEventListener("toggle", () => writeFacts(element));
   return element;
@@ -38,7 +60,13 @@ function endButton(id) {
   const button = made("button", { class: "small", type: "button", "aria-label": `End request ${id}` }, "End");
   button.addEventListener("click", () => {
     button.disabled = true;
-    endRequest(id).then(() => tell("end", ""), (error) => { tell("end", error.message); button.disabled = false; });
+    endRequest(id).then(
+      () => tell("end", ""),
+      (error) => {
+        tell("end", error.message);
+        button.disabled = false;
+      },
+    );
   });
   return button;
 }
@@ -55,35 +83,58 @@ function update(element, phase, number, bar, facts) {
 
 function writeFacts(element) {
   const facts = element.firstChild.open ? factsOf.get(element) : [];
-  element.querySelector(".facts").replaceChildren(...facts.map(([name, value]) => made("div", {}, made("dt", {}, name), made("dd", {}, value))));
+  element
+    .querySelector(".facts")
+    .replaceChildren(...facts.map(([name, value]) => made("div", {}, made("dt", {}, name), made("dd", {}, value))));
 }
 
 function showLive(element, request) {
   const sum = (name) => request.sequences.reduce((whole, each) => whole + (each[name] ?? 0), 0);
   const phases = [...new Set(request.sequences.map(({ phase }) => phase ?? NONE))].join(", ");
   const parts = Object.entries(spansOf(request).spans).map(([name, [from_ms, to_ms]]) => [name, to_ms - from_ms]);
-  update(element, phases, `${count(sum("generated_tokens"))} tokens, ${ms(request.age_ms)}`, parts, request.sequences.flatMap((each) => [
-    ["Queue", ms(each.queue_ms)], ["Prefill", isNumber(each.queue_ms) ? ms(each.ttft_ms - each.queue_ms) : NONE],
-    ["Decode so far", isNumber(each.ttft_ms) ? ms(request.age_ms - each.ttft_ms) : NONE],
-    ["Ends at the latest", isNumber(each.predicted_end_ms) ? `in ${ms(each.predicted_end_ms)}` : NONE],
-    ["Prompt", `${count(each.prompt_tokens)} tokens, ${count(each.cached_tokens)} cached`],
-    ["Computed", `${count(each.computed_tokens)} tokens`], ["Written", `${count(each.generated_tokens)} tokens`],
-    ["Held", `${count(each.kv_blocks)} KV blocks`],
-    ...(isNumber(each.queue_position) ? [["Place in the queue", count(each.queue_position)]] : []),
-  ]));
+  update(
+    element,
+    phases,
+    `${many(sum("generated_tokens"), "token")}, ${ms(request.age_ms)}`,
+    parts,
+    request.sequences.flatMap((each) => [
+      ["Queue", ms(each.queue_ms)],
+      ["Prefill", isNumber(each.queue_ms) ? ms(each.ttft_ms - each.queue_ms) : NONE],
+      ["Decode so far", isNumber(each.ttft_ms) ? ms(request.age_ms - each.ttft_ms) : NONE],
+      ["Ends at the latest", isNumber(each.predicted_end_ms) ? `in ${ms(each.predicted_end_ms)}` : NONE],
+      ["Prompt", `${many(each.prompt_tokens, "token")}, ${count(each.cached_tokens)} cached`],
+      ["Computed", many(each.computed_tokens, "token")],
+      ["Written", many(each.generated_tokens, "token")],
+      ["Held", many(each.kv_blocks, "KV block")],
+      ...(isNumber(each.queue_position) ? [["Place in the queue", count(each.queue_position)]] : []),
+    ]),
+  );
 }
 
 function showEnded(element, request) {
   const { timings, arrival_ms, end_ms, finish, status } = request;
   const decode_ms = Math.max(0, end_ms - arrival_ms - timings.ttft_ms);
-  update(element, finish ?? "left", `${count(timings.generated_tokens)} tokens, ${ms(end_ms - arrival_ms)}`, [
-    ["queue", timings.queue_ms], ["prefill", timings.prefill_ms], ["decode", decode_ms],
-  ], [
-    ["Queue", ms(timings.queue_ms)], ["Prefill", ms(timings.prefill_ms)], ["Decode", ms(decode_ms)], ["TTFT", ms(timings.ttft_ms)],
-    ["ITL", `${ms(timings.itl_ms)}, p99 ${ms(timings.itl_p99_ms)}`],
-    ["Prompt", `${count(timings.prompt_tokens)} tokens, ${count(timings.cached_tokens)} cached`],
-    ["Written", `${count(timings.generated_tokens)} tokens`],
-    ["Read in", `${count(timings.prefill_chunks)} chunks, ${count(timings.preemptions)} preemptions`],
-    ["Model", request.model ?? NONE], ["Status", `${status}`], ["Ended", ago((past.now_ms - end_ms) / 1000)],
-  ]);
+  update(
+    element,
+    finish ?? "left",
+    `${many(timings.generated_tokens, "token")}, ${ms(end_ms - arrival_ms)}`,
+    [
+      ["queue", timings.queue_ms],
+      ["prefill", timings.prefill_ms],
+      ["decode", decode_ms],
+    ],
+    [
+      ["Queue", ms(timings.queue_ms)],
+      ["Prefill", ms(timings.prefill_ms)],
+      ["Decode", ms(decode_ms)],
+      ["TTFT", ms(timings.ttft_ms)],
+      ["ITL", `${ms(timings.itl_ms)}, p99 ${ms(timings.itl_p99_ms)}`],
+      ["Prompt", `${many(timings.prompt_tokens, "token")}, ${count(timings.cached_tokens)} cached`],
+      ["Written", many(timings.generated_tokens, "token")],
+      ["Read in", `${many(timings.prefill_chunks, "chunk")}, ${many(timings.preemptions, "preemption")}`],
+      ["Model", request.model ?? NONE],
+      ["Status", `${status}`],
+      ["Ended", ago((past.now_ms - end_ms) / 1000)],
+    ],
+  );
 }

@@ -49,7 +49,7 @@ def test_search_finds_parameters(server: LiveServer, open_page: Callable[..., An
     page.locator(".operation").first.wait_for()
     page.fill("#words", "count_tokens")
     assert page.locator(".operation:visible").count() == 1
-    page.fill("#words", "no such thing")
+    page.fill("#words", "xyzzy")
     assert page.locator(".operation:visible").count() == 0 and page.is_visible("#nothing")
     page.fill("#words", "max_tokens COMPLETIONS")
     assert page.locator(".operation:visible code", has_text="/v1/completions").count() == 1

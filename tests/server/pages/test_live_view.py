@@ -42,9 +42,9 @@ def test_a_request_is_shown_with_its_progress_and_can_be_ended(
     client.join(20)
     wait_until(lambda: page.locator("#num-live").inner_text() == "None runs or waits.")
     server.wait_until_idle()
-    page.locator("#ended .id").click()
-    assert "1.00 ms" in page.locator("#ended .facts").inner_text()
-    assert page.locator("#ended .phase").inner_text() == "length"
+    page.locator("#ended .id").first.click()
+    assert "1.00 ms" in page.locator("#ended .facts").first.inner_text()
+    assert page.locator("#ended .phase").first.inner_text() == "length"
 
 
 def test_requests_of_other_keys_are_not_shown(open_page: Callable[..., Any]) -> None:
