@@ -116,7 +116,7 @@ class AdmissionControl:
         excess_s = self._excess_s(ahead, limit_s)
         if excess_s > 0:
             waits = f"about {self._wait_s(ahead):.1f} s, perhaps {self._cautious_wait_s(ahead):.1f} s"
-            reason = f"A new request would wait {waits}, and must not wait over {limit_s:g} s"
+            reason = f"A new request would wait {waits}, and must not wait over {round(limit_s, 3):g} s"
             if max_queue_s is None:
                 self._standing[tenant] = reason, excess_s
             raise self._refusal(tenant, reason, excess_s)

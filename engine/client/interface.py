@@ -62,6 +62,9 @@ class GenerationRequest:
     max_queue_s: float | None = None
     """Longest wait to be scheduled: a request that would wait longer is refused, and one that does ends. The engine has
     a limit of its own."""
+    ttft_limit_s: float | None = None
+    """Longest time from its arrival to its first token with which it is worth its while: a request that would wait
+    longer to be scheduled is refused, but one that does goes on."""
     deadline_s: float | None = None
     """Seconds after its arrival when it ends, with the tokens it has, or with RequestTimeoutError if it has none."""
 
@@ -73,12 +76,17 @@ class GenerationRequest:
     @property
     def left_s(self) -> float | None:
         """Seconds until the deadline; None without one."""
-        return None if self.deadline_s is None else max(self.arrival_s + self.deadline_s - time.monotonic(), 0.0)
+        return self._left_of(self.deadline_s)
 
     @property
     def patience_s(self) -> float | None:
         """The longest predicted wait with which admission makes sense; None if there is no limit."""
-        return min((limit_s for limit_s in (self.max_queue_s, self.left_s) if limit_s is not None), default=None)
+        limits = (self.max_queue_s, self.left_s, self._left_of(self.ttft_limit_s))
+        return min((limit_s for limit_s in limits if limit_s is not None), default=None)
+
+    def _left_of(self, limit_s: float | None) -> float | None:
+        """Returns the seconds that are left of a time that began with the arrival."""
+        return None if limit_s is None else max(self.arrival_s + limit_s - time.monotonic(), 0.0)
 
 
 class AdapterClient(Protocol):

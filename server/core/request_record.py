@@ -11,6 +11,7 @@ from starlette.types import Scope
 
 from server.auth.api_keys import NOBODY, ApiKey
 from server.core.anthropic_errors import is_anthropic
+from server.core.promises import NO_PROMISES, Promises
 from server.core.timings import PhaseReport
 
 MAX_REQUEST_ID_LENGTH = 128
@@ -35,6 +36,8 @@ class RequestRecord:
     """Whether the client disconnected before the response was complete."""
     model: str | None = None
     """Name of the model that answers; None for requests that ask none."""
+    promises: Promises = NO_PROMISES
+    """What the client wants to be promised."""
     finish_reasons: dict[int, str] = field(default_factory=dict)
     """How each sequence ended: its index among the request's -> stop, length, abort or error."""
     report: Callable[[], PhaseReport] | None = None

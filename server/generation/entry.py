@@ -16,7 +16,9 @@ from engine.core.errors import DeadlineError
 from engine.core.sampling_params import SamplingParams
 from server.auth.api_keys import ApiKey
 from server.core.errors import BadRequestError
+from server.core.promises import NO_PROMISES, Promises
 from server.core.request_record import caller_of, is_sane_request_id, record_of
+from server.generation.promises import promises_of
 from server.protocol.other_endpoints import find_refused
 from server.protocol.refusals import find_typo, find_unknown
 from server.protocol.request import RequestFields
@@ -43,6 +45,7 @@ class Arrival:
     cache_salt: str
     """The prefix cache's salt, of the API key and of the request."""
     fields: RequestFields
+    promises: Promises = NO_PROMISES
     adapter: str = ""
     """Digest of the adapter that the model's name stands for; empty for the model as it is."""
 
@@ -86,6 +89,7 @@ class Arrival:
             steering=_steering(fields),
             given_token_ids=tuple(given_token_ids),
             max_queue_s=_seconds(fields.max_queue_ms),
+            ttft_limit_s=self.promises.ttft_s,
             deadline_s=_seconds(fields.deadline_ms),
         )
 
@@ -99,18 +103,20 @@ def validate_request(body: RequestFields, refusals: Mapping[str, str], request: 
         _check_request_id(body.request_id)
     _check_extra_fields(body, refusals, record.request_id)
     cache_salt = body.cache_salt if context.settings.share_prefix_cache else record.key.salt(body.cache_salt)
-    share = context.keys.share_of(record.key)
-    caller = caller_of(request.scope)
+    record.promises = promises_of(
+        request.headers, context.backend.engine.info, 1 + context.settings.num_speculative_tokens
+    )
     adapter = context.backend.engine.adapters.loaded.get(model)
     return Arrival(
         model=model,
         request_id=record.request_id,
         arrival_s=record.arrival_s,
-        caller=caller,
+        caller=caller_of(request.scope),
         key=record.key,
-        share=share,
+        share=context.keys.share_of(record.key),
         cache_salt=cache_salt,
         fields=body,
+        promises=record.promises,
         adapter="" if adapter is None else adapter.digest,
     )
 

@@ -132,6 +132,10 @@ class Metrics:
         """Takes a request that got a token, at its end, with what is told of it to its API key."""
         self._timeline.add_request(key, arrival_s, body)
 
+    def on_promise(self, promise: str, outcome: str) -> None:
+        """Counts a promise, ttft or itl, that a request asked for, by how it ended: kept, missed or refused."""
+        self._promises.labels(promise, outcome).inc()
+
     def on_http_request(self, handler: str, method: str, status: int, duration_s: float) -> None:
         self._http_requests.labels(handler, method, str(status)).inc()
         self._http_duration.labels(handler, method).observe(duration_s)
@@ -180,6 +184,9 @@ class Metrics:
             "requests", "Sequences that ended, by how: one for each answer.", "finish_reason"
         )
         self._rejections = self._counter("rejections", "POST requests that were refused, by error code.", "reason")
+        self._promises = self._counter(
+            "slo_requests", "Requests that asked for a promise, by what became of it.", "slo", "outcome"
+        )
         self._broken_streams = self._counter(
             "broken_streams", "Streams that failed after they had begun, by error code.", "reason"
         )

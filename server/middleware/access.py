@@ -2,11 +2,13 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from engine.core.errors import OverloadedError
+from server.core.errors import ERROR_TABLE
 from server.core.request_record import RequestRecord, record_of
 from server.metrics.metrics import Metrics
 from server.runtime.lifecycle import Lifecycle
@@ -19,6 +21,7 @@ PROBES = frozenset(
 """Paths that are polled: requests for them are logged at the level debug."""
 _LOGGED = ("prompt_tokens", "cached_tokens", "generated_tokens", "queue_ms", "prefill_ms", "ttft_ms")
 _LOGGED_AT_THE_END = ("decode_ms", "itl_ms", "e2e_ms")  # a stream that was cut off has none of them
+_SHED = ERROR_TABLE[OverloadedError].code
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 """Methods that have a label of their own in the metrics; all others are OTHER."""
 
@@ -64,12 +67,25 @@ def report_request(scope: Scope, metrics: Metrics) -> None:
     if record.report is not None:
         answer = {"id": record.request_id, "model": record.model, "status": record.status, "finish": _finish(record)}
         metrics.on_answer(record.key.name, record.arrival_s, answer | {"timings": record.report().body()})
+    for promise, outcome in _promises(record, elapsed_s):
+        metrics.on_promise(promise, outcome)
     level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
     if logger.isEnabledFor(level):
         line, fields = (method, _path(scope), record.status, round(elapsed_s * 1e3, 3)), _fields(scope)
         notes = " ".join(f"{name}={value}" for name, value in fields.items())
         http = dict(zip(("method", "path", "status", "duration_ms"), line, strict=True))
         logger.log(level, "%s %s %d %.1fms %s", *line, notes, extra={"fields": http | fields})
+
+
+def _promises(record: RequestRecord, elapsed_s: float) -> Iterator[tuple[str, str]]:
+    """Yields each promise that the request asked for, with what became of it."""
+    promises = record.promises
+    if record.report is not None:
+        yield from promises.outcomes(record.report())
+    elif record.error_code == _SHED:
+        yield from ((name, "refused") for name in promises.asked)
+    elif promises.ttft_s is not None and elapsed_s > promises.ttft_s:  # it ended without a token, however it did
+        yield "ttft", "missed"
 
 
 def _handler(scope: Scope) -> str:

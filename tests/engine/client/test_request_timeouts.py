@@ -175,6 +175,15 @@ def test_no_one_waits_in_vain(max_queue_s: float | None, deadline_s: float | Non
     assert wanted.patience_s == (None if patience_s is None else pytest.approx(patience_s, abs=1.0))
 
 
+@pytest.mark.parametrize(("limit_s", "max_queue_s", "patience_s"), [(50, None, 40), (50, 30, 30), (5, None, 0)])
+def test_one_that_must_not_come_late_is_not_let_in_to_wait_for_longer(
+    limit_s: float, max_queue_s: float | None, patience_s: float
+) -> None:
+    request = limited(fake.PLAIN, max_queue_s)
+    wanted = dataclasses.replace(request, ttft_limit_s=limit_s, arrival_s=time.monotonic() - 10)
+    assert wanted.patience_s == pytest.approx(patience_s, abs=1.0) and wanted.left_s is None
+
+
 def test_a_request_that_waits_again_has_its_queue_timeout_again() -> None:
     async def check() -> None:
         ends: list[str] = []

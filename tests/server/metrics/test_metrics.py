@@ -60,6 +60,7 @@ TABLE: dict[str, tuple[str, set[str], list[str]]] = {
     "drafting_seconds": ("counter", set(), []),
     "rejections": ("counter", {"reason"}, []),
     "broken_streams": ("counter", {"reason"}, []),
+    "slo_requests": ("counter", {"slo", "outcome"}, []),
     "refusal_answers": ("counter", {"how"}, []),
     "key_requests": ("counter", {"key"}, []),
     "key_tokens": ("counter", {"key", "kind"}, []),
@@ -124,6 +125,7 @@ def busy_metrics(with_vllm_names: bool = True) -> Metrics:
     metrics.on_finish(FinishReason.ABORT, None)
     metrics.on_rejection("slow_down")
     metrics.on_broken_stream("internal_error")
+    metrics.on_promise("ttft", "kept")
     metrics.on_refusal_answer("late")
     metrics.watch_queue(lambda: QueueStats(12, 345, 6.5))
     metrics.on_key_request("alice", TokenCounts(11, 4, 2), None)
