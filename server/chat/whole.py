@@ -3,17 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 
 from engine.core.outputs import RequestOutput
 from server.chat.choice import ChatChoice
 from server.chat.plan import ChatPlan
 from server.chat.usage import ChatUsageCounter
-from server.core.chunked_json import json_of
 from server.core.timings import complete_headers
 from server.core.tokenizer_protocol import Tokenizer
-from server.generation.logprobs import encode_iterators, prompt_logprobs
+from server.generation.logprobs import prompt_logprobs
+from server.generation.whole_answer import answer_of
 
 
 async def whole_response(
@@ -22,20 +21,15 @@ async def whole_response(
     outputs: Sequence[Sequence[RequestOutput]],
     counter: ChatUsageCounter,
     tokenizer: Tokenizer,
+    stall_timeout_s: float,
 ) -> Response:
     """Returns the response; `outputs` are those of each choice."""
     body: dict[str, Any] = dict(plan.head)
-    body["choices"] = [await _json_of(choice.whole(own)) for choice, own in zip(choices, outputs, strict=True)]
+    body["choices"] = [choice.whole(own) for choice, own in zip(choices, outputs, strict=True)]
     timings = counter.timings()  # after the choices, which count reasoning for the usage
     first = next((own[0] for own in outputs if own[0].prompt_logprobs is not None), outputs[0][0])
     body |= prompt_fields(plan, first, tokenizer) | {"usage": counter.usage(), "timings": timings}
-    await encode_iterators(body)
-    return Response(msgspec.json.encode(body), media_type="application/json", headers=complete_headers(timings))
-
-
-async def _json_of(choice: dict[str, Any]) -> msgspec.Raw:
-    await encode_iterators(choice["logprobs"] or {})
-    return await json_of(choice)
+    return await answer_of(body, complete_headers(timings), stall_timeout_s)
 
 
 def prompt_fields(plan: ChatPlan, first: RequestOutput, tokenizer: Tokenizer) -> dict[str, Any]:

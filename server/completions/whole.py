@@ -5,30 +5,28 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 
 from engine.core.outputs import RequestOutput
 from server.completions.choice import ChoiceFormatter
 from server.completions.plan import CompletionPlan
-from server.core.chunked_json import json_of
 from server.core.timings import complete_headers
 from server.core.tokenizer_protocol import Tokenizer
-from server.generation.logprobs import encode_iterators
 from server.generation.usage import UsageCounter
+from server.generation.whole_answer import answer_of
 
 
 async def whole_response(
-    plan: CompletionPlan, candidates: list[RequestOutput], counter: UsageCounter, tokenizer: Tokenizer
+    plan: CompletionPlan,
+    candidates: list[RequestOutput],
+    counter: UsageCounter,
+    tokenizer: Tokenizer,
+    stall_timeout_s: float,
 ) -> Response:
     timings = counter.timings()
-    choices = []
-    for choice in _choices(plan, candidates, tokenizer):
-        await encode_iterators(choice)
-        await encode_iterators(choice["logprobs"] or {})
-        choices.append(await json_of(choice))
+    choices = list(_choices(plan, candidates, tokenizer))
     body = plan.head | {"choices": choices, "usage": counter.usage(), "timings": timings}
-    return Response(msgspec.json.encode(body), media_type="application/json", headers=complete_headers(timings))
+    return await answer_of(body, complete_headers(timings), stall_timeout_s)
 
 
 def _choices(plan: CompletionPlan, candidates: list[RequestOutput], tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:

@@ -13,13 +13,6 @@ import msgspec
 JsonT = TypeVar("JsonT", str, bytes)
 
 
-async def json_of(part: Any) -> msgspec.Raw:
-    """Returns a part of a response (one choice of many, say) as JSON, and yields to the event loop after it."""
-    encoded = msgspec.Raw(msgspec.json.encode(part))
-    await asyncio.sleep(0)
-    return encoded
-
-
 async def json_list(items: Iterable[Any], slice_size: int) -> msgspec.Raw:
     """Returns the items as a JSON list that `msgspec.json.encode` copies as it is. Yields to the event loop after every
     `slice_size` items; where `items` is an iterator, making them is sliced, too."""

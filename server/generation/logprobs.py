@@ -4,13 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from engine.core.batch import TokenLogprobs
-from server.core.chunked_json import json_list
 from server.core.tokenizer_protocol import Tokenizer, token_name
 
 # JSON has no -Infinity.
 _LOWEST = -9999.0
-
-_SLICE = 10  # tokens that are encoded before other tasks have their turn
 
 
 def prompt_logprobs(
@@ -18,14 +15,6 @@ def prompt_logprobs(
 ) -> Iterator[dict[str, Any] | None]:
     """Returns one object per prompt token, keyed by token id; None for the first token, which has no logprob."""
     return (None if score is None else _by_id(score, num_top, tokenizer) for score in scores)
-
-
-async def encode_iterators(fields: dict[str, Any]) -> None:
-    """Encodes the iterators among a whole answer's fields in place, a slice at a time: thousands of tokens may have a
-    hundred logprobs each."""
-    for name, value in fields.items():
-        if isinstance(value, Iterator):
-            fields[name] = await json_list(value, _SLICE)
 
 
 def finite(logprob: float) -> float:

@@ -108,6 +108,9 @@ The prompt and the grammar
                       CPU time and 1 GiB
                       server.templates.render:ChatRenderer, engine.text.template_sandbox:render_isolated;
                       --trust-request-chat-template
+  template trial      the server's templates at start: 2 s of CPU time, 512 MiB and 2**20        no chats
+                      characters of source, in a process of its own
+                      server.templates.trial:try_template
   server's template   5 s and 2**24 characters of output                                         400
                       engine.text.chat_template:ChatTemplate
   tokenizing          text of eight contexts; a longer one is refused before all of it is        400
@@ -164,7 +167,11 @@ The response
                       server.tools.incremental_text:IncrementalText
   encoding in slices  time for which the encoding of a large response blocks the event loop      nothing
                       server.core.chunked_json:json_slices
-  write timeout       time for which the client of a stream may read nothing                     closed
+  answers in pieces   bytes of an answer that is not streamed beyond what its client has read:   delay
+                      256 KiB
+                      server.generation.whole_answer:answer_of
+  write timeout       time for which the client of a stream, or of an answer in pieces, may      closed
+                      read nothing
                       server.limits.write_timeout:WriteTimeout, server.generation.sse:EventStream; --stall-timeout
   error rate limit    4xx responses per caller: 128 at once, then 200 a second; 2048 delayed     delay, 429, closed
                       ones in all

@@ -2,20 +2,11 @@
 
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 
-from server.core.chunked_json import json_of
 from server.core.timings import complete_headers
-from server.generation.logprobs import encode_iterators
+from server.generation.whole_answer import answer_of
 
 
-async def whole_response(body: dict[str, Any]) -> Response:
-    body["output"] = [await _json_of(item) for item in body["output"]]
-    return Response(msgspec.json.encode(body), media_type="application/json", headers=complete_headers(body["timings"]))
-
-
-async def _json_of(item: dict[str, Any]) -> msgspec.Raw:
-    for part in item.get("content", ()):
-        await encode_iterators(part)
-    return await json_of(item)
+async def whole_response(body: dict[str, Any], stall_timeout_s: float) -> Response:
+    return await answer_of(body, complete_headers(body["timings"]), stall_timeout_s)

@@ -44,7 +44,9 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     if body.stream:
         first_event_fields = partial(prompt_fields, plan, tokenizer=backend.tokenizer)
         return await stream_response(plan, choices, counter, request, first_event_fields)
-    return await whole_response(plan, choices, await all_outputs(plan, counter, request), counter, backend.tokenizer)
+    outputs = await all_outputs(plan, counter, request)
+    stall_timeout_s = context_of(request).settings.stall_timeout
+    return await whole_response(plan, choices, outputs, counter, backend.tokenizer, stall_timeout_s)
 
 
 @rendering.post("/v1/chat/completions/render", responses=error_responses(400, 401, 404, 413, 415, 429, 503))

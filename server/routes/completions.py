@@ -42,4 +42,6 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         ]
         return await stream_response(plan, choices, counter, request)
     candidates = [join_outputs(outputs) for outputs in await all_outputs(plan, counter, request)]
-    return await whole_response(plan, candidates, counter, backend.tokenizer)
+    return await whole_response(
+        plan, candidates, counter, backend.tokenizer, context_of(request).settings.stall_timeout
+    )

@@ -61,4 +61,4 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
         writer.add(output)
         await asyncio.sleep(0)
     writer.end()
-    return await whole_response(writer.whole())
+    return await whole_response(writer.whole(), context_of(request).settings.stall_timeout)

@@ -1,0 +1,114 @@
+"""The answer that is not streamed. A large one is written as it is made, in pieces, as fast as its reader takes them:
+in one piece it would be in memory several times, and copying it would stop the event loop."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from itertools import chain, islice
+from typing import Any
+
+import anyio
+import msgspec
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from server.core.request_record import record_of
+from server.limits.write_timeout import WriteTimeout
+
+__all__ = ["answer_of"]
+
+logger = logging.getLogger("twostep.server")
+
+WHOLE_BYTES = 1 << 18
+"""Answers up to this size are sent at once, with their length in a header."""
+_SLICE = 10
+"""Items of an iterator that are encoded at once: tokens, of which each may have a hundred log-probabilities."""
+
+
+async def answer_of(body: Mapping[str, Any], headers: Mapping[str, str], stall_timeout_s: float) -> Response:
+    """Returns the response with this JSON. Iterators in `body` are lists, whose items are made when they are written;
+    other tasks have their turns between two pieces."""
+    pieces, first, num_bytes = json_pieces(body), list[bytes](), 0
+    for piece in pieces:
+        first.append(piece)
+        num_bytes += len(piece)
+        if num_bytes > WHOLE_BYTES:
+            return _PiecewiseResponse(chain(first, pieces), headers, stall_timeout_s)
+        await asyncio.sleep(0)
+    return Response(b"".join(first), media_type="application/json", headers=headers)
+
+
+def json_pieces(value: Any) -> Iterator[bytes]:
+    """Yields the JSON of a value in pieces that take little time each: an object of a list, or some items of an
+    iterator."""
+    parts = list[bytes]()
+    for part in _parts(value):
+        if part is not _TURN:
+            parts.append(part)
+        elif parts:
+            yield b"".join(parts)
+            parts = []
+    yield b"".join(parts)
+
+
+_TURN = b""
+"""Stands among the parts of JSON where a piece may end."""
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    if isinstance(value, dict) and value:
+        for index, (name, each) in enumerate(value.items()):
+            yield (b"," if index else b"{") + msgspec.json.encode(name) + b":"
+            yield from _parts(each)
+        yield b"}"
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        yield from _list(map(_parts, value))
+    elif isinstance(value, Iterator):
+        slices = iter(lambda: list(islice(value, _SLICE)), [])
+        yield from _list(iter((msgspec.json.encode(part)[1:-1],)) for part in slices)
+    else:
+        yield msgspec.json.encode(value)
+
+
+def _list(items: Iterable[Iterator[bytes]]) -> Iterator[bytes]:
+    """Yields a list of what the items consist of, which itself may be several items."""
+    yield b"["
+    for index, item in enumerate(items):
+        if index:
+            yield b","
+        yield from item
+        yield _TURN
+    yield b"]"
+
+
+class _PiecewiseResponse(StreamingResponse):
+    """Sends pieces until they end, the client leaves, or the client stops reading for `stall_timeout_s`."""
+
+    def __init__(self, pieces: Iterable[bytes], headers: Mapping[str, str], stall_timeout_s: float) -> None:
+        self._stall_timeout_s = stall_timeout_s
+        super().__init__(_in_turns(pieces), media_type="application/json", headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def watched_send(message: Message) -> None:
+            watch.begin()
+            try:
+                await send(message)
+            finally:
+                watch.end()
+
+        answer = anyio.CancelScope()
+        watch = WriteTimeout(self._stall_timeout_s, answer.cancel)
+        try:
+            with answer:
+                await super().__call__(scope, receive, watched_send)
+            if watch.has_stalled:
+                request_id = record_of(scope).request_id
+                logger.warning("request %s: the client stopped reading; its answer is cut off", request_id)
+        finally:
+            watch.stop()
+
+
+async def _in_turns(pieces: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+    for piece in pieces:
+        yield piece
+        await asyncio.sleep(0)  # sending waits only where the client is slower
