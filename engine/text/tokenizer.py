@@ -7,10 +7,12 @@ library's functions for batches release the GIL, so a single text is encoded as 
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 
 import tokenizers
 
-from engine.core.errors import ContextLengthError
+from engine.core.errors import ContextLengthError, RequestError
+from engine.host.rust_panics import panics_as
 from engine.text.tokenizer_files import TokenizerFiles, load_tokenizer_files
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -82,12 +84,12 @@ class Tokenizer:
             num_chars *= 2
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        try:
-            encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        except TypeError:  # raised by the library for text that UTF-8 cannot express
-            encodings = self._backend.encode_batch_fast(
-                [_without_surrogates(text)], add_special_tokens=add_special_tokens
-            )
+        encode = partial(self._backend.encode_batch_fast, add_special_tokens=add_special_tokens)
+        with panics_as(_beyond_tokenizer):  # regular expressions of some tokenizers give up on millions of characters
+            try:
+                encodings = encode([text])
+            except TypeError:  # raised by the library for text that UTF-8 cannot express
+                encodings = encode([_without_surrogates(text)])
         return encodings[0].ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -136,6 +138,10 @@ class Tokenizer:
             return bytes([int(byte[1], 16)])
         data = [self._byte_of_character.get(character) for character in name]
         return text.encode() if None in data else bytes(byte for byte in data if byte is not None)
+
+
+def _beyond_tokenizer(reason: str) -> RequestError:
+    return RequestError(f"The tokenizer cannot cut a text of this kind or length into tokens: {reason[:200]}.")
 
 
 def _without_surrogates(text: str) -> str:

@@ -17,6 +17,7 @@ import tokenizers
 from engine.checkpoint.hub import snapshot
 from engine.checkpoint.local import check_model_type, folder_of, is_local, read_config
 from engine.core.errors import ModelError, reason_of
+from engine.host.rust_panics import panics_as
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _VOCABULARY_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")
@@ -50,9 +51,10 @@ def load_tokenizer_files(model: str, *, revision: str | None, trust_remote_code:
     if not (folder / "tokenizer.json").is_file() or (has_own_class and trust_remote_code):
         return _from_transformers(folder, trust_remote_code)
     try:
-        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        named = {name: content for name in _NAMED_TOKENS if (content := _content(config.get(name)))}
-        _add_missing_tokens(backend, config, named)
+        with panics_as(ValueError):
+            backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+            named = {name: content for name in _NAMED_TOKENS if (content := _content(config.get(name)))}
+            _add_missing_tokens(backend, config, named)
         return TokenizerFiles(_plain(backend), named, _chat_templates(folder, config))
     except Exception as error:  # the library raises plain Exception; and any field may be of any type
         raise ModelError(f"The tokenizer of {model} is damaged: {reason_of(error)}.") from error

@@ -3,6 +3,7 @@ the traceback and the request's id."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.host.rust_panics import panics_as
 from server.core.errors import error_response, log_failure
 from server.core.request_record import record_of
 
@@ -25,7 +26,8 @@ class FailureMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, receive, watched_send)
+            with panics_as(RuntimeError):
+                await self._app(scope, receive, watched_send)
         except Exception as error:
             log_failure(error, record_of(scope).request_id)
             if not has_started:
