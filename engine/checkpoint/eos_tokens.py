@@ -99,6 +99,6 @@ def _read(model: str, revision: str | None, file: str, kind: type[T], missing: T
         return missing
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         logger.warning("%s cannot be read: which tokens it says end a text is not known (%s)", path, error)
         return missing

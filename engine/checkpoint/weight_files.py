@@ -81,7 +81,7 @@ def _named_by_index(folder: Path) -> set[str]:
         try:
             content = (folder / name).read_bytes()
             return {*msgspec.json.decode(content, type=_Index).weight_map.values()}
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, ValueError, RecursionError):
             continue
     return set()
 

@@ -79,7 +79,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is damaged: {error}.") from error
 
 

@@ -52,7 +52,7 @@ def _read(path: Path) -> GenerationDefaults:
     try:
         values = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         known = {name: values[name] for name in _KINDS if values.get(name) is not None}
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is damaged: {error}; {hint}.") from error
     for name, value in known.items():
         if not _is_of(value, _KINDS[name]):

@@ -2,6 +2,7 @@
 
 import json
 import random
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def _change(content: dict[str, Any], chance: random.Random) -> str:
     """Changes one value, somewhere in the content."""
     if chance.random() < 0.15:
         name = chance.choice(list(_EXTRA))
-        content[name] = _EXTRA[name]
+        content[name] = deepcopy(_EXTRA[name])
         return name
     inner: Any = content
     while True:
@@ -98,5 +99,5 @@ def _change(content: dict[str, Any], chance: random.Random) -> str:
     if chance.random() < 0.15:
         del inner[key]
         return f"no {key}"
-    inner[key] = chance.choice(_VALUES)
+    inner[key] = deepcopy(chance.choice(_VALUES))
     return f"{key} = {str(inner[key])[:20]}"
