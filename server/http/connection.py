@@ -150,7 +150,7 @@ class BoundedProtocol(EarlyProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._check_host()
+        self._check_head()
         if len(self.pipeline) >= MAX_PIPELINED:
             raise self._refused(BadRequestError("Too many pipelined requests."))
         self._enter(Phase.BODY)
@@ -160,12 +160,18 @@ class BoundedProtocol(EarlyProtocol):
         if self.pipeline:  # uvicorn pauses reading here, and would not see the client leave
             self.flow.resume_reading()
 
-    def _check_host(self) -> None:
-        """Refuses what RFC 9112, 3.2, calls for refusing: intermediaries would not agree about whom such a request is
-        for."""
+    def _check_head(self) -> None:
+        """Refuses what RFC 9112 calls for refusing (2.3, 3.2, 6.1): intermediaries would not agree about whom such a
+        request is for, or where it ends."""
+        version = self.parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            raise self._refused(BadRequestError("The request must be of HTTP/1.1 or 1.0."))
         num_hosts = sum(name == b"host" for name, _ in self.headers)
-        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+        if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
             raise self._refused(BadRequestError("The request must have one Host header."))
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            raise self._refused(BadRequestError("Transfer-Encoding must be chunked alone: send the body as it is."))
 
     def on_body(self, body: bytes) -> None:
         self._num_parsed_bytes += len(body)

@@ -1,4 +1,4 @@
-"""Paths with slashes too many, and requests without a host or with two."""
+"""Paths with slashes too many, and requests without a host or with two, of other versions or transfer codings."""
 
 import re
 
@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.server.events import error_of
-from tests.server.http.raw_http import GET, answer_to, body_of, post, send, status_and_code
+from tests.server.http.raw_http import GET, POST, answer_to, body_of, post, send, status_and_code
 from tests.server.live_server import LiveServer, live_server
 from tests.server.metrics.published_metrics import advance
 
@@ -65,3 +65,27 @@ def test_a_pipelined_request_has_a_host_too(server: LiveServer) -> None:
     with server.connect() as connection:
         send(connection, post(body_of()), GET.replace(b"Host: x\r\n", b""))
         assert connection.recv(100) == b""
+
+
+@pytest.mark.parametrize("line", [b"GET /version", b"GET /version HTTP/0.9", b"GET /version HTTP/2.0"])
+def test_other_versions_are_refused(server: LiveServer, line: bytes) -> None:
+    answer = answer_to(server, line + b"\r\nHost: x\r\n" + CLOSING + b"\r\n")
+    assert status_and_code(answer) == (400, "invalid_request_error")
+
+
+CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body_of()), body_of())
+
+
+@pytest.mark.parametrize(
+    "codings", [[b"gzip, chunked"], [b"gzip", b"chunked"], [b"chunked", b"chunked"], [b"identity"]]
+)
+def test_bodies_have_no_transfer_coding_but_chunked(server: LiveServer, codings: list[bytes]) -> None:
+    head = POST + CLOSING + b"".join(b"Transfer-Encoding: %b\r\n" % each for each in codings)
+    assert status_and_code(answer_to(server, head + b"\r\n" + CHUNKED)) == (400, "invalid_request_error")
+    assert server.engine.requests == []
+
+
+@pytest.mark.parametrize("coding", [b"chunked", b"Chunked "])
+def test_chunked_alone_is_read(server: LiveServer, coding: bytes) -> None:
+    answer = answer_to(server, POST + CLOSING + b"Transfer-Encoding: %b\r\n\r\n" % coding + CHUNKED)
+    assert answer.startswith(b"HTTP/1.1 200")
