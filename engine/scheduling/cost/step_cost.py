@@ -1,6 +1,6 @@
 """Predicts a step's duration from its work: one cost model per phase, and one for draft passes; torch-free."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import add
 from typing import NamedTuple
 
@@ -13,7 +13,8 @@ NO_PREFILL: Work = (0, 1, 0, 0, 0)
 step itself, requests, pairs of a token and one that it attends to, and tokens whose logprobs are wanted."""
 
 _TRUSTED_PREFILL: Work = (32, 1, 1 << 30, 1 << 15, 8)
-_TRUSTED_DECODE: Work = (1, 1 << 30, 1 << 40)  # a decode step must run whatever it takes: mistrust would gain nothing
+_TRUSTED_DRAFTING: Work = (1, 1 << 30, 1 << 40)  # passes, tokens, and the tokens that these attend to
+_TRUSTED_DECODE: Work = (*_TRUSTED_DRAFTING, 1 << 30)  # a decode step must run: mistrust would gain nothing
 
 
 class TokenPrice(NamedTuple):
@@ -23,6 +24,14 @@ class TokenPrice(NamedTuple):
     """Seconds of a decode step with one token of each request."""
     token_s: float
     """Seconds of one more token in that step."""
+    draft_s: float = 0.0
+    """Seconds that a request's draft adds however long it is, where the model has recurrent states: after the step,
+    these advance by the accepted tokens."""
+
+    def seconds(self, num_drafts: Iterable[int]) -> float:
+        """Returns the predicted seconds of the step if it verifies so many draft tokens of each request."""
+        drafts = [num for num in num_drafts if num]
+        return self.step_s + sum(drafts) * self.token_s + len(drafts) * self.draft_s
 
 
 class StepCosts:
@@ -30,7 +39,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._models = {Phase.PREFILL: CostModel(_TRUSTED_PREFILL), Phase.DECODE: CostModel(_TRUSTED_DECODE)}
-        self._drafting = CostModel(_TRUSTED_DECODE)
+        self._drafting = CostModel(_TRUSTED_DRAFTING)
 
     def predict(self, batch: Batch) -> float | None:
         """Returns the expected seconds of the batch's step; None before the first step of its phase."""
@@ -46,7 +55,7 @@ class StepCosts:
 
     def decode_price(self, requests: Sequence[Request]) -> TokenPrice:
         model = self._models[Phase.DECODE]
-        return TokenPrice(model.predict(_decode_work(requests)) or 0.0, model.coefficients[1])
+        return TokenPrice(model.predict(_decode_work(requests)) or 0.0, model.coefficients[1], model.coefficients[3])
 
     def observe_drafting(self, batch: Batch, seconds: float) -> None:
         """Learns that the draft model took `seconds` for all the batch's draft tokens, at one per request and pass, and
@@ -65,7 +74,7 @@ class StepCosts:
 
     def drafting_price(self, requests: Sequence[Request]) -> float:
         """Returns the predicted seconds of one draft pass for these requests; 0 if unknown."""
-        return self._drafting.predict(_decode_work(requests)) or 0.0
+        return self._drafting.predict(_decode_work(requests)[:3]) or 0.0
 
     def prefill_price(self, start: int, num_tokens: int) -> float | None:
         """Returns the expected seconds of a prefill step that computes a request's positions [start, start +
@@ -91,13 +100,17 @@ def with_chunk(work: Work, start: int, num_tokens: int, is_scored: bool) -> Work
 
 
 def _decode_work(requests: Sequence[Request]) -> Work:
-    """Returns the work of a decode step with one token of each request, whose context is all its tokens so far."""
-    return (1, len(requests), sum(request.num_tokens for request in requests))
+    """Returns the work of a decode step with one token of each request, whose context is all its tokens so far: the
+    step itself, tokens, those that they attend to, and how often the states of a request are read and written."""
+    num_passes = sum(request.state_slot is not None for request in requests)
+    return (1, len(requests), sum(request.num_tokens for request in requests), num_passes)
 
 
 def _work_of(batch: Batch) -> Work:
     if batch.phase is Phase.DECODE:
-        return (1, batch.num_tokens, sum(request.end for request in batch.requests))
+        with_states = [request for request in batch.requests if request.state_slot is not None]
+        num_passes = len(with_states) + sum(request.num_drafts > 0 for request in with_states)
+        return (1, batch.num_tokens, sum(request.end for request in batch.requests), num_passes)
     work = NO_PREFILL
     for request in batch.requests:
         work = with_chunk(work, request.start, len(request.token_ids), request.scores_prompt)

@@ -82,16 +82,15 @@ class FastestDraftLength:
     def _best(self, requests: Sequence[Request], rate: float, price: TokenPrice) -> list[int]:
         """Returns the lengths that bring most tokens a second. That rate rises with the first passes and falls then, so
         its first maximum is the only one."""
-        step_s, token_s = price
         pass_s = self._costs.drafting_price(requests)
-        chances, longest_s = self._chances(requests), max(self._target_gap_s, _LONGEST * step_s)
+        chances, longest_s = self._chances(requests), max(self._target_gap_s, _LONGEST * price.step_s)
         best, best_rate = [0] * len(requests), 0.0
         for num_passes in range(1, self._max_tokens + 1):
             lengths = _lengths(num_passes, requests, chances)
-            seconds = step_s + num_passes * pass_s + sum(lengths) * token_s
+            seconds = price.seconds(lengths) + num_passes * pass_s
             expected = [_num_expected(chance, length) for chance, length in zip(chances, lengths, strict=True)]
             slowed = any(
-                num < seconds / step_s and request.max_draft_tokens >= num_passes
+                num < seconds / price.step_s and request.max_draft_tokens >= num_passes
                 for num, request in zip(expected, requests, strict=True)
             )
             if slowed or seconds > longest_s or sum(expected) / seconds <= best_rate:
@@ -102,7 +101,7 @@ class FastestDraftLength:
 
 def _rate(drafts: Sequence[Draft], price: TokenPrice) -> float:
     """Returns the expected tokens a second of a step with these drafts, one per request; 0 if its time is unknown."""
-    seconds = price.step_s + price.token_s * sum(len(draft.token_ids) for draft in drafts)
+    seconds = price.seconds(len(draft.token_ids) for draft in drafts)
     return (len(drafts) + sum(draft.num_expected for draft in drafts)) / seconds if seconds else 0.0
 
 

@@ -69,7 +69,7 @@ class SpeculationPlanner:
             return [NO_DRAFT] * len(requests)
         proposed = [self._draft_of(request) for request in requests]
         spare_s = self._longest_s(proposed, price) - price.step_s
-        num_spare = int(max(spare_s, 0.0) / price.token_s) if price.token_s else self._trusted
+        num_spare = int(max(spare_s - price.draft_s, 0.0) / price.token_s) if price.token_s else self._trusted
         drafts = _best_prefixes(proposed, price, min(num_spare, self._trusted))
         self._num_without = 0 if any(draft.token_ids for draft in drafts) else self._num_without + 1
         if self._num_without == _RETRY_STEPS:
@@ -117,4 +117,11 @@ def _best_prefixes(drafts: Sequence[Draft], price: TokenPrice, limit: int) -> li
         counts[number] += 1
         num_expected += chance
         seconds += price.token_s
-    return [Draft(draft.token_ids[: counts[number]], draft.chance) for number, draft in enumerate(drafts)]
+    prefixes = [Draft(draft.token_ids[: counts[number]], draft.chance) for number, draft in enumerate(drafts)]
+    return [each if _is_worth_it(each, price, len(drafts)) else NO_DRAFT for each in prefixes]
+
+
+def _is_worth_it(draft: Draft, price: TokenPrice, num_requests: int) -> bool:
+    """Whether a draft whose tokens are each worth their time is so with what it costs beside them."""
+    draft_s = price.draft_s + len(draft.token_ids) * price.token_s
+    return not price.draft_s or draft.num_expected * price.step_s >= _MARGIN * num_requests * draft_s

@@ -88,7 +88,28 @@ def test_passes_of_the_draft_model_take_time_as_steps_do() -> None:
         costs.observe_drafting(drafted(rows, context), duration(rows, context))
     for rows, context in CASES:
         assert costs.drafting_price(decoding(rows, context)) == pytest.approx(duration(rows, context), rel=0.02)
-    assert costs.decode_price(decoding(1, 10)) == (0.0, 0.0)
+    assert costs.decode_price(decoding(1, 10)) == (0.0, 0.0, 0.0)
+
+
+def with_states(num_rows: int, *counts: int) -> Batch:
+    """Returns a step of `num_rows` requests with states and no draft, and then one with each of `counts`."""
+    rows = [
+        ScheduledRequest("", (1,) * (1 + num), 9, (), SamplingParams(), (), (1,), True, (), num, state_slot=0)
+        for num in [*[0] * num_rows, *counts]
+    ]
+    return Batch(Phase.DECODE, tuple(rows))
+
+
+def test_states_that_a_draft_has_advance_once_more_take_time() -> None:
+    costs, requests = StepCosts(), decoding(2, 10)
+    for request in requests:
+        request.state_slot = 0
+    for num_rows, *counts in [(1,), (2,), (0, 3), (0, 1), (1, 2), (4,), (0, 5, 1), (2, 4, 4)] * 40:
+        num_passes, num_tokens = num_rows + 2 * len(counts), num_rows + len(counts) + sum(counts)
+        costs.observe(with_states(num_rows, *counts), 0.020 + 0.0005 * num_tokens + 0.002 * num_passes)
+    price = costs.decode_price(requests)
+    assert price == pytest.approx((0.025, 0.0005, 0.002), rel=0.05)
+    assert price.seconds([0, 4]) == pytest.approx(0.029, rel=0.05)
 
 
 def test_passes_without_a_draft_token_are_not_observed() -> None:

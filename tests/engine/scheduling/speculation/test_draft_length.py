@@ -86,7 +86,7 @@ def test_passes_are_priced_by_the_tokens_that_they_add() -> None:
     """A request that is at its end adds no tokens: one of the four."""
     costs = costs_of(token_s=0.002)
     requests = [*requests_with(0.9, 0.9, 0.9), *requests_with(0.9, max_tokens=2)]
-    step_s, token_s = costs.decode_price(requests)
+    step_s, token_s, _ = costs.decode_price(requests)
     rates = [
         (3 * sum(0.9**index for index in range(count + 1)) + 1) / (step_s + count * (PASS_S + 3 * token_s))
         for count in range(4)

@@ -16,7 +16,7 @@ from engine.core.draft import Draft, NoDrafts
 from engine.core.request import FinishReason, Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
-from engine.scheduling.cost.step_cost import StepCosts
+from engine.scheduling.cost.step_cost import StepCosts, TokenPrice
 from engine.scheduling.speculation.grammar_drafter import GrammarDrafter
 from engine.scheduling.speculation.likeliest_drafter import LikeliestDrafter
 from engine.scheduling.speculation.planner import SpeculationPlanner
@@ -219,9 +219,9 @@ def lengths_of(planner: SpeculationPlanner, *chances: float) -> list[int]:
 
 
 def test_what_a_token_costs_is_learnt() -> None:
-    assert StepCosts().decode_price(requests_with(0.5)) == (0.0, 0.0)
-    step_s, token_s = costs_of(0.010, 0.001).decode_price(requests_with(0.5, 0.5))
-    assert (step_s, token_s) == (pytest.approx(0.012, rel=0.02), pytest.approx(0.001, rel=0.1))
+    assert StepCosts().decode_price(requests_with(0.5)) == (0.0, 0.0, 0.0)
+    step_s, token_s, draft_s = costs_of(0.010, 0.001).decode_price(requests_with(0.5, 0.5))
+    assert draft_s == 0.0 and (step_s, token_s) == (pytest.approx(0.012, rel=0.02), pytest.approx(0.001, rel=0.1))
 
 
 def test_a_draft_token_is_tried_if_it_brings_tokens_twice_as_fast_as_the_step() -> None:
@@ -232,6 +232,20 @@ def test_a_draft_token_is_tried_if_it_brings_tokens_twice_as_fast_as_the_step() 
     assert lengths_of(planner, 0.5) == [2]
     assert lengths_of(planner, 0.5, 0.65) == [1, 2]
     assert lengths_of(planner, *[1.0] * 12) == [0] * 12  # 1.09
+
+
+def test_a_draft_must_also_be_worth_what_it_costs_however_long_it_is() -> None:
+    """Of a step of 10 ms and tokens of 0.1 ms, whose drafts cost 2 ms more."""
+    planner, costs = SpeculationPlanner(StepCosts(), 8, target_gap_s=1.0), TokenPrice(0.010, 0.0001, 0.002)
+    planner._costs.decode_price = lambda requests: costs  # type: ignore[method-assign]
+
+    def length(chance: float, num_tokens: int) -> int:
+        [plan] = planner.plan(requests_with(chance, num_tokens=num_tokens))
+        return len(plan.token_ids)
+
+    assert [length(0.4, num) for num in (1, 2, 8)] == [0, 2, 4], "0.42 tokens pay, 0.4 do not"
+    assert [length(0.25, num) for num in (1, 2, 8)] == [0, 0, 0]
+    assert length(0.9, 1) == 1
 
 
 def test_drafts_make_a_step_half_as_long_again_at_most_and_the_likeliest_come_first() -> None:
