@@ -112,12 +112,12 @@ def assemble(
 
 
 def _for_states(config: EngineConfig, info: EngineInfo) -> EngineConfig:
-    """Returns the settings without what recurrent states rule out: they cannot go back to before a rejected draft
-    token, and without copies of them there is nothing to go on from behind a cached prefix."""
+    """Returns the settings without a prefix cache if there are recurrent states and no copies of them: then there is
+    nothing to go on from behind a cached prefix."""
     if info.num_state_slots is None:
         return config
     caching = config.enable_prefix_caching and info.can_cache_prefixes
-    return msgspec.structs.replace(config, enable_prefix_caching=caching, num_speculative_tokens=0)
+    return msgspec.structs.replace(config, enable_prefix_caching=caching)
 
 
 def _scheduler(config: EngineConfig, info: EngineInfo, costs: StepCosts, kv: KVAllocator) -> Scheduler:

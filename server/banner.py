@@ -100,8 +100,6 @@ def _memory(info: EngineInfo) -> str:
 def _drafts(settings: Settings, info: EngineInfo) -> str:
     """Returns what speculative decoding uses."""
     most, size = settings.num_speculative_tokens, info.draft_size
-    if info.num_state_slots is not None:
-        return "none: recurrent states cannot go back"
     text = f"at most {most} tokens, from texts, predictions, grammars" if most else "none"
     if size is None:
         return text

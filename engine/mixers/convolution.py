@@ -23,6 +23,9 @@ class Convolution(NamedTuple):
         channels, taps = self.weight.shape
         return StateShape((taps - 1, channels), self.x.dtype)
 
+    def take(self, rows: Tensor) -> "Convolution":
+        return self._replace(x=self.x[rows])
+
     def advance(self, states: Tensor, metadata: StateMetadata) -> Tensor:
         """Returns the convolution [num_tokens, channels], summed from the oldest token on in float32; writes the newest
         tokens of each sequence to its slot of `states`."""

@@ -37,6 +37,10 @@ class LinearAttention(NamedTuple):
         num_heads, value_size = self.value.shape[1:]
         return StateShape((num_heads, self.key.shape[2], value_size), torch.float32)
 
+    def take(self, rows: Tensor) -> "LinearAttention":
+        query, key, value, decay = (each[rows] for each in self[:4])
+        return LinearAttention(query, key, value, decay, None if self.rate is None else self.rate[rows])
+
     def advance(self, states: Tensor, metadata: StateMetadata) -> Tensor:
         """Returns what the queries read, [num_tokens, num_heads, value size], each after its own token's write."""
         if states.device.type == "cpu" and load_kernels() is not None:

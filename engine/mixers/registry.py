@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
 
@@ -27,6 +27,9 @@ class Mixer(Protocol):
     @property
     def state_shape(self) -> StateShape:
         """Shape of the state that it keeps of a request."""
+
+    def take(self, rows: Tensor) -> Self:
+        """Returns the call with the tokens at these indices alone."""
 
     def advance(self, states: Tensor, metadata: StateMetadata) -> Tensor:
         """Computes the step's tokens from the states in the sequences' slots, [num_slots, *sizes], and leaves there

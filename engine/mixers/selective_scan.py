@@ -25,6 +25,11 @@ class SelectiveScan(NamedTuple):
     def state_shape(self) -> StateShape:
         return StateShape(tuple(self.rates.shape), torch.float32)
 
+    def take(self, rows: Tensor) -> "SelectiveScan":
+        return self._replace(
+            x=self.x[rows], time_step=self.time_step[rows], write=self.write[rows], read=self.read[rows]
+        )
+
     def advance(self, states: Tensor, metadata: StateMetadata) -> Tensor:
         """Returns what each token reads of the state after its own write, [num_tokens, channels]."""
         output = torch.empty_like(self.x)

@@ -52,6 +52,9 @@ class KernelForward:
         kept_hidden = hidden[rows] if wants_last and rows is not None else hidden
         return ForwardOutput(self._head(kept_hidden), kept_hidden, hidden if wants_last else of_layers)
 
+    def settle(self, num_kept: Sequence[int]) -> None:
+        """Does nothing: no part that the kernels know has states."""
+
     def _head(self, hidden: Tensor) -> Tensor:  # [T, H] -> [T, vocab_size]
         logits = self._weight.multiply(hidden, self._bias)
         logits = logits if self._gather is None else self._gather.run(logits)

@@ -239,15 +239,10 @@ def _check_states(config: EngineConfig, states: Sequence[StateShape], device: to
         )
     if states and config.kv_store is not None:
         raise ConfigError(f"--kv-store: {config.model} has recurrent states, which no file keeps yet; leave it out.")
-    if states and (config.draft_model is not None or config.draft_quantization != "none"):
-        flag, value = (
-            ("--draft-model", config.draft_model)
-            if config.draft_model
-            else ("--draft-quantization", config.draft_quantization)
-        )
+    if states and config.draft_model is None and config.draft_quantization != "none":
         raise ConfigError(
-            f"{flag} {value}: {config.model} has recurrent states, which cannot go back to before a wrong draft token; "
-            "leave it out."
+            f"--draft-quantization {config.draft_quantization}: {config.model} has recurrent states, which its rounded "
+            "weights would need copies of; leave it out."
         )
 
 

@@ -1,4 +1,4 @@
-"""What the first rank tells the others: how to start, and the inputs of each forward pass."""
+"""What the first rank tells the others: how to start, the inputs of each forward pass, and which tokens it keeps."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from engine.core.config import EngineConfig
 from engine.mixers.metadata import StateMetadata
 from engine.runner.model_inputs import ModelInputs
 
-__all__ = ["ForwardPass", "RankFailure", "RankStart", "forward_pass_of"]
+__all__ = ["ForwardPass", "RankFailure", "RankStart", "Settlement", "forward_pass_of"]
 
 
 class RankStart(msgspec.Struct, frozen=True):
@@ -38,6 +38,7 @@ class _States(msgspec.Struct, frozen=True):
     is_first: list[bool]
     restored: list[tuple[int, int]]
     saved: list[tuple[int, int]]
+    num_drafts: list[int]
 
     @classmethod
     def of(cls, states: StateMetadata) -> "_States":
@@ -48,15 +49,17 @@ class _States(msgspec.Struct, frozen=True):
             [slot in fresh for slot in slots],
             [*map(tuple, states.restored.tolist())],
             [*map(tuple, states.saved.tolist())],
+            [*states.num_drafts],
         )
 
     def metadata(self) -> StateMetadata:
+        copied = {"restored": self.restored, "saved": self.saved}
         return StateMetadata(
-            self.slots, self.lengths, self.is_first, torch.device("cpu"), restored=self.restored, saved=self.saved
+            self.slots, self.lengths, self.is_first, torch.device("cpu"), **copied, num_drafts=self.num_drafts
         )
 
 
-class ForwardPass(msgspec.Struct, frozen=True):
+class ForwardPass(msgspec.Struct, frozen=True, tag=True):
     """One forward pass: which one, and its inputs as bytes of integers. An order to end has no more of them."""
 
     index: int
@@ -85,6 +88,13 @@ class ForwardPass(msgspec.Struct, frozen=True):
             max_context_len=self.longest[1],
         )
         return ModelInputs(token_ids, positions, attention, None if self.states is None else self.states.metadata())
+
+
+class Settlement(msgspec.Struct, frozen=True, tag=True):
+    """The end of a step with draft tokens: which forward pass, and how many of each sequence's tokens are kept."""
+
+    index: int
+    num_kept: list[int]
 
 
 def forward_pass_of(index: int, inputs: ModelInputs, kept: Any) -> ForwardPass:

@@ -17,7 +17,7 @@ from engine.host.numa import cpus_of_ranks, numa_nodes
 from engine.kernels import load_kernels
 from engine.ranks.forward import LeadingForward
 from engine.ranks.memory import new_memory, open_group
-from engine.ranks.messages import ForwardPass, RankFailure, RankStart
+from engine.ranks.messages import ForwardPass, RankFailure, RankStart, Settlement
 from engine.ranks.rank import EXIT_CANNOT_LOAD
 from engine.runner.forward import Forward
 
@@ -90,7 +90,7 @@ class RankProcesses:
         """Returns these forward passes of the first rank as ones that all ranks run."""
         return [LeadingForward(forward, index, self._tell) for index, forward in enumerate(forwards)]
 
-    def _tell(self, message: ForwardPass) -> None:
+    def _tell(self, message: ForwardPass | Settlement) -> None:
         data = self._encoder.encode(message)
         for _, link in self._ranks:
             link.send_bytes(data)

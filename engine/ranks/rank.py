@@ -13,7 +13,7 @@ from engine.host.memory_trim import trim_after_startup
 from engine.kernels import load_kernels
 from engine.model.setup import ReadyModel, load_ready_model
 from engine.ranks.memory import open_group
-from engine.ranks.messages import ForwardPass, RankFailure, RankStart
+from engine.ranks.messages import ForwardPass, RankFailure, RankStart, Settlement
 
 __all__ = ["EXIT_CANNOT_LOAD", "run"]
 
@@ -42,9 +42,12 @@ def run(link: Connection, memory: int) -> int:
 @torch.inference_mode()
 def serve(link: Connection, ready: ReadyModel) -> None:
     """Runs forward passes until the first rank closes the link, which raises EOFError."""
-    decoder = msgspec.msgpack.Decoder(ForwardPass)
+    decoder = msgspec.msgpack.Decoder(ForwardPass | Settlement)
     while True:
         message = decoder.decode(link.recv_bytes())
+        if isinstance(message, Settlement):
+            ready.shared[message.index].settle(message.num_kept)
+            continue
         inputs = message.inputs()
         last_block = int(inputs.attention.slot_mapping.max()) // ready.cache.block_size
         ready.cache.prefault(last_block, message.num_tokens)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from engine.attention import AttentionBackend, AttentionMetadata
 from engine.attention.kv_cache import KVCache
 from engine.attention.registry import AttentionCall, attention_handler
+from engine.mixers.draft_step import DraftStep
 from engine.mixers.metadata import StateMetadata
 from engine.mixers.registry import Mixer, state_handler
 from engine.mixers.state import StateCache, clear, copy_slots
@@ -45,8 +46,13 @@ class Forward(Protocol):
         """Computes the batch, with results at the `kept` positions of the flat batch, None keeps all, and with the
         hidden states `hidden_of` at all of them.
 
-        Also writes the batch's keys and values to the KV cache, and the states after its tokens to their slots.
+        Also writes the batch's keys and values to the KV cache, and the states after its tokens to their slots: where
+        there are draft tokens among these, once `settle` is called.
         """
+
+    def settle(self, num_kept: Sequence[int]) -> None:
+        """Ends a step with draft tokens, before the next begins: the states of each sequence of the batch go on from
+        its first `num_kept` tokens."""
 
 
 class TransformersForward:
@@ -62,6 +68,7 @@ class TransformersForward:
         self._cache = cache
         self._backend = backend
         self._states = states
+        self._draft_step: DraftStep | None = None
 
     def __call__(self, inputs: ModelInputs, kept: Sequence[int] | None, hidden_of: HiddenOf = None) -> ForwardOutput:
         return self._run({"input_ids": inputs.token_ids[None]}, inputs, kept, hidden_of)
@@ -70,13 +77,18 @@ class TransformersForward:
         """Computes the batch from `embeddings` [num_tokens, ...] in place of those of its tokens."""
         return self._run({"inputs_embeds": embeddings[None]}, inputs, kept)
 
+    def settle(self, num_kept: Sequence[int]) -> None:
+        if self._draft_step is not None:
+            self._draft_step.settle(num_kept)
+
     def _run(
         self, arguments: dict[str, Tensor], inputs: ModelInputs, kept: Sequence[int] | None, hidden_of: HiddenOf = None
     ) -> ForwardOutput:
         """Runs the model on the tokens or embeddings among `arguments`, one long sequence to it."""
         rows = None if kept is None else kept_rows(kept, inputs)
         handler = _PagedAttention(self._backend, self._cache, inputs.attention)
-        states = _SlottedStates(self._states, inputs.states)
+        self._draft_step = DraftStep(inputs.states) if inputs.states and inputs.states.has_drafts else None
+        states = _SlottedStates(self._states, inputs.states, self._draft_step)
         if rows is not None:
             arguments["logits_to_keep"] = rows
         with (
@@ -182,15 +194,22 @@ class _PagedAttention:
 class _SlottedStates:
     """Advances each mixer's states, in the order in which the forward pass calls the mixers."""
 
-    def __init__(self, cache: StateCache | None, metadata: StateMetadata | None) -> None:
+    def __init__(
+        self, cache: StateCache | None, metadata: StateMetadata | None, draft_step: DraftStep | None = None
+    ) -> None:
+        """`draft_step` is the step, if it verifies draft tokens."""
         self._states = iter(cache.states if cache else ())
         self._metadata = metadata
+        self._draft_step = draft_step
 
     def advance(self, mixer: Mixer) -> Tensor:
         states = next(self._states)
         assert self._metadata is not None and states.shape[1:] == mixer.state_shape.sizes
         clear(states, self._metadata.fresh_slots)
         copy_slots(states, self._metadata.restored)
-        output = mixer.advance(states, self._metadata)
+        if self._draft_step is not None:
+            output = self._draft_step.advance(mixer, states)
+        else:
+            output = mixer.advance(states, self._metadata)
         copy_slots(states, self._metadata.saved)
         return output

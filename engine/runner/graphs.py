@@ -108,6 +108,9 @@ class GraphedForward:
         self._launch[size]()
         return ForwardOutput(self._logits[:num_seqs], self._hidden[:num_seqs])
 
+    def settle(self, num_kept: Sequence[int]) -> None:
+        self._plain.settle(num_kept)
+
     def _is_recorded(self, inputs: ModelInputs, kept: Sequence[int] | None, hidden_of: HiddenOf) -> bool:
         attention = inputs.attention
         is_plain = kept is None and hidden_of is None and inputs.states is None and inputs.adapters is None

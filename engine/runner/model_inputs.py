@@ -80,6 +80,7 @@ def _states(requests: Sequence[ScheduledRequest], device: torch.device) -> State
         device,
         restored=[(request.restored_slot, slot) for request, slot in own if request.restored_slot is not None],
         saved=[(slot, request.saved_slot) for request, slot in own if request.saved_slot is not None],
+        num_drafts=[request.num_drafts for request, _ in own],
     )
 
 

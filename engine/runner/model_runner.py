@@ -99,6 +99,8 @@ class ModelRunner:
         logits, _ = self._forward(batch, None)
         sampled = self._sampler.sample(logits, [row for request in batch.requests for row in rows_of(request)])
         rows = _consecutive([len(request.token_ids) for request in batch.requests])
+        if batch.num_drafts:
+            self._run_model.settle([_num_verified(*each, sampled) for each in zip(batch.requests, rows, strict=True)])
         return StepOutput(tuple(self._outputs_of(batch.requests, rows, logits, sampled)))
 
     @torch.inference_mode()
@@ -174,8 +176,13 @@ def _kept_tokens(
     request: ScheduledRequest, rows: Sequence[int], sampled: Sequence[int | None]
 ) -> Sequence[tuple[int, int]]:
     """Returns (row, token id) of the request's accepted draft tokens, and of the token that follows them."""
-    num_kept = 1 + num_accepted_drafts(request, [sampled[row] for row in rows])
-    return [(row, token_id) for row in rows[:num_kept] if (token_id := sampled[row]) is not None]
+    kept = rows[: _num_verified(request, rows, sampled)]
+    return [(row, token_id) for row in kept if (token_id := sampled[row]) is not None]
+
+
+def _num_verified(request: ScheduledRequest, rows: Sequence[int], sampled: Sequence[int | None]) -> int:
+    """Returns how many of the request's tokens are its own: those without drafts, and the drafts accepted."""
+    return 1 + num_accepted_drafts(request, [sampled[row] for row in rows])
 
 
 def _num_kept(request: ScheduledRequest) -> int:

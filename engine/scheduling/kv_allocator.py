@@ -119,6 +119,10 @@ class KVAllocator:
         request.saved_slot = self._checkpoints.try_begin(request, end)
         return request.saved_slot
 
+    def max_drafts(self, request: Request) -> int:
+        """Returns how many draft tokens the step at hand may verify, if there are blocks for them."""
+        return self._checkpoints.max_drafts(request.num_tokens)
+
     def surplus(self, request: Request) -> int:
         """Returns how many draft tokens the request's blocks have places for, beside all its own tokens."""
         return len(request.block_table) * self._block_size - request.num_tokens

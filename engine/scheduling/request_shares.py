@@ -24,9 +24,13 @@ def drafted_share(kv: KVAllocator, request: Request, planned: PlannedDraft, spar
 
 
 def _with_blocks(kv: KVAllocator, request: Request, draft: PlannedDraft, spare: int) -> PlannedDraft:
+    draft = _cut(draft, kv.max_drafts(request))
     kv.try_allocate(request, len(draft.token_ids) + draft.num_wanted, spare)
-    surplus = kv.surplus(request)
-    return PlannedDraft(draft.token_ids[:surplus], min(draft.num_wanted, surplus))
+    return _cut(draft, kv.surplus(request))
+
+
+def _cut(draft: PlannedDraft, most: int) -> PlannedDraft:
+    return PlannedDraft(draft.token_ids[:most], min(draft.num_wanted, most))
 
 
 def share_of(

@@ -3,6 +3,7 @@
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
+from engine.core.config import MAX_SPECULATIVE_TOKENS
 from engine.core.request import Request
 from engine.scheduling.prefix_cache import BlockCache, PrefixMatch
 
@@ -64,6 +65,11 @@ class StateCheckpoints:
         if not self._num_pins[slot]:
             del self._num_pins[slot]
 
+    def max_drafts(self, num_tokens: int) -> int:
+        """Returns how many draft tokens a step may verify behind so many tokens. Drafts end before the next multiple of
+        the interval: the step that ends there copies its states, and must know all tokens that these have seen."""
+        return max(-num_tokens % self._interval - 1, 0)
+
     def try_begin(self, request: Request, end: int) -> int | None:
         """Returns the slot for a copy of the states after the request's first `end` tokens, which a step is about to
         compute; None if there should be none, or is one."""
@@ -119,6 +125,9 @@ class NoStateCheckpoints:
 
     def unpin(self, slot: int) -> None:
         raise KeyError(slot)
+
+    def max_drafts(self, num_tokens: int) -> int:
+        return MAX_SPECULATIVE_TOKENS
 
     def try_begin(self, _: Request, end: int) -> int | None:
         return None

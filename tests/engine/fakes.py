@@ -98,7 +98,8 @@ class FakeRunner:
                 self.states[request.state_slot] = self.states[request.restored_slot]
             before = self.states.get(request.state_slot) if request.start else ()
             assert before == tokens[: request.start], f"{request.request_id} goes on from a state that is not its own"
-            self.states[request.state_slot] = tokens
+            num_rejected = request.num_drafts and 1 + request.num_drafts - len(self._sampled(request))
+            self.states[request.state_slot] = tokens[: len(tokens) - num_rejected]
             if request.saved_slot is not None:
                 assert request.num_drafts == 0
                 self.states[request.saved_slot] = tokens
@@ -108,12 +109,16 @@ class FakeRunner:
         for position in range(request.end):
             stored = self.kv[self._slot(request, position)]
             assert stored == own[: position + 1], f"{request.request_id} reads KV that is not its own"
-        token_ids: list[int] = []
+        return RequestStepOutput(request.request_id, self._sampled(request), prompt_logprobs=_scores(request))
+
+    def _sampled(self, request: ScheduledRequest) -> tuple[int, ...]:
+        """Returns the token that follows the request's tokens, after the draft tokens that are accepted."""
+        own, token_ids = own_tokens(request), list[int]()
         for row in rows_of(request) if request.samples else ():
             token_ids += self._choose(row)
             if own[row.end : row.end + 1] != tuple(token_ids[-1:]):
                 break
-        return RequestStepOutput(request.request_id, tuple(token_ids), prompt_logprobs=_scores(request))
+        return tuple(token_ids)
 
     def _choose(self, request: ScheduledRequest) -> tuple[int, ...]:
         """Returns the token that follows the request's tokens, or none if none may."""

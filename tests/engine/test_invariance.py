@@ -5,7 +5,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import cycle
+from itertools import chain, cycle
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -19,12 +19,12 @@ from engine.runner.loaded_model import LoadedModel
 from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import add, run_to_end
 from tests.engine.scheduling.speculation.prophets import OracleDrafter
-from tests.engine.tiny_models import VOCAB_SIZE, WIDE, tiny_engine
+from tests.engine.tiny_models import VOCAB_SIZE, WIDE, WITH_STATES, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 DTYPES = ("float32", "bfloat16")
-ARCHITECTURES = ("llama", "gemma3", "gpt2", "mixtral", "gpt_oss", "deepseek_v3", "lfm2", "qwen3_5", "granite4", "jamba")
+ARCHITECTURES = ("llama", "gemma3", "gpt2", "mixtral", "gpt_oss", "deepseek_v3", *sorted(WITH_STATES))
 SAMPLED: dict[str, Any] = {"temperature": 1.3, "seed": 11}
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -136,17 +136,46 @@ def after_preemption(model: LoadedModel, params: dict[str, Any]) -> Any:
     return answer(updates)
 
 
-def speculating(model: LoadedModel, params: dict[str, Any], mine: list[int]) -> Any:
-    """Runs the request with drafts of which every third token is wrong, beside a request with prompt lookup. Steps take
-    no time, so every draft pays."""
+def engine_with_drafts(model: LoadedModel, mine: list[int], **settings: Any) -> Engine:
+    """Returns an engine that drafts for its first request, every third token wrong, and for others by prompt lookup.
+    Steps take no time, so every draft pays."""
     oracle = OracleDrafter(lambda _, output: mine[len(output) % len(mine)], cycle([False, True, False]).__next__)
-    new_drafter = iter([oracle, PromptLookup()]).__next__
-    engine = tiny_engine(model, num_speculative_tokens=4, new_drafter=new_drafter, clock=lambda: 0.0)
+    new_drafter = chain([oracle], iter(PromptLookup, None)).__next__
+    return tiny_engine(model, num_speculative_tokens=4, new_drafter=new_drafter, clock=lambda: 0.0, **settings)
+
+
+def speculating(model: LoadedModel, params: dict[str, Any], mine: list[int]) -> Any:
+    """Runs the request with drafts, beside another one with drafts."""
+    engine = engine_with_drafts(model, mine)
     add_mine(engine, params)
     updates = first_updates(engine)
     add(engine, "other", prompt(3, 9) * 4, max_tokens=30)
     updates += run_to_end(engine)["mine"]
-    assert any(len(update.token_ids) > 1 for update in updates) == (not model.states)
+    assert any(len(update.token_ids) > 1 for update in updates)
+    return answer(updates)
+
+
+def speculating_from_a_prefix(model: LoadedModel, params: dict[str, Any], mine: list[int]) -> Any:
+    """Runs the request with drafts from a prefix that is cached, and in part again, from what steps with drafts left in
+    the cache."""
+    engine = engine_with_drafts(model, mine, block_size=4, state_checkpoint_interval=4, max_num_batched_tokens=16)
+    add_mine(engine, params)
+    first = answer(run_to_end(engine)["mine"])
+    assert engine._scheduler.stats.num_accepted_drafts > 0
+    num_hits = engine._scheduler.stats.prefix_hits
+    add_mine(engine, {**params, "output_token_ids": mine[:10]})
+    rest = answer(run_to_end(engine)["mine"])
+    assert engine._scheduler.stats.prefix_hits - num_hits == 44
+    return first[:10] + rest
+
+
+def preempted_while_speculating(model: LoadedModel, params: dict[str, Any], mine: list[int]) -> Any:
+    engine = engine_with_drafts(model, mine, num_blocks=22, block_size=4, state_checkpoint_interval=8)
+    add_mine(engine, params)
+    updates = first_updates(engine)
+    add(engine, "first", prompt(5, 37), max_tokens=50, priority=-1)
+    updates += run_to_end(engine)["mine"]
+    assert updates[-1].num_preemptions > 0 and engine._scheduler.stats.num_drafts > 0
     return answer(updates)
 
 
@@ -159,7 +188,7 @@ def predicting(model: LoadedModel, params: dict[str, Any], mine: list[int]) -> A
     updates = first_updates(engine)
     add(engine, "other", prompt(3, 9), max_tokens=30, predicted_token_ids=prompt(6, 50))
     updates += run_to_end(engine)["mine"]
-    assert any(len(update.token_ids) > 1 for update in updates) == (not model.states)
+    assert any(len(update.token_ids) > 1 for update in updates)
     return answer(updates)
 
 
@@ -230,6 +259,8 @@ def assert_the_same_however_it_runs(model: LoadedModel, params: dict[str, Any]) 
     assert after_preemption(model, params) == mine
     token_ids = [token_id for token_id, _, _ in mine]
     assert speculating(model, params, token_ids) == mine
+    assert speculating_from_a_prefix(model, params, token_ids) == mine
+    assert preempted_while_speculating(model, params, token_ids) == mine
     assert predicting(model, params, token_ids) == mine
     assert resumed(model, params, token_ids[:7]) == mine[7:]
 

@@ -111,6 +111,16 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             **{"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 24},
         },
     ),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            **{"linear_head_dim": 12, "linear_num_heads": 4, "num_experts": 4, "num_experts_per_token": 2},
+            **{"kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8},
+            **{"v_head_dim": 10, "model_max_length": 256},
+            **{"num_key_value_heads": 4, "moe_intermediate_size": 24, "num_expert_group": 1, "topk_group": 1},
+        },
+    ),
     "jamba": (
         "JambaConfig",
         {
@@ -119,8 +129,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-WITH_STATES = frozenset({"lfm2", "qwen3_5", "granite4", "jamba"})
-"""Those with recurrent states, which allow for no draft model."""
+WITH_STATES = frozenset({"lfm2", "qwen3_5", "granite4", "kimi_linear", "jamba"})
+"""Those with recurrent states, which allow for no draft model made of their own weights."""
 WIDE = "wide"  # fills panels, pieces of K and groups of 256, and ends inside each of them
 _WIDE: dict[str, Any] = {
     "vocab_size": 3001,

@@ -346,7 +346,7 @@ class TestBanner:
         assert "context 512; states of 48 requests, 1.5 MiB each; no prefix cache\n" in banner
         banner = ready_banner(Settings(), msgspec.structs.replace(info, num_state_checkpoints=7), "http://x")
         assert "; 7 copies for the prefix cache\n" in banner
-        assert "drafts  none: recurrent states cannot go back\n" in banner
+        assert "drafts  at most 32 tokens, from texts, predictions, grammars\n" in banner
 
     @pytest.mark.parametrize(
         ("host", "url"),

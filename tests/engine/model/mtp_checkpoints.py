@@ -17,7 +17,7 @@ from engine.model.loader import load_model
 from engine.model.mtp_head import load_mtp_head
 from engine.runner.loaded_model import LoadedModel
 from tests.engine.model.always_drafting import let_always_draft
-from tests.engine.tiny_models import ARCHITECTURES, COMMON, VOCAB_SIZE, make_config, tiny_engine
+from tests.engine.tiny_models import COMMON, VOCAB_SIZE, make_config, tiny_engine
 
 NUM_LAYERS, HIDDEN_SIZE = COMMON["num_hidden_layers"], COMMON["hidden_size"]
 _GLM = {
@@ -27,6 +27,20 @@ _GLM = {
 _MELLUM = {
     **{"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "sliding_window": 12},
     **{"layer_types": ["full_attention", "sliding_attention", "full_attention"], "num_mtp_layers": 1},
+}
+_DELTA = {
+    **{"layer_types": ["linear_attention", "linear_attention", "full_attention"], "head_dim": 16, "num_mtp_layers": 1},
+    "mtp_layer_types": ["full_attention"],
+    **{"linear_key_head_dim": 12, "linear_value_head_dim": 20, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
+}
+_OWN = {
+    "glm4_moe": ("Glm4MoeConfig", _GLM),
+    "mellum": ("MellumConfig", _MELLUM),
+    "qwen3_5": ("Qwen3_5TextConfig", _DELTA),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {**_DELTA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": []},
+    ),
 }
 
 DEEPSEEK = {
@@ -44,18 +58,21 @@ MIMO = {
     **{"embedding_norm": "token_layernorm", "hidden_norm": "hidden_layernorm", "projection": "input_proj"},
     **{"norm": "final_layernorm", "layer": ""},
 }
-KINDS = {"deepseek_v3": DEEPSEEK, "glm4_moe": DEEPSEEK, "mellum": QWEN, "llama": DEEPSEEK, "qwen2": MIMO}
+KINDS = {
+    **{"deepseek_v3": DEEPSEEK, "glm4_moe": DEEPSEEK, "mellum": QWEN, "llama": DEEPSEEK, "qwen2": MIMO},
+    **{"qwen3_5": QWEN, "qwen3_next": QWEN},
+}
 """Architecture -> what the parts of its head are called."""
 
 Tensors = dict[str, Tensor]
 
 
 def config_of(architecture: str, **settings: Any) -> PreTrainedConfig:
-    if architecture in ARCHITECTURES:
-        config = make_config(architecture)
+    if architecture in _OWN:
+        name, own = _OWN[architecture]
+        config = getattr(transformers, name)(**{**COMMON, **own})
     else:
-        own = {"glm4_moe": ("Glm4MoeConfig", _GLM), "mellum": ("MellumConfig", _MELLUM)}[architecture]
-        config = getattr(transformers, own[0])(**{**COMMON, **own[1]})
+        config = make_config(architecture)
     for name, value in settings.items():
         setattr(config, name, value)
     return config
@@ -111,19 +128,20 @@ def make_checkpoint_with_head(
 
 
 def make_twin(tensors: Tensors, names: dict[str, str]) -> None:
-    """Makes the head predict nearly what the model does: only the model's last layer adds anything, the head's is a
+    """Makes the head predict nearly what the model does: only the model's last layer adds much, the head's is a
     copy of it, and its projection gives back the embedding, and a little of the hidden state."""
     prefix, last = names[""], f"model.layers.{NUM_LAYERS - 1}."
     for name in [*tensors]:
         is_before = name.startswith("model.layers.") and not name.startswith((last, prefix))
-        if is_before and name.endswith(("o_proj.weight", "down_proj.weight")):
-            tensors[name].zero_()
+        if is_before and name.endswith(("o_proj.weight", "down_proj.weight", "out_proj.weight")):
+            tensors[name] *= 0.001 if "linear_attn" in name else 0.0  # states matter to the bits
         if name.startswith(last):
             tensors[f"{prefix}{names['layer']}{name.removeprefix(last)}"] = tensors[name].clone()
     embeddings = torch.randn(VOCAB_SIZE, HIDDEN_SIZE)
     tensors["model.embed_tokens.weight"] = embeddings / embeddings.square().mean(1, keepdim=True).sqrt()
     for part in ("embedding_norm", "hidden_norm"):
-        tensors[f"{prefix}{names[part]}.weight"] = torch.ones(HIDDEN_SIZE)
+        neutral = tensors["model.norm.weight"].mean().round()  # 0 in models that add 1 to it
+        tensors[f"{prefix}{names[part]}.weight"] = torch.full((HIDDEN_SIZE,), float(neutral))
     tensors[f"{prefix}{names['norm']}.weight"] = tensors["model.norm.weight"].clone()
     halves = [torch.eye(HIDDEN_SIZE), 0.003 * torch.randn(HIDDEN_SIZE, HIDDEN_SIZE)]
     tensors[f"{prefix}{names['projection']}.weight"] = torch.cat(halves[::-1] if names is MIMO else halves, 1)

@@ -11,6 +11,7 @@ from engine.attention.kv_cache import KVCache
 from engine.core.batch import Batch, Phase, ScheduledRequest
 from engine.core.sampling_params import SamplingParams
 from engine.kernels import load_kernels
+from engine.mixers.state import StateCache
 from engine.model.forward_choice import choose_forward
 from engine.model.proposal import choose_proposer
 from engine.runner.forward import HeadForward
@@ -37,7 +38,8 @@ def head_of(model: LoadedModel) -> tuple[ModelRunner, HeadProposer]:
     backend = select_backend(model.device, load_kernels())
     proposer = choose_proposer(model, cache, backend)
     assert isinstance(proposer, HeadProposer)
-    return ModelRunner(model, cache, choose_forward(model.module, cache, backend), proposer), proposer
+    states = StateCache(model.states, 1, model.device)
+    return ModelRunner(model, cache, choose_forward(model.module, cache, backend, states), proposer), proposer
 
 
 def computed_chain(model: LoadedModel, text: Sequence[int], num_drafts: int) -> tuple[Tensor, list[int]]:
@@ -50,7 +52,10 @@ def computed_chain(model: LoadedModel, text: Sequence[int], num_drafts: int) -> 
 
     def share(start: int, end: int, **fields: Any) -> ScheduledRequest:
         blocks, span = (4, 1, 3, 0, 2), (start, end)
-        return ScheduledRequest("", text[start:end], start, blocks, params, text, [], True, draft_span=span, **fields)
+        slot = {"state_slot": 0} if model.states else {}
+        return ScheduledRequest(
+            "", text[start:end], start, blocks, params, text, [], True, draft_span=span, **fields, **slot
+        )
 
     last = len(text) - 1
     for start, end in ((0, 19), (19, 20), (20, last)):

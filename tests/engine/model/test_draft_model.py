@@ -40,7 +40,10 @@ def always_drafting(model: LoadedModel, **settings: Any) -> Engine:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("architecture", "drafting"),
-    [("llama", "gpt2"), ("gemma3", "llama"), ("deepseek_v3", "qwen3"), ("gpt_oss", "mixtral")],
+    [
+        *[("llama", "gpt2"), ("gemma3", "llama"), ("deepseek_v3", "qwen3"), ("gpt_oss", "mixtral")],
+        *[("qwen3_5", "llama"), ("jamba", "qwen3")],
+    ],
 )
 def test_answers_stay_the_same_bit_for_bit(
     architecture: str, drafting: str, dtype: str, tiny_model: Callable[..., LoadedModel]

@@ -138,7 +138,7 @@ def test_inputs_of_layers_are_those_that_transformers_has(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3", "mixtral"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3", "mixtral", "qwen3_5"])
 def test_answers_stay_the_same_bit_for_bit(
     architecture: str, dtype: str, model_with_eagle: Callable[..., LoadedModel]
 ) -> None:

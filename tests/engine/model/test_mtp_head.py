@@ -90,7 +90,7 @@ def share(tokens: Sequence[int], start: int, output: Sequence[int] = (), **field
     return ScheduledRequest("", tokens, start, (4, 1, 3, 0, 2), GREEDY, TEXT, list(output), True, **fields)
 
 
-@pytest.mark.parametrize("architecture", ["deepseek_v3", "glm4_moe", "mellum"])
+@pytest.mark.parametrize("architecture", ["deepseek_v3", "glm4_moe", "mellum", "qwen3_5", "qwen3_next"])
 def test_it_computes_what_transformers_does(architecture: str, tmp_path: Path) -> None:
     path = make_checkpoint_with_head(architecture, tmp_path)
     expected, draft = Oracle(path).chain(TEXT, 4)

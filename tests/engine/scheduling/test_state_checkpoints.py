@@ -1,26 +1,31 @@
 """Copies of states are made on a grid of positions, found by their tokens, and overwritten in order of use."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from engine.assembly import assemble
 from engine.core.config import EngineConfig
+from engine.core.draft import Drafter
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.scheduling.prefix_cache import NullPrefixCache, PrefixCache
+from engine.scheduling.speculation.prompt_lookup import PromptLookup
 from engine.scheduling.state_checkpoints import StateCheckpoints
-from tests.engine.fakes import FakeRunner, add, batches, fake_info, run_to_end
+from tests.engine.fakes import FakeRunner, add, batches, expected_tokens, fake_info, run_to_end
+from tests.engine.scheduling.speculation.prophets import oracle_drafters
 
 BLOCK_SIZE, INTERVAL = 4, 8
 
 
-def engine_with_states(num_copies: int = 50, **settings: Any) -> Engine:
+def engine_with_states(
+    num_copies: int = 50, new_drafter: Callable[[], Drafter] = PromptLookup, **settings: Any
+) -> Engine:
     config = EngineConfig(model="fake", block_size=BLOCK_SIZE, state_checkpoint_interval=INTERVAL, **settings)
     info = fake_info(64, BLOCK_SIZE, num_state_slots=4, num_state_checkpoints=num_copies)
-    return assemble(config, info, FakeRunner(BLOCK_SIZE))
+    return assemble(config, info, FakeRunner(BLOCK_SIZE), new_drafter=new_drafter, clock=lambda: 0.0)
 
 
 def num_cached(engine: Engine, request_id: str, prompt: Sequence[int], max_tokens: int = 1) -> int:
@@ -69,6 +74,26 @@ def test_chunks_end_on_the_grid() -> None:
     run_to_end(engine)
     ends = [request.end for batch in batches(engine) for request in batch.requests]
     assert ends == [8, 16, 24, 30]
+
+
+def test_drafts_end_before_the_grid_and_the_step_that_ends_there_has_none() -> None:
+    engine = engine_with_states(num_speculative_tokens=32, new_drafter=oracle_drafters())
+    prompt = [*range(5)]
+    add(engine, "first", prompt, max_tokens=40)
+    run_to_end(engine)
+    shares = [request for batch in batches(engine) for request in batch.requests if request.start >= len(prompt)]
+    assert sum(request.num_drafts for request in shares) > 20
+    assert all(request.end // INTERVAL == request.start // INTERVAL for request in shares if request.num_drafts)
+    saved = [request.end for request in shares if request.saved_slot is not None]
+    assert saved == [8, 16, 24, 32, 40]
+    assert num_cached(engine, "second", [*prompt, *expected_tokens(prompt, 40), 1]) == 40
+
+
+def test_without_copies_drafts_are_as_long_as_they_pay() -> None:
+    engine = engine_with_states(0, num_speculative_tokens=32, new_drafter=oracle_drafters())
+    add(engine, "first", range(5), max_tokens=40)
+    run_to_end(engine)
+    assert max(request.num_drafts for batch in batches(engine) for request in batch.requests) > INTERVAL
 
 
 def test_without_room_for_copies_or_without_a_cache_nothing_is_copied() -> None:

@@ -1,0 +1,64 @@
+"""Mixers of every kind with random tokens, whole or in part."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.mixers.convolution import Convolution
+from engine.mixers.linear_attention import LinearAttention
+from engine.mixers.registry import Mixer
+from engine.mixers.selective_scan import SelectiveScan
+
+CPU = torch.device("cpu")
+NUM_TOKENS = 33
+CHANNELS = 24
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape) + 1000 * seed)
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def convolution(seed: int, dtype: torch.dtype = torch.float32) -> Convolution:
+    return Convolution(draw(NUM_TOKENS, CHANNELS, seed=seed, dtype=dtype), draw(CHANNELS, 4), draw(CHANNELS))
+
+
+def linear_attention(seed: int, has_rate: bool = True, num_decays: int = 1) -> LinearAttention:
+    query, key = draw(NUM_TOKENS, 2, 19, seed=seed), draw(NUM_TOKENS, 2, 19, seed=seed + 50)
+    return LinearAttention(
+        functional.normalize(query, dim=-1),
+        functional.normalize(key, dim=-1),
+        draw(NUM_TOKENS, 6, 21, seed=seed),
+        draw(NUM_TOKENS, 6, num_decays, seed=seed).sigmoid(),
+        draw(NUM_TOKENS, 6, seed=seed + 90).sigmoid() if has_rate else None,
+    )
+
+
+def selective_scan(seed: int) -> SelectiveScan:
+    x, time_step = draw(NUM_TOKENS, CHANNELS, seed=seed), draw(NUM_TOKENS, CHANNELS, seed=seed + 9).abs()
+    write, read = draw(NUM_TOKENS, 16, seed=seed), draw(NUM_TOKENS, 16, seed=seed + 5)
+    return SelectiveScan(x, time_step, -draw(CHANNELS, 16).abs(), write, read)
+
+
+MIXERS: dict[str, Callable[[int], Mixer]] = {
+    "convolution": convolution,
+    "convolution in bfloat16": lambda seed: convolution(seed, torch.bfloat16),
+    "gated delta rule": linear_attention,
+    "Kimi delta attention": lambda seed: linear_attention(seed, num_decays=19),
+    "Mamba-2": lambda seed: linear_attention(seed, has_rate=False),
+    "Mamba": selective_scan,
+}
+PER_TOKEN = {"x", "query", "key", "value", "decay", "rate", "time_step", "write", "read"}
+
+
+def joined(mixers: list[Any], ranges: list[range]) -> Any:
+    """Returns one mixer with the tokens in these ranges of each, one after the other."""
+    fields = mixers[0]._asdict()
+    for name in PER_TOKEN & fields.keys():
+        parts = [getattr(mixer, name) for mixer in mixers]
+        if parts[0] is not None:
+            fields[name] = torch.cat([part[own.start : own.stop] for part, own in zip(parts, ranges, strict=True)])
+    return type(mixers[0])(**fields)
