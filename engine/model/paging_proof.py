@@ -3,7 +3,7 @@
 A model whose layers mix tokens by anything but the registered attention and the known recurrent functions (another
 scan, a window of their own) would answer, and answer wrongly. So a copy that is cut to a few narrow layers, with random
 weights, runs both ways: transformers' own dense forward without a cache is the reference; the other computes the same
-tokens in uneven chunks, two sequences in one batch, and then one by one.
+tokens in uneven chunks, two sequences in one batch, and then one by one, before draft tokens that are wrong.
 """
 
 import copy
@@ -36,6 +36,8 @@ MAX_WIDTH = 64
 MAX_WINDOW = 8
 STEPS = ((1, 20), (5, 0), (24, 1), (0, 11), (17, 2), *((1, 1),) * 3)
 """How many tokens of each of the two sequences a step computes."""
+NUM_DRAFTS = 2
+"""Draft tokens of each sequence in a step of a single token, as far as its tokens reach."""
 TOLERANCE = 1e-3
 """Of the largest logit. Sums in another order differ by 1e-6, what a layer leaves out by 1e-2 and more."""
 MAX_OUTLIERS = 0.02
@@ -114,19 +116,30 @@ def _paged(module: PreTrainedModel, sequences: Sequence[list[int]], steps: Seque
         ]
         slots = [len(sequences) - 1 - index if states.states else None for index, _, _ in chunks]
         requests = [
-            _request(tokens, start, tables[index], slot)
+            _request(tokens, start, tables[index], slot, _wrong_drafts(sequences[index], start + len(tokens)))
             for (index, tokens, start), slot in zip(chunks, slots, strict=True)
         ]
         logits_of_step = forward(build_inputs(requests, BLOCK_SIZE, torch.device("cpu")), None).logits
-        parts = logits_of_step.split_with_sizes([len(tokens) for _, tokens, _ in chunks])
+        forward.settle([len(tokens) for _, tokens, _ in chunks])
+        parts = logits_of_step.split_with_sizes([len(request.token_ids) for request in requests])
         for (index, tokens, _), part in zip(chunks, parts, strict=True):
-            logits[index].append(part)
+            logits[index].append(part[: len(tokens)])
             starts[index] += len(tokens)
     return [torch.cat(parts) for parts in logits]
 
 
-def _request(token_ids: list[int], start: int, table: tuple[int, ...], slot: int | None) -> ScheduledRequest:
-    return ScheduledRequest("", token_ids, start, table, SamplingParams(), [], [], True, state_slot=slot)
+def _wrong_drafts(token_ids: Sequence[int], start: int) -> list[int]:
+    """Returns draft tokens from position `start` on, none of them right, and none of them behind the sequence."""
+    return [abs(token_id - 1) for token_id in token_ids[start : start + NUM_DRAFTS]]
+
+
+def _request(
+    token_ids: list[int], start: int, table: tuple[int, ...], slot: int | None, drafts: list[int]
+) -> ScheduledRequest:
+    """Returns a share of a step; only steps of one token of a sequence that has begun verify drafts."""
+    drafts = drafts if start and len(token_ids) == 1 else []
+    tokens, params = [*token_ids, *drafts], SamplingParams()
+    return ScheduledRequest("", tokens, start, table, params, [], [], True, state_slot=slot, num_drafts=len(drafts))
 
 
 def _small_copy(module: PreTrainedModel) -> PreTrainedModel:

@@ -14,6 +14,7 @@ from engine.attention.metadata import AttentionMetadata, AttentionParams
 from engine.core.config import EngineConfig
 from engine.core.errors import UnsupportedModelError
 from engine.mixers import functions
+from engine.mixers.draft_step import DraftStep
 from engine.mixers.functions import route_recurrent_functions
 from engine.mixers.metadata import StateMetadata
 from engine.model.loader import load_model
@@ -97,6 +98,16 @@ def test_states_pass_and_are_used(model_type: str, monkeypatch: pytest.MonkeyPat
         return cast(Tensor, advance(self, torch.zeros_like(states), metadata))
 
     monkeypatch.setattr(mixer, "advance", forgetting)
+    with pytest.raises(UnsupportedModelError, match="computes something else"):
+        prove_paging(model, 512)
+
+
+@pytest.mark.parametrize("model_type", RECURRENT)
+def test_a_wrong_draft_token_must_leave_no_trace(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(model_type)
+    route_recurrent_functions(model)
+    settle = DraftStep.settle
+    monkeypatch.setattr(DraftStep, "settle", lambda step, num_kept: settle(step, [num + 1 for num in num_kept]))
     with pytest.raises(UnsupportedModelError, match="computes something else"):
         prove_paging(model, 512)
 
