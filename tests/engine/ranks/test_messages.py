@@ -13,6 +13,7 @@ from engine.runner.model_inputs import ModelInputs, build_inputs
 def requests(has_states: bool) -> list[ScheduledRequest]:
     def request(index: int, tokens: list[int], start: int, table: tuple[int, ...]) -> ScheduledRequest:
         slots = {"state_slot": index, "restored_slot": 7 if index else None, "saved_slot": 9} if has_states else {}
+        slots |= {"num_drafts": index // 2}
         return ScheduledRequest(str(index), tokens, start, table, SamplingParams(), tokens, [], True, **slots)
 
     return [request(0, [5, 6, 7], 0, (3,)), request(1, [8], 9, (4, 5, 6)), request(2, [1, 2], 2, (8, 2))]
@@ -38,6 +39,6 @@ def test_states_arrive_as_they_were() -> None:
     inputs = build_inputs(requests(has_states=True), 4, torch.device("cpu"))
     states, got = inputs.states, sent(inputs, None).inputs().states
     assert states is not None and got is not None
-    assert got.starts == states.starts and got.lengths == states.lengths
+    assert got.starts == states.starts and got.lengths == states.lengths and got.num_drafts == (0, 0, 1)
     for name in ("slots", "fresh_slots", "first_tokens", "restored", "saved"):
         assert torch.equal(getattr(got, name), getattr(states, name)), name

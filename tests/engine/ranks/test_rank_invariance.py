@@ -53,6 +53,19 @@ def test_ranks_change_no_bit_of_a_draft(checkpoint: Callable[[str], Path]) -> No
     assert answers(path, 2, draft_quantization="int4") == answers(path, 1)
 
 
+def test_states_on_all_ranks_forget_wrong_draft_tokens(checkpoint: Callable[[str], Path]) -> None:
+    text, params = [*range(30)], {"max_tokens": 40, "temperature": 1.2, "seed": 5}
+    with engine_on_ranks(checkpoint("jamba"), 1, num_speculative_tokens=0) as (engine, _):
+        add(engine, "plain", text, **params)
+        answer = tokens_of(run_to_end(engine)["plain"])
+    predicted = tuple(token_id + (at % 7 == 6) for at, token_id in enumerate(answer))
+    with engine_on_ranks(checkpoint("jamba"), 2) as (engine, _):
+        add(engine, "drafted", text, predicted_token_ids=predicted, **params)
+        assert tokens_of(run_to_end(engine)["drafted"]) == answer
+        stats = engine._scheduler.stats
+    assert stats.num_drafts > stats.num_accepted_drafts > 0
+
+
 def test_ranks_answer_as_hugging_face_does(
     checkpoint: Callable[[str], Path], reference_model: Callable[[str], ReferenceModel]
 ) -> None:
