@@ -175,7 +175,8 @@ def preempted_while_speculating(model: LoadedModel, params: dict[str, Any], mine
     updates = first_updates(engine)
     add(engine, "first", prompt(5, 37), max_tokens=50, priority=-1)
     updates += run_to_end(engine)["mine"]
-    assert updates[-1].num_preemptions > 0 and engine._scheduler.stats.num_drafts > 0
+    assert updates[-1].num_preemptions > 0
+    assert "grammar" in params or engine._scheduler.stats.num_drafts > 0  # it may forbid all of so few
     return answer(updates)
 
 
