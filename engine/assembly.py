@@ -55,10 +55,13 @@ def load_engine(config: EngineConfig, marker: Marker | None = None, kv_memory_fd
     again, and those of this engine will be. Raises ConfigError or ModelError."""
     import_libraries()
     from engine.kv_store.block_records import open_records
+    from engine.kv_store.fingerprint import kv_fingerprint
     from engine.kv_store.opening import open_store
     from engine.ranks.leading import load_on_ranks
 
     runner, info, end_ranks = load_on_ranks(config, kv_memory_fd)
+    if config.kv_store is not None:
+        info = msgspec.structs.replace(info, kv_fingerprint=kv_fingerprint(config, info, runner.cache))
     tracer = open_tracer(config.trace)
     store = open_store(config, info, runner.cache)
     records = open_records(config, info, runner.cache)

@@ -16,12 +16,14 @@ from engine.core.config import EngineInfo
 from engine.core.crash_marker import Marker, NullMarker
 from engine.core.draft import Drafter
 from engine.core.errors import DeviceFailedError, InvalidParameterError
-from engine.core.messages import AddRequest, RequestState, RequestUpdate, StepUpdate
+from engine.core.messages import AddRequest, FindPrefix, PrefixFound, RequestState, RequestUpdate, StepUpdate
 from engine.core.request import LoadedAdapter, Request
 from engine.core.request_validation import check_request
+from engine.core.sampling_params import SamplingParams
 from engine.grammar.compiler import Grammars
 from engine.kv_store.interface import KVStore
 from engine.scheduling.cost.telemetry import StepCounts, StepTimes, Telemetry
+from engine.scheduling.hand_overs import HandOvers
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation.draft_verification import shortened
 
@@ -72,6 +74,7 @@ class Engine:
         the runner needs."""
         self.info = info
         self._scheduler = scheduler
+        self._hand_overs = HandOvers(scheduler.kv)
         self._runner = runner
         self._grammars = grammars
         self._telemetry = telemetry
@@ -108,9 +111,12 @@ class Engine:
             cache_salt=message.cache_salt,
             adapter=self._adapter(message.adapter),
             steering=message.steering,
+            until_stored=message.until_stored,
+            num_announced_tokens=message.num_announced_tokens,
             output_token_ids=list(message.output_token_ids),  # it grows
             is_announced=len(message.output_token_ids) > message.num_given,
         )
+        self._hand_overs.add(request)
         if request.params.grammar is None:
             self._queue(request)
         else:
@@ -137,6 +143,7 @@ class Engine:
         ids = list(request_ids)
         self._grammars.abort(ids)
         self._scheduler.abort(ids)
+        self._hand_overs.abort(ids)
         self._num_aborts += len(ids)
         self._has_unreported_aborts = True
 
@@ -155,6 +162,13 @@ class Engine:
     def cached_prefixes(self, tenant: str) -> list[CachedPrefixes]:
         """Returns what is cached of the tenant's ended requests, by key."""
         return self._scheduler.kv.cached_prefixes(tenant, self._clock())
+
+    def find_prefix(self, message: FindPrefix) -> PrefixFound:
+        """Returns how much of a prompt need not be computed."""
+        adapter = LoadedAdapter(message.adapter, 0) if message.adapter else None
+        sampling = SamplingParams(max_tokens=0)
+        request = Request("", message.token_ids, sampling, 0.0, cache_salt=message.cache_salt, adapter=adapter)
+        return PrefixFound(message.number, *self._scheduler.kv.found(request))
 
     def inspect(self, request_ids: Iterable[str]) -> list[RequestState]:
         """Returns the states of the queued and running requests among `request_ids`; one whose grammar is being
@@ -177,12 +191,13 @@ class Engine:
         result = self._run(batch) if batch else _StepResult()
         ended_s = self._clock()
         self._has_unreported_aborts = False
+        updates = self._hand_overs.settle(result.updates)
         scheduler = self._scheduler.stats
         scheduler = scheduler._replace(num_waiting=scheduler.num_waiting + len(self._grammars))
-        num_generated = sum(len(update.token_ids) for update in result.updates)
+        num_generated = sum(len(update.token_ids) for update in updates)
         counts = StepCounts(num_generated, len(self._grammars), self._num_aborts, self._store.stats)
         stats = self._telemetry.record(result.batch, result.times, counts, scheduler, ended_s, ended_s - started_s)
-        return StepUpdate(ended_s, result.updates, stats)
+        return StepUpdate(ended_s, updates, stats)
 
     def close(self) -> None:
         """Closes the trace and the KV store, and ends the compilation of grammars and other ranks of the model."""

@@ -252,6 +252,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The part of `kv_cache_bytes` that is the draft model's own, with the hidden states that a head reads."""
     has_head: bool = False
     """Whether the draft model is a head: the checkpoint's for MTP, or one for EAGLE-3."""
+    kv_fingerprint: str = ""
+    """Hash of all that the KV of a token depends on beside the tokens, where there is a KV store."""
     hidden_fingerprint: str = ""
     """Hash of what hidden states that are kept for a head depend on beside the model."""
     ceilings: Ceilings

@@ -1,10 +1,10 @@
 """The typed messages between the server process and the engine process, as msgpack over a local socket.
 
-To the engine:    Start (once, first), AddRequest, AbortRequests, Inspect, ResetPrefixCache, DropPrefixes, LoadAdapter,
-                  UnloadAdapter, Shutdown
+To the engine:    Start (once, first), AddRequest, AbortRequests, Inspect, FindPrefix, ResetPrefixCache, DropPrefixes,
+                  LoadAdapter, UnloadAdapter, Shutdown
 From the engine:  EngineReady, RequestsScheduled (before a step), StepUpdate (one per step), Heartbeat (once a second
-                  when idle), RequestRefused, Inspection (one per Inspect), AdapterLoaded (one per LoadAdapter),
-                  EngineFailure (last)
+                  when idle), RequestRefused, Inspection (one per Inspect), PrefixFound (one per FindPrefix),
+                  AdapterLoaded (one per LoadAdapter), EngineFailure (last)
 """
 
 import msgspec
@@ -37,6 +37,10 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     adapter: str = ""
     """Digest of the adapter that it runs with; empty for the model as it is."""
     steering: CacheSteering = CacheSteering()
+    until_stored: bool = False
+    """Whether its last update waits until its full blocks are in the KV store, or cannot be."""
+    num_announced_tokens: int = 0
+    """Its first tokens of which another server says that it stored their blocks."""
     output_token_ids: list[int] = []
     """Tokens generated before an engine restart, or that the request begins with; generation goes on after them."""
     num_given: int = 0
@@ -54,6 +58,17 @@ class Inspect(msgspec.Struct, frozen=True, tag=True):
     """Requests whose states it is to have."""
     tenants: list[str] = []
     """Tenants of which it is to have what is cached."""
+
+
+class FindPrefix(msgspec.Struct, frozen=True, tag=True):
+    """Asks the engine for a `PrefixFound`: how much of a prompt need not be computed."""
+
+    number: int
+    """Number of the question, for its answer."""
+    token_ids: list[int]
+    cache_salt: str
+    adapter: str
+    """Digest of the adapter; empty for the model as it is."""
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
@@ -109,6 +124,8 @@ class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
     """The stop token that ended the request, when it was not EOS."""
     num_preemptions: int = 0
     embedding: bytes = b""
+    num_stored_tokens: int = 0
+    """Of a request whose last update waited for that: its first tokens whose blocks are in the KV store."""
     error: str | None = None
     blames_request: bool = False
     """Whether the error is the request's own fault."""
@@ -167,6 +184,16 @@ class Inspection(msgspec.Struct, frozen=True, tag=True):
     """By tenant."""
 
 
+class PrefixFound(msgspec.Struct, frozen=True, tag=True):
+    """What is cached of the beginning of a prompt, of which one token at least is not."""
+
+    number: int
+    num_cached_tokens: int = 0
+    """Tokens whose blocks are in memory or in the KV store."""
+    num_stored_tokens: int = 0
+    """Tokens whose blocks are in the KV store."""
+
+
 class AdapterLoaded(msgspec.Struct, frozen=True, tag=True):
     """What came of a `LoadAdapter`: the adapter, or why it cannot be loaded."""
 
@@ -188,6 +215,7 @@ ToEngine = (
     | AddRequest
     | AbortRequests
     | Inspect
+    | FindPrefix
     | ResetPrefixCache
     | DropPrefixes
     | LoadAdapter
@@ -201,6 +229,7 @@ FromEngine = (
     | Heartbeat
     | RequestRefused
     | Inspection
+    | PrefixFound
     | AdapterLoaded
     | EngineFailure
 )

@@ -71,6 +71,10 @@ class Request:
     adapter: LoadedAdapter | None = None
     """The adapter that it runs with; None for the model as it is."""
     steering: CacheSteering = field(default_factory=CacheSteering)
+    until_stored: bool = False
+    """Whether its end is told only when its full blocks are in the KV store, or cannot be."""
+    num_announced_tokens: int = 0
+    """Its first tokens of which another server says that it stored their blocks; 0 once they are read."""
     output_token_ids: list[int] = field(default_factory=list)
     """Tokens generated so far. Not empty at the start for a request that resumes after an engine restart."""
 

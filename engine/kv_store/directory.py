@@ -4,7 +4,7 @@
 
 Other servers may use the directory at the same time, with the same model or with others: files appear under their name
 by an atomic rename, their times of change tell when they were last used, and all of them count towards the budget. What
-others did is seen when the directory is looked through again.
+others did is seen when the directory is looked through again, or when it is announced.
 """
 
 import os
@@ -68,6 +68,14 @@ class StoreDirectory:
                 if self.path(block_hash) not in self._files:
                     return index
         return len(block_hashes)
+
+    def announce(self, block_hashes: Sequence[bytes]) -> None:
+        """Takes blocks as stored that another server says it has stored, the first of them as the last used. Asks
+        nothing of the file system: what size they have is seen at the next look, and those that are not there when they
+        are read."""
+        with self._lock:
+            for path in map(self.path, reversed(block_hashes)):
+                self._files.setdefault(path, _File(0, 0))
 
     def touch(self, block_hashes: Sequence[bytes]) -> None:
         """Makes blocks the most recently used ones, the first of them above all, where they are stored."""

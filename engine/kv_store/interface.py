@@ -43,6 +43,9 @@ class _NoBlocks:
     def num_stored(self, block_hashes: Sequence[bytes]) -> int:
         return 0
 
+    def announce(self, block_hashes: Sequence[bytes]) -> None:
+        pass
+
     def touch(self, block_hashes: Sequence[bytes]) -> None:
         pass
 

@@ -27,11 +27,13 @@ from engine.core.messages import (
     DropPrefixes,
     EngineFailure,
     EngineReady,
+    FindPrefix,
     FromEngine,
     Heartbeat,
     Inspect,
     Inspection,
     LoadAdapter,
+    PrefixFound,
     RequestRefused,
     RequestsScheduled,
     RequestState,
@@ -77,6 +79,8 @@ class SteppingEngine(Protocol):
     def abort_requests(self, request_ids: Iterable[str]) -> None: ...
 
     def inspect(self, request_ids: Iterable[str]) -> list[RequestState]: ...
+
+    def find_prefix(self, message: FindPrefix) -> PrefixFound: ...
 
     def reset_prefix_cache(self, clears_store: bool) -> None: ...
 
@@ -193,6 +197,8 @@ def _handle(message: ToEngine, engine: SteppingEngine, link: Link, marker: Marke
     elif isinstance(message, Inspect):
         cached = {tenant: engine.cached_prefixes(tenant) for tenant in message.tenants}
         link.send(Inspection(engine.inspect(message.request_ids), cached))
+    elif isinstance(message, FindPrefix):
+        link.send(engine.find_prefix(message))
     elif isinstance(message, ResetPrefixCache):
         engine.reset_prefix_cache(message.clears_store)
     elif isinstance(message, DropPrefixes):

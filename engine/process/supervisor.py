@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _LOAD_FACTOR, _LOAD_GRACE_S = 10.0, 60.0  # a restart that takes so much longer than the first start hangs
 _MEASURED_ANEW = ("load_s", "ceilings")  # fields that each process measures for itself
-_MAY_DIFFER = (*_MEASURED_ANEW, "adapters")
+_MAY_DIFFER = (*_MEASURED_ANEW, "adapters", "kv_fingerprint")
 
 
 class EngineOwner(Protocol):

@@ -11,6 +11,7 @@ for them, which has the states after position c - 1. The scheduler says when blo
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from engine.core.batch import BlockTransfer, EndedTransfer
 from engine.core.cache_steering import CachedPrefixes
@@ -23,7 +24,16 @@ from engine.scheduling.prefix_steering import PrefixSteering
 from engine.scheduling.state_checkpoints import NoStateCheckpoints, StateCheckpoints
 from engine.scheduling.state_slots import NoStateSlots, StateSlots
 
-__all__ = ["KVAllocator", "PrefixMatch"]
+__all__ = ["FoundPrefix", "KVAllocator", "PrefixMatch"]
+
+
+class FoundPrefix(NamedTuple):
+    """Tokens at the beginning of a request that need not be computed."""
+
+    num_cached_tokens: int
+    """Those whose blocks are in memory or in the KV store."""
+    num_stored_tokens: int
+    """Those whose blocks are in the KV store."""
 
 
 class KVAllocator:
@@ -202,6 +212,15 @@ class KVAllocator:
     def is_loading(self, request: Request, now_s: float) -> bool:
         """Whether the request should go on waiting for what `try_load` began."""
         return False
+
+    def found(self, request: Request) -> FoundPrefix:
+        """Returns how much of the prefix of a request that has no blocks is there."""
+        return FoundPrefix(len(self.match(request).block_ids) * self._block_size, 0)
+
+    def num_stored_tokens(self, request: Request) -> int | None:
+        """Returns how many of the first tokens of a request that ended the KV store has; None while it is writing any
+        of its blocks."""
+        return 0
 
     def _count_stored(self, block_hashes: Sequence[bytes]) -> int:
         """Returns how many of these blocks are in the KV store."""

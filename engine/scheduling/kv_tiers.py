@@ -3,9 +3,11 @@ memory where a waiting request's prefix goes on there; torch-free.
 
 It decides what is transferred and holds the blocks meanwhile: one reference for each transfer. What is read arrives in
 the prefix cache, where its request finds it like anything else. So a request may end while its prefix is being read,
-and a damaged file is a shorter match.
+and a damaged file is a shorter match. What another server announced for a request is read whatever it takes: it was
+computed elsewhere so that no step here has to.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +16,7 @@ from engine.core.request import Request
 from engine.core.stored_blocks import StoredBlocks
 from engine.scheduling.cost.step_cost import StepCosts
 from engine.scheduling.draft_kv import DraftKV
-from engine.scheduling.kv_allocator import KVAllocator, PrefixMatch
+from engine.scheduling.kv_allocator import FoundPrefix, KVAllocator, PrefixMatch
 from engine.scheduling.prefix_cache import PrefixCache
 
 _FIRST_READ_S = 0.001  # of a block, before any was read
@@ -67,20 +69,20 @@ class TieredKVAllocator(KVAllocator):
         self._load_of: dict[str, _Load] = {}  # by the request that waits for it: several may for one
         self._load_of_hash: dict[bytes, _Load] = {}
         self._to_store: dict[int, BlockTransfer] = {}  # by block, oldest first
-        self._num_storing = 0
+        self._storing: Counter[bytes] = Counter()  # hashes of the blocks that are being written
         self._found = set(cache.found)  # which an earlier engine may not have stored
         self._max_storing = max(1, num_blocks // _SHARE_STORING)
 
     @property
     def has_transfers(self) -> bool:
-        return bool(self._loads or self._to_store or self._num_storing)
+        return bool(self._loads or self._to_store or self._storing)
 
     def try_start(self, request: Request, match: PrefixMatch, spare: int) -> bool:
         if not super().try_start(request, match, spare):
             return False
         self._stored.touch(self._hashed.hashes(request, len(match.block_ids)))
-        for index, block_id in enumerate(match.block_ids if self._found else ()):
-            if block_id in self._found:
+        for index, block_id in enumerate(match.block_ids if self._found or request.until_stored else ()):
+            if request.until_stored or block_id in self._found:
                 self._found.discard(block_id)
                 self._on_new_block(request, index)
         if request.first_scheduled_s is None:
@@ -111,18 +113,18 @@ class TieredKVAllocator(KVAllocator):
     def take_transfers(self) -> tuple[BlockTransfer, ...]:
         loads, self._to_load = self._to_load, []
         stores = []
-        while self._to_store and self._num_storing < self._max_storing:
+        while self._to_store and self._storing.total() < self._max_storing:
             transfer = self._to_store.pop(next(iter(self._to_store)))
             if self._hashed.hash_of(transfer.block_id) == transfer.block_hash:  # else it was taken for other tokens
                 self._pool.try_allocate(0, [transfer.block_id])
-                self._num_storing += 1
+                self._storing[transfer.block_hash] += 1
                 stores.append(transfer)
         return (*loads, *stores)
 
     def end_transfers(self, ended: Sequence[EndedTransfer]) -> None:
         for each in ended:
             if each.transfer.direction is Direction.STORE:
-                self._num_storing -= 1
+                self._storing -= Counter([each.transfer.block_hash])  # which keeps no zeros
                 self._pool.release([each.transfer.block_id])
             else:
                 self._end_load(each)
@@ -133,6 +135,7 @@ class TieredKVAllocator(KVAllocator):
         if took_too_long or request.num_loads == _MAX_LOADS or not self._cache.can_match(request):
             return False
         in_memory = self.match(request).block_ids
+        self._stored.announce(self._readable_hashes(request, 0)[: request.num_announced_tokens // self._block_size])
         wanted = self._readable_hashes(request, len(in_memory))
         if wanted and self._waits_for_another(request, wanted[0], now_s):
             return True
@@ -140,7 +143,7 @@ class TieredKVAllocator(KVAllocator):
         compute_s = self._costs.prefill_price(len(in_memory) * self._block_size, num_read * self._block_size)
         if num_read == 0:
             return False
-        if not self._pays(num_read, compute_s):
+        if not request.num_announced_tokens and not self._pays(num_read, compute_s):
             request.num_loads = _MAX_LOADS
             return False
         block_ids = self._pool.try_allocate(num_read, in_memory, spare)
@@ -150,6 +153,7 @@ class TieredKVAllocator(KVAllocator):
         patience_s = _PATIENCE_S if compute_s is None else max(compute_s, _MIN_PATIENCE_S)
         load = _Load(request, block_ids, wanted[:num_read], now_s + patience_s, num_read)
         request.num_loads += 1
+        request.num_announced_tokens = 0
         self._load_of[request.request_id] = load
         self._load_of_hash |= dict.fromkeys(load.block_hashes, load)
         for index, block_id in enumerate(block_ids[len(in_memory) :], len(in_memory)):
@@ -194,6 +198,23 @@ class TieredKVAllocator(KVAllocator):
         if load.num_left == 0:
             self._pool.release(load.block_ids)
             load.request.num_loaded_tokens = load.num_verified * self._block_size
+
+    def found(self, request: Request) -> FoundPrefix:
+        num_cached = len(self.match(request).block_ids)
+        hashes = self._readable_hashes(request, 0)
+        num_stored = self._stored.num_stored(hashes)
+        num_cached += self._stored.num_stored(hashes[num_cached:])
+        return FoundPrefix(num_cached * self._block_size, num_stored * self._block_size)
+
+    def num_stored_tokens(self, request: Request) -> int | None:
+        if any(map(self._is_storing, reversed(request.block_hashes))):  # the last block is stored last
+            return None
+        return self._stored.num_stored(request.block_hashes) * self._block_size
+
+    def _is_storing(self, block_hash: bytes) -> bool:
+        block_id = self._hashed.block_of(block_hash)
+        queued = None if block_id is None else self._to_store.get(block_id)
+        return block_hash in self._storing or (queued is not None and queued.block_hash == block_hash)
 
     def _count_stored(self, block_hashes: Sequence[bytes]) -> int:
         return sum(self._stored.num_stored([block_hash]) for block_hash in block_hashes)

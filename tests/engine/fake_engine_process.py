@@ -22,7 +22,15 @@ from engine.core.config import EngineConfig, EngineInfo
 from engine.core.crash_marker import Marker, NullMarker
 from engine.core.errors import InvalidParameterError, ModelError, ModelMemoryError
 from engine.core.machine import Ceilings, ModelSize
-from engine.core.messages import AddRequest, FirstTokenInfo, RequestState, RequestUpdate, StepUpdate
+from engine.core.messages import (
+    AddRequest,
+    FindPrefix,
+    FirstTokenInfo,
+    PrefixFound,
+    RequestState,
+    RequestUpdate,
+    StepUpdate,
+)
 from engine.core.request import FinishReason
 from engine.core.stats import PoolStats, StepStats
 from engine.process import __main__ as process
@@ -103,6 +111,13 @@ class FakeEngine:
         known = [name for name in ids if name in self._requests]
         return [RequestState(name, num_computed_tokens=self._num_done[name], num_blocks=len(ids)) for name in known]
 
+    def find_prefix(self, message: FindPrefix) -> PrefixFound:
+        """Returns that as many tokens are cached and stored as the prompt's second token says. Where that is 999 the
+        process is killed instead."""
+        if message.token_ids[1] == 999:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return PrefixFound(message.number, message.token_ids[1], message.token_ids[1])
+
     def cached_prefixes(self, tenant: str) -> list[CachedPrefixes]:
         """Returns one entry for each call of `drop_prefixes` for the tenant, with its key."""
         return [CachedPrefixes(str(key), *[0] * 4, 0.0, 0.0) for name, key in self._drops if name == tenant]
@@ -174,6 +189,7 @@ class FakeEngine:
             request.request_id,
             tokens,
             first=FirstTokenInfo(time.monotonic(), 2, 1) if is_first else None,
+            num_stored_tokens=request.num_announced_tokens,
             finish_reason=reason,
             stop_token_id=tokens[-1] if reason is FinishReason.STOP else None,
         )

@@ -50,6 +50,27 @@ def test_blocks_are_counted_up_to_the_first_that_lacks(tmp_path: Path) -> None:
     assert mine.num_stored([]) == 0
 
 
+def test_what_another_server_announces_is_stored_until_a_look_tells_otherwise(tmp_path: Path) -> None:
+    mine, theirs = directory(tmp_path), directory(tmp_path)
+    add(theirs, 1)
+    assert stored(mine) == set()
+    mine.announce([name_of(1), name_of(2)])
+    assert stored(mine) == {1, 2} and mine.num_bytes == 0
+    mine.refresh()
+    assert stored(mine) == {1} and mine.num_bytes == 10
+    mine.announce([name_of(1)])
+    assert mine.num_bytes == 10
+
+
+def test_of_what_is_announced_the_first_block_makes_room_last(tmp_path: Path) -> None:
+    mine, theirs = directory(tmp_path, max_bytes=40), directory(tmp_path)
+    add(mine, 0)
+    add(theirs, 1, 2)
+    mine.announce([name_of(1), name_of(2)])
+    add(mine, 3, num_bytes=31)
+    assert stored(mine) == {1, 2, 3}
+
+
 def test_only_the_owner_may_look(tmp_path: Path) -> None:
     before = os.umask(0)
     try:

@@ -17,6 +17,8 @@ class FakeStore:
         self._runner = runner
         self.stored: dict[bytes, Content] = {} if stored is None else stored
         self.under_way: list[BlockTransfer] = []
+        self.announced: set[bytes] = set()
+        """Blocks that are taken as stored until they are read."""
         self._contents: dict[int, Content] = {}  # of blocks that are being stored, by block
         self._ended: list[EndedTransfer] = []
         self.is_held_up = False
@@ -31,8 +33,11 @@ class FakeStore:
         return KVStoreStats()
 
     def num_stored(self, block_hashes: Sequence[bytes]) -> int:
-        are_there = [block_hash in self.stored for block_hash in block_hashes]
+        are_there = [block_hash in self.stored or block_hash in self.announced for block_hash in block_hashes]
         return (*are_there, False).index(False)
+
+    def announce(self, block_hashes: Sequence[bytes]) -> None:
+        self.announced.update(block_hashes)
 
     def touch(self, block_hashes: Sequence[bytes]) -> None:
         pass
@@ -57,8 +62,10 @@ class FakeStore:
                 self.stored[transfer.block_hash] = content
         elif content := self.stored.get(transfer.block_hash, []) if succeeded else []:
             self._write(transfer.block_id, content)
+            self.announced.discard(transfer.block_hash)
         else:
             self.stored.pop(transfer.block_hash, None)
+            self.announced.discard(transfer.block_hash)
             succeeded = False
         self._ended.append(EndedTransfer(transfer, succeeded, 0.0))
 

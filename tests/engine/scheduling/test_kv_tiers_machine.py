@@ -45,10 +45,12 @@ class KVTiersMachine(RuleBasedStateMachine):
         prompt=st.lists(st.integers(1, 2), min_size=1, max_size=11),
         max_tokens=st.integers(1, 8),
         salt=st.sampled_from(["", "", "x"]),
+        until_stored=st.booleans(),
+        num_announced_tokens=st.sampled_from([0, 0, 4]),
     )
-    def arrive(self, prompt: list[int], max_tokens: int, salt: str) -> None:
+    def arrive(self, prompt: list[int], max_tokens: int, salt: str, **other_server: int) -> None:
         name = str(len(self.prompts))
-        add(self.engine, name, prompt, max_tokens=max_tokens, cache_salt=salt)
+        add(self.engine, name, prompt, max_tokens=max_tokens, cache_salt=salt, **other_server)
         self.prompts[name], self.outputs[name] = prompt, []
         self.alive.append(name)
 
@@ -100,8 +102,10 @@ class KVTiersMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_request_is_in_one_place(self) -> None:
-        scheduler = self.engine._scheduler
-        assert set(scheduler._requests) == set(self.alive)
+        scheduler, hand_overs = self.engine._scheduler, self.engine._hand_overs
+        assert {*scheduler._requests, *hand_overs._held} == set(self.alive)
+        assert not scheduler._requests.keys() & hand_overs._held.keys()
+        assert hand_overs._held.keys() <= hand_overs._requests.keys() <= set(self.alive)
         statuses = Counter(request.status for request in scheduler._requests.values())
         assert statuses[RequestStatus.LOADING] == len(scheduler._loading)
         assert statuses[RequestStatus.RUNNING] == len(scheduler._running)
