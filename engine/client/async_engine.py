@@ -14,6 +14,8 @@ from engine.client.admission import AdmissionControl, AdmissionLimits
 from engine.client.interface import GenerationRequest, Tenant
 from engine.client.live_request import LiveRequest, timed_update
 from engine.client.observer import EngineObserver, GuardedObserver, NullObserver, observe_output
+from engine.client.prefill_servers import NO_SERVERS, PrefillServers
+from engine.client.remote_prefill import RemotePrefills
 from engine.client.request_inspector import RequestInspector
 from engine.client.request_registry import RequestRegistry
 from engine.client.request_timeouts import RequestTimeouts
@@ -34,6 +36,7 @@ from engine.core.messages import (
     DropPrefixes,
     FromEngine,
     Inspection,
+    PrefixFound,
     RequestRefused,
     RequestsScheduled,
     ResetPrefixCache,
@@ -76,11 +79,12 @@ class AsyncEngine:
         max_silence_s: float = 120.0,
         max_restarts: int = 5,
         keeps_spare: bool = False,
+        prefill_servers: PrefillServers = NO_SERVERS,
     ) -> None:
         """`command` starts the engine process: see `EngineProcess`. An engine that has work and sends nothing for
         `max_silence_s` counts as hung, and is killed. At most `max_restarts` in a row may be fruitless: see
         `RestartPolicy`. `keeps_spare` has another process waiting for a death: see `SpareProcess`."""
-        self._table: TokenTable | None = None
+        self._table: TokenTable  # from `start` on
         self._observer = GuardedObserver(observer or NullObserver())
         self._config, self._limits = config, limits or AdmissionLimits()
         self._admission = _admission(config, self._limits, "cpu")  # of nobody yet
@@ -91,6 +95,7 @@ class AsyncEngine:
         self._watchdog = Watchdog(max_silence_s, lambda: self._supervisor.is_up and bool(self._registry), self._on_hang)
         self._supervisor = Supervisor(config, command, RestartPolicy(max_restarts), self, keeps_spare)
         self._registry = RequestRegistry(self._supervisor.send)
+        self._remote = RemotePrefills(prefill_servers, self._supervisor, self._observer, self._registry.release)
         self._aborts = Aborts(self._supervisor.send)
         self._inspector = RequestInspector(self._supervisor)
         self.adapters = AdapterRegistry(self._supervisor)
@@ -130,7 +135,7 @@ class AsyncEngine:
     @property
     def info(self) -> EngineInfo:
         if self._info is None:
-            raise self._unavailable()
+            raise _unavailable_after(self._failure)
         return self._info
 
     @property
@@ -154,7 +159,7 @@ class AsyncEngine:
 
     def check_health(self) -> None:
         if self._failure is not None or self._info is None:
-            raise self._unavailable()
+            raise _unavailable_after(self._failure)
         if self._watchdog.is_silent:
             raise EngineUnavailableError(self._watchdog.complaint)
 
@@ -164,6 +169,7 @@ class AsyncEngine:
         try:
             while True:
                 output = await live.next_output()
+                self._remote.check_found(live, output.num_cached_tokens)
                 observe_output(self._observer, request, output, live.last_gap_s)
                 if output.finish_reason is not None:
                     reason = output.finish_reason
@@ -198,25 +204,23 @@ class AsyncEngine:
 
     def _admit(self, request: GenerationRequest) -> LiveRequest:
         if self._failure is not None:
-            raise self._unavailable()
+            raise _unavailable_after(self._failure)
         check_request(self.info, request.prompt_token_ids, request.params)
         check_given(self.info, request.given_token_ids, request.params)
         place = _ask(lambda: self._admission.admit(request), self._supervisor)
         engine_id = f"{request.group_id or request.request_id}/{next(self._numbers)}"
-        assert self._table is not None, "the engine has been started"
         live = LiveRequest(request, engine_id, self._table, place)
-        limit_s = self._admission.queue_limit_s(request.max_queue_s)
-        live.timeouts = _timeouts(request, live, limit_s, self._expire)
+        live.timeouts = _timeouts(request, live, self._admission.queue_limit_s(request.max_queue_s), self._expire)
         if not self._registry:
             self._watchdog.reset()
+        self._remote.hold(live, self.info)
         self._registry.add(live)
         self._watchdog.watch()
         self._report_pause()
         return live
 
     def _expire(self, live: LiveRequest, end: Callable[[], None]) -> None:
-        """End a request that reached one of its limits. The abort is sent at once, even if the caller never reads the
-        last output."""
+        """End a request that reached one of its limits, at once, even if the caller never reads the last output."""
         self._abort(live)
         end()
         self._registry.advance_trials()
@@ -233,7 +237,8 @@ class AsyncEngine:
         self._report_pause()
 
     def _abort(self, live: LiveRequest) -> None:
-        """Abort the request in the engine process, unless it has ended there. Idempotent."""
+        """Abort the request in the engine process, unless it has ended there, or what it is held for. Idempotent."""
+        self._remote.end(live)
         if live.is_known_to_engine:
             live.is_known_to_engine = False
             self._aborts.add(live.engine_id)
@@ -250,15 +255,16 @@ class AsyncEngine:
             self._registry.put(message.request_id, RequestError(message.message, message.param))
         elif isinstance(message, Inspection):
             self._inspector.on_answer(message)
+        elif isinstance(message, PrefixFound):
+            self._remote.on_answer(message)
         elif isinstance(message, AdapterLoaded):
             self.adapters.on_answer(message)
         self._registry.advance_trials()
 
     def on_engine_down(self) -> bool:
         self._watchdog.stop()
-        self._inspector.engine_is_down()
-        self.adapters.engine_is_down()
-        self._registry.engine_is_down()
+        for part in (self._inspector, self._remote, self.adapters, self._registry):
+            part.engine_is_down()
         self._report_pause()
         return self._has_answered or not self._registry
 
@@ -308,9 +314,6 @@ class AsyncEngine:
         self._watchdog.stop()
         for live in self._registry:
             live.put(EngineFailedError(str(error), error.detail) if isinstance(error, EngineFailedError) else error)
-
-    def _unavailable(self) -> EngineUnavailableError:
-        return _unavailable_after(self._failure)
 
     def _on_hang(self) -> None:
         self._supervisor.kill(EngineFailedError(self._watchdog.complaint))

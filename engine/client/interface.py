@@ -57,6 +57,10 @@ class GenerationRequest:
     adapter: str = ""
     """Digest of the adapter that it runs with; empty for the model as it is."""
     steering: CacheSteering = field(default_factory=CacheSteering)
+    until_stored: bool = False
+    """Whether its last output comes only when its full blocks are in the KV store, or cannot be."""
+    num_announced_tokens: int = 0
+    """Its first tokens of which another server says that it stored their blocks."""
     given_token_ids: tuple[int, ...] = ()
     """Tokens that the answer begins with, which another server generated for the same request."""
     max_queue_s: float | None = None

@@ -67,6 +67,10 @@ class LiveRequest:
         """Time of the engine's newest update, which the request's task may not have read yet."""
         self.is_known_to_engine = False
         """True from when the request is sent to an engine process until its last update, or that process's death."""
+        self.is_held = False
+        """Whether the engine gets it later: another server computes its prompt."""
+        self.num_announced_tokens = request.num_announced_tokens
+        """Its first tokens of which another server says that it stored their blocks."""
         self.is_complete = False
         """Whether the last update has arrived; the request's task may not have read it yet."""
         self._received_token_ids = list(request.given_token_ids)  # text may stop before the last ones
@@ -105,9 +109,18 @@ class LiveRequest:
             cache_salt=request.cache_salt,
             adapter=request.adapter,
             steering=request.steering,
+            until_stored=request.until_stored,
+            num_announced_tokens=self.num_announced_tokens,
             output_token_ids=self._received_token_ids,
             num_given=len(request.given_token_ids),
         )
+
+    def resume_with(self, num_stored_tokens: int, remote_s: float | None) -> None:
+        """Let the engine have the request: of its first tokens another server stored the blocks, for which the request
+        waited `remote_s`, None if nobody was asked."""
+        self.is_held = False
+        self.num_announced_tokens = num_stored_tokens
+        self._clock.remote_prefill_s = remote_s
 
     def is_of(self, tenant: str, group_id: str | None) -> bool:
         return self.request.tenant == tenant and group_id in (None, self.request.group_id)
@@ -213,6 +226,7 @@ class LiveRequest:
             embedding=update.embedding,
             num_prompt_tokens=len(self.request.prompt_token_ids),
             num_cached_tokens=self._num_cached_tokens,
+            num_stored_tokens=update.num_stored_tokens,
             num_output_tokens=self._num_output_tokens,
             timings=timings,
             finish_reason=finish_reason,
@@ -274,6 +288,7 @@ class TokenClock:
         self._last_token_s: float | None = None
         self._num_prefill_chunks = 0
         self._gaps_s: list[float] = []
+        self.remote_prefill_s: float | None = None
         self.num_preemptions = 0
 
     def start(self, first: FirstTokenInfo, time_s: float) -> None:
@@ -295,7 +310,8 @@ class TokenClock:
         if self._first_scheduled_s is None:
             return None
         return RequestTimings(
-            queue_s=self._first_scheduled_s - self._arrival_s,
+            queue_s=self._first_scheduled_s - self._arrival_s - (self.remote_prefill_s or 0.0),
+            remote_prefill_s=self.remote_prefill_s,
             prefill_s=self._first_token_s - self._first_scheduled_s,
             inter_token_s=tuple(self._gaps_s) if with_gaps else (),
             prefill_chunks=self._num_prefill_chunks,

@@ -26,6 +26,13 @@ class EngineObserver(Protocol):
         """Called once per request whose prompt was computed: with its first token, or without one with its end. The
         tokens are 0 where they were counted for another answer to the same prompt."""
 
+    def on_remote_prefill(self, seconds: float, num_tokens: int | None) -> None:
+        """Called once per prompt that another server was asked for, with the tokens whose blocks it stored; None if it
+        failed."""
+
+    def on_lost_tokens(self, num_tokens: int) -> None:
+        """Called once per request that did not find so many of the tokens whose blocks another server stored."""
+
     def on_first_token(self, ttft_s: float) -> None:
         """Called once per request that got a token."""
 
@@ -62,6 +69,12 @@ class NullObserver:
     def on_prompt(self, timings: RequestTimings, num_tokens: int) -> None:
         pass
 
+    def on_remote_prefill(self, seconds: float, num_tokens: int | None) -> None:
+        pass
+
+    def on_lost_tokens(self, num_tokens: int) -> None:
+        pass
+
     def on_first_token(self, ttft_s: float) -> None:
         pass
 
@@ -86,6 +99,12 @@ class GuardedObserver:
 
     def on_prompt(self, timings: RequestTimings, num_tokens: int) -> None:
         self._call(self._observer.on_prompt, timings, num_tokens)
+
+    def on_remote_prefill(self, seconds: float, num_tokens: int | None) -> None:
+        self._call(self._observer.on_remote_prefill, seconds, num_tokens)
+
+    def on_lost_tokens(self, num_tokens: int) -> None:
+        self._call(self._observer.on_lost_tokens, num_tokens)
 
     def on_first_token(self, ttft_s: float) -> None:
         self._call(self._observer.on_first_token, ttft_s)

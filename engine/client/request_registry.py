@@ -42,6 +42,10 @@ class RequestRegistry:
         self._live[live.engine_id] = live
         self._hand_over(live)
 
+    def release(self, live: LiveRequest) -> None:
+        """Send a request that was held."""
+        self._hand_over(live)
+
     def remove(self, live: LiveRequest) -> bool:
         """Remove a request that ended; False if it was removed before."""
         if self._live.pop(live.engine_id, None) is None:
@@ -57,7 +61,7 @@ class RequestRegistry:
     def on_unscheduled(self) -> None:
         """Restart the queue timeouts of requests without a token that still want one: they wait again."""
         for live in self:
-            if not live.has_begun and not live.is_complete:
+            if not live.has_begun and not live.is_complete and not live.is_held:
                 live.timeouts.on_unscheduled()
 
     def put(self, engine_id: str, item: TimedUpdate | TwostepError) -> None:
@@ -100,7 +104,7 @@ class RequestRegistry:
             self._hand_over(live)
 
     def _hand_over(self, live: LiveRequest) -> None:
-        may_start = self._is_up and self._suspects.on_trial in (None, live.engine_id)
+        may_start = self._is_up and not live.is_held and self._suspects.on_trial in (None, live.engine_id)
         if not may_start or live.is_known_to_engine or live.is_complete:
             return
         try:

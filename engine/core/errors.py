@@ -14,6 +14,7 @@
     ├── RequestTimeoutError         it waited for longer than allowed; `.is_own_limit` if by a limit of its own
     │   └── DeadlineError           its deadline passed
     ├── RequestAbortedError         the request was ended from outside before its first token
+    ├── RemotePrefillError          another server did not compute the prompt
     ├── DeviceFailedError           the device is lost to the engine process, which ends
     └── EngineUnavailableError      the engine process is loading, dead or shutting down
         ├── EngineRestartingError   the engine is being restarted, and the queue is full; `.retry_after_s`
@@ -97,6 +98,10 @@ class DeadlineError(RequestTimeoutError):
 
 class RequestAbortedError(TwostepError):
     """The request was ended from outside before its first token."""
+
+
+class RemotePrefillError(TwostepError):
+    """Another server that was asked for it did not compute the prompt. This one then does."""
 
 
 class DeviceFailedError(TwostepError):

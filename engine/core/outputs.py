@@ -27,6 +27,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_cached_tokens: int
     """Prompt tokens found in the prefix cache."""
+    num_stored_tokens: int = 0
+    """Prompt tokens whose blocks are in the KV store, if the request was to wait for that."""
     num_output_tokens: int
     """Tokens generated so far, this output's included."""
     timings: RequestTimings | None = None

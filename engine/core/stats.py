@@ -143,10 +143,13 @@ def stats_without_engine(before: StepStats | None, num_waiting: int, num_blocks:
 
 
 class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one request's time went. By construction queue_s + prefill_s + decode_s = e2e_s, exactly."""
+    """Where one request's time went. By construction queue_s + remote_prefill_s + prefill_s + decode_s = e2e_s,
+    exactly."""
 
     queue_s: float
-    """Time from arrival until first scheduled."""
+    """Time from arrival until first scheduled, without `remote_prefill_s`."""
+    remote_prefill_s: float | None = None
+    """Time in which another server was asked to compute the prompt; None if none was."""
     prefill_s: float
     """Time from first scheduled to first token."""
     inter_token_s: tuple[float, ...] = ()
@@ -156,7 +159,7 @@ class RequestTimings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ttft_s(self) -> float:
-        return self.queue_s + self.prefill_s
+        return self.queue_s + (self.remote_prefill_s or 0.0) + self.prefill_s
 
     @property
     def decode_s(self) -> float:

@@ -47,6 +47,7 @@ class Metrics:
         self._exposition = Exposition(self._registry, model_name if with_vllm_names else None)
         self._make_request_metrics()
         self._make_step_metrics()
+        self._make_role_metrics()
         self._make_http_metrics()
         self._recent = RecentStats()
         self._timeline = Timeline()
@@ -88,6 +89,18 @@ class Metrics:
         self._prefill_time.observe(timings.prefill_s)
         self._prompt_tokens.inc(num_tokens)
         self._recent.add_prompt(num_tokens)
+
+    def on_remote_prefill(self, seconds: float, num_tokens: int | None) -> None:
+        self._remote_prefills.labels("failed" if num_tokens is None else "stored").inc()
+        self._remote_prefill_time.observe(seconds)
+        self._remote_prefill_tokens.inc(num_tokens or 0)
+
+    def on_lost_tokens(self, num_tokens: int) -> None:
+        self._lost_tokens.inc(num_tokens)
+
+    def on_handed_over(self, num_tokens: int) -> None:
+        """Counts the tokens of a prompt whose blocks were stored for another server."""
+        self._handed_over_tokens.inc(num_tokens)
 
     def on_first_token(self, ttft_s: float) -> None:
         self._ttft.observe(ttft_s)
@@ -215,6 +228,17 @@ class Metrics:
         self._step_prediction = {phase: ratio.labels(phase.value) for phase in Phase}
         floor = self._counter("step_floor_seconds", "Time of engine steps at the machine's ceilings.", "phase", "bound")
         self._step_floor = {key: floor.labels(*key) for key in product(Phase, Bound)}
+
+    def _make_role_metrics(self) -> None:
+        text = "Prompts that prefill servers were asked for, by what came of it."
+        self._remote_prefills = self._counter("remote_prefills", text, "result")
+        for result in ("stored", "failed"):
+            self._remote_prefills.labels(result)
+        text = "Time in which prefill servers were asked for a prompt."
+        self._remote_prefill_time = self._histogram("remote_prefill_time", text, _LATENCY_S)
+        self._remote_prefill_tokens = self._counter("remote_prefill_tokens", "Tokens that prefill servers stored.")
+        self._lost_tokens = self._counter("remote_prefill_lost_tokens", "Of these, those that were not found.")
+        self._handed_over_tokens = self._counter("handed_over_tokens", "Tokens stored for decode servers.")
 
     def _make_http_metrics(self) -> None:
         self._http_requests = self._counter("http_requests", "HTTP requests.", "handler", "method", "status")
