@@ -35,6 +35,7 @@ from server.routes import (
     models,
     ollama,
     pages,
+    prefill,
     prefix_cache,
     requests,
     responses,
@@ -95,6 +96,8 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
     )
     app.state.context = context
     add_exception_handlers(app)
+    if settings.role == "prefill":
+        app.include_router(prefill.router)
     for router in _ROUTERS:
         app.include_router(router)
     _answer_head(app)
@@ -120,7 +123,7 @@ def generation_routes() -> dict[str, GenerationRoute]:
 
 
 def _routes() -> list[APIRoute]:
-    return [route for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+    return [route for router in (*_ROUTERS, prefill.router) for route in router.routes if isinstance(route, APIRoute)]
 
 
 def _middlewares(context: AppContext) -> list[Middleware]:

@@ -46,7 +46,7 @@ MAY_IMPORT = {
         "metrics": "core protocol",
         "tools": "core protocol",
         "templates": "core protocol settings tools",
-        "runtime": "auth core limits metrics settings templates",
+        "runtime": "auth core limits metrics routing settings templates",
         "middleware": "auth core metrics runtime",
         "generation": "auth core limits protocol runtime",
         "completions": "core generation protocol runtime",

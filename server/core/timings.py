@@ -4,6 +4,9 @@
 arrival     scheduled     first token  last token
 |-------- ttft -----------|
 |---------------- e2e -----------------|
+
+Where a prefill server was asked for the prompt, the time of that, `remote_prefill`, lies between arrival and scheduled;
+it is no part of queue, and told only then.
 """
 
 import itertools
@@ -40,6 +43,7 @@ class PhaseReport:
         first = min(timings, key=lambda each: each.ttft_s)
         together = RequestTimings(
             queue_s=first.queue_s,
+            remote_prefill_s=first.remote_prefill_s,
             prefill_s=first.prefill_s,
             inter_token_s=tuple(itertools.chain.from_iterable(each.inter_token_s for each in timings)),
             prefill_chunks=sum(each.prefill_chunks for each in timings),
@@ -51,15 +55,18 @@ class PhaseReport:
         """Returns the `timings` object. `ttft_ms` and `e2e_ms` are sums of rounded parts, so they add up exactly."""
         timings, counts = self.timings, self.counts
         queue_ms, prefill_ms, decode_ms = _ms(timings.queue_s), _ms(timings.prefill_s), _ms(self.decode_s)
+        remote = {} if timings.remote_prefill_s is None else {"remote_prefill_ms": _ms(timings.remote_prefill_s)}
+        ttft_ms = round(queue_ms + sum(remote.values()) + prefill_ms, 3)
         return {
             "queue_ms": queue_ms,
+            **remote,
             "prefill_ms": prefill_ms,
-            "ttft_ms": round(queue_ms + prefill_ms, 3),
+            "ttft_ms": ttft_ms,
             "decode_ms": decode_ms,
             "itl_ms": _ms_or_none(timings.tpot_s),
             "itl_p50_ms": _ms_or_none(timings.itl_percentile_s(50)),
             "itl_p99_ms": _ms_or_none(timings.itl_percentile_s(99)),
-            "e2e_ms": round(queue_ms + prefill_ms + decode_ms, 3),
+            "e2e_ms": round(ttft_ms + decode_ms, 3),
             "prompt_tokens": counts.prompt,
             "cached_tokens": counts.cached,
             "generated_tokens": counts.output,
@@ -77,7 +84,7 @@ def first_token_headers(output: RequestOutput, num_prompts: int, num_prompt_toke
     if output.timings is None:
         return headers
     body = PhaseReport.of([output.timings], TokenCounts(num_prompt_tokens, output.num_cached_tokens, 0)).body()
-    phases = ("queue", "prefill", "ttft")
+    phases = ("queue", "remote_prefill", "prefill", "ttft")
     return headers | _duration_headers(body, *phases) | _server_timing(body, *phases)
 
 
@@ -87,8 +94,8 @@ def complete_headers(body: Mapping[str, float | int | None]) -> dict[str, str]:
         "X-Prompt-Tokens": str(body["prompt_tokens"]),
         "X-Cached-Tokens": str(body["cached_tokens"]),
         "X-Generated-Tokens": str(body["generated_tokens"]),
-        **_duration_headers(body, "queue", "prefill", "ttft", "itl", "itl_p99", "decode", "e2e"),
-        **_server_timing(body, "queue", "prefill", "ttft", "decode", "e2e"),
+        **_duration_headers(body, "queue", "remote_prefill", "prefill", "ttft", "itl", "itl_p99", "decode", "e2e"),
+        **_server_timing(body, "queue", "remote_prefill", "prefill", "ttft", "decode", "e2e"),
     }
 
 
@@ -103,6 +110,7 @@ def usage_metrics(body: Mapping[str, float | int | None]) -> dict[str, float | i
 
 _HEADER_NAMES = {
     "queue": "X-Queue-Ms",
+    "remote_prefill": "X-Remote-Prefill-Ms",
     "prefill": "X-Prefill-Ms",
     "ttft": "X-TTFT-Ms",
     "itl": "X-ITL-Ms",
@@ -126,12 +134,13 @@ EXPOSED_HEADERS = (
 
 def _duration_headers(body: Mapping[str, float | int | None], *phases: str) -> dict[str, str]:
     """Returns one header per phase; none for a phase that did not happen (gaps between fewer than two tokens)."""
-    return {_HEADER_NAMES[phase]: str(value) for phase in phases if (value := body[f"{phase}_ms"]) is not None}
+    return {_HEADER_NAMES[phase]: str(value) for phase in phases if (value := body.get(f"{phase}_ms")) is not None}
 
 
 def _server_timing(body: Mapping[str, float | int | None], *phases: str) -> dict[str, str]:
     """Returns the phases as a W3C `Server-Timing` header, which browsers' developer tools draw."""
-    return {"Server-Timing": ", ".join(f"{phase};dur={body[f'{phase}_ms']}" for phase in phases)}
+    told = [phase for phase in phases if f"{phase}_ms" in body]
+    return {"Server-Timing": ", ".join(f"{phase};dur={body[f'{phase}_ms']}" for phase in told)}
 
 
 def _ms(seconds: float) -> float:

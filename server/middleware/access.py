@@ -19,7 +19,15 @@ PROBES = frozenset(
     {"/health", "/ready", "/metrics", "/load", "/stats", "/stats/timeline", "/stats/diagnosis", "/v1/requests"}
 )
 """Paths that are polled: requests for them are logged at the level debug."""
-_LOGGED = ("prompt_tokens", "cached_tokens", "generated_tokens", "queue_ms", "prefill_ms", "ttft_ms")
+_LOGGED = (
+    "prompt_tokens",
+    "cached_tokens",
+    "generated_tokens",
+    "queue_ms",
+    "remote_prefill_ms",
+    "prefill_ms",
+    "ttft_ms",
+)
 _LOGGED_AT_THE_END = ("decode_ms", "itl_ms", "e2e_ms")  # a stream that was cut off has none of them
 _SHED = ERROR_TABLE[OverloadedError].code
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -118,7 +126,7 @@ def _fields(scope: Scope) -> dict[str, str | float | int | None]:
     }
     if record.report is not None:
         body = record.report().body()
-        fields |= {name: body[name] for name in (*_LOGGED, *_LOGGED_AT_THE_END)}
+        fields |= {name: body.get(name) for name in (*_LOGGED, *_LOGGED_AT_THE_END)}
         if body["itl_ms"] is None:
             fields |= dict.fromkeys(_LOGGED_AT_THE_END)
     return {name: value for name, value in fields.items() if value is not None}

@@ -24,9 +24,11 @@ class Usage(BaseModel):
 
 
 class Timings(BaseModel):
-    """Time that a request spent in each phase: queue + prefill = ttft, and ttft + decode = e2e."""
+    """Time that a request spent in each phase: queue + remote_prefill + prefill = ttft, and ttft + decode = e2e."""
 
     queue_ms: float
+    remote_prefill_ms: float | None = None
+    """Time in which a prefill server was asked for the prompt; absent if none was."""
     prefill_ms: float
     ttft_ms: float
     decode_ms: float

@@ -16,11 +16,11 @@ def parse_prompts(value: Any) -> list[Prompt]:
         case str():
             return [check_text(value)]
         case [int() | float(), *_]:
-            return [_token_ids(value)]
+            return [token_ids(value)]
         case [str(), *_]:
             return [_text(item) for item in _bounded(value, MAX_STRINGS)]
         case [list(), *_]:
-            return [_token_ids(item) for item in _bounded(value, MAX_STRINGS)]
+            return [token_ids(item) for item in _bounded(value, MAX_STRINGS)]
         case _:
             raise _mismatch()
 
@@ -31,7 +31,8 @@ def _text(item: Any) -> str:
     return check_text(item)
 
 
-def _token_ids(item: Any) -> list[int]:
+def token_ids(item: Any) -> list[int]:
+    """Returns the token ids of one prompt."""
     if not isinstance(item, list):
         raise _mismatch()
     ids: list[int] = as_whole_items(_bounded(item, MAX_TOKEN_IDS))

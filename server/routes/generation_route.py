@@ -3,6 +3,7 @@
 from starlette.requests import Request
 
 from engine.client.interface import Tenant
+from server.core.errors import BadRequestError
 from server.core.request_record import record_of
 from server.routes.json_route import JsonRoute
 from server.runtime.context import context_of
@@ -11,5 +12,10 @@ from server.runtime.context import context_of
 class GenerationRoute(JsonRoute):
     def check(self, request: Request) -> None:
         """Raises as `check_admission` does. Limits that depend on the prompt are checked again when it is known."""
+        if context_of(request).settings.role == "prefill":
+            raise BadRequestError(
+                "This server computes prompts for others (--role prefill): send the request to the server with "
+                "--role decode that asks it for them."
+            )
         context, key = context_of(request), record_of(request.scope).key
         context.backend.engine.check_admission(Tenant(key.name, context.keys.share_of(key)))

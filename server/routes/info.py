@@ -49,7 +49,7 @@ async def server_info(request: Request) -> ServerInfo:
     context = context_of(request)
     backend, settings = context.backend, context.settings
     limits = settings.engine_config().limits_on(backend.engine.info.device)
-    given = settings.model_dump(mode="json", exclude={"api_key", "api_keys_file"})
+    given = settings.model_dump(mode="json", exclude={"api_key", "api_keys_file", "prefill_api_key"})
     return ServerInfo(
         version=VERSION,
         system_fingerprint=backend.fingerprint(),

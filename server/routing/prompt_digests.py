@@ -7,7 +7,8 @@ wrong costs a cache hit, never an answer.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from server.routing.policy import RoutedPrompt
@@ -35,6 +36,16 @@ def routed_prompt(body: Mapping[str, Any], caller: str = "") -> RoutedPrompt:
         num_tokens=max(len(text) // BYTES_PER_TOKEN, 1),
         piece_tokens=PIECE_BYTES // BYTES_PER_TOKEN,
         key=f"{caller}\0{key}" if isinstance(key, str) and key else "",
+    )
+
+
+def prompt_of_tokens(token_ids: Sequence[int], salt: str) -> RoutedPrompt:
+    """Returns what a policy is to know of a prompt whose tokens are known. `salt` tells apart prompts that share
+    nothing."""
+    return RoutedPrompt(
+        digests=_digests(salt.encode(errors="surrogatepass"), array("q", token_ids).tobytes()),
+        num_tokens=len(token_ids),
+        piece_tokens=PIECE_BYTES // 8,
     )
 
 

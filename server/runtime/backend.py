@@ -14,8 +14,9 @@ from engine.checkpoint.pinning import pinned
 from engine.checkpoint.weight_files import check_weights
 from engine.client.interface import EngineClient
 from engine.client.observer import EngineObserver
+from engine.client.prefill_servers import NO_SERVERS, PrefillServers
 from engine.client.tenant_quotas import max_tenant_places, max_tenant_tokens
-from engine.core.config import EngineConfig
+from engine.core.config import EngineConfig, EngineInfo
 from engine.core.errors import ConfigError
 from engine.grammar.checker import GrammarChecker
 from engine.host.memory_trim import trim_after_startup
@@ -128,7 +129,7 @@ async def _open_backend(
     from engine.client.async_engine import AsyncEngine
 
     config = with_tokenizer(await asyncio.to_thread(pinned, config))
-    grammars = GrammarChecker()
+    grammars, servers = GrammarChecker(), _prefill_servers(settings)
     engine = AsyncEngine(
         config,
         limits=settings.admission_limits(),
@@ -136,6 +137,7 @@ async def _open_backend(
         max_silence_s=settings.engine_timeout,
         max_restarts=settings.max_engine_restarts,
         keeps_spare=settings.spare_engine,
+        prefill_servers=servers,
     )
     try:
         await engine.spawn()
@@ -153,11 +155,27 @@ async def _open_backend(
         chat = await load_chat_renderer(tokenizer, settings)
         info = await engine.start(tokenizer)
         tokenizer.max_tokens = MAX_CONTEXTS * info.max_model_len
-        max_num_seqs = config.limits_on(info.device).max_num_seqs
-        size = AdmissionSize(max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
         trim_after_startup()
-        caches_prompts = config.enable_prefix_caching and info.can_cache_prefixes
-        yield Backend(engine, tokenizer, chat, defaults, size, grammars, caches_prompts)
+        size = _admission_size(settings, config.limits_on(info.device).max_num_seqs)
+        yield Backend(engine, tokenizer, chat, defaults, size, grammars, _caches_prompts(config, info))
     finally:
         grammars.close()
         await engine.stop()
+        await servers.close()
+
+
+def _caches_prompts(config: EngineConfig, info: EngineInfo) -> bool:
+    return config.enable_prefix_caching and info.can_cache_prefixes
+
+
+def _admission_size(settings: Settings, max_num_seqs: int) -> AdmissionSize:
+    return AdmissionSize(max_num_seqs, settings.max_waiting, settings.max_waiting_tokens)
+
+
+def _prefill_servers(settings: Settings) -> PrefillServers:
+    if settings.role != "decode":
+        return NO_SERVERS
+    from server.runtime.prefill_servers import HttpPrefillServers
+
+    terms = (settings.prefill_api_key, settings.prefill_min_tokens, settings.prefill_timeout)
+    return HttpPrefillServers(settings.prefill_url, *terms)

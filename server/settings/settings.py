@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ByteSize,
     Field,
@@ -42,7 +43,15 @@ def _split(value: Any) -> Any:
     return value
 
 
+def _check_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
+    for url in urls:
+        if not re.fullmatch(r"https?://[^/?#\s@]+/?", url):
+            raise ValueError(f"{url} is no address of a server: write http://host:port")
+    return urls
+
+
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Urls = Annotated[Names, AfterValidator(_check_urls)]
 
 
 def setting(group: str, default: Any, description: str, metavar: str | None = None, **constraints: Any) -> Any:
@@ -98,6 +107,16 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = setting("Server", "info", "What to log.")
     log_format: Literal["text", "json"] = setting("Server", "text", "How log lines are written.")
     metrics_alias: Literal["vllm", "none"] = setting("Server", "vllm", "Also export metrics under vLLM's names.")
+
+    role: Literal["both", "prefill", "decode"] = setting(
+        "Roles", "both", "Phase that this server is for: prefill computes prompts for decode servers, into --kv-store."
+    )
+    prefill_url: Urls = setting(
+        "Roles", (), "Prefill server that a decode server asks for prompts. May be given several times.", "URL"
+    )
+    prefill_api_key: str | None = setting("Roles", None, "Key that the prefill servers want.", "KEY", min_length=1)
+    prefill_min_tokens: PositiveInt = setting("Roles", 256, "Tokens to compute from which on a prompt is asked for.")
+    prefill_timeout: PositiveFloat = setting("Roles", 60.0, "Seconds to wait for a prompt.", "SECONDS", le=1e6)
 
     model: str = setting(
         "Model",
@@ -258,6 +277,16 @@ class Settings(BaseSettings):
         if self.num_gpu_blocks_override is not None and self.kv_cache_memory_bytes is not None:
             raise ConfigError(
                 "--num-gpu-blocks-override and --kv-cache-memory-bytes both size the KV cache: leave one out."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _what_a_role_needs(self) -> Self:
+        if (self.role == "decode") != bool(self.prefill_url):
+            raise ConfigError("--role decode and --prefill-url belong together: give both, or leave both out.")
+        if self.role != "both" and self.kv_store is None:
+            raise ConfigError(
+                f"--role {self.role} needs --kv-store: a directory that prefill and decode servers share."
             )
         return self
 

@@ -81,7 +81,14 @@ VALUES: dict[str, tuple[str, Any]] = {
     "spare_engine": ("false", False),
     "max_engine_restarts": ("0", 0),
     "trace": ("t.jsonl", "t.jsonl"),
+    "role": ("prefill", "prefill"),
+    "prefill_url": ("http://a:1", ("http://a:1",)),
+    "prefill_api_key": ("secret", "secret"),
+    "prefill_min_tokens": ("99", 99),
+    "prefill_timeout": ("7.5", 7.5),
 }
+# What a setting needs beside it.
+NEEDS = {"role": ["--kv-store", "/kv"], "prefill_url": ["--kv-store", "/kv", "--role", "decode"]}
 # The setting's name in EngineConfig, where that differs.
 ENGINE_NAMES = {
     "max_loras": "max_adapters",
@@ -109,6 +116,7 @@ SERVER_ONLY = {
     *("engine_timeout", "spare_engine", "max_engine_restarts"),
     *("shutdown_timeout", "log_level", "log_format", "metrics_alias", "served_model_name", "generation_config"),
     *("lora", "allow_runtime_lora_updating"),
+    *("role", "prefill_url", "prefill_api_key", "prefill_min_tokens", "prefill_timeout"),
     *("chat_template", "trust_request_chat_template", "tool_call_parser", "reasoning_parser"),
 }
 
@@ -130,23 +138,48 @@ def test_every_setting_is_tested_here() -> None:
 class TestEachSetting:
     def test_has_a_flag(self, name: str) -> None:
         text, value = VALUES[name]
-        assert getattr(read(*flags_of(name, text)), name) == value != getattr(read(), name)
+        given = read(*flags_of(name, text), *NEEDS.get(name, []))
+        assert getattr(given, name) == value != getattr(read(), name)
 
     def test_has_an_environment_variable(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         text, value = VALUES[name]
         monkeypatch.setenv(f"TWOSTEP_{name.upper()}", text)
-        assert getattr(read(), name) == value
+        assert getattr(read(*NEEDS.get(name, [])), name) == value
 
     @pytest.mark.parametrize("separator", ["-", "_"])
     def test_has_a_key_in_the_file(self, name: str, separator: str, tmp_path: Path) -> None:
         text, value = VALUES[name]
         path = write(tmp_path, f"{name.replace('_', separator)}: {text}\n")
-        assert getattr(read("--config", path), name) == value
+        assert getattr(read("--config", path, *NEEDS.get(name, [])), name) == value
 
     def test_reaches_the_engine_if_it_concerns_it(self, name: str) -> None:
         text, value = VALUES[name]
         if name not in SERVER_ONLY:
             assert getattr(read(*flags_of(name, text)).engine_config(), ENGINE_NAMES.get(name, name)) == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--role", "prefill"], "--role prefill needs --kv-store"),
+        (["--role", "decode", "--prefill-url", "http://a:1"], "--role decode needs --kv-store"),
+        (["--role", "decode", "--kv-store", "/kv"], "belong together"),
+        (["--role", "prefill", "--kv-store", "/kv", "--prefill-url", "http://a:1"], "belong together"),
+        (["--prefill-url", "http://a:1"], "belong together"),
+        (["--role", "both", "--prefill-url", "a:1"], "no address of a server"),
+        (["--prefill-url", "http://a:1/v1"], "no address of a server"),
+        (["--role", "half"], "must be one of"),
+    ],
+)
+def test_roles_that_cannot_work_are_refused(flags: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        read(*flags)
+
+
+def test_the_key_of_a_prefill_server_is_not_told() -> None:
+    with pytest.raises(ConfigError) as told:
+        read("--prefill-api-key", "")
+    assert "--prefill-api-key" in str(told.value)
 
 
 def test_flag_over_environment_over_file_over_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
