@@ -54,6 +54,10 @@ class Watcher(Recorder):
         super().__init__()
         self.remote: list[int | None] = []
         self.lost: list[int] = []
+        self.num_restarts = 0
+
+    def on_restart(self) -> None:
+        self.num_restarts += 1
 
     def on_remote_prefill(self, seconds: float, num_tokens: int | None) -> None:
         assert seconds >= 0
@@ -71,8 +75,10 @@ def long_request(command: int = fake.PLAIN, num_tokens: int = 50, second: int = 
 
 
 @asynccontextmanager
-async def engine_with(servers: FakeServers, watcher: Watcher | None = None) -> AsyncIterator[AsyncEngine]:
-    async with running(prefill_servers=servers, observer=watcher) as engine:
+async def engine_with(
+    servers: FakeServers, watcher: Watcher | None = None, **settings: Any
+) -> AsyncIterator[AsyncEngine]:
+    async with running(prefill_servers=servers, observer=watcher, **settings) as engine:
         yield engine
 
 
@@ -230,6 +236,20 @@ async def test_waiting_for_the_other_server_is_not_waiting_in_the_queue() -> Non
         await asyncio.sleep(0.5)
         servers.stored.set_result(48)
         assert len(await task) == 5
+
+
+@in_a_loop
+async def test_an_engine_is_not_hung_that_waits_for_the_other_server_alone() -> None:
+    servers, watcher = FakeServers(), Watcher()
+    async with engine_with(servers, watcher, max_silence_s=0.4) as engine:
+        [task] = await asked(servers, collect(engine, long_request()))
+        await asyncio.sleep(1.0)
+        assert engine.is_ready and watcher.num_restarts == 0
+        servers.stored.set_result(48)
+        assert len(await task) == 5 and watcher.num_restarts == 0
+        held = asyncio.create_task(error_of(collect(engine, long_request(fake.HANG))))
+        await eventually(lambda: watcher.num_restarts > 0)
+        held.cancel()
 
 
 @in_a_loop
