@@ -38,10 +38,16 @@ class HttpPrefillServers:
     ) -> None:
         """`transport` takes the place of the network in tests."""
         self.min_tokens = min_tokens
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = {"Authorization": f"Bearer {api_key}".encode()} if api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
-        self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout, transport=transport)
+        self._http = httpx.AsyncClient(
+            headers=headers,
+            limits=limits,
+            timeout=timeout,
+            transport=transport,
+            trust_env=False,  # prompts and keys are no matter of a proxy's
+        )
         self._policy = PrefixAwarePolicy()
         self._urls = [url.rstrip("/") for url in urls]
         for url in self._urls:
@@ -73,8 +79,9 @@ class HttpPrefillServers:
         await self._http.aclose()
 
     async def _ask(self, url: str, prefix: Prefix) -> int:
-        """Returns what one server stored. One that is not there, or fails, is left alone for a while, which doubles;
-        one that refuses may take the next prompt."""
+        """Returns what one server stored. One that is not there, or fails, is left alone for a while, which doubles
+        if it fails again after that; one that refuses may take the next prompt."""
+        asked_s = time.monotonic()
         try:
             answer = await self._http.post(
                 f"{url}/v1/prefill", content=msgspec.json.encode(_body(prefix)), headers=_JSON
@@ -87,7 +94,7 @@ class HttpPrefillServers:
         except (httpx.HTTPError, msgspec.MsgspecError) as error:
             problem = f"does not answer: {type(error).__name__} {error}".rstrip()
             answer = None
-        if answer is None or answer.status_code >= 500:
+        if (answer is None or answer.status_code >= 500) and asked_s >= self._again_s[url]:
             self._pause_s[url] = min(max(2 * self._pause_s[url], _PAUSE_S), _MAX_PAUSE_S)
             self._again_s[url] = time.monotonic() + self._pause_s[url]
         raise RemotePrefillError(f"The prefill server {url} {problem}.")

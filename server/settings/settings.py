@@ -45,7 +45,7 @@ def _split(value: Any) -> Any:
 
 def _check_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
     for url in urls:
-        if not re.fullmatch(r"https?://[^/?#\s@]+/?", url):
+        if not re.fullmatch(r"https?://[^/?#\s@:]+(:[0-9]{1,5})?/?|https?://\[[0-9a-fA-F:.]+\](:[0-9]{1,5})?/?", url):
             raise ValueError(f"{url} is no address of a server: write http://host:port")
     return urls
 

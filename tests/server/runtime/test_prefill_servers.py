@@ -139,6 +139,16 @@ def test_the_while_doubles_until_the_server_answers() -> None:
     assert pauses_s == [1.0, 2.0, 4.0, 0.0, 1.0]
 
 
+def test_prompts_that_one_failure_cuts_short_count_as_one() -> None:
+    servers = Servers({A: dead, B: dead})
+
+    async def ask_at_once() -> None:
+        await asyncio.gather(*(servers.client.compute(prefix()) for _ in range(7)), return_exceptions=True)
+
+    asyncio.run(ask_at_once())
+    assert servers.client._pause_s == {A: 1.0, B: 1.0}
+
+
 def test_who_refuses_a_prompt_may_take_the_next() -> None:
     servers = Servers({A: refused, B: dead})
     servers.compute(prefix(), prefix())

@@ -169,6 +169,7 @@ class TestEachSetting:
         (["--prefill-url", "http://a:1"], "belong together"),
         (["--role", "both", "--prefill-url", "a:1"], "no address of a server"),
         (["--prefill-url", "http://a:1/v1"], "no address of a server"),
+        (["--prefill-url", "http://a:x"], "no address of a server"),
         (["--role", "half"], "must be one of"),
     ],
 )
