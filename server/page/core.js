@@ -105,7 +105,8 @@ async function ask(path, options = {}) {
   if (response.status === 401) at("ask").hidden = false;
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
-  throw new ServerError(body?.error?.message ?? `The server answered with status ${response.status}.`, response.status);
+  const told = typeof body?.error === "string" ? body.error : body?.error?.message; // Ollama's API tells the text alone
+  throw new ServerError(told ?? `The server answered with status ${response.status}.`, response.status);
 }
 
 const get = async (path) => (await ask(path)).json();

@@ -12,7 +12,7 @@ const EXAMPLE_TOOLS = [
   },
 ];
 
-const messages = [];
+let messages = [];
 let running = null; // {id, controller} of the answer that is being written
 
 function parameters() {
@@ -69,6 +69,7 @@ const newId = () =>
 async function answerNow() {
   const system = at("system").value.trim();
   const answer = new Answer();
+  const conversation = messages;
   at("conversation").append(answer.element);
   running = { id: newId(), controller: new AbortController() };
   showRunning();
@@ -80,7 +81,7 @@ async function answerNow() {
   }
   running = null;
   answer.end();
-  if (answer.content || answer.calls.length) messages.push(answer.message());
+  if (conversation === messages && (answer.content || answer.calls.length)) messages.push(answer.message());
   if (answer.calls.length) askForResults(answer);
   showRunning();
   followText();
@@ -152,7 +153,7 @@ at("message").addEventListener("keydown", (event) => {
 at("stop").addEventListener("click", stop);
 at("new").addEventListener("click", () => {
   running?.controller.abort();
-  messages.length = 0;
+  messages = [];
   at("conversation").replaceChildren();
   showRunning();
   at("message").focus();
