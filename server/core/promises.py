@@ -1,6 +1,6 @@
 """What a client wants to be promised of one request (its SLO), and whether that was kept."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from server.core.timings import PhaseReport
@@ -17,11 +17,6 @@ class Promises:
     itl_s: float | None = None
     """Between its tokens, as the mean over the whole answer."""
 
-    @property
-    def asked(self) -> Iterator[str]:
-        """Yields the names of the promises that were asked for."""
-        yield from (name for name, limit_s in (("ttft", self.ttft_s), ("itl", self.itl_s)) if limit_s is not None)
-
     def outcomes(self, report: PhaseReport) -> Iterator[tuple[str, str]]:
         """Yields each promise's name and outcome, kept or missed, as far as the request has shown it."""
         took = (("ttft", self.ttft_s, report.timings.ttft_s), ("itl", self.itl_s, report.timings.tpot_s))
@@ -31,3 +26,8 @@ class Promises:
 
 
 NO_PROMISES = Promises()
+
+
+def asked_in(headers: Container[str]) -> Iterator[str]:
+    """Yields the names of the promises that headers ask for, right or wrong."""
+    yield from (name for name, header in (("ttft", TTFT_HEADER), ("itl", ITL_HEADER)) if header in headers)

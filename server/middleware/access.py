@@ -4,11 +4,13 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 
+from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.core.errors import OverloadedError
 from server.core.errors import ERROR_TABLE
+from server.core.promises import asked_in
 from server.core.request_record import RequestRecord, record_of
 from server.metrics.metrics import Metrics
 from server.runtime.lifecycle import Lifecycle
@@ -75,7 +77,7 @@ def report_request(scope: Scope, metrics: Metrics) -> None:
     if record.report is not None:
         answer = {"id": record.request_id, "model": record.model, "status": record.status, "finish": _finish(record)}
         metrics.on_answer(record.key.name, record.arrival_s, answer | {"timings": record.report().body()})
-    for promise, outcome in _promises(record, elapsed_s):
+    for promise, outcome in _promises(scope, elapsed_s):
         metrics.on_promise(promise, outcome)
     level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
     if logger.isEnabledFor(level):
@@ -85,13 +87,14 @@ def report_request(scope: Scope, metrics: Metrics) -> None:
         logger.log(level, "%s %s %d %.1fms %s", *line, notes, extra={"fields": http | fields})
 
 
-def _promises(record: RequestRecord, elapsed_s: float) -> Iterator[tuple[str, str]]:
+def _promises(scope: Scope, elapsed_s: float) -> Iterator[tuple[str, str]]:
     """Yields each promise that the request asked for, with what became of it."""
+    record = record_of(scope)
     promises = record.promises
     if record.report is not None:
         yield from promises.outcomes(record.report())
     elif record.error_code == _SHED:
-        yield from ((name, "refused") for name in promises.asked)
+        yield from ((name, "refused") for name in asked_in(Headers(scope=scope)))  # often before they were read
     elif promises.ttft_s is not None and elapsed_s > promises.ttft_s:  # it ended without a token, however it did
         yield "ttft", "missed"
 
