@@ -89,21 +89,26 @@ class _PiecewiseResponse(StreamingResponse):
         super().__init__(_in_turns(pieces), media_type="application/json", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_whole = False
+
         async def watched_send(message: Message) -> None:
+            nonlocal is_whole
             watch.begin()
             try:
                 await send(message)
             finally:
                 watch.end()
+            is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         answer = anyio.CancelScope()
         watch = WriteTimeout(self._stall_timeout_s, answer.cancel)
         try:
             with answer:
                 await super().__call__(scope, receive, watched_send)
+            record = record_of(scope)
+            record.client_left = not is_whole and not watch.has_stalled
             if watch.has_stalled:
-                request_id = record_of(scope).request_id
-                logger.warning("request %s: the client stopped reading; its answer is cut off", request_id)
+                logger.warning("request %s: the client stopped reading; its answer is cut off", record.request_id)
         finally:
             watch.stop()
 

@@ -170,7 +170,7 @@ class BoundedProtocol(EarlyProtocol):
         if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
             raise self._refused(BadRequestError("The request must have one Host header."))
         codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
-        if codings not in ([], [b"chunked"]):
+        if codings not in ([], [b"chunked"]) or (codings and version == "1.0"):
             raise self._refused(BadRequestError("Transfer-Encoding must be chunked alone: send the body as it is."))
 
     def on_body(self, body: bytes) -> None:

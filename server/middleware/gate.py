@@ -5,7 +5,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.core.errors import NotReadyError, error_response
 from server.runtime.lifecycle import Lifecycle, State
 
-OPEN_PATHS = frozenset({"/", "/docs", "/metrics", "/version"})
+OPEN_PATHS = frozenset({"/", "/docs", "/metrics", "/version", "/api/version"})
 
 
 class GateMiddleware:

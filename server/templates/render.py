@@ -47,7 +47,7 @@ class ChatRenderer:
     async def load(self) -> None:
         """Compiles and probes the templates, which the first request would have to wait for, after a trial of each in a
         process with limits. Raises InvalidParameterError for the first one that is not valid, or takes too much."""
-        refusals = [await template.load() for template in self._templates.values()]
+        refusals = await asyncio.gather(*(template.load() for template in self._templates.values()))
         for refusal in filter(None, refusals):
             raise refusal
 

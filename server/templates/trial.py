@@ -50,9 +50,9 @@ async def try_template(source: str, named_tokens: Mapping[str, str], dialects: D
     except TimeoutError:
         raise _refusal(f"trying it takes more than {_TIMEOUT_S:g} seconds") from None
     if fault is None:
-        raise _refusal(f"trying it takes more than {MAX_CPU_S} seconds or {_MAX_BYTES >> 20} MiB")
+        raise _refusal(f"trying it takes more than {MAX_CPU_S} seconds or {_MAX_BYTES >> 20} MiB, or fails")
     if fault:
-        raise InvalidParameterError("chat_template", fault.decode())
+        raise InvalidParameterError("chat_template", fault.decode(errors="replace"))
 
 
 def render_probe(
@@ -82,7 +82,7 @@ def main() -> None:
         TemplateCapabilities.from_probes(template, job.named_tokens)
         job.dialects.dialect_of(job.source, partial(render_probe, template, job.named_tokens))
     except InvalidParameterError as error:
-        sys.stdout.write(str(error))
+        sys.stdout.buffer.write(str(error).encode(errors="backslashreplace"))
     except RecursionError:
         sys.stdout.write("The chat template cannot be used: what it writes is nested too deeply.")
 
