@@ -107,6 +107,10 @@ class StoreDirectory:
         """Forgets a block and deletes its file, if that is there and may be deleted."""
         self._delete(self.path(block_hash))
 
+    def forget(self, block_hash: bytes) -> None:
+        """Forgets a block whose file is not there, or not yet."""
+        self._forget(self.path(block_hash))
+
     def clear(self) -> None:
         """Deletes the files of this fingerprint."""
         with self._lock:
@@ -118,6 +122,8 @@ class StoreDirectory:
         """Writes down what was used, looks which files there are, and deletes what is over the budget and what writers
         that died left behind."""
         self.write_times()
+        with self._lock:
+            known = set(self._files)  # files that others announce meanwhile may be there too late to be seen
         found, unfinished = self._look()
         for path in (
             unfinished & self._unfinished
@@ -126,7 +132,7 @@ class StoreDirectory:
                 os.unlink(path)
         self._unfinished = unfinished
         with self._lock:
-            gone = self._files.keys() - found.keys()
+            gone = known - found.keys()
             changed = [path for path, file in found.items() if self._files.get(path) != file]
         for path in gone:
             self._forget(path)

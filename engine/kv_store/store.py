@@ -110,7 +110,7 @@ class DiskKVStore:
             self._log("a file of the KV store is damaged and will be computed again: %s: %s", path, error)
             self._directory.remove(transfer.block_hash)
         except FileNotFoundError:  # another server made room
-            self._directory.remove(transfer.block_hash)
+            self._directory.forget(transfer.block_hash)
         except OSError as error:
             self._log("the KV store cannot be read: %s", error)
         finally:

@@ -3,6 +3,7 @@
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -60,6 +61,21 @@ def test_what_another_server_announces_is_stored_until_a_look_tells_otherwise(tm
     assert stored(mine) == {1} and mine.num_bytes == 10
     mine.announce([name_of(1)])
     assert mine.num_bytes == 10
+
+
+def test_what_is_announced_while_it_looks_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs = directory(tmp_path), directory(tmp_path)
+    look = StoreDirectory._look
+
+    def look_too_early(self: StoreDirectory) -> Any:
+        found = look(self)
+        add(theirs, 1)
+        mine.announce([name_of(1)])
+        return found
+
+    monkeypatch.setattr(StoreDirectory, "_look", look_too_early)
+    mine.refresh()
+    assert stored(mine) == {1}
 
 
 def test_of_what_is_announced_the_first_block_makes_room_last(tmp_path: Path) -> None:
