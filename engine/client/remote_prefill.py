@@ -60,10 +60,12 @@ class RemotePrefills:
 
     def hold(self, live: LiveRequest, info: EngineInfo) -> None:
         """Hold a request that was admitted if it is worth it."""
-        token_ids = _prefix_of(live.request, info.block_size)
+        request = live.request
+        if len(request.prompt_token_ids) + len(request.given_token_ids) < self._servers.min_tokens:
+            return
+        token_ids = _prefix_of(request, info.block_size)
         if len(token_ids) < max(self._servers.min_tokens, 2):
             return
-        request = live.request
         if request.params.prompt_logprobs is not None or request.steering.stays_in_memory:
             return  # one wants more of its prompt than its blocks, the other none of them in files
         key = (request.cache_salt, request.adapter, array("q", token_ids).tobytes())

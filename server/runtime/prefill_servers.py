@@ -38,13 +38,12 @@ class HttpPrefillServers:
     ) -> None:
         """`transport` takes the place of the network in tests."""
         self.min_tokens = min_tokens
+        self._timeout_s = timeout_s
         headers = {"Authorization": f"Bearer {api_key}".encode()} if api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
         self._http = httpx.AsyncClient(
             headers=headers,
             limits=limits,
-            timeout=timeout,
             transport=transport,
             trust_env=False,  # prompts and keys are no matter of a proxy's
         )
@@ -57,16 +56,19 @@ class HttpPrefillServers:
         self._again_s = dict.fromkeys(self._urls, 0.0)
 
     async def compute(self, prefix: Prefix) -> int:
-        """Asks one server after the other until one has computed the prefix. Raises RemotePrefillError."""
+        """Asks one server after the other until one has computed the prefix, or time is over. Raises
+        RemotePrefillError."""
         prompt = prompt_of_tokens(prefix.token_ids, f"{prefix.request.cache_salt}\0{prefix.request.adapter}")
         now_s = time.monotonic()
         failed = {url for url in self._urls if self._again_s[url] > now_s}
         problem = "No prefill server is up."
-        while (url := self._policy.choose(prompt, failed)) is not None:
+        while (left_s := now_s + self._timeout_s - time.monotonic()) > 0:
+            if (url := self._policy.choose(prompt, failed)) is None:
+                break
             self._policy.sent(prompt, url)
             self._tokens[url] += len(prefix.token_ids)
             try:
-                return await self._ask(url, prefix)
+                return await self._ask(url, prefix, left_s)
             except RemotePrefillError as error:
                 problem = str(error)
                 failed.add(url)
@@ -78,18 +80,18 @@ class HttpPrefillServers:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _ask(self, url: str, prefix: Prefix) -> int:
+    async def _ask(self, url: str, prefix: Prefix, timeout_s: float) -> int:
         """Returns what one server stored. One that is not there, or fails, is left alone for a while, which doubles
         if it fails again after that; one that refuses may take the next prompt."""
         asked_s = time.monotonic()
         try:
-            answer = await self._http.post(
-                f"{url}/v1/prefill", content=msgspec.json.encode(_body(prefix)), headers=_JSON
-            )
+            body, timeout = msgspec.json.encode(_body(prefix)), httpx.Timeout(timeout_s, connect=_CONNECT_S)
+            answer = await self._http.post(f"{url}/v1/prefill", content=body, headers=_JSON, timeout=timeout)
             if answer.status_code < 500:
                 self._pause_s[url] = 0.0
             if answer.status_code == 200:
-                return min(msgspec.json.decode(answer.content, type=_Answer).stored_tokens, len(prefix.token_ids))
+                num_stored = msgspec.json.decode(answer.content, type=_Answer).stored_tokens
+                return min(max(num_stored, 0), len(prefix.token_ids))
             problem = f"answers {answer.status_code}: {answer.text[:500]}"
         except (httpx.HTTPError, msgspec.MsgspecError) as error:
             problem = f"does not answer: {type(error).__name__} {error}".rstrip()
