@@ -45,7 +45,8 @@ def _problem_of(name: str, value: float) -> str | None:
         return "rotary embeddings have a finite base above 0"
     if name.endswith(("_eps", "_epsilon")) and not 0 <= value < math.inf:
         return "what a norm adds is finite and at least 0"
-    return "no size is as large" if type(value) is int and abs(value) >= 2**63 else None
+    is_unread = name.endswith("max_length")  # tokenizers' settings have 10**30 for none, and some tools copy them
+    return "no size is as large" if type(value) is int and abs(value) >= 2**63 and not is_unread else None
 
 
 def _numbers_of(config: Any, depth: int = 0) -> Iterator[tuple[str, float]]:

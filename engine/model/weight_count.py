@@ -30,7 +30,11 @@ def check_weight_count(config: EngineConfig, hf_config: PreTrainedConfig) -> Non
     if num_bytes is None or type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return
     with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(copy.deepcopy(hf_config), attn_implementation=ATTENTION_NAME)
+        settings = {
+            "attn_implementation": ATTENTION_NAME,
+            "dtype": torch.bfloat16,
+        }  # config.json may name one of 8 bits
+        module = AutoModelForCausalLM.from_config(copy.deepcopy(hf_config), **settings)
     count = sum(parameter.numel() for parameter in module.parameters())
     is_plain = scheme_of(read_config(folder_of(config.model))) is None
     if count > num_bytes * (_MAX_PER_BYTE if is_plain else _MAX_QUANTIZED_PER_BYTE):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from engine.checkpoint.config_numbers import check_numbers, num_layers
 from engine.checkpoint.local import check_checkpoint
@@ -14,6 +15,7 @@ from engine.checkpoint.weight_files import check_weights
 from engine.core.config import EngineConfig
 from engine.core.errors import ModelError
 from engine.model.loader import load_model
+from engine.model.weight_count import check_weight_count
 from tests.engine.tiny_models import make_checkpoint
 
 IMPOSSIBLE: list[dict[str, Any]] = [
@@ -36,6 +38,7 @@ POSSIBLE: list[dict[str, Any]] = [
     {"num_hidden_layers": 4096, "rope_theta": 1e12, "rms_norm_eps": 0.0, "max_position_embeddings": 2**31 - 1},
     {"time_step_limit": [0.0, float("inf")], "a": float("nan"), "b": 1e308, "c": True, "d": None, "e": "x"},
     {"rope_scaling": {"factor": 32.0, "original_max_position_embeddings": 8192}},
+    {"model_max_length": int(1e30)},
 ]
 
 
@@ -85,6 +88,13 @@ def test_more_weights_than_the_files_can_hold_are_not_made(llama: Path, name: st
     change_config(llama, **{name: 10**8})
     with pytest.raises(ModelError, match=r"it describes [\d,]+ weights, more than [\d,]+ bytes can hold"):
         load(llama)
+
+
+def test_a_dtype_of_eight_bits_in_the_config_says_nothing_of_the_count(llama: Path) -> None:
+    """Some checkpoints in FP8 name it, and torch makes no tensors of it by default."""
+    change_config(llama, dtype="float8_e4m3fn")
+    config = EngineConfig(model=str(llama), device="cpu")
+    check_weight_count(config, AutoConfig.from_pretrained(llama))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
