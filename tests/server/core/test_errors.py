@@ -65,6 +65,7 @@ TABLE: dict[type[Exception], tuple[int, str]] = {
     engine_errors.UnsupportedModelError: (500, "internal_error"),
     engine_errors.ModelMemoryError: (500, "internal_error"),
     engine_errors.DeviceFailedError: (500, "internal_error"),  # it ends the engine process: no request meets it
+    engine_errors.RemotePrefillError: (500, "internal_error"),  # the prompt is computed here: no request meets it
     TwostepError: (500, "internal_error"),
     ApiError: (500, "internal_error"),
     ZeroDivisionError: (500, "internal_error"),
