@@ -91,7 +91,9 @@ class FusedAttention(nn.Module):
         self.q_norm: FusedRMSNorm | None
         self.k_norm: FusedRMSNorm | None
         self.q_norm, self.k_norm = (None, None) if norms is None else norms
-        self.call = call
+        sinks = call.params.sinks  # of a mapped file, which nothing but a module's parameters may hold
+        params = call.params if sinks is None else call.params._replace(sinks=sinks.clone())
+        self.call = call._replace(params=params)
         _, self.num_heads, self.head_size = call.query.shape
         self.num_kv_heads = call.key.shape[1]
         self.leaves_sum = False

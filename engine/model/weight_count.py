@@ -25,9 +25,9 @@ _MAX_QUANTIZED_PER_BYTE = 8
 
 def check_weight_count(config: EngineConfig, hf_config: PreTrainedConfig) -> None:
     """Raises ModelError if config.json of a directory describes more weights than its files can hold. Other
-    checkpoints, and models of a checkpoint's own code, pass."""
+    checkpoints, those without files, and models of a checkpoint's own code, pass."""
     num_bytes = bytes_of_weights(config.model)
-    if num_bytes is None or type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if not num_bytes or type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return
     with torch.device("meta"):
         settings = {

@@ -15,7 +15,7 @@ from engine.weights.packing_policy import packing_for
 from tests.engine.tiny_models import ARCHITECTURES, make_config
 
 EXPERT_MODELS = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "olmoe", "llama4"]
-HYBRIDS_WITH_EXPERTS = ["granite4", "jamba"]  # in some of their layers
+HYBRIDS_WITH_EXPERTS = ["granite4", "jamba", "kimi_linear"]  # in some of their layers
 IDS = torch.arange(1, 19).view(2, 9) * 7 % 190
 
 
