@@ -92,10 +92,12 @@ class AsyncEngine:
         self._info: EngineInfo | None = None
         self._last_stats: StepStats | None = None
         self._failure: TwostepError | None = None
-        self._watchdog = Watchdog(max_silence_s, self._has_work, self._on_hang)
+        self._watchdog = Watchdog(
+            max_silence_s, lambda: self._supervisor.is_up and self._registry.has_work, self._on_hang
+        )
         self._supervisor = Supervisor(config, command, RestartPolicy(max_restarts), self, keeps_spare)
-        self._registry = RequestRegistry(self._supervisor.send)
-        self._remote = RemotePrefills(prefill_servers, self._supervisor, self._observer, self._release)
+        self._registry = RequestRegistry(self._supervisor.send, self._watchdog.begin)
+        self._remote = RemotePrefills(prefill_servers, self._supervisor, self._observer, self._registry.release)
         self._aborts = Aborts(self._supervisor.send)
         self._inspector = RequestInspector(self._supervisor)
         self.adapters = AdapterRegistry(self._supervisor)
@@ -211,24 +213,11 @@ class AsyncEngine:
         engine_id = f"{request.group_id or request.request_id}/{next(self._numbers)}"
         live = LiveRequest(request, engine_id, self._table, place)
         live.timeouts = _timeouts(request, live, self._admission.queue_limit_s(request.max_queue_s), self._expire)
-        if not self._has_work():
-            self._watchdog.reset()
         self._remote.hold(live, self.info)
         self._registry.add(live)
         self._watchdog.watch()
         self._report_pause()
         return live
-
-    def _has_work(self) -> bool:
-        """Whether there is an engine, and a request that does not wait for another server."""
-        return self._supervisor.is_up and any(not live.is_held for live in self._registry)
-
-    def _release(self, live: LiveRequest) -> None:
-        """Give the engine a request that waited for another server."""
-        if all(other.is_held for other in self._registry if other is not live):
-            self._watchdog.reset()
-        self._registry.release(live)
-        self._watchdog.watch()
 
     def _expire(self, live: LiveRequest, end: Callable[[], None]) -> None:
         """End a request that reached one of its limits, at once, even if the caller never reads the last output."""

@@ -14,8 +14,10 @@ NO_DEATH = Death()
 class RequestRegistry:
     """All live requests in order of arrival. They wait here while no engine process is up, or a suspect is on trial."""
 
-    def __init__(self, send: Callable[[AddRequest], None]) -> None:
+    def __init__(self, send: Callable[[AddRequest], None], on_work: Callable[[], None]) -> None:
+        """`on_work` is called when there is a request for the engine after there was none."""
         self._send = send
+        self._on_work = on_work
         self._live: dict[str, LiveRequest] = {}  # by the engine's id
         self._suspects = PoisonRequests()
         self._is_up = False
@@ -40,11 +42,18 @@ class RequestRegistry:
 
     def add(self, live: LiveRequest) -> None:
         self._live[live.engine_id] = live
-        self._hand_over(live)
+        self.release(live)
 
     def release(self, live: LiveRequest) -> None:
-        """Send a request that was held."""
+        """Send a request unless it is held, as it was."""
+        if not live.is_held and all(other.is_held for other in self if other is not live):
+            self._on_work()
         self._hand_over(live)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a request for the engine: one that is not held."""
+        return any(not live.is_held for live in self)
 
     def remove(self, live: LiveRequest) -> bool:
         """Remove a request that ended; False if it was removed before."""

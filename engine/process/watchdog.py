@@ -34,6 +34,11 @@ class Watchdog:
         """End the silence. Call when the engine sent something, and when it begins to have work."""
         self._reset_at_s = time.monotonic()
 
+    def begin(self) -> None:
+        """Start to check anew. Call when there is work after there was none."""
+        self.reset()
+        self.watch()
+
     def watch(self) -> None:
         """Start to check. Call when there is work. Idempotent."""
         if self._timer is None:

@@ -187,7 +187,7 @@ def speculating(case: Case, name: str, mine: list[int]) -> list[Any]:
     updates = list(engine.step().updates)
     add(engine, "other", prompt(3, 9) * 4, max_tokens=30, adapter=digests[OTHER])
     updates += run_to_end(engine)["mine"]
-    assert any(len(update.token_ids) > 1 for update in updates) == (not case.model.states)
+    assert any(len(update.token_ids) > 1 for update in updates)
     return answer(updates)
 
 

@@ -46,6 +46,7 @@ MEASURED: dict[str, tuple[float, float, float]] = {  # by architecture, in the o
     "qwen3_5": (0.068, 0.093, 0.6),
     "granite4": (0.04, 0.036, 0.24),
     "jamba": (0.058, 0.061, 0.32),
+    "kimi_linear": (0.092, 0.16, 0.55),
     "wide": (0.013, 0.033, 0.28),
 }
 

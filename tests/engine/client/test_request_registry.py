@@ -19,7 +19,7 @@ class SpiedRegistry:
 
     def __init__(self, *names: str) -> None:
         self._sent: list[AddRequest] = []
-        self.registry = RequestRegistry(self._sent.append)
+        self.registry = RequestRegistry(self._sent.append, lambda: None)
         self.live = {name: self._request(name) for name in names}
         self.registry.engine_is_up()
         for live in self.live.values():
@@ -140,7 +140,7 @@ def test_one_that_cannot_be_sent_fails_alone() -> None:
     def refuse(message: AddRequest) -> None:
         raise UnicodeEncodeError("utf-8", "x", 0, 1, "surrogates not allowed")
 
-    registry = RequestRegistry(refuse)
+    registry = RequestRegistry(refuse, lambda: None)
     registry.engine_is_up()
     live = spy.live["a"]
     live.is_known_to_engine = False
