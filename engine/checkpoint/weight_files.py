@@ -41,7 +41,8 @@ def check_weights(model: str) -> None:
     for path in files:
         if _is_pointer(path):
             raise ModelError(f"{path} is a pointer of Git LFS, not the weights: run git lfs pull in its directory.")
-    _check_layers(model, read_config(folder), files)
+    if (folder / "config.json").is_file():
+        _check_layers(model, read_config(folder), files)
 
 
 def _check_layers(model: str, config: dict[str, Any], files: list[Path]) -> None:

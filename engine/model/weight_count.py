@@ -29,12 +29,10 @@ def check_weight_count(config: EngineConfig, hf_config: PreTrainedConfig) -> Non
     num_bytes = bytes_of_weights(config.model)
     if not num_bytes or type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return
+    counted = copy.deepcopy(hf_config)
+    counted.dtype = None  # config.json may name one of 8 bits, which torch makes nothing of by default
     with torch.device("meta"):
-        settings = {
-            "attn_implementation": ATTENTION_NAME,
-            "dtype": torch.bfloat16,
-        }  # config.json may name one of 8 bits
-        module = AutoModelForCausalLM.from_config(copy.deepcopy(hf_config), **settings)
+        module = AutoModelForCausalLM.from_config(counted, attn_implementation=ATTENTION_NAME)
     count = sum(parameter.numel() for parameter in module.parameters())
     is_plain = scheme_of(read_config(folder_of(config.model))) is None
     if count > num_bytes * (_MAX_PER_BYTE if is_plain else _MAX_QUANTIZED_PER_BYTE):

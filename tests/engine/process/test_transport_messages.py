@@ -19,12 +19,14 @@ from engine.core.messages import (
     DropPrefixes,
     EngineFailure,
     EngineReady,
+    FindPrefix,
     FirstTokenInfo,
     FromEngine,
     Heartbeat,
     Inspect,
     Inspection,
     LoadAdapter,
+    PrefixFound,
     RequestRefused,
     RequestsScheduled,
     RequestState,
@@ -72,6 +74,7 @@ updates = st.builds(
     st.none() | numbers,
     numbers,
     st.binary(max_size=4),
+    numbers,
     st.none() | texts,
 )
 stats = st.builds(
@@ -101,6 +104,7 @@ to_engine: dict[type, st.SearchStrategy[ToEngine]] = {
     DropPrefixes: st.builds(DropPrefixes, texts, st.none() | texts),
     LoadAdapter: st.builds(LoadAdapter, texts),
     UnloadAdapter: st.builds(UnloadAdapter, texts),
+    FindPrefix: st.builds(FindPrefix, numbers, ids, texts, texts),
     Shutdown: st.just(Shutdown()),
 }
 from_engine: dict[type, st.SearchStrategy[FromEngine]] = {
@@ -113,6 +117,7 @@ from_engine: dict[type, st.SearchStrategy[FromEngine]] = {
     Inspection: st.builds(
         Inspection, st.lists(states, max_size=2), st.dictionaries(texts, st.lists(cached, max_size=2), max_size=2)
     ),
+    PrefixFound: st.builds(PrefixFound, numbers, numbers, numbers),
     EngineFailure: st.builds(EngineFailure, texts, texts, texts),
 }
 
