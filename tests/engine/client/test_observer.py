@@ -32,4 +32,4 @@ def test_streams_are_whole_though_every_number_raises(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.ERROR):
         asyncio.run(check())
     told = {name for name in METHODS if f"{name} is broken" in caplog.text}
-    assert told == set(METHODS) - {"on_restart"}
+    assert told == set(METHODS) - {"on_restart", "on_remote_prefill", "on_lost_tokens"}  # nothing of these happened
