@@ -40,5 +40,5 @@ def _is_finite(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
         return True
     # Adding up is faster than looking at each, though it copies bfloat16; finite numbers may add up to infinity.
-    pieces = tensor.flatten().split(_PIECE)
+    pieces = torch.split(tensor.flatten(), _PIECE)
     return all(bool(piece.sum(dtype=torch.float32).isfinite()) or bool(piece.isfinite().all()) for piece in pieces)

@@ -39,7 +39,7 @@ class HttpPrefillServers:
         """`transport` takes the place of the network in tests."""
         self.min_tokens = min_tokens
         self._timeout_s = timeout_s
-        headers = {"Authorization": f"Bearer {api_key}".encode()} if api_key else {}
+        headers = {b"Authorization": f"Bearer {api_key}".encode()} if api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._http = httpx.AsyncClient(
             headers=headers,
