@@ -54,6 +54,6 @@ def _numbers_of(config: Any, depth: int = 0) -> Iterator[tuple[str, float]]:
     if depth > _MAX_DEPTH or not isinstance(config, Mapping):
         return
     for name, value in config.items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(name, str) and isinstance(value, int | float) and not isinstance(value, bool):
             yield name, value
         yield from _numbers_of(value, depth + 1)

@@ -39,6 +39,7 @@ POSSIBLE: list[dict[str, Any]] = [
     {"time_step_limit": [0.0, float("inf")], "a": float("nan"), "b": 1e308, "c": True, "d": None, "e": "x"},
     {"rope_scaling": {"factor": 32.0, "original_max_position_embeddings": 8192}},
     {"model_max_length": int(1e30)},
+    {"sizes": {1225: 128, 4900: 2**63}},
 ]
 
 
