@@ -15,7 +15,7 @@ from tests.engine.model.fused_models import LAYERS, PARTS, constants, fuse, mode
 
 pytestmark = pytest.mark.usefixtures("one_thread", "ops")
 
-MIXTURES = ["mixtral", "qwen3_moe"]
+MIXTURES = ["mixtral", "qwen3_moe", "gpt_oss"]
 WHOLLY_FUSED = [*(name for name, parts in PARTS.items() if len(parts) == 4), *MIXTURES]
 
 
