@@ -7,7 +7,6 @@ and a damaged file is a shorter match. What another server announced for a reque
 computed elsewhere so that no step here has to.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,7 +68,7 @@ class TieredKVAllocator(KVAllocator):
         self._load_of: dict[str, _Load] = {}  # by the request that waits for it: several may for one
         self._load_of_hash: dict[bytes, _Load] = {}
         self._to_store: dict[int, BlockTransfer] = {}  # by block, oldest first
-        self._storing: Counter[bytes] = Counter()  # hashes of the blocks that are being written
+        self._storing: set[bytes] = set()  # hashes of the blocks that are being written
         self._found = set(cache.found)  # which an earlier engine may not have stored
         self._max_storing = max(1, num_blocks // _SHARE_STORING)
 
@@ -113,18 +112,18 @@ class TieredKVAllocator(KVAllocator):
     def take_transfers(self) -> tuple[BlockTransfer, ...]:
         loads, self._to_load = self._to_load, []
         stores = []
-        while self._to_store and self._storing.total() < self._max_storing:
+        while self._to_store and len(self._storing) < self._max_storing:
             transfer = self._to_store.pop(next(iter(self._to_store)))
             if self._hashed.hash_of(transfer.block_id) == transfer.block_hash:  # else it was taken for other tokens
                 self._pool.try_allocate(0, [transfer.block_id])
-                self._storing[transfer.block_hash] += 1
+                self._storing.add(transfer.block_hash)
                 stores.append(transfer)
         return (*loads, *stores)
 
     def end_transfers(self, ended: Sequence[EndedTransfer]) -> None:
         for each in ended:
             if each.transfer.direction is Direction.STORE:
-                self._storing -= Counter([each.transfer.block_hash])  # which keeps no zeros
+                self._storing.discard(each.transfer.block_hash)
                 self._pool.release([each.transfer.block_id])
             else:
                 self._end_load(each)
@@ -221,7 +220,8 @@ class TieredKVAllocator(KVAllocator):
 
     def _on_new_block(self, request: Request, index: int) -> None:
         block_hash = request.block_hashes[index]
-        if not request.steering.stays_in_memory and not self._stored.num_stored([block_hash]):
+        is_there = block_hash in self._storing or self._stored.num_stored([block_hash])
+        if not request.steering.stays_in_memory and not is_there:
             block_id = request.block_table[index]
             self._to_store.pop(block_id, None)  # of other tokens: the newest goes last
             self._to_store[block_id] = self._transfer(Direction.STORE, request, index, block_id)

@@ -65,6 +65,19 @@ def test_what_cannot_be_stored_is_not_waited_for(broken: int, num_stored: int) -
     assert only(run_to_end(engine)["a"]).num_stored_tokens == num_stored
 
 
+def test_what_is_being_stored_for_another_is_not_stored_twice() -> None:
+    engine, store, _ = engine_with_store()
+    store.is_held_up = True
+    hand_over(engine)
+    while len(store.under_way) < 3:
+        engine.step()
+    hand_over(engine, "b")
+    for _ in range(8):
+        assert list(engine.step().updates) == [] and len(store.under_way) == 3
+    store.is_held_up = False
+    assert [only(updates).num_stored_tokens for updates in run_to_end(engine).values()] == [12, 12]
+
+
 def test_without_a_store_nothing_is_waited_for() -> None:
     engine = fake_engine()
     hand_over(engine)
