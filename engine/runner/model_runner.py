@@ -99,7 +99,9 @@ class ModelRunner:
         logits, _ = self._forward(batch, None)
         sampled = self._sampler.sample(logits, [row for request in batch.requests for row in rows_of(request)])
         rows = _consecutive([len(request.token_ids) for request in batch.requests])
-        if batch.num_drafts:
+        if (
+            batch.num_drafts and batch.requests[0].state_slot is not None
+        ):  # all requests of a model have states, or none
             self._run_model.settle([_num_verified(*each, sampled) for each in zip(batch.requests, rows, strict=True)])
         return StepOutput(tuple(self._outputs_of(batch.requests, rows, logits, sampled)))
 
