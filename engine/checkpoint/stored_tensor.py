@@ -79,6 +79,11 @@ class StoredTensor(Tensor):
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
+    @property
+    def parts(self) -> Iterator[Tensor]:
+        """Yields the tensors that the content consists of."""
+        return (part for piece in self.pieces for part in piece.parts)
+
     def expanded(self) -> Tensor:
         """Returns the dense tensor."""
         columns = self.rows_shape[-1]

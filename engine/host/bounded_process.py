@@ -1,6 +1,7 @@
 """Child processes that do one job of untrusted content, with hard limits on their time and memory."""
 
 import asyncio
+import math
 import os
 import resource
 import sys
@@ -35,6 +36,6 @@ async def run_bounded(command: Sequence[str], job: bytes, timeout_s: float) -> b
 def limit_this_process(max_bytes: int, max_cpu_s: int) -> None:
     """Bounds the address space, and the CPU time from now on: beyond either this process fails or is killed."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    cpu_s = int(used.ru_utime + used.ru_stime) + max_cpu_s
+    cpu_s = math.ceil(used.ru_utime + used.ru_stime) + max_cpu_s
     resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))

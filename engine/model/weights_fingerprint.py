@@ -5,9 +5,7 @@ It is no defence against somebody who makes weights with the same fingerprint on
 """
 
 import hashlib
-from collections.abc import Iterator
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.checkpoint.stored_tensor import StoredTensor
@@ -19,14 +17,6 @@ def weights_fingerprint(module: PreTrainedModel) -> str:
     digest = hashlib.sha256(module.config.to_json_string().encode())
     for name, tensor in module.state_dict().items():
         digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
-        for part in _stored(tensor):
+        for part in tensor.parts if isinstance(tensor, StoredTensor) else (tensor,):
             add_content(digest, part)
     return digest.hexdigest()[:32]
-
-
-def _stored(tensor: Tensor) -> Iterator[Tensor]:
-    """Yields the tensors that the content consists of."""
-    if isinstance(tensor, StoredTensor):
-        yield from (part for piece in tensor.pieces for part in piece.parts)
-    else:
-        yield tensor
