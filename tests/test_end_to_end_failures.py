@@ -52,7 +52,7 @@ def test_answers_do_not_depend_on_the_engines_deaths(tmp_path: Path) -> None:
         ready = f"{server.url}/ready"
         assert eventually(lambda: httpx.get(ready).json() == {"status": "ok"})  # after the second restart
         assert server.stop() == 0
-    assert (tmp_path / "trace").read_text().startswith('{"end_s":')
+    assert (tmp_path / "trace").read_text().startswith('{"end_unix_s":')
 
 
 def becomes(server: ServerProcess, name: str, condition: Callable[[float], bool]) -> bool:
