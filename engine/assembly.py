@@ -60,10 +60,10 @@ def load_engine(config: EngineConfig, marker: Marker | None = None, kv_memory_fd
     from engine.ranks.leading import load_on_ranks
 
     runner, info, end_ranks = load_on_ranks(config, kv_memory_fd)
-    if config.kv_store is not None:
-        info = msgspec.structs.replace(info, kv_fingerprint=kv_fingerprint(config, info, runner.cache))
     tracer = open_tracer(config.trace)
     store = open_store(config, info, runner.cache)
+    if store is not None:
+        info = msgspec.structs.replace(info, kv_fingerprint=kv_fingerprint(config, info, runner.cache))
     records = open_records(config, info, runner.cache)
     grammars = load_grammars(config, info)
     return assemble(

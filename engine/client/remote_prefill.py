@@ -61,7 +61,8 @@ class RemotePrefills:
     def hold(self, live: LiveRequest, info: EngineInfo) -> None:
         """Hold a request that was admitted if it is worth it."""
         request = live.request
-        if len(request.prompt_token_ids) + len(request.given_token_ids) < self._servers.min_tokens:
+        num_tokens = len(request.prompt_token_ids) + len(request.given_token_ids)
+        if num_tokens < self._servers.min_tokens or not info.kv_fingerprint:
             return
         token_ids = _prefix_of(request, info.block_size)
         if len(token_ids) < max(self._servers.min_tokens, 2):
@@ -139,8 +140,8 @@ class RemotePrefills:
         if not self._supervisor.is_up:
             return PrefixFound(number)
         answer = self._questions[number] = asyncio.get_running_loop().create_future()
-        self._supervisor.send(FindPrefix(number, token_ids, request.cache_salt, request.adapter))
         try:
+            self._supervisor.send(FindPrefix(number, token_ids, request.cache_salt, request.adapter))
             found: PrefixFound = await answer
             return found
         finally:

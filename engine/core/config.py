@@ -253,7 +253,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     has_head: bool = False
     """Whether the draft model is a head: the checkpoint's for MTP, or one for EAGLE-3."""
     kv_fingerprint: str = ""
-    """Hash of all that the KV of a token depends on beside the tokens, where there is a KV store."""
+    """Hash of all that the KV of a token depends on beside the tokens; empty without a KV store that can be used."""
     hidden_fingerprint: str = ""
     """Hash of what hidden states that are kept for a head depend on beside the model."""
     ceilings: Ceilings

@@ -56,6 +56,7 @@ def info_of(config: EngineConfig) -> EngineInfo:
         hidden_size=8,
         max_model_len=config.max_model_len or 4096,
         block_size=config.block_size,
+        kv_fingerprint="" if config.model == "without a store" else "f",
         num_blocks=config.num_blocks or 1000,
         eos_token_ids=(0,),
         weights_fingerprint="0123",

@@ -143,6 +143,13 @@ async def test_what_is_not_worth_it_is_computed_here(prompt: dict[str, Any]) -> 
 
 
 @in_a_loop
+async def test_an_engine_whose_store_cannot_be_used_asks_nobody() -> None:
+    servers = FakeServers()
+    async with running("without a store", prefill_servers=servers) as engine:
+        assert len(await collect(engine, long_request())) == 5 and servers.asked == []
+
+
+@in_a_loop
 async def test_a_prompt_that_stays_in_memory_is_not_handed_over() -> None:
     servers = FakeServers()
     async with engine_with(servers) as engine:
