@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from starlette.datastructures import Headers
 from starlette.routing import Route
@@ -12,6 +12,7 @@ from engine.core.errors import OverloadedError
 from server.core.errors import ERROR_TABLE
 from server.core.promises import asked_in
 from server.core.request_record import RequestRecord, record_of
+from server.core.timings import PhaseReport
 from server.metrics.metrics import Metrics
 from server.runtime.lifecycle import Lifecycle
 
@@ -71,28 +72,29 @@ def report_request(scope: Scope, metrics: Metrics) -> None:
         metrics.on_rejection(record.error_code)
     if record.broken_by is not None:
         metrics.on_broken_stream(record.broken_by)
+    report = None if record.report is None else record.report()
+    timings = None if report is None else report.body()  # which sorts all gaps: once
     if record.key.name and method == "POST":
-        counts = None if record.report is None else record.report().counts
-        metrics.on_key_request(record.key.name, counts, record.error_code)
-    if record.report is not None:
+        metrics.on_key_request(record.key.name, None if report is None else report.counts, record.error_code)
+    if timings is not None:
         answer = {"id": record.request_id, "model": record.model, "status": record.status, "finish": _finish(record)}
-        metrics.on_answer(record.key.name, record.arrival_s, answer | {"timings": record.report().body()})
-    for promise, outcome in _promises(scope, elapsed_s):
+        metrics.on_answer(record.key.name, record.arrival_s, answer | {"timings": timings})
+    for promise, outcome in _promises(scope, report, elapsed_s):
         metrics.on_promise(promise, outcome)
     level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
     if logger.isEnabledFor(level):
-        line, fields = (method, _path(scope), record.status, round(elapsed_s * 1e3, 3)), _fields(scope)
+        line, fields = (method, _path(scope), record.status, round(elapsed_s * 1e3, 3)), _fields(scope, timings)
         notes = " ".join(f"{name}={value}" for name, value in fields.items())
         http = dict(zip(("method", "path", "status", "duration_ms"), line, strict=True))
         logger.log(level, "%s %s %d %.1fms %s", *line, notes, extra={"fields": http | fields})
 
 
-def _promises(scope: Scope, elapsed_s: float) -> Iterator[tuple[str, str]]:
+def _promises(scope: Scope, report: PhaseReport | None, elapsed_s: float) -> Iterator[tuple[str, str]]:
     """Yields each promise that the request asked for, with what became of it."""
     record = record_of(scope)
     promises = record.promises
-    if record.report is not None:
-        yield from promises.outcomes(record.report())
+    if report is not None:
+        yield from promises.outcomes(report)
     elif record.error_code == _SHED:
         yield from ((name, "refused") for name in asked_in(Headers(scope=scope)))  # often before they were read
     elif promises.ttft_s is not None and elapsed_s > promises.ttft_s:  # it ended without a token, however it did
@@ -115,7 +117,7 @@ def _finish(record: RequestRecord) -> str | None:
     return ",".join(dict.fromkeys(record.finish_reasons.values())) or None
 
 
-def _fields(scope: Scope) -> dict[str, str | float | int | None]:
+def _fields(scope: Scope, timings: Mapping[str, float | int | None] | None) -> dict[str, str | float | int | None]:
     """Returns what the log says of a request beside its line: those that are known."""
     record = record_of(scope)
     fields: dict[str, str | float | int | None] = {
@@ -127,9 +129,8 @@ def _fields(scope: Scope) -> dict[str, str | float | int | None]:
         "client": "left" if record.client_left else None,
         "finish": _finish(record),
     }
-    if record.report is not None:
-        body = record.report().body()
-        fields |= {name: body.get(name) for name in (*_LOGGED, *_LOGGED_AT_THE_END)}
-        if body["itl_ms"] is None:
+    if timings is not None:
+        fields |= {name: timings.get(name) for name in (*_LOGGED, *_LOGGED_AT_THE_END)}
+        if timings["itl_ms"] is None:
             fields |= dict.fromkeys(_LOGGED_AT_THE_END)
     return {name: value for name, value in fields.items() if value is not None}
