@@ -9,6 +9,7 @@ from typing import cast
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from engine.core.outputs import RequestOutput
 from server.auth.api_keys import NOBODY, ApiKey
 from server.core.anthropic_errors import is_anthropic
 from server.core.promises import NO_PROMISES, Promises
@@ -43,6 +44,11 @@ class RequestRecord:
     report: Callable[[], PhaseReport] | None = None
     """Returns the tokens and times so far; None before the first token. A stream that was cut off has no times after
     its first token, but its tokens are counted."""
+
+    def note_end(self, sequence: int, output: RequestOutput) -> None:
+        """Keeps how one sequence ended, if this is its last output."""
+        if output.finish_reason is not None:
+            self.finish_reasons[sequence] = output.finish_reason.value
 
 
 def note_arrival(scope: Scope) -> None:

@@ -36,8 +36,7 @@ class UsageCounter:
         if output.timings is not None:
             self._timings[generation] = output.timings
             self._record.report = self._report
-        if output.finish_reason is not None:
-            self._record.finish_reasons[generation] = output.finish_reason.value
+        self._record.note_end(generation, output)
 
     def usage(self) -> dict[str, Any]:
         counts, details = self._counts(), self._completion_details()

@@ -34,7 +34,10 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     generations = await arrival.within_deadline(plan_embeddings(body, backend, arrival))
     size, share = backend.admission_size, arrival.share
     outputs = await embed(backend.engine, generations, size.max_live(share), size.max_tokens(share))
-    record_of(request.scope).report = lambda: report(outputs)
+    record = record_of(request.scope)
+    record.report = lambda: report(outputs)
+    for index, output in enumerate(outputs):
+        record.note_end(index, output)
     answer = await body_of(body, arrival.model, outputs)
     headers = complete_headers(answer["timings"])
     return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")

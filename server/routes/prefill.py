@@ -43,6 +43,7 @@ async def prefill(body: PrefillRequest, request: Request) -> Response:
         raise BadRequestError(f"What the decode server's engine computes differs: {message}.", "kv_fingerprint")
     async with aclosing(generate_all(context.backend.engine, [generation])) as outputs:
         [output] = [output async for _, output in outputs]
+    record.note_end(0, output)
     context.metrics.on_handed_over(output.num_stored_tokens)
     record.report = lambda: _report(output)
     timings = _report(output).body()

@@ -143,6 +143,14 @@ def test_a_server_tells_of_ended_requests_with_their_timings() -> None:
         assert server.client.get("/stats/timeline?after=-1").status_code == 400
 
 
+def test_what_has_no_tokens_of_its_own_is_not_told_as_if_its_client_had_left() -> None:
+    with live_server() as server:
+        assert server.post_json("/v1/embeddings", {"input": ["Hi", "Ho"]}).status_code == 200
+        server.wait_until_idle()
+        (request,) = told_of(server)["requests"]
+        assert request["finish"] == "length"
+
+
 def test_an_api_key_is_told_of_its_own_requests_alone() -> None:
     with live_server(api_key=["mine", "theirs"]) as server:
         server.complete("Hi", headers={"Authorization": "Bearer theirs"})

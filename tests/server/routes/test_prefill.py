@@ -34,7 +34,14 @@ def test_it_computes_a_prompt_for_whom_it_is_told(prefill: LiveServer) -> None:
     assert dataclasses.asdict(request) | whose == dataclasses.asdict(request)
     assert (request.prompt_token_ids, request.params.max_tokens, request.until_stored) == ([5, 6, 7], 0, True)
     assert (request.max_queue_s, request.deadline_s, request.adapter) == (1.5, 9.0, "d")
+    assert told_of_requests(prefill)[-1]["finish"] == "length"
     assert request.num_announced_tokens == 2, "one token at least is computed"
+
+
+def told_of_requests(server: LiveServer) -> list[dict[str, Any]]:
+    server.wait_until_idle()
+    requests: list[dict[str, Any]] = server.client.get("/stats/timeline").json()["requests"]
+    return requests
 
 
 @pytest.mark.parametrize("path", GENERATING)
