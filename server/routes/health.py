@@ -54,7 +54,7 @@ async def ready(request: Request) -> Status:
     return Status()
 
 
-@router.get("/load", responses=error_responses(401, 503))
+@router.get("/load", responses=error_responses(503))
 async def load(request: Request) -> Load:
     """Load of the server and its engine, for load balancers."""
     engine = context_of(request).backend.engine

@@ -58,6 +58,9 @@ class TestServer:
         assert keyed.complete("Hi").status_code == 401
         assert keyed.complete("Hi", {"Authorization": f"Bearer {HASHES['bob']}"}).status_code == 401
 
+    def test_load_balancers_need_none(self, keyed: LiveServer) -> None:
+        assert "waiting_tokens" in keyed.client.get("/load").json()
+
     def test_the_engine_gets_the_tenant_and_prefixes_are_apart(self, keyed: LiveServer) -> None:
         assert requests_of(keyed, cache_salt="s") == [("alice", 2.0, "alice\0s"), ("bob", 1.0, "bob\0s")]
 
