@@ -1,18 +1,22 @@
 """The application's front: speaks HTTP, has the request router choose replicas, and sees streams through."""
 
+import contextlib
 import hashlib
 import json
+import secrets
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
 from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deploy.ray.replica import Call, Head
+from deploy.ray.roles import PREFILL_PATH
 from server.routing.continuation import (
     PATHS,
     Events,
@@ -22,13 +26,15 @@ from server.routing.continuation import (
     error_event,
 )
 from server.routing.merged_metrics import merged_metrics
-from server.routing.prompt_digests import routed_prompt
+from server.routing.policy import RoutedPrompt
+from server.routing.prompt_digests import routed_prompt, routed_tokens
 
 MAX_MOVES = 5
 """How often a request is sent elsewhere without a token in between: it may be what its replicas die of."""
 _HOP_BY_HOP = frozenset({"host", "connection", "content-length", "transfer-encoding", "keep-alive", "upgrade", "te"})
 _RAYS = frozenset({"date", "server", "x-request-id"})  # headers that its proxy adds itself
 _LOST = "The replica that had this request is gone, and no other could take it over; try again."
+_GONE = (RayError, RayServeException)  # a replica, or all of a deployment's
 _FOR_ALL = ("/metrics", "/reset_prefix_cache")
 
 Parts = AsyncGenerator[Head | bytes, None]
@@ -39,10 +45,20 @@ class Gateway:
     """Hands requests to replicas. Streams of choices go on when their replica dies; other requests are sent again as
     long as nothing of their answer was sent."""
 
-    def __init__(self, replicas: DeploymentHandle, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        replicas: DeploymentHandle,
+        max_body_bytes: int,
+        prefills: DeploymentHandle | None = None,
+        prefill_key: str = "",
+    ) -> None:
+        """`prefills` compute prompts for the replicas, which have `prefill_key`."""
         self._replicas = replicas
         self._streams = replicas.options(stream=True)
+        self._prefills = prefills
+        self._prefill_streams = None if prefills is None else prefills.options(stream=True)
         self._max_body_bytes = max_body_bytes
+        self._prefill_credentials = f"Bearer {prefill_key}".encode()
 
     async def __call__(self, request: Request) -> Response:
         body = await _body_of(request, self._max_body_bytes)
@@ -52,6 +68,10 @@ class Gateway:
         if call.route in _FOR_ALL or request.method == "DELETE":
             return await self._ask_all(call)
         parsed = _object(body)
+        if call.route == PREFILL_PATH and self._prefills is not None:
+            given = request.headers.get("authorization", "").encode("latin-1")
+            if not secrets.compare_digest(given, self._prefill_credentials):
+                return _refused(401, "invalid_api_key", "This path is for the application's own replicas.")
         if parsed.get("stream") is True and call.route in PATHS:
             return await _response(self._continued(call, parsed))
         return await _response(self._retried(call, parsed))
@@ -60,6 +80,9 @@ class Gateway:
         """Has every replica do it. The answer is that of the first one that could, or all their metrics."""
         answers = await self._replicas.broadcast("answer", call).results_async()
         if call.route == "/metrics":
+            if self._prefills is not None:
+                with contextlib.suppress(*_GONE):
+                    answers += await self._prefills.broadcast("answer", call).results_async()
             texts = {head.replica: body.decode() for head, body in answers if head.status == 200}
             return Response(merged_metrics(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
         head, body = min(answers, key=lambda answer: answer[0].status)
@@ -81,7 +104,7 @@ class Gateway:
                 if not has_begun:
                     yield head
                 return
-            except RayError:
+            except _GONE:
                 if has_begun and parsed.get("stream") is True:
                     yield error_event(call.route, _LOST)
                 if has_begun:
@@ -101,7 +124,7 @@ class Gateway:
                         has_begun, num_left = True, MAX_MOVES
                         yield part
                 return
-            except (RayError, ReplicaLostError):
+            except (*_GONE, ReplicaLostError):
                 continue
             except ForeignReplicaError:
                 break
@@ -134,19 +157,25 @@ class Gateway:
             raise ReplicaLostError
 
     async def _stream(self, call: Call, parsed: dict[str, Any], excluded: list[str]) -> Parts:
-        """Yields what one replica answers. One that fails is added to `excluded`. Raises RayError."""
+        """Yields what one replica answers. One that fails is added to `excluded`. Raises what is in `_GONE`."""
         replica = ""
-        prompt = routed_prompt(parsed, _caller(call))
-        parts = self._streams.forward.remote(call, prompt=prompt, excluded=tuple(excluded[-8:]))
+        streams, prompt = self._asked(call, parsed)
+        parts = streams.forward.remote(call, prompt=prompt, excluded=tuple(excluded[-8:]))
         try:
             async for part in parts:
                 replica = part.replica if isinstance(part, Head) else replica
                 yield part
-        except RayError:
+        except _GONE:
             excluded.append(replica)
             raise
         finally:
             parts.cancel()  # of no consequence once it has ended
+
+    def _asked(self, call: Call, parsed: dict[str, Any]) -> tuple[DeploymentHandle, RoutedPrompt]:
+        """Returns who is to answer, and what the request router is told of the prompt."""
+        if call.route == PREFILL_PATH and self._prefill_streams is not None:
+            return self._prefill_streams, routed_tokens(parsed)
+        return self._streams, routed_prompt(parsed, _caller(call))
 
 
 async def _response(parts: Parts) -> Response:

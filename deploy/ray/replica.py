@@ -4,13 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 from ray import serve
+
+from deploy.ray.roles import Role
 
 _LISTENS = "  listens "  # begins the line of the server's banner that has its address
 
@@ -44,12 +48,17 @@ class Replica:
     """Runs the server in a process of its own: the same program with the same flags as without Ray, with its limits,
     metrics and restarts of the engine. In the actor's process, event loop, signals and connections would be Ray's."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str], role: Role) -> None:
         """Starts the server, and waits until its model is loaded. Raises RuntimeError if it ends instead."""
         self._name = serve.get_replica_context().replica_id.unique_id
         child = [sys.executable, "-m", "deploy.ray.child", str(os.getpid())]
-        flags = ["--host", "127.0.0.1", "--port", "0"]
-        self._process = subprocess.Popen([*child, "serve", *arguments, *flags], stdout=subprocess.PIPE, text=True)
+        flags = [*role.flags, *self._key_flags(role), "--host", "127.0.0.1", "--port", "0"]
+        self._process = subprocess.Popen(
+            [*child, "serve", *arguments, *flags],
+            env={**os.environ, **role.environment},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         url = self._wait_for_address()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._client = httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(None, connect=10), limits=limits)
@@ -86,6 +95,15 @@ class Replica:
     def __del__(self) -> None:
         if hasattr(self, "_process") and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
+
+    def _key_flags(self, role: Role) -> list[str]:
+        """Writes the role's keys where only this user reads them, as long as this replica lives."""
+        if not role.keys_file:
+            return []
+        self._folder = tempfile.TemporaryDirectory(prefix="twostep-")
+        path = Path(self._folder.name) / "keys.yaml"
+        path.write_text(role.keys_file, encoding="utf-8")
+        return ["--api-keys-file", str(path)]
 
     def _wait_for_address(self) -> str:
         assert self._process.stdout is not None

@@ -1,8 +1,8 @@
 """What an application on Ray Serve can be told."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 
 class ClusterSettings(BaseModel):
@@ -13,6 +13,11 @@ class ClusterSettings(BaseModel):
     arguments: list[str] = Field([], description="Arguments of `twostep serve` on each replica: a model, and flags.")
     min_replicas: PositiveInt = 1
     max_replicas: PositiveInt = 4
+    min_prefill_replicas: PositiveInt = 1
+    max_prefill_replicas: NonNegativeInt = Field(
+        0, description="Replicas beside the others that compute long prompts for them; 0: all do all."
+    )
+    gateway_url: str = Field("http://127.0.0.1:8000", description="Where replicas find a gateway, to ask for prompts.")
     num_gateways: PositiveInt = 1
     num_cpus: float = Field(1, ge=0, description="CPUs that Ray keeps for each replica.")
     num_gpus: float = Field(0, ge=0)
@@ -28,3 +33,13 @@ class ClusterSettings(BaseModel):
     upscale_s: PositiveFloat = Field(10.0, description="Seconds that more replicas must be wanted for.")
     downscale_s: PositiveFloat = Field(120.0, description="Seconds that fewer replicas must be wanted for.")
     drain_s: PositiveFloat = Field(600.0, description="Seconds that a replica's streams have when it is taken away.")
+
+    @model_validator(mode="after")
+    def _what_prefill_needs(self) -> Self:
+        if not self.max_prefill_replicas:
+            return self
+        if self.max_prefill_replicas < self.min_prefill_replicas:
+            raise ValueError("max_prefill_replicas is less than min_prefill_replicas")
+        if not any(each.partition("=")[0] == "--kv-store" for each in self.arguments):
+            raise ValueError("prefill replicas need --kv-store DIR among the arguments: a directory that all share")
+        return self

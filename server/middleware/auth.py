@@ -12,7 +12,7 @@ from server.auth.key_ring import KeyRing
 from server.core.errors import AuthenticationError, error_response
 from server.core.request_record import record_of
 
-# Probes, scrapers and load balancers have no key, and what they read tells of no caller. The pages ask for one themselves.
+# Probes, scrapers and load balancers have no key, and what they read tells of no caller. The pages ask for one.
 KEYLESS_PATHS = frozenset({"/", "/docs", "/metrics", "/health", "/ready", "/load"})
 
 

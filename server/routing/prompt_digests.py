@@ -39,6 +39,15 @@ def routed_prompt(body: Mapping[str, Any], caller: str = "") -> RoutedPrompt:
     )
 
 
+def routed_tokens(body: Mapping[str, Any]) -> RoutedPrompt:
+    """Returns what a policy is to know of a request to compute tokens (`server.protocol.prefill`). Any body will do."""
+    token_ids, salt = body.get("token_ids"), json.dumps([body.get("cache_salt"), body.get("adapter")], default=repr)
+    try:
+        return prompt_of_tokens(token_ids if isinstance(token_ids, list) else (), salt)
+    except (TypeError, OverflowError):  # not all of them are numbers
+        return prompt_of_tokens((), salt)
+
+
 def prompt_of_tokens(token_ids: Sequence[int], salt: str) -> RoutedPrompt:
     """Returns what a policy is to know of a prompt whose tokens are known. `salt` tells apart prompts that share
     nothing."""

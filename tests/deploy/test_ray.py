@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 from starlette.requests import Request
 
 pytest.importorskip("ray", reason="pip install -e '.[ray]' brings Ray Serve")
@@ -19,15 +20,20 @@ pytestmark = pytest.mark.slow
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own, while it is imported
     from ray.exceptions import RayError
+    from ray.serve._private.common import DeploymentID
+    from ray.serve.exceptions import DeploymentUnavailableError
 
     from deploy.ray import app
     from deploy.ray.autoscaling import ByWaitingTokens
     from deploy.ray.gateway import MAX_MOVES, Gateway
     from deploy.ray.replica import Call, Head
     from deploy.ray.request_router import PolicyRequestRouter
+    from deploy.ray.roles import Role
     from deploy.ray.settings import ClusterSettings
 
+from server.auth.api_keys import digest_of, read_keys  # noqa: E402
 from server.routing.policies import new_policy  # noqa: E402
+from server.routing.prompt_digests import prompt_of_tokens  # noqa: E402
 
 HEAD = {"id": "cmpl-1", "created": 1, "model": "m", "system_fingerprint": "fp", "seed": 5}
 Replica = Callable[[Call], AsyncIterator[Head | bytes]]
@@ -56,9 +62,18 @@ class Handle:
         self.asked: list[dict[str, Any]] = []
         self.parts: list[Parts] = []
         self.forward = SimpleNamespace(remote=self._forward)
+        self.metrics: str | Exception = "# HELP a A.\n# TYPE a gauge\na 1\n"
 
     def options(self, stream: bool) -> "Handle":
         return self
+
+    def broadcast(self, method: str, call: Call) -> Any:
+        async def results() -> list[tuple[Head, bytes]]:
+            if isinstance(self.metrics, Exception):
+                raise self.metrics
+            return [(Head(f"replica-{id(self)}", 200, []), self.metrics.encode())]
+
+        return SimpleNamespace(results_async=results)
 
     def _forward(self, call: Call, **asked: Any) -> Parts:
         replica = self.replicas[min(len(self.calls), len(self.replicas) - 1)]
@@ -98,8 +113,15 @@ def dead(call: Call) -> AsyncIterator[Head | bytes]:
     return parts()
 
 
-def ask(handle: Handle, body: Any, path: str = "/v1/completions", max_bytes: int = 10_000) -> tuple[int, bytes]:
-    """Returns status and body of the gateway's answer."""
+def ask(
+    handle: Handle,
+    body: Any,
+    path: str = "/v1/completions",
+    max_bytes: int = 10_000,
+    prefills: Handle | None = None,
+    prefill_key: str = "",
+) -> tuple[int, bytes]:
+    """Returns status and body of the gateway's answer to a caller whose key is "key"."""
 
     async def run() -> tuple[int, bytes]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -109,7 +131,7 @@ def ask(handle: Handle, body: Any, path: str = "/v1/completions", max_bytes: int
 
         headers = [(b"authorization", b"Bearer key"), (b"host", b"x"), (b"content-length", b"1")]
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"a=b", "headers": headers}
-        response = await Gateway(handle, max_bytes)(Request(scope, receive))
+        response = await Gateway(handle, max_bytes, prefills, prefill_key)(Request(scope, receive))
         if not hasattr(response, "body_iterator"):
             return response.status_code, bytes(response.body)
         assert "date" not in response.headers
@@ -189,6 +211,63 @@ class TestGateway:
         handle = Handle(streaming(0, 0))
         assert ask(handle, b"x" * 101, max_bytes=100)[0] == 413
         assert not handle.calls
+
+
+class TestPrefillReplicas:
+    def test_replicas_have_them_compute_prompts(self) -> None:
+        handle, prefills = Handle(), Handle(dead, streaming(0, 5))
+        body = {"token_ids": list(range(64)), "cache_salt": "s"}
+        status, data = ask(handle, body, "/v1/prefill", prefills=prefills, prefill_key="key")
+        assert status == 200 and data.endswith(b"data: [DONE]\n\n")
+        assert not handle.calls and len(prefills.calls) == 2, "the first one died before it answered"
+        asked = prefills.asked[1]
+        assert asked["prompt"] == prompt_of_tokens(range(64), '["s", null]') and len(asked["prompt"].digests) == 1
+
+    @pytest.mark.parametrize("body", [{}, {"token_ids": 3}, {"token_ids": ["a"]}, {"token_ids": [2**70]}, b"no JSON"])
+    def test_what_is_no_prompt_they_refuse_themselves(self, body: Any) -> None:
+        prefills = Handle(streaming(0, 0, status=400))
+        assert ask(Handle(), body, "/v1/prefill", prefills=prefills, prefill_key="key")[0] == 400
+        assert prefills.asked[0]["prompt"].digests == []
+
+    def test_nobody_else_may_ask_them(self) -> None:
+        prefills = Handle(streaming(0, 5))
+        status, data = ask(Handle(), {"token_ids": [1]}, "/v1/prefill", prefills=prefills, prefill_key="another")
+        assert status == 401 and b"invalid_api_key" in data and not prefills.calls
+
+    @pytest.mark.parametrize("error", [RayError(), DeploymentUnavailableError(DeploymentID("Prefill"))])
+    def test_where_none_of_them_is_there_the_others_go_on(self, error: Exception) -> None:
+        def gone(call: Call) -> AsyncIterator[Head | bytes]:
+            async def parts() -> AsyncIterator[Head | bytes]:
+                raise error
+                yield b""
+
+            return parts()
+
+        handle, prefills = Handle(), Handle(gone)
+        status, _ = ask(handle, {"token_ids": [1]}, "/v1/prefill", prefills=prefills, prefill_key="key")
+        assert status == 503, "the decode server computes it then"
+        assert ask(handle, {}, "/metrics", prefills=prefills)[1].count(b"\na{") == 2
+        prefills.metrics = error
+        assert ask(handle, {}, "/metrics", prefills=prefills)[1].count(b"\na{") == 1
+
+    def test_without_them_the_path_is_the_replicas_to_refuse(self) -> None:
+        handle = Handle(streaming(0, 0, status=404))
+        assert ask(handle, {"token_ids": [1]}, "/v1/prefill")[0] == 404 and len(handle.calls) == 1
+
+    def test_they_need_a_store_that_all_share(self) -> None:
+        with pytest.raises(ValidationError, match="--kv-store"):
+            ClusterSettings(max_prefill_replicas=1)
+        with pytest.raises(ValidationError, match="less than"):
+            ClusterSettings(arguments=["--kv-store=/kv"], min_prefill_replicas=2, max_prefill_replicas=1)
+        for arguments in (["--kv-store", "/kv"], ["--kv-store=/kv"]):
+            assert app(ClusterSettings(arguments=arguments, max_prefill_replicas=2)) is not None
+
+    def test_their_key_is_no_flag_and_no_keys_of_the_application_will_do(self, tmp_path: Path) -> None:
+        role = Role.prefill("hidden")
+        (tmp_path / "keys").write_text(role.keys_file)
+        (key,) = read_keys(tmp_path / "keys")
+        assert key.digest == digest_of(b"hidden") and "hidden" not in (*role.flags, role.keys_file)
+        assert "hidden" not in Role.decode("http://gateway", "hidden").flags
 
 
 class TestRequestRouter:

@@ -3,10 +3,13 @@
     python -m tests.soak.replicas kills --streams 200 --kills 20
     python -m tests.soak.replicas routing
     python -m tests.soak.replicas scaling
+    python -m tests.soak.replicas roles --streams 20 --kills 5
 
 Starts a Ray of its own, with the embedded model; needs the extra `ray`. `kills` compares all tokens with an undisturbed
 run. `routing` puts the same load, of prompts that begin alike, on a random and on a prefix-aware routing. `scaling` has
-one replica become three under load, and one again behind it. The exit code is 0 if nothing was lost.
+one replica become three under load, and one again behind it. `roles` has prompts computed by replicas of their own,
+which are killed meanwhile, and compares all tokens with those of one that does both. The exit code is 0 if nothing was
+lost.
 """
 
 import argparse
@@ -16,8 +19,9 @@ import random
 import signal
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +36,7 @@ FLAGS = ["--max-waiting", "1000", "--max-queue-time", "3600", "--log-level", "wa
 
 
 @contextmanager
-def running_app(port: int, **settings: Any) -> Iterator[httpx.AsyncClient]:
+def running_app(port: int, flags: Sequence[str] = (), **settings: Any) -> Iterator[httpx.AsyncClient]:
     """Runs the application, ready, on a Ray of its own. Here all processes of a cluster share few cores: Ray's own
     checks of its proxy would take that for dead."""
     for what in ("HEALTH", "READY"):
@@ -46,7 +50,7 @@ def running_app(port: int, **settings: Any) -> Iterator[httpx.AsyncClient]:
     ray.init(num_cpus=8, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False)
     try:
         serve.start(http_options={"port": port})
-        serve.run(app(ClusterSettings(arguments=FLAGS, num_cpus=0.5, report_s=0.5, **settings)), name=NAME)
+        serve.run(app(ClusterSettings(arguments=[*FLAGS, *flags], num_cpus=0.5, report_s=0.5, **settings)), name=NAME)
         limits = httpx.Limits(max_connections=None)
         yield httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None, limits=limits)
     finally:
@@ -66,20 +70,20 @@ def pids_of(what: str) -> list[int]:
     return sorted(found)
 
 
-def replica_pids() -> list[int]:
-    return pids_of(f"ServeReplica:{NAME}:Replica")
+def replica_pids(deployment: str = "Replica") -> list[int]:
+    return pids_of(f"ServeReplica:{NAME}:{deployment}")
 
 
-def server_pids() -> list[int]:
+def server_pids(deployment: str = "Replica") -> list[int]:
     """Returns the processes of the replicas' servers."""
-    return [pid for replica in replica_pids() for pid in pids_of(f"deploy.ray.child {replica} ")]
+    return [pid for replica in replica_pids(deployment) for pid in pids_of(f"deploy.ray.child {replica} ")]
 
 
-async def kill_replicas(num_kills: int, mean_s: float, chance: random.Random) -> int:
+async def kill_replicas(num_kills: int, mean_s: float, chance: random.Random, deployment: str = "Replica") -> int:
     """Kills replicas at random moments: the actor's process, or only the server's. Returns how many are left: 0."""
     while num_kills:
         await asyncio.sleep(chance.expovariate(1 / mean_s))
-        if pids := (replica_pids(), server_pids())[num_kills % 3 == 0]:
+        if pids := (replica_pids, server_pids)[num_kills % 3 == 0](deployment):
             os.kill(chance.choice(pids), signal.SIGKILL)
             num_kills -= 1
     return num_kills
@@ -119,10 +123,7 @@ async def soak_routing(arguments: argparse.Namespace) -> list[str]:
 
             await asyncio.gather(*(turns(number) for number in range(24)))
             metrics = (await client.get("/metrics")).text
-        totals: dict[str, float] = {}
-        for family in text_string_to_metric_families(metrics):
-            for sample in family.samples:
-                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+        totals = totals_of(metrics)
         hit_rates[routing] = totals["twostep_prefix_cache_hits_total"] / totals["twostep_prefix_cache_queries_total"]
         ttfts[routing] = statistics.mean(each["timings"]["ttft_ms"] for each in found.values())
         texts[routing] = {key: each["choices"][0]["text"] for key, each in found.items()}
@@ -145,6 +146,35 @@ async def soak_scaling(arguments: argparse.Namespace) -> list[str]:
         return problems
 
 
+async def soak_roles(arguments: argparse.Namespace) -> list[str]:
+    bodies = [body_of(index, arguments.max_tokens) for index in range(arguments.streams)]
+    with running_app(arguments.port, max_replicas=1) as client:
+        answers: list[Answer] = await asyncio.gather(*(stream(client, body) for body in bodies))
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as store:
+        flags = ["--kv-store", store, "--prefill-min-tokens", "32"]
+        many = {"max_replicas": 1, "min_prefill_replicas": 2, "max_prefill_replicas": 2}
+        url = f"http://127.0.0.1:{arguments.port}"
+        with running_app(arguments.port, flags, gateway_url=url, **many) as client:
+            kills = kill_replicas(arguments.kills, arguments.mean_seconds, random.Random(0), "Prefill")
+            problems, num_streams, _ = await disturbed(client, bodies, answers, asyncio.create_task(kills))
+            totals = totals_of((await client.get("/metrics")).text)
+        asked = {result: totals.get(f"twostep_remote_prefills_total {result}", 0) for result in ("stored", "failed")}
+        print(f"{arguments.kills} kills: {num_streams} streams; prompts computed apart: {asked}", flush=True)
+        if not asked["stored"]:
+            problems.append("no prompt was computed apart")
+    return problems
+
+
+def totals_of(metrics: str) -> dict[str, float]:
+    """Returns each sample's sum over all replicas, by its name, and by its name and result where it has that label."""
+    totals: dict[str, float] = {}
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            for name in {sample.name, f"{sample.name} {sample.labels.get('result', '')}".strip()}:
+                totals[name] = totals.get(name, 0.0) + sample.value
+    return totals
+
+
 async def wait_for(is_wanted: Any) -> None:
     started_s = time.monotonic()
     while not is_wanted(num := len(replica_pids())):
@@ -154,14 +184,15 @@ async def wait_for(is_wanted: Any) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("what", choices=["kills", "routing", "scaling"])
+    parser.add_argument("what", choices=["kills", "routing", "scaling", "roles"])
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--max-tokens", type=int, default=200, help="of the longest stream")
     parser.add_argument("--mean-seconds", type=float, default=6.0, help="between two kills")
     parser.add_argument("--port", type=int, default=8123)
     arguments = parser.parse_args()
-    soak = {"kills": soak_kills, "routing": soak_routing, "scaling": soak_scaling}[arguments.what]
+    soaks = {"kills": soak_kills, "routing": soak_routing, "scaling": soak_scaling, "roles": soak_roles}
+    soak = soaks[arguments.what]
     problems = asyncio.run(soak(arguments))
     print("\n".join(problems) or "nothing was lost, every token is equal")
     return 1 if problems else 0
