@@ -25,7 +25,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --constraint constraints.txt torch
 COPY pyproject.toml ./
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+    python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+        print(*project['dependencies'], *project['optional-dependencies']['otel'], sep='\n')" \
         > requirements.txt \
     && pip install --constraint constraints.txt --requirement requirements.txt
 

@@ -46,6 +46,7 @@ from server.runtime.backend import OpenBackend
 from server.runtime.context import AppContext
 from server.runtime.lifecycle import Lifecycle
 from server.settings.settings import Settings
+from server.telemetry.opening import open_telemetry
 
 _MODULES = (
     completions,
@@ -76,13 +77,15 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
     metrics = Metrics(settings.model_names[0], with_vllm_names=settings.metrics_alias == "vllm")
     keys = KeyRing(settings.api_key, settings.api_keys_file)
     error_rate_limit = ErrorRateLimit(metrics.on_refusal_answer)
-    context = AppContext(settings, metrics, Lifecycle(open_backend, metrics), keys, LargeBodies(), error_rate_limit)
+    telemetry, lifecycle = open_telemetry(settings.otel), Lifecycle(open_backend, metrics)
+    context = AppContext(settings, metrics, telemetry, lifecycle, keys, LargeBodies(), error_rate_limit)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
         context.lifecycle.start()
         yield
         await context.lifecycle.stop()
+        context.telemetry.close()  # no request is left
 
     app = FastAPI(
         title="twostep",
@@ -93,6 +96,7 @@ def create_app(settings: Settings, open_backend: OpenBackend) -> FastAPI:
         docs_url=None,  # `server.routes.pages` has one that loads nothing
         redoc_url=None,
         redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # FastAPI's own, which tells texts of errors
     )
     app.state.context = context
     add_exception_handlers(app)
@@ -131,7 +135,7 @@ def _middlewares(context: AppContext) -> list[Middleware]:
     settings, lifecycle = context.settings, context.lifecycle
     stack = [
         Middleware(RecordMiddleware),
-        Middleware(AccessMiddleware, _routes(), context.metrics, lifecycle),
+        Middleware(AccessMiddleware, _routes(), context.metrics, context.telemetry, lifecycle),
         Middleware(FailureMiddleware),
     ]
     if settings.allowed_origins:

@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from engine.core.outputs import RequestOutput
+from engine.core.sampling_params import SamplingParams
 from server.auth.api_keys import NOBODY, ApiKey
 from server.core.anthropic_errors import is_anthropic
 from server.core.promises import NO_PROMISES, Promises
@@ -37,6 +38,8 @@ class RequestRecord:
     """Whether the client disconnected before the response was complete."""
     model: str | None = None
     """Name of the model that answers; None for requests that ask none."""
+    params: SamplingParams | None = None
+    """Parameters of its first sequence; None if it generates none."""
     promises: Promises = NO_PROMISES
     """What the client wants to be promised."""
     finish_reasons: dict[int, str] = field(default_factory=dict)

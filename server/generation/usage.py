@@ -17,6 +17,7 @@ class UsageCounter:
     def __init__(self, plan: GenerationPlan[GenerationParams], record: RequestRecord) -> None:
         self._plan = plan
         self._record = record
+        record.params = plan.generations[0].params
         self._num_output_tokens = [0] * len(plan.generations)
         self._num_cached_tokens = [0] * len(plan.generations)
         self._predicted = [

@@ -56,7 +56,7 @@ class EarlyRefusals:
         response = error_response(scope, error)
         response.raw_headers += id_headers(scope)
         record.status = response.status_code
-        report_request(scope, self._context.metrics)
+        report_request(scope, self._context.metrics, self._context.telemetry)
         return response
 
 

@@ -15,6 +15,7 @@ from server.core.request_record import RequestRecord, record_of
 from server.core.timings import PhaseReport
 from server.metrics.metrics import Metrics
 from server.runtime.lifecycle import Lifecycle
+from server.telemetry.telemetry import Telemetry
 
 logger = logging.getLogger("twostep.access")
 
@@ -40,10 +41,13 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 class AccessMiddleware:
     """Reports each request at its end, and counts the requests under way, which a drain waits for."""
 
-    def __init__(self, app: ASGIApp, routes: Sequence[Route], metrics: Metrics, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self, app: ASGIApp, routes: Sequence[Route], metrics: Metrics, telemetry: Telemetry, lifecycle: Lifecycle
+    ) -> None:
         self._app = app
         self._routes = routes
         self._metrics = metrics
+        self._telemetry = telemetry
         self._lifecycle = lifecycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,14 +60,14 @@ class AccessMiddleware:
             finally:
                 if "route" not in scope:  # refused before routing
                     scope["route"] = self._route_of(scope["path"])
-                report_request(scope, self._metrics)
+                report_request(scope, self._metrics, self._telemetry)
 
     def _route_of(self, path: str) -> Route | None:
         return next((route for route in self._routes if route.path_regex.match(path)), None)
 
 
-def report_request(scope: Scope, metrics: Metrics) -> None:
-    """Logs and counts a request. Call once, at its end."""
+def report_request(scope: Scope, metrics: Metrics, telemetry: Telemetry) -> None:
+    """Logs, counts and exports a request. Call once, at its end."""
     record = record_of(scope)
     elapsed_s = time.monotonic() - record.arrival_s
     method = scope["method"] if scope["method"] in METHODS else "OTHER"
@@ -81,9 +85,11 @@ def report_request(scope: Scope, metrics: Metrics) -> None:
         metrics.on_answer(record.key.name, record.arrival_s, answer | {"timings": timings})
     for promise, outcome in _promises(scope, report, elapsed_s):
         metrics.on_promise(promise, outcome)
+    trace = telemetry.on_request(scope, report, elapsed_s)
     level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
     if logger.isEnabledFor(level):
-        line, fields = (method, _path(scope), record.status, round(elapsed_s * 1e3, 3)), _fields(scope, timings)
+        line = (method, _path(scope), record.status, round(elapsed_s * 1e3, 3))
+        fields = {**_fields(scope, timings), **trace}
         notes = " ".join(f"{name}={value}" for name, value in fields.items())
         http = dict(zip(("method", "path", "status", "duration_ms"), line, strict=True))
         logger.log(level, "%s %s %d %.1fms %s", *line, notes, extra={"fields": http | fields})

@@ -13,6 +13,7 @@ from server.metrics.metrics import Metrics
 from server.runtime.backend import Backend
 from server.runtime.lifecycle import Lifecycle
 from server.settings.settings import Settings
+from server.telemetry.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class AppContext:
 
     settings: Settings
     metrics: Metrics
+    telemetry: Telemetry
     lifecycle: Lifecycle
     keys: KeyRing
     large_bodies: LargeBodies

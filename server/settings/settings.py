@@ -106,6 +106,7 @@ class Settings(BaseSettings):
     shutdown_timeout: float = setting("Server", 30.0, "Seconds running streams may go on at shutdown.", "SECONDS", ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = setting("Server", "info", "What to log.")
     log_format: Literal["text", "json"] = setting("Server", "text", "How log lines are written.")
+    otel: bool = setting("Server", False, "Export traces and metrics by OpenTelemetry, as OTEL_* variables say.")
     metrics_alias: Literal["vllm", "none"] = setting("Server", "vllm", "Also export metrics under vLLM's names.")
 
     role: Literal["both", "prefill", "decode"] = setting(

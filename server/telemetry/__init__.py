@@ -1,0 +1,1 @@
+"""Traces and metrics of requests, exported by OpenTelemetry with `--otel`. Without it, its SDK is not imported."""
