@@ -106,6 +106,7 @@ class Engine:
             params=message.params,
             arrival_s=message.arrival_s,
             priority=message.priority,
+            due_s=message.due_s,
             tenant=message.tenant,
             weight=message.weight,
             cache_salt=message.cache_salt,

@@ -16,6 +16,8 @@ from engine.core.request_snapshot import RequestSnapshot
 from engine.core.sampling_params import SamplingParams
 from engine.core.stats import QueueStats, StepStats
 
+_PATIENCE_S = 60.0  # as long as a request may wait unless an operator says otherwise
+
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
@@ -76,6 +78,12 @@ class GenerationRequest:
     def quota_tenant(self) -> Tenant:
         """The tenant whose quota the request counts against."""
         return Tenant(self.tenant, self.share)
+
+    @property
+    def due_s(self) -> float:
+        """When its first token is wanted. Where the client asks for no time it is one all the same, so that those that
+        ask do not keep it waiting for ever."""
+        return self.arrival_s + (_PATIENCE_S if self.ttft_limit_s is None else self.ttft_limit_s)
 
     @property
     def left_s(self) -> float | None:

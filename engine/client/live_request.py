@@ -104,6 +104,7 @@ class LiveRequest:
             params=request.params,
             arrival_s=request.arrival_s,
             priority=request.priority,
+            due_s=request.due_s,
             tenant=request.tenant,
             weight=request.weight,
             cache_salt=request.cache_salt,

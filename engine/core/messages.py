@@ -7,6 +7,8 @@ From the engine:  EngineReady, RequestsScheduled (before a step), StepUpdate (on
                   AdapterLoaded (one per LoadAdapter), EngineFailure (last)
 """
 
+import math
+
 import msgspec
 
 from engine.core.adapters import AdapterInfo
@@ -31,6 +33,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     params: SamplingParams
     arrival_s: float
     priority: int = 0
+    due_s: float = math.inf
+    """When its first token is wanted."""
     tenant: str = ""
     weight: float = 1.0
     cache_salt: str = ""

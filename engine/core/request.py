@@ -1,5 +1,6 @@
 """One request inside the engine: its tokens, its progress (`num_computed_tokens`) and its blocks."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -62,7 +63,10 @@ class Request:
     params: SamplingParams
     arrival_s: float
     priority: int = 0
-    """Priority among its tenant's requests: the lowest runs first, equal priorities run in order of arrival."""
+    """Priority among its tenant's requests: the lowest runs first. Of equal ones the one that is due first is started
+    first."""
+    due_s: float = math.inf
+    """When its first token is wanted."""
     tenant: str = ""
     weight: float = 1.0
     """Weight of its tenant, relative to those of other tenants, in fair queueing."""
@@ -120,7 +124,7 @@ class Request:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sort key in its tenant's queue: the lowest runs first."""
+        """Sort key among running requests: the lowest comes first."""
         return self.priority, self.number
 
     @property

@@ -1,16 +1,16 @@
-"""The queue of waiting requests: tenants share the engine by tokens and weight, and each tenant's own requests keep
-their order; torch-free.
+"""The queue of waiting requests: tenants share the engine by tokens and weight, and each tenant's own requests go by
+priority, then by when they are due; torch-free.
 
 Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): each tenant has a count
 of the tokens computed and generated for it, divided by its weight; the tenant with the lowest count goes next. While
 two tenants both wait, their counts differ by at most what one request costs, times the requests that run at once. A
 tenant that returns after an idle time starts level with the others: idle time earns no credit. With one tenant this is
-a plain sorted queue. `FairTurns` has running requests make room for a tenant that is behind.
+a plain sorted queue (earliest deadline first). `FairTurns` has running requests make room for a tenant that is behind.
 """
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from operator import attrgetter
 
 from engine.core.request import Request
 
@@ -18,7 +18,7 @@ _QUANTUM = 256.0  # how many tokens of weight 1 less than another a tenant has h
 
 
 class FairQueue:
-    """The waiting requests. Their `order` is kept within a tenant; across tenants it means nothing."""
+    """The waiting requests of all tenants."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Request]] = {}  # by tenant, in order; never an empty list
@@ -57,7 +57,7 @@ class FairQueue:
 
     def num_before(self, request: Request) -> int:
         """Returns how many waiting requests of the same tenant come before `request`, which waits as well."""
-        return bisect_left(self._waiting[request.tenant], request.order, key=attrgetter("order"))
+        return bisect_left(self._waiting[request.tenant], _order(request), key=_order)
 
     def served(self, request: Request) -> float:
         """Returns the virtual token count of the request's tenant."""
@@ -70,7 +70,7 @@ class FairQueue:
 
     def put_back(self, request: Request) -> None:
         """Adds a request that waited elsewhere, which changes nothing for its tenant."""
-        insort(self._waiting.setdefault(request.tenant, []), request, key=attrgetter("order"))
+        insort(self._waiting.setdefault(request.tenant, []), request, key=_order)
 
     def remove(self, request: Request) -> None:
         """Removes a request that is scheduled, or that ended while it waited."""
@@ -87,6 +87,12 @@ class FairQueue:
         """Charges a request that runs for the first time, and raises the level to its tenant's count."""
         self._level = max(self._level, self.served(request))
         self.charge(request, cost)
+
+
+def _order(request: Request) -> tuple[int, float, int]:
+    """Returns the sort key in its tenant's queue: the lowest runs first. A stream that has begun goes on before others
+    of its priority begin."""
+    return request.priority, -math.inf if _has_begun(request) else request.due_s, request.number
 
 
 def _has_begun(request: Request) -> bool:

@@ -203,7 +203,7 @@ def batches(engine: Engine) -> list[Batch]:
 
 def add(engine: Engine, request_id: str, prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> None:
     named = ("priority", "tenant", "weight", "cache_salt", "adapter", "steering", "output_token_ids")
-    named += ("until_stored", "num_announced_tokens")
+    named += ("until_stored", "num_announced_tokens", "due_s")
     message = {name: fields.pop(name) for name in named if name in fields}
     params = SamplingParams(**{"max_tokens": 5, "ignore_eos": True, **fields})
     engine.add_request(

@@ -1,6 +1,7 @@
 """What becomes of the engine's updates of one request: outputs, timings, and the message for a new engine process."""
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -169,6 +170,13 @@ def test_a_new_engine_is_sent_what_was_asked_and_what_was_received() -> None:
     message = live.hand_over()
     assert (message.request_id, message.output_token_ids) == ("r/0", [0, 1, 2])
     assert (message.prompt_token_ids, message.arrival_s, message.cache_salt) == ([5, 6, 7], 10.0, "salt")
+
+
+@pytest.mark.parametrize(("ttft_limit_s", "due_s"), [(0.5, 10.5), (900.0, 910.0), (None, 70.0)])
+def test_an_engine_is_told_when_the_first_token_is_wanted(ttft_limit_s: float | None, due_s: float) -> None:
+    live = live_request()
+    live.request = dataclasses.replace(live.request, ttft_limit_s=ttft_limit_s)
+    assert live.hand_over().due_s == due_s
 
 
 def test_an_engine_is_survived_with_the_second_token_it_made() -> None:

@@ -1,5 +1,6 @@
-"""Tenants share by tokens and weight; no request starves; a tenant's own requests keep their order."""
+"""Tenants share by tokens and weight; no request starves; a tenant's own requests go by priority and when due."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -87,17 +88,20 @@ def test_the_double_weight_gets_the_double_share() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    arrivals=st.lists(st.tuples(st.sampled_from("abc"), st.integers(-1, 1), st.integers(1, 8)), max_size=25),
+    arrivals=st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(-1, 1), st.sampled_from([1.0, 2.0, math.inf]), st.integers(1, 8)),
+        max_size=25,
+    ),
     max_num_seqs=st.integers(1, 3),
 )
 def test_every_request_is_served_in_the_order_of_its_tenant(
-    arrivals: list[tuple[str, int, int]], max_num_seqs: int
+    arrivals: list[tuple[str, int, float, int]], max_num_seqs: int
 ) -> None:
     engine = fake_engine(max_num_seqs=max_num_seqs, max_num_batched_tokens=4)
-    for number, (tenant, priority, cost) in enumerate(arrivals):
-        add(engine, f"{tenant}{number}", [1] * cost, tenant=tenant, priority=priority, max_tokens=cost)
+    for number, (tenant, priority, due_s, cost) in enumerate(arrivals):
+        add(engine, f"{tenant}{number}", [1] * cost, tenant=tenant, priority=priority, due_s=due_s, max_tokens=cost)
     firsts = [name for name, updates in run_to_end(engine).items() if updates[0].first is not None]
-    expected = sorted(range(len(arrivals)), key=lambda number: (arrivals[number][1], number))
+    expected = sorted(range(len(arrivals)), key=lambda number: (*arrivals[number][1:3], number))
     for tenant in "abc":
         own = [f"{tenant}{number}" for number in expected if arrivals[number][0] == tenant]
         assert [name for name in firsts if name[0] == tenant] == own
@@ -114,6 +118,36 @@ def test_no_slot_stays_free_while_a_request_waits(tenants: list[str], max_num_se
         min(max_num_seqs, len(tenants)),
         max(0, len(tenants) - max_num_seqs),
     )
+
+
+@settings(max_examples=50, deadline=None)
+@given(dues_s=st.lists(st.floats(0.0, 20.0), min_size=30, max_size=30), patience_s=st.floats(0.0, 9.0))
+def test_none_waits_for_those_that_are_due_later(dues_s: list[float], patience_s: float) -> None:
+    """One request a second is computed, and another comes that is due some time later."""
+    engine = fake_engine(max_num_seqs=1)
+    add(engine, "running", max_tokens=2)
+    engine.step()
+    add(engine, "patient", max_tokens=1, due_s=patience_s)
+    started: list[str] = []
+    for now_s, due_s in enumerate(dues_s):
+        add(engine, str(now_s), max_tokens=1, due_s=now_s + due_s)
+        started += [update.request_id for update in engine.step().updates if update.first is not None]
+    before = started[: started.index("patient")]
+    assert all(int(name) + dues_s[int(name)] <= patience_s for name in before)
+
+
+def test_a_stream_that_has_begun_goes_on_before_others_begin() -> None:
+    """It was preempted, or began on another engine, and is in no hurry: its first token was there in time."""
+    engine = fake_engine(num_blocks=6, block_size=2, max_num_seqs=2, enable_prefix_caching=False)
+    add(engine, "first", [1, 2], max_tokens=8)
+    add(engine, "preempted", [1, 2, 3], max_tokens=5)
+    preempted = False
+    while not preempted:
+        preempted = engine.step().stats.num_preemptions > 0
+    add(engine, "urgent", [1], max_tokens=1, due_s=0.0)
+    add(engine, "resumed", [1], max_tokens=3, output_token_ids=[7])
+    ends = [name for name, updates in run_to_end(engine).items() if updates[-1].finish_reason]
+    assert ends.index("preempted") < ends.index("urgent") and ends.index("resumed") < ends.index("urgent")
 
 
 def starts_of(engine: Engine) -> list[str]:
