@@ -13,7 +13,7 @@ _EXAMPLES = """\
   twostep completion bash > ~/.local/share/bash-completion/completions/twostep
   twostep completion zsh > "${fpath[1]}/_twostep"
   twostep completion fish > ~/.config/fish/completions/twostep.fish"""
-_WITH_PARSERS = ("chat", "run", "doctor", "plan", "models", "pull", "completion")
+_WITH_PARSERS = ("chat", "run", "doctor", "plan", "models", "pull", "trace", "completion")
 _FORWARDING = ("chat", "run")
 """Commands that hand flags on to `twostep serve`."""
 

@@ -11,6 +11,7 @@ COMMANDS = {
     "models": "list the models that were downloaded",
     "pull": "download a model from the Hugging Face hub",
     "bench": "put load on a server, and measure it",
+    "trace": "turn what serve --trace wrote into a timeline for Perfetto",
     "key": "make an API key for --api-keys-file",
     "completion": "print a completion script for bash, zsh or fish",
 }
