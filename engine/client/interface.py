@@ -73,6 +73,8 @@ class GenerationRequest:
     longer to be scheduled is refused, but one that does goes on."""
     deadline_s: float | None = None
     """Seconds after its arrival when it ends, with the tokens it has, or with RequestTimeoutError if it has none."""
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers that name its trace, for other servers that work for it."""
 
     @property
     def quota_tenant(self) -> Tenant:

@@ -5,7 +5,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -18,6 +18,7 @@ from server.auth.api_keys import ApiKey
 from server.core.errors import BadRequestError
 from server.core.promises import NO_PROMISES, Promises
 from server.core.request_record import caller_of, is_sane_request_id, record_of
+from server.core.trace_context import trace_headers
 from server.generation.promises import promises_of
 from server.protocol.other_endpoints import find_refused
 from server.protocol.refusals import find_typo, find_unknown
@@ -46,6 +47,8 @@ class Arrival:
     """The prefix cache's salt, of the API key and of the request."""
     fields: RequestFields
     promises: Promises = NO_PROMISES
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers that name its trace, for other servers."""
     adapter: str = ""
     """Digest of the adapter that the model's name stands for; empty for the model as it is."""
 
@@ -91,6 +94,7 @@ class Arrival:
             max_queue_s=_seconds(fields.max_queue_ms),
             ttft_limit_s=self.promises.ttft_s,
             deadline_s=_seconds(fields.deadline_ms),
+            trace_headers=self.trace_headers,
         )
 
 
@@ -117,6 +121,7 @@ def validate_request(body: RequestFields, refusals: Mapping[str, str], request: 
         cache_salt=cache_salt,
         fields=body,
         promises=record.promises,
+        trace_headers=trace_headers(request.headers),
         adapter="" if adapter is None else adapter.digest,
     )
 

@@ -86,7 +86,8 @@ class HttpPrefillServers:
         asked_s = time.monotonic()
         try:
             body, timeout = msgspec.json.encode(_body(prefix)), httpx.Timeout(timeout_s, connect=_CONNECT_S)
-            answer = await self._http.post(f"{url}/v1/prefill", content=body, headers=_JSON, timeout=timeout)
+            headers = {**prefix.request.trace_headers, **_JSON}
+            answer = await self._http.post(f"{url}/v1/prefill", content=body, headers=headers, timeout=timeout)
             if answer.status_code < 500:
                 self._pause_s[url] = 0.0
             if answer.status_code == 200:

@@ -25,7 +25,7 @@ from server.telemetry.attributes import (
     phases_of,
     span_attributes,
 )
-from server.telemetry.telemetry import trace_id_of
+from server.telemetry.telemetry import client_trace
 
 CLOSE_S = 3.0
 
@@ -49,12 +49,12 @@ class ExportingTelemetry:
     def on_request(self, scope: Scope, report: PhaseReport | None, elapsed_s: float) -> Mapping[str, str]:
         operation = operation_of(scope)
         if operation is None:
-            return trace_id_of(scope)
+            return client_trace(scope)
         attributes = metric_attributes(scope, operation)
         span = self._trace(scope, operation, attributes, report, elapsed_s)
         if self._metrics is not None:
             self._metrics.record(attributes, report, elapsed_s, None if span is None else set_span_in_context(span))
-        return trace_id_of(scope) if span is None else _ids_of(span)
+        return client_trace(scope) if span is None else _ids_of(span)
 
     def close(self) -> None:
         threads = [Thread(target=each.shutdown, daemon=True) for each in self._providers]

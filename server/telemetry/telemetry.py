@@ -1,6 +1,5 @@
 """What is told of each request when it ends, and the way that does no more than find the trace it belongs to."""
 
-import re
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -8,10 +7,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from server.core.timings import PhaseReport
-
-_TRACEPARENT = re.compile(
-    r"(?!ff|00.{54})[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
-)
+from server.core.trace_context import trace_id_of
 
 
 class Telemetry(Protocol):
@@ -29,14 +25,13 @@ class NullTelemetry:
     """Implements `Telemetry`, and exports nothing."""
 
     def on_request(self, scope: Scope, report: PhaseReport | None, elapsed_s: float) -> Mapping[str, str]:
-        return trace_id_of(scope)
+        return client_trace(scope)
 
     def close(self) -> None:
         pass
 
 
-def trace_id_of(scope: Scope) -> dict[str, str]:
-    """Returns the `trace_id` of the request's `traceparent` header, as W3C's Trace Context defines it; empty without
-    one that is valid."""
-    match = _TRACEPARENT.fullmatch(Headers(scope=scope).get("traceparent", ""))
-    return {} if match is None else {"trace_id": match[1]}
+def client_trace(scope: Scope) -> dict[str, str]:
+    """Returns the `trace_id` that the client gave; empty if it gave none."""
+    trace_id = trace_id_of(Headers(scope=scope))
+    return {} if trace_id is None else {"trace_id": trace_id}

@@ -94,6 +94,13 @@ def test_a_server_is_told_all_that_blocks_depend_on_and_whose_they_are() -> None
     assert 8000 < body["deadline_ms"] <= 9000
 
 
+def test_a_server_is_told_the_trace_and_nothing_in_place_of_what_it_must_know() -> None:
+    servers = Servers({A: stored, B: stored})
+    assert servers.compute(prefix(trace_headers={"traceparent": "00-a-b-01", "Content-Type": "text/plain"})) == [512]
+    [request] = servers.asked
+    assert (request.headers["traceparent"], request.headers["content-type"]) == ("00-a-b-01", "application/json")
+
+
 def test_prompts_go_where_their_beginning_went_and_others_elsewhere() -> None:
     servers = Servers({A: stored, B: stored})
     servers.compute(*(prefix(first) for first in (1, 2, 1, 2, 1)))

@@ -78,6 +78,16 @@ def test_the_service_has_the_name_that_the_environment_gives(
     assert [values(each.attributes)["service.name"] for each in resources] == [name] * 2  # type: ignore[arg-type]
 
 
+def test_what_is_said_of_one_signal_goes_before_what_is_said_of_all(
+    receiver: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    ask()
+    assert receiver.traces and not receiver.metrics
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "has_traces", "has_metrics"),
     [

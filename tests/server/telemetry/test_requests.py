@@ -1,8 +1,5 @@
-"""What is told of requests: spans and metrics in memory, and ids in the log."""
+"""What is told of requests: spans and metrics."""
 
-import json
-from collections.abc import Generator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -10,83 +7,20 @@ import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
 
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import HistogramDataPoint
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
-from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_trace_id
-from opentelemetry.trace.propagation import get_current_span
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from starlette.routing import Route
+from opentelemetry.trace import SpanKind, StatusCode
 
 from engine.core.errors import EngineUnavailableError, OverloadedError
 from engine.core.stats import RequestTimings
-from engine.host.log_format import JsonFormatter
 from server.app import generation_routes
-from server.core.request_record import RequestRecord, attach_record
+from server.core.request_record import RequestRecord
 from server.core.timings import PhaseReport, TokenCounts
 from server.routes.prefill import router as prefill_router
 from server.telemetry.attributes import OPERATIONS
-from server.telemetry.exporting import ExportingTelemetry
-from server.telemetry.telemetry import NullTelemetry, trace_id_of
 from tests.server.live_server import LiveServer, live_server
-
-TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-PARENT = f"00-{TRACE_ID}-{SPAN_ID}-01"
-Attributes = dict[str, Any]
-
-
-@dataclass
-class Told:
-    """What telemetry in memory was told."""
-
-    telemetry: ExportingTelemetry
-    exporter: InMemorySpanExporter
-    reader: InMemoryMetricReader
-
-    @property
-    def spans(self) -> dict[str, ReadableSpan]:
-        """Spans by their names."""
-        return {span.name: span for span in self.exporter.get_finished_spans()}
-
-    @property
-    def root(self) -> ReadableSpan:
-        """The one span of a whole request."""
-        [span] = [span for span in self.exporter.get_finished_spans() if span.kind is SpanKind.SERVER]
-        return span
-
-    def points(self) -> dict[str, HistogramDataPoint]:
-        """The one point of each metric, by its name behind gen_ai.server."""
-        data = self.reader.get_metrics_data()
-        metrics = data.resource_metrics[0].scope_metrics[0].metrics if data and data.resource_metrics else ()
-        return {metric.name.removeprefix("gen_ai.server."): _one_point(metric.data) for metric in metrics}
-
-
-def _one_point(data: Any) -> HistogramDataPoint:
-    [point] = data.data_points
-    assert isinstance(point, HistogramDataPoint)
-    return point
-
-
-def in_memory(**options: Any) -> Told:
-    exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
-    traces = TracerProvider(shutdown_on_exit=False, **options)
-    traces.add_span_processor(SimpleSpanProcessor(exporter))
-    return Told(ExportingTelemetry(traces, MeterProvider([reader], shutdown_on_exit=False)), exporter, reader)
-
-
-@pytest.fixture
-def told() -> Told:
-    return in_memory()
-
-
-@pytest.fixture
-def server(told: Told, monkeypatch: pytest.MonkeyPatch) -> Generator[LiveServer, None, None]:
-    monkeypatch.setattr("server.app.open_telemetry", lambda _: told.telemetry)
-    with live_server() as running:
-        yield running
+from tests.server.telemetry.told import PARENT, Attributes, Told, scope_of
 
 
 def attributes_of(span: ReadableSpan | HistogramDataPoint) -> Attributes:
@@ -262,18 +196,6 @@ class TestPhases:
         assert lasts(told.spans["decode"], told.root.start_time or 0) == (3.0, 16.0)
 
 
-def scope_of(record: RequestRecord, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
-    scope: dict[str, Any] = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/completions",
-        "route": Route("/v1/completions", lambda request: None),
-        "headers": list(headers),
-    }
-    attach_record(scope, record)
-    return scope
-
-
 def lasts(span: ReadableSpan, begin_ns: int) -> tuple[float, float]:
     assert span.start_time is not None and span.end_time is not None
     return (span.start_time - begin_ns) / 1e9, (span.end_time - begin_ns) / 1e9
@@ -315,78 +237,3 @@ class TestMetrics:
         server.wait_until_idle()
         assert told.points().keys() == {"request.duration"}
         assert told.spans.keys() == {"embeddings fake", "queue", "prefill"}
-
-
-class TestTraceContext:
-    def test_the_parent_is_the_client_s(self, server: LiveServer, told: Told) -> None:
-        server.complete("Hi", {"TraceParent": PARENT, "tracestate": "a=1,b=2"})
-        server.wait_until_idle()
-        parent, context = told.root.parent, told.root.context
-        assert parent is not None and context is not None and parent.is_remote
-        assert (format_trace_id(context.trace_id), format_span_id(parent.span_id)) == (TRACE_ID, SPAN_ID)
-        assert dict(context.trace_state) == {"a": "1", "b": "2"}
-
-    def test_a_client_that_samples_decides(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        told = in_memory(sampler=ParentBased(ALWAYS_OFF))
-        record = RequestRecord("mine", arrival_s=0.0)
-        for flags in ("00", "01"):
-            told.telemetry.on_request(scope_of(record, (b"traceparent", f"{PARENT[:-2]}{flags}".encode())), None, 1.0)
-        told.telemetry.on_request(scope_of(record), None, 1.0)
-        assert [span.parent is not None for span in told.exporter.get_finished_spans()] == [True]
-
-    @pytest.mark.parametrize(
-        "header",
-        [
-            PARENT,
-            f"00-{TRACE_ID}-{SPAN_ID}-00",
-            f"cc-{TRACE_ID}-{SPAN_ID}-01",
-            f"cc-{TRACE_ID}-{SPAN_ID}-01-what-comes",
-            f"00-{TRACE_ID}-{SPAN_ID}-01-what-comes",
-            f"ff-{TRACE_ID}-{SPAN_ID}-01",
-            f"00-{'0' * 32}-{SPAN_ID}-01",
-            f"00-{TRACE_ID}-{'0' * 16}-01",
-            f"00-{TRACE_ID.upper()}-{SPAN_ID}-01",
-            f"00-{TRACE_ID}-{SPAN_ID}",
-            f"00-{TRACE_ID}x-{SPAN_ID}-01",
-            f"00-{TRACE_ID}-{SPAN_ID}-0g",
-            "",
-            "nonsense",
-        ],
-    )
-    def test_a_header_is_read_as_the_sdk_reads_it(self, header: str) -> None:
-        scope = scope_of(RequestRecord("mine", arrival_s=0.0), (b"traceparent", header.encode()))
-        context = get_current_span(
-            TraceContextTextMapPropagator().extract({"traceparent": [header]})
-        ).get_span_context()
-        assert trace_id_of(scope) == ({"trace_id": format_trace_id(context.trace_id)} if context.is_valid else {})
-
-
-class TestLogs:
-    def test_lines_name_the_span(self, server: LiveServer, told: Told, caplog: pytest.LogCaptureFixture) -> None:
-        with caplog.at_level("INFO", logger="twostep.access"):
-            server.complete("Hi")
-            server.wait_until_idle()
-        line = access_line(caplog)
-        context = told.root.context
-        assert context is not None
-        assert line["trace_id"] == format_trace_id(context.trace_id)
-        assert line["span_id"] == format_span_id(context.span_id)
-
-    @pytest.mark.parametrize("headers", [{}, {"traceparent": PARENT}, {"traceparent": "nonsense"}])
-    def test_without_a_span_they_name_the_client_s_trace(
-        self, caplog: pytest.LogCaptureFixture, headers: dict[str, str]
-    ) -> None:
-        with live_server() as server, caplog.at_level("INFO", logger="twostep.access"):
-            assert isinstance(server.context.telemetry, NullTelemetry)
-            server.complete("Hi", headers)
-            server.wait_until_idle()
-        line = access_line(caplog)
-        assert "span_id" not in line
-        assert line.get("trace_id") == (TRACE_ID if headers.get("traceparent") == PARENT else None)
-
-
-def access_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
-    [record] = [record for record in caplog.records if record.name == "twostep.access"]
-    line = json.loads(JsonFormatter().format(record))
-    assert isinstance(line, dict)
-    return line
