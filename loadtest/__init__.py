@@ -1,4 +1,4 @@
-"""A load generator for OpenAI-compatible /v1/completions servers.
+"""A load generator for OpenAI-compatible servers.
 
-It talks HTTP only: it imports neither `server` nor `engine`, and measures any server that streams completions.
+It talks HTTP only: it imports neither `server` nor `engine`, and measures any server that streams.
 """

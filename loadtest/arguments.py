@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from loadtest.client import WireOptions
 from loadtest.config import (
     API_KEY_VARIABLES,
     DECODER_DEFAULTS,
@@ -16,6 +15,7 @@ from loadtest.config import (
     Config,
     Schedule,
 )
+from loadtest.endpoints import Endpoint, WireOptions
 from loadtest.errors import UsageError
 from loadtest.flags import flag_parser
 from loadtest.stats import Targets
@@ -29,16 +29,6 @@ def parse_config(arguments: Sequence[str] | None) -> Config:
     """
     flags = flag_parser().parse_args(arguments)
     chosen = _with_defaults(flags)
-    shape = Shape(
-        kind=WorkloadKind(chosen["workload"]),
-        prompt_len=chosen["prompt_len"],
-        output_len=chosen["output_len"],
-        prefix_len=chosen["prefix_len"],
-        long_prompt_len=chosen["long_prompt_len"],
-        long_output_len=chosen["long_output_len"],
-        vocab_size=flags.vocab_size,
-        is_text=flags.text,
-    )
     schedule = Schedule(
         concurrency=chosen.get("concurrency"),
         rate_per_s=flags.rate,
@@ -52,7 +42,7 @@ def parse_config(arguments: Sequence[str] | None) -> Config:
         seed=random.SystemRandom().randrange(2**32) if flags.seed is None else flags.seed,
         scenario=flags.scenario,
         rounds=flags.rounds or (1 if len(flags.urls) == 1 else 2),
-        shape=shape,
+        shape=_shape(flags, chosen),
         schedule=schedule,
         wire=_wire(flags),
         targets=Targets(flags.target_ttft_ms, flags.target_itl_ms),
@@ -88,12 +78,29 @@ def _with_defaults(flags: argparse.Namespace) -> dict[str, Any]:
     return chosen
 
 
+def _shape(flags: argparse.Namespace, chosen: dict[str, Any]) -> Shape:
+    is_text = flags.text or flags.endpoint != Endpoint.COMPLETIONS
+    if is_text and flags.vocab_size is not None:
+        raise UsageError("--vocab-size is of token ids, which chat, responses and --text do not send")
+    return Shape(
+        kind=WorkloadKind(chosen["workload"]),
+        prompt_len=chosen["prompt_len"],
+        output_len=chosen["output_len"],
+        prefix_len=chosen["prefix_len"],
+        long_prompt_len=chosen["long_prompt_len"],
+        long_output_len=chosen["long_output_len"],
+        vocab_size=chosen["vocab_size"],
+        is_text=is_text,
+    )
+
+
 def _wire(flags: argparse.Namespace) -> WireOptions:
     key = flags.api_key or next((os.environ[name] for name in API_KEY_VARIABLES if os.environ.get(name)), "")
     if not (key.isascii() and key.isprintable()):
         raise UsageError("the API key is not printable ASCII")
     return WireOptions(
         model=flags.model or "",
+        endpoint=Endpoint(flags.endpoint),
         api_key=key,
         headers=dict(flags.header),
         temperature=flags.temperature,

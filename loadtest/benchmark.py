@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import Any
 
-from loadtest.client import CompletionsClient, Sender
+from loadtest.client import Sender, StreamingClient
 from loadtest.config import Config
 from loadtest.discovery import find, first_model, http_client
 from loadtest.metrics import read_snapshot, settled_snapshot
@@ -72,7 +72,7 @@ class Benchmark:
     async def _run_once(self, result: TargetResult, round_number: int) -> None:
         config = self.config
         wire = replace(config.wire, model=result.model)
-        sender = CompletionsClient(result.target, wire)
+        sender = StreamingClient(result.target, wire)
         # No two runs share a prompt: a prefix cache would make the later one look fast. Arrivals are the same for all.
         seed = f"{config.seed}/{round_number}/{result.target.label}"
         main, longs = request_stream(config.shape, seed), long_stream(config.shape, seed)

@@ -1,4 +1,4 @@
-"""Sends one request to /v1/completions and returns its Record.
+"""Sends one request and returns its Record.
 
 Every request has a connection of its own: over a reused one, a request may be lost to a server that closes an idle
 connection in the same moment. The TTFT is measured from after the handshake.
@@ -7,38 +7,15 @@ connection in the same moment. The TTFT is measured from after the handshake.
 import asyncio
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
+from loadtest.endpoints import COLLECTORS, PATHS, WireOptions, request_body
 from loadtest.reader import ResponseReader
 from loadtest.record import Outcome, Record, Reply
 from loadtest.target import CONNECT_TIMEOUT_S, Target, connect_failure
 from loadtest.workload import RequestSpec
 
 _DEFAULT_RETRY_AFTER_S = 1.0
-
-
-@dataclass(frozen=True)
-class WireOptions:
-    """Options that all requests of a run have in common."""
-
-    model: str = ""
-    api_key: str = field(default="", repr=False)
-    headers: Mapping[str, str] = field(default_factory=dict)
-    temperature: float = 0.0
-    ignore_eos: bool = True
-    include_usage: bool = True
-    expects_done: bool = True
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
-    timeout_s: float = 600.0
-    retry_429: bool = False
-
-    def request_headers(self) -> dict[str, str]:
-        """Returns the Authorization header and the user's own headers, with names in lower case."""
-        authorization = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        return {**authorization, **self.headers}
 
 
 class Sender(Protocol):
@@ -48,8 +25,8 @@ class Sender(Protocol):
     async def __call__(self, spec: RequestSpec, due_s: float | None = None) -> Record: ...
 
 
-class CompletionsClient:
-    """A Sender of /v1/completions requests to one target."""
+class StreamingClient:
+    """A Sender of streaming requests to one endpoint of one target."""
 
     def __init__(self, target: Target, options: WireOptions) -> None:
         self._target = target
@@ -79,7 +56,7 @@ class CompletionsClient:
             send_lag_s=None if due_s is None else began_s - due_s,
             num_retries=num_retries,
             retry_wait_s=retry_wait_s,
-            num_prompt_tokens=None if isinstance(spec.prompt, str) else len(spec.prompt),
+            num_prompt_tokens=len(spec.prompt) if isinstance(spec.prompt, list) else None,
         )
 
     async def _attempt(self, message: bytes, deadline_s: float) -> Reply:
@@ -115,9 +92,9 @@ class CompletionsClient:
         )
 
     async def _connect(self) -> tuple[asyncio.Transport, ResponseReader]:
-        target = self._target
+        target, options = self._target, self._options
         transport, reader = await asyncio.get_running_loop().create_connection(
-            partial(ResponseReader, self._options.expects_done),
+            lambda: ResponseReader(COLLECTORS[options.endpoint](options.expects_done)),
             target.address,
             target.port,
             ssl=target.tls,
@@ -136,20 +113,8 @@ class CompletionsClient:
             **self._options.request_headers(),
         }
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        return f"POST {self._target.path}/v1/completions HTTP/1.1\r\n{lines}"
+        return f"POST {self._target.path}{PATHS[self._options.endpoint]} HTTP/1.1\r\n{lines}"
 
     def _message(self, spec: RequestSpec) -> bytes:
-        options = self._options
-        body: dict[str, Any] = {
-            "model": options.model,
-            "prompt": spec.prompt,
-            "max_tokens": spec.max_tokens,
-            "temperature": options.temperature,
-            "stream": True,
-        }
-        if options.ignore_eos:
-            body["ignore_eos"] = True
-        if options.include_usage:
-            body["stream_options"] = {"include_usage": True}
-        content = json.dumps({**body, **options.extra_body}, separators=(",", ":")).encode()
+        content = json.dumps(request_body(self._options, spec), separators=(",", ":")).encode()
         return f"{self._head}content-length: {len(content)}\r\n\r\n".encode("latin-1") + content

@@ -1,4 +1,7 @@
-"""Parses the data of a stream's events: arrivals of tokens, usage, the server's timings, errors."""
+"""Parses the data of a stream's events: arrivals of tokens, usage, the server's timings, errors.
+
+A collector for each endpoint: they differ in which events carry a token, and in what ends a stream.
+"""
 
 import json
 from array import array
@@ -7,6 +10,8 @@ from math import isfinite
 from typing import Any
 
 from loadtest.record import Outcome, Usage
+
+_TOKEN_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal")  # of a chat's delta
 
 # Keys of twostep's `timings` object that are read; `timings` objects of other servers have other keys.
 SERVER_TIMINGS = (
@@ -22,7 +27,10 @@ SERVER_TIMINGS = (
 
 
 class StreamCollector:
-    """Collects one stream. `on_event` is the hot path: it runs once per token, inside the socket's callback."""
+    """Collects one stream of /v1/completions. `on_event` is the hot path: it runs once per token, inside the socket's
+    callback."""
+
+    end_mark = "[DONE]"  # what the last event says
 
     def __init__(self, expects_done: bool = True) -> None:
         self._expects_done = expects_done
@@ -60,9 +68,12 @@ class StreamCollector:
             self._arrivals_s.append(now_s)
             choice = choices[0]
             self._ends_without_token = bool(choice.get("finish_reason")) and not choice.get("text")
-        if usage := chunk.get("usage"):
+        self._on_counts(chunk)
+
+    def _on_counts(self, body: dict[str, Any]) -> None:
+        if usage := body.get("usage"):
             self.usage = _parse_usage(usage)
-        if timings := chunk.get("timings"):
+        if timings := body.get("timings"):
             self.server_ms.update(_numbers(timings))
 
     @property
@@ -83,10 +94,59 @@ class StreamCollector:
         if self._failure is not None:
             return self._failure
         if self._expects_done and not self._is_done:
-            return Outcome.BROKEN, "the stream ended without [DONE]"
-        if not self._arrivals_s and not (self.usage and self.usage.completion_tokens == 0):
+            return Outcome.BROKEN, f"the stream ended without {self.end_mark}"
+        if not self._has_answer:
             return Outcome.BROKEN, "the stream carried no token"
         return Outcome.OK, ""
+
+    @property
+    def _has_answer(self) -> bool:
+        return bool(self._arrivals_s) or (self.usage is not None and self.usage.completion_tokens == 0)
+
+
+class ChatCollector(StreamCollector):
+    """Collects one stream of /v1/chat/completions. A chunk without text, thinking or a call is no arrival: it names the
+    role or the finish reason. An answer may have no text at all."""
+
+    _is_answered = False
+
+    def _on_chunk(self, chunk: dict[str, Any], now_s: float) -> None:
+        if choices := chunk.get("choices"):
+            self._is_answered = True
+            delta = choices[0].get("delta") or {}
+            if any(delta.get(name) for name in _TOKEN_FIELDS):
+                self._arrivals_s.append(now_s)
+        self._on_counts(chunk)
+
+    @property
+    def _has_answer(self) -> bool:
+        return self._is_answered
+
+
+class ResponsesCollector(StreamCollector):
+    """Collects one stream of /v1/responses: an arrival is an event that carries a delta, and the last one has the
+    usage."""
+
+    end_mark = "response.completed"
+
+    def on_event(self, data: bytes, now_s: float) -> None:
+        if data != b"[DONE]":  # some servers send it after the last event, which alone says that the answer is whole
+            super().on_event(data, now_s)
+
+    def _on_chunk(self, chunk: dict[str, Any], now_s: float) -> None:
+        kind = chunk["type"]
+        if kind.endswith(".delta"):
+            if chunk["delta"]:
+                self._arrivals_s.append(now_s)
+        elif kind in ("response.completed", "response.incomplete"):
+            self._is_done = True
+            self._on_counts(chunk["response"])
+        elif kind in ("response.failed", "error"):
+            self._failure = (Outcome.STREAM_ERROR, error_message(chunk.get("response") or chunk))
+
+    @property
+    def _has_answer(self) -> bool:
+        return True  # the last event says so
 
 
 def error_message(body: Any) -> str:
@@ -97,10 +157,11 @@ def error_message(body: Any) -> str:
 
 
 def _parse_usage(usage: dict[str, Any]) -> Usage:
-    details = usage.get("prompt_tokens_details") or {}
+    """Returns the counts of a `usage`, whose names are other ones in /v1/responses."""
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     return Usage(
-        prompt_tokens=int(usage.get("prompt_tokens") or 0),
-        completion_tokens=int(usage.get("completion_tokens") or 0),
+        prompt_tokens=int(usage.get("prompt_tokens") or usage.get("input_tokens") or 0),
+        completion_tokens=int(usage.get("completion_tokens") or usage.get("output_tokens") or 0),
         cached_prompt_tokens=int(details.get("cached_tokens") or 0),
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadtest.client import WireOptions
+from loadtest.endpoints import Endpoint, WireOptions
 from loadtest.errors import UsageError
 from loadtest.stats import Targets
 from loadtest.workload import Shape, WorkloadKind
@@ -49,6 +49,10 @@ class Config:
             raise UsageError("--prefix-len belongs to --workload shared-prefix")
         if shape.kind is WorkloadKind.LONG_AMONG_DECODERS and schedule.rate_per_s is not None:
             raise UsageError("long-among-decoders is a closed loop: --rate does not go with it (--long-every does)")
+        if self.wire.endpoint is Endpoint.RESPONSES and not (self.wire.include_usage and self.wire.expects_done):
+            raise UsageError(
+                "responses have usage and a last event always: --no-include-usage and --no-done are not theirs"
+            )
 
 
 # Defaults by the flags' names in argparse. A given flag wins over the scenario, which wins over these.
@@ -57,6 +61,7 @@ DEFAULTS: Mapping[str, Any] = {
     "workload": WorkloadKind.RANDOM,
     "prompt_len": 128,
     "output_len": 128,
+    "vocab_size": 1000,
     "prefix_len": 0,
     "long_prompt_len": 2048,
     "long_output_len": 16,

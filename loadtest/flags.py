@@ -7,32 +7,13 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from loadtest.config import API_KEY_VARIABLES, DECODER_DEFAULTS, DEFAULT_NUM_REQUESTS, SCENARIOS
+from loadtest.endpoints import Endpoint
+from loadtest.help_text import EPILOG
 from loadtest.numbers import count, number, positive, positive_number
 from loadtest.workload import WorkloadKind
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a token of RFC 9110
 _DEFAULT_URL = "http://127.0.0.1:8000"
-_EPILOG = """\
-scenarios (prompt/output tokens, requests); any flag given beside --scenario wins over it:
-  S1  1 stream,   128/128,  8       S2  8 streams, 256/128, 32       S3  32 streams, 256/128, 96
-  S4  4 streams, 2048/64,   8       S5  8 streams, 32/256, while a 2048/16 request arrives every 2 s
-
-examples:
-  a server that is still starting, eight streams
-    python -m loadtest http://127.0.0.1:8000 --wait 120 --concurrency 8 --requests 32
-  Poisson arrivals for a minute, and how many requests keep to the targets
-    python -m loadtest http://127.0.0.1:8000 --rate 4 --duration 60 --target-ttft-ms 500 --target-itl-ms 50
-  two servers side by side, A B A B A B, with ratios and their spread
-    python -m loadtest http://127.0.0.1:8000 http://127.0.0.1:8001 --scenario S2 --rounds 3
-  what a prefix cache brings
-    python -m loadtest http://127.0.0.1:8000 --workload shared-prefix --prefix-len 1024 --prompt-len 1100
-  what long prompts do to the streams of others
-    python -m loadtest http://127.0.0.1:8000 --scenario S5 --vocab-size 32000
-  only the JSON document
-    python -m loadtest http://127.0.0.1:8000 --quiet --json - | tail -n 1
-
-exit codes: 0 measured, 1 nothing succeeded (or --strict and a warning), 2 usage, no server or no file, 130 interrupted
-"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,8 +31,8 @@ def flag_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m loadtest",
         usage="python -m loadtest [URL ...] [options]",
-        description="Measures OpenAI-compatible /v1/completions servers with streaming requests.",
-        epilog=_EPILOG,
+        description="Measures OpenAI-compatible servers with streaming requests.",
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -136,15 +117,24 @@ def _add_shape(group: argparse._ArgumentGroup) -> None:
     add(
         "--vocab-size",
         type=positive,
-        default=1000,
         metavar="N",
         help="prompts are drawn from token ids below N (default 1000: few models know fewer)",
     )
-    add("--text", action="store_true", help="prompts are English words, about one token each, instead of token ids")
+    add(
+        "--text",
+        action="store_true",
+        help="prompts are English words, about one token each, instead of token ids; chats and responses always are",
+    )
 
 
 def _add_wire(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
+    add(
+        "--endpoint",
+        choices=tuple(kind.value for kind in Endpoint),
+        default=Endpoint.COMPLETIONS,
+        help="/v1/completions (the default), /v1/chat/completions or /v1/responses",
+    )
     add("--model", help="default: the first of GET /v1/models")
     add("--api-key", metavar="KEY", help=f"default: {' or '.join(API_KEY_VARIABLES)} of the environment")
     add(
@@ -156,6 +146,20 @@ def _add_wire(group: argparse._ArgumentGroup) -> None:
         help="of every request; may be repeated",
     )
     add("--temperature", type=number, default=0.0, metavar="T", help="default 0")
+    add("--extra-body", type=_json_object, default={}, metavar="JSON", help="more fields, e.g. '{\"top_k\": 5}'")
+    add(
+        "--timeout",
+        type=positive_number,
+        default=600.0,
+        metavar="S",
+        help="seconds that one request may take, retries included (default 600)",
+    )
+    add("--retry-429", action="store_true", help="after a 429 wait as Retry-After says, then send it again")
+    _add_answers(group)
+
+
+def _add_answers(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
@@ -174,15 +178,6 @@ def _add_wire(group: argparse._ArgumentGroup) -> None:
         default=True,
         help="a stream must end with [DONE]; --no-done for a server that ends without",
     )
-    add("--extra-body", type=_json_object, default={}, metavar="JSON", help="more fields, e.g. '{\"top_k\": 5}'")
-    add(
-        "--timeout",
-        type=positive_number,
-        default=600.0,
-        metavar="S",
-        help="seconds that one request may take, retries included (default 600)",
-    )
-    add("--retry-429", action="store_true", help="after a 429 wait as Retry-After says, then send it again")
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:

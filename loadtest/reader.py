@@ -16,9 +16,9 @@ _MAX_ERROR_BODY_BYTES = 65_536
 class ResponseReader(asyncio.Protocol):
     """Parses one response. `ended` is done when nothing more is to come; call `verdict` only then."""
 
-    def __init__(self, expects_done: bool = True) -> None:
+    def __init__(self, collector: StreamCollector) -> None:
         self.response = ResponseParser()
-        self.collector = StreamCollector(expects_done)
+        self.collector = collector
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.problem = ""  # how the response broke HTTP/1.1
         self._error_body = bytearray()

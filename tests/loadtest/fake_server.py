@@ -1,4 +1,4 @@
-"""A fake completions server in a thread, with known delays, counts and faults, in twostep's wire format."""
+"""A fake server in a thread, with known delays, counts and faults, in the formats of twostep's endpoints."""
 
 import asyncio
 import json
@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+from tests.loadtest import wire_formats
 
 
 @dataclass
@@ -36,7 +38,10 @@ class FakeServer:
     num_not_ready: int = 0  # the first probes get a 503
     body_type: str = "text/event-stream"
 
+    num_cached: int = 0  # prompt tokens that usage calls cached
+
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     num_in_flight: int = 0
     peak_in_flight: int = 0
@@ -51,13 +56,14 @@ class FakeServer:
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:])}
             body = await reader.readexactly(int(headers.get("content-length", 0)))
             method, path, _ = head[0].split(" ")
-            if (method, path) == ("POST", "/v1/completions"):
+            if method == "POST" and path in wire_formats.PATHS:
+                self.paths.append(path)
                 self.bodies.append(json.loads(body))
                 self.headers.append(headers)
                 self.num_in_flight += 1
                 self.peak_in_flight = max(self.peak_in_flight, self.num_in_flight)
                 try:
-                    await self._complete(writer, self.bodies[-1])
+                    await self._complete(writer, path, self.bodies[-1])
                 finally:
                     self.num_in_flight -= 1
             else:
@@ -87,7 +93,7 @@ class FakeServer:
         else:
             _respond(writer, 404, "{}")
 
-    async def _complete(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+    async def _complete(self, writer: asyncio.StreamWriter, path: str, body: dict[str, Any]) -> None:
         if self.num_rejections > 0:
             self.num_rejections -= 1
             return _respond(writer, 429, _error("slow down"), f"Retry-After: {self.retry_after_s}\r\n")
@@ -98,7 +104,9 @@ class FakeServer:
         if self.sends_timings:
             head += f"X-TTFT-Ms: {self.claimed_ttft_ms}\r\n"
         writer.write(f"{head}\r\n".encode())
-        num_chunks = -(-body["max_tokens"] // self.tokens_per_chunk)
+        for event in wire_formats.first(path):
+            self._event(writer, event)
+        num_chunks = -(-wire_formats.num_asked(body) // self.tokens_per_chunk)
         for number in range(num_chunks):
             if number:
                 await asyncio.sleep(self.gap_s)
@@ -106,29 +114,29 @@ class FakeServer:
                 return None
             if number == self.error_after_chunks:
                 return self._end(writer, {"error": {"message": "the engine fell over"}})
-            self._event(writer, self._chunk(body, is_last=number == num_chunks - 1))
+            self._event(writer, self._chunk(path, body, is_last=number == num_chunks - 1))
         if self.ends_with_empty_chunk:
             self._event(writer, {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]})
-        self._end(writer, self._usage(body))
+        self._end(writer, self._usage(path, body))
 
-    def _chunk(self, body: dict[str, Any], is_last: bool) -> dict[str, Any]:
-        finish_reason = "length" if is_last and not self.ends_with_empty_chunk else None
-        chunk: dict[str, Any] = {"choices": [{"index": 0, "text": " a", "finish_reason": finish_reason}]}
-        if is_last and self.sends_timings:
-            timings = {"ttft_ms": self.claimed_ttft_ms, "itl_ms": self.gap_s * 1000, "queue_ms": 0.25}
-            chunk["timings"] = {**timings, "generated_tokens": body["max_tokens"] + self.extra_completion_tokens}
-        return chunk
+    def _chunk(self, path: str, body: dict[str, Any], is_last: bool) -> dict[str, Any]:
+        chunk = wire_formats.token(path, " a", "length" if is_last and not self.ends_with_empty_chunk else None)
+        return {**chunk, "timings": self._timings(body)} if is_last and self.sends_timings else chunk
 
-    def _usage(self, body: dict[str, Any]) -> dict[str, Any] | None:
-        prompt = body["prompt"]
-        num_prompt = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
-        num_prompt += self.extra_prompt_tokens
-        num_completion = body["max_tokens"] + self.extra_completion_tokens
+    def _timings(self, body: dict[str, Any]) -> dict[str, float]:
+        timings = {"ttft_ms": self.claimed_ttft_ms, "itl_ms": self.gap_s * 1000, "queue_ms": 0.25}
+        return {**timings, "generated_tokens": wire_formats.num_asked(body) + self.extra_completion_tokens}
+
+    def _usage(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        num_prompt = wire_formats.num_prompt_tokens(body) + self.extra_prompt_tokens
+        num_completion = wire_formats.num_asked(body) + self.extra_completion_tokens
         self.prompt_tokens += num_prompt
         self.generation_tokens += num_completion + self.counter_error
-        if not (self.sends_usage and body.get("stream_options", {}).get("include_usage")):
+        is_asked = path == "/v1/responses" or body.get("stream_options", {}).get("include_usage")
+        if not (self.sends_usage and is_asked):
             return None
-        return {"choices": [], "usage": {"prompt_tokens": num_prompt, "completion_tokens": num_completion}}
+        timings = self._timings(body) if self.sends_timings else None
+        return wire_formats.usage(path, num_prompt, num_completion, self.num_cached, timings)
 
     def _end(self, writer: asyncio.StreamWriter, last: dict[str, Any] | None) -> None:
         if last is not None:

@@ -86,6 +86,10 @@ def test_the_api_key_comes_from_the_flag_or_the_environment(monkeypatch: pytest.
         ("--prefix-len", "5"),
         ("--scenario", "S5", "--rate", "1"),
         ("--api-key", "ключ"),
+        ("--endpoint", "responses", "--no-include-usage"),
+        ("--endpoint", "responses", "--no-done"),
+        ("--endpoint", "chat", "--vocab-size", "9"),
+        ("--text", "--vocab-size", "9"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(flags: tuple[str, ...]) -> None:
@@ -113,6 +117,7 @@ def test_flags_that_do_not_go_together_are_refused(flags: tuple[str, ...]) -> No
         ("--extra-body", '{"top_p": NaN}'),
         ("--extra-body", '{"top_p": 1e999}'),
         ("--scenario", "S9"),
+        ("--endpoint", "embeddings"),
         ("--unknown",),
     ],
 )

@@ -200,6 +200,15 @@ def test_a_server_that_is_still_starting_is_waited_for(capsys: Capture) -> None:
         assert Run(capsys, fake.url, *QUICK, "--wait", "20").code == 0
 
 
+@pytest.mark.parametrize("endpoint", ["chat", "responses"])
+def test_chats_and_responses_are_measured_with_text_prompts(endpoint: str, capsys: Capture) -> None:
+    with running(FakeServer()) as fake:
+        run = Run(capsys, fake.url, *QUICK, "--endpoint", endpoint, "--strict")
+    assert run.code == 0
+    assert run.group["tokens"] == {"prompt": 18, "output": 24, "cached_prompt": 0}
+    assert run.document["config"]["wire"]["endpoint"] == endpoint
+
+
 def test_text_prompts_are_sent_as_text(capsys: Capture) -> None:
     with running(FakeServer()) as fake:
         run = Run(capsys, fake.url, *QUICK, "--text")

@@ -3,7 +3,9 @@ from typing import Any
 
 import pytest
 
-from loadtest.client import CompletionsClient, WireOptions
+from loadtest.client import StreamingClient
+from loadtest.collector import StreamCollector
+from loadtest.endpoints import Endpoint, WireOptions
 from loadtest.reader import ResponseReader
 from loadtest.record import Outcome, Record, Usage
 from loadtest.target import parse_target, resolve
@@ -16,7 +18,7 @@ SPEC = RequestSpec("all", [1, 2, 3], 6)
 def sent(fake: FakeServer, options: WireOptions | None = None, spec: RequestSpec = SPEC, **more: Any) -> Record:
     async def send() -> Record:
         target = await resolve(parse_target("A", fake.url))
-        return await CompletionsClient(target, options or WireOptions(model="m"))(spec, **more)
+        return await StreamingClient(target, options or WireOptions(model="m"))(spec, **more)
 
     with running(fake):
         return asyncio.run(send())
@@ -76,11 +78,52 @@ def test_the_request_asks_for_what_the_measurement_needs() -> None:
     }
 
 
+CHATS = [(Endpoint.CHAT, "/v1/chat/completions"), (Endpoint.RESPONSES, "/v1/responses")]
+
+
+@pytest.mark.parametrize(("endpoint", "path"), CHATS)
+@pytest.mark.parametrize("options", [{}, {"tokens_per_chunk": 2}, {"newline": "\r\n"}, {"sends_timings": False}])
+def test_chats_and_responses_are_read_as_completions_are(
+    endpoint: Endpoint, path: str, options: dict[str, Any]
+) -> None:
+    fake = FakeServer(num_cached=2, **options)
+    reply = sent(fake, WireOptions("m", endpoint), RequestSpec("all", "one two three", 6)).reply
+    assert (reply.outcome, reply.message, reply.usage) == (Outcome.OK, "", Usage(3, 6, 2))
+    assert len(reply.arrivals_s) == 6 / fake.tokens_per_chunk
+    assert reply.server_ms.get("queue_ms") == (0.25 if fake.sends_timings else None)
+    assert fake.paths == [path]
+
+
+def test_a_chat_and_a_response_ask_for_what_the_measurement_needs() -> None:
+    fake = FakeServer()
+    for endpoint, _ in CHATS:
+        sent(fake, WireOptions("m", endpoint), RequestSpec("all", "hi", 6))
+    said = [{"role": "user", "content": "hi"}]
+    common = {"model": "m", "temperature": 0.0, "stream": True, "ignore_eos": True}
+    usage = {"include_usage": True}
+    assert fake.bodies == [
+        {**common, "messages": said, "max_tokens": 6, "stream_options": usage},
+        {**common, "input": said, "max_output_tokens": 6, "store": False},
+    ]
+
+
+@pytest.mark.parametrize(("endpoint", "_path"), CHATS)
+def test_chats_and_responses_fail_as_completions_do(endpoint: Endpoint, _path: str) -> None:
+    for fake, outcome in (
+        (FakeServer(breaks_after_chunks=3), Outcome.BROKEN),
+        (FakeServer(error_after_chunks=3), Outcome.STREAM_ERROR),
+        (FakeServer(failing_status=400), Outcome.HTTP_ERROR),
+    ):
+        assert sent(fake, WireOptions("m", endpoint), RequestSpec("all", "hi", 6)).reply.outcome is outcome
+
+
 def test_options_change_the_request() -> None:
     fake = FakeServer()
     headers = {"x-team": "a", "user-agent": "me"}
     extra = {"top_k": 5, "temperature": 1.5}
-    options = WireOptions("m", "secret", headers, ignore_eos=False, include_usage=False, extra_body=extra)
+    options = WireOptions(
+        "m", Endpoint.COMPLETIONS, "secret", headers, ignore_eos=False, include_usage=False, extra_body=extra
+    )
     reply = sent(fake, options).reply
     assert "ignore_eos" not in fake.bodies[0]
     assert "stream_options" not in fake.bodies[0]
@@ -117,7 +160,7 @@ def test_a_stream_without_done_is_whole_where_none_is_expected() -> None:
 
 def test_an_error_event_says_more_than_the_broken_end_after_it() -> None:
     async def read() -> tuple[Outcome, str]:
-        reader = ResponseReader()
+        reader = ResponseReader(StreamCollector())
         head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 999\r\n\r\n"
         reader.data_received(head + b'data: {"error": {"message": "out of memory"}}\n\n')
         reader.connection_lost(ConnectionResetError("reset"))
@@ -132,7 +175,7 @@ def test_an_error_event_says_more_than_the_broken_end_after_it() -> None:
 )
 def test_a_status_without_a_body_is_reported_too(head: str, why: str) -> None:
     async def read() -> tuple[Outcome, str]:
-        reader = ResponseReader()
+        reader = ResponseReader(StreamCollector())
         reader.data_received(f"HTTP/1.1 {head}\r\nContent-Length: 0\r\n\r\n".encode())
         return reader.verdict()
 
@@ -153,7 +196,7 @@ def test_a_server_that_is_gone_is_a_connect_error() -> None:
     async def send() -> Record:
         with running(FakeServer()) as fake:
             target = await resolve(parse_target("A", fake.url))
-        return await CompletionsClient(target, WireOptions())(SPEC)
+        return await StreamingClient(target, WireOptions())(SPEC)
 
     reply = asyncio.run(send()).reply
     assert (reply.outcome, reply.message) == (Outcome.CONNECT_ERROR, "connection refused")

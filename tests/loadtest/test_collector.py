@@ -3,13 +3,13 @@ from typing import Any
 
 import pytest
 
-from loadtest.collector import StreamCollector
+from loadtest.collector import ChatCollector, ResponsesCollector, StreamCollector
 from loadtest.record import Outcome, Reply, Usage
 
 
-def collected(*events: Any, done: bool = True) -> StreamCollector:
+def collected(*events: Any, done: bool = True, kind: type[StreamCollector] = StreamCollector) -> StreamCollector:
     """Returns a collector after these events, which arrive at 1, 2, 3, ... seconds."""
-    collector = StreamCollector()
+    collector = kind()
     data = [event if isinstance(event, bytes) else json.dumps(event).encode() for event in events]
     for now_s, event in enumerate([*data, b"[DONE]"] if done else data, start=1):
         collector.on_event(event, float(now_s))
@@ -95,3 +95,48 @@ def test_a_stream_is_ok_only_if_it_ended_as_it_must(stream: StreamCollector, out
     assert verdict is outcome
     assert why in message
     assert stream.has_failed is (outcome not in (Outcome.OK,) and "DONE" not in why and "no token" not in why)
+
+
+def said(delta: Any, finish_reason: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
+
+
+def test_arrivals_of_a_chat_are_the_chunks_that_say_something() -> None:
+    role, end = said({"role": "assistant", "content": ""}), said({}, "stop")
+    call = said({"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]})
+    chat = collected(role, said({"reasoning_content": "a"}), said({"content": "b"}), call, end, kind=ChatCollector)
+    assert list(chat.arrivals_s) == [2, 3, 4]
+    assert chat.verdict()[0] is Outcome.OK
+
+
+def test_a_chat_may_have_an_answer_without_text_but_not_be_without_an_answer() -> None:
+    silent = collected(said({"role": "assistant"}), said({}, "stop"), usage(1), kind=ChatCollector)
+    assert (silent.verdict(), len(silent.arrivals_s)) == ((Outcome.OK, ""), 0)
+    assert collected(usage(1), kind=ChatCollector).verdict()[0] is Outcome.BROKEN
+
+
+END = {"usage": {"input_tokens": 7, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}}, "timings": None}
+
+
+@pytest.mark.parametrize("end", ["completed", "incomplete"])
+def test_arrivals_of_a_response_are_its_deltas_and_the_last_event_has_the_usage(end: str) -> None:
+    head, item = {"type": "response.created", "response": {"usage": None}}, {"type": "response.output_item.added"}
+    deltas = [{"type": f"response.{name}.delta", "delta": "x"} for name in ("reasoning_text", "output_text")]
+    last = {"type": f"response.{end}", "response": END}
+    stream = collected(head, item, *deltas, last, done=False, kind=ResponsesCollector)
+    assert (list(stream.arrivals_s), stream.usage) == ([3, 4], Usage(7, 2, 4))
+    assert stream.verdict() == (Outcome.OK, "")
+
+
+@pytest.mark.parametrize(
+    ("events", "outcome", "why"),
+    [
+        ([{"type": "response.output_text.delta", "delta": "x"}], Outcome.BROKEN, "without response.completed"),
+        ([{"type": "response.failed", "response": {"error": {"message": "boom"}}}], Outcome.STREAM_ERROR, "boom"),
+        ([{"type": "error", "message": "boom", "code": "c"}], Outcome.STREAM_ERROR, "boom"),
+        ([{"response": {}}], Outcome.BROKEN, "shape"),
+    ],
+)
+def test_a_response_is_ok_only_if_its_last_event_says_so(events: list[Any], outcome: Outcome, why: str) -> None:
+    found, message = collected(*events, kind=ResponsesCollector).verdict()
+    assert (found, why in message) == (outcome, True)

@@ -1,0 +1,77 @@
+"""The endpoints that can be measured: their paths, what a request to each says, and how its stream is read."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from loadtest.collector import ChatCollector, ResponsesCollector, StreamCollector
+from loadtest.workload import Prompt, RequestSpec
+
+
+class Endpoint(StrEnum):
+    """Choices of `--endpoint`."""
+
+    COMPLETIONS = "completions"
+    CHAT = "chat"
+    RESPONSES = "responses"
+
+
+PATHS: Mapping[Endpoint, str] = {
+    Endpoint.COMPLETIONS: "/v1/completions",
+    Endpoint.CHAT: "/v1/chat/completions",
+    Endpoint.RESPONSES: "/v1/responses",
+}
+COLLECTORS: Mapping[Endpoint, Callable[[bool], StreamCollector]] = {
+    Endpoint.COMPLETIONS: StreamCollector,
+    Endpoint.CHAT: ChatCollector,
+    Endpoint.RESPONSES: ResponsesCollector,
+}
+
+
+@dataclass(frozen=True)
+class WireOptions:
+    """Options that all requests of a run have in common."""
+
+    model: str = ""
+    endpoint: Endpoint = Endpoint.COMPLETIONS
+    api_key: str = field(default="", repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    include_usage: bool = True
+    expects_done: bool = True
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    timeout_s: float = 600.0
+    retry_429: bool = False
+
+    def request_headers(self) -> dict[str, str]:
+        """Returns the Authorization header and the user's own headers, with names in lower case."""
+        authorization = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return {**authorization, **self.headers}
+
+
+def request_body(options: WireOptions, spec: RequestSpec) -> dict[str, Any]:
+    """Returns the JSON body of a request. A responses server always tells the usage and, asked by `store`, keeps
+    nothing."""
+    body: dict[str, Any] = {"model": options.model, **_asked(options.endpoint, spec)}
+    body |= {"temperature": options.temperature, "stream": True}
+    if options.ignore_eos:
+        body["ignore_eos"] = True
+    if options.endpoint is Endpoint.RESPONSES:
+        body["store"] = False
+    elif options.include_usage:
+        body["stream_options"] = {"include_usage": True}
+    return {**body, **options.extra_body}
+
+
+def _asked(endpoint: Endpoint, spec: RequestSpec) -> dict[str, Any]:
+    if endpoint is Endpoint.COMPLETIONS:
+        return {"prompt": spec.prompt, "max_tokens": spec.max_tokens}
+    if endpoint is Endpoint.CHAT:
+        return {"messages": _messages(spec.prompt), "max_tokens": spec.max_tokens}
+    return {"input": _messages(spec.prompt), "max_output_tokens": spec.max_tokens}
+
+
+def _messages(prompt: Prompt) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": prompt}]

@@ -1,0 +1,25 @@
+"""The scenarios, examples and exit codes at the end of `--help`."""
+
+EPILOG = """\
+scenarios (prompt/output tokens, requests); any flag given beside --scenario wins over it:
+  S1  1 stream,   128/128,  8       S2  8 streams, 256/128, 32       S3  32 streams, 256/128, 96
+  S4  4 streams, 2048/64,   8       S5  8 streams, 32/256, while a 2048/16 request arrives every 2 s
+
+examples:
+  a server that is still starting, eight streams
+    python -m loadtest http://127.0.0.1:8000 --wait 120 --concurrency 8 --requests 32
+  Poisson arrivals for a minute, and how many requests keep to the targets
+    python -m loadtest http://127.0.0.1:8000 --rate 4 --duration 60 --target-ttft-ms 500 --target-itl-ms 50
+  two servers side by side, A B A B A B, with ratios and their spread
+    python -m loadtest http://127.0.0.1:8000 http://127.0.0.1:8001 --scenario S2 --rounds 3
+  what a prefix cache brings
+    python -m loadtest http://127.0.0.1:8000 --workload shared-prefix --prefix-len 1024 --prompt-len 1100
+  what long prompts do to the streams of others
+    python -m loadtest http://127.0.0.1:8000 --scenario S5 --vocab-size 32000
+  chats instead of completions
+    python -m loadtest http://127.0.0.1:8000 --endpoint chat --concurrency 8
+  only the JSON document
+    python -m loadtest http://127.0.0.1:8000 --quiet --json - | tail -n 1
+
+exit codes: 0 measured, 1 nothing succeeded (or --strict and a warning), 2 usage, no server or no file, 130 interrupted
+"""
