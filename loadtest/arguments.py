@@ -15,11 +15,24 @@ from loadtest.config import (
     Config,
     Schedule,
 )
+from loadtest.datasets.entries import Dataset
+from loadtest.datasets.file import read_dataset
 from loadtest.endpoints import Endpoint, WireOptions
 from loadtest.errors import UsageError
 from loadtest.flags import flag_parser
 from loadtest.stats import Targets
 from loadtest.workload import Shape, WorkloadKind
+
+_NOT_WITH_DATASET = (
+    "scenario",
+    "workload",
+    "prompt_len",
+    "prefix_len",
+    "long_prompt_len",
+    "long_output_len",
+    "long_every",
+)
+_ONLY_WITH_DATASET = ("arrivals", "speedup", "salt")
 
 
 def parse_config(arguments: Sequence[str] | None) -> Config:
@@ -28,7 +41,8 @@ def parse_config(arguments: Sequence[str] | None) -> Config:
     Raises UsageError for flags that do not go together; argparse ends the program for other errors.
     """
     flags = flag_parser().parse_args(arguments)
-    chosen = _with_defaults(flags)
+    dataset = _dataset(flags)
+    chosen = _with_defaults(flags, dataset)
     schedule = Schedule(
         concurrency=chosen.get("concurrency"),
         rate_per_s=flags.rate,
@@ -36,6 +50,8 @@ def parse_config(arguments: Sequence[str] | None) -> Config:
         duration_s=flags.duration,
         num_warmup=flags.warmup,
         long_every_s=chosen["long_every"],
+        keeps_arrivals=_keeps_arrivals(flags, dataset),
+        speedup=flags.speedup or 1.0,
     )
     return Config(
         urls=tuple(flags.urls),
@@ -43,6 +59,8 @@ def parse_config(arguments: Sequence[str] | None) -> Config:
         scenario=flags.scenario,
         rounds=flags.rounds or (1 if len(flags.urls) == 1 else 2),
         shape=_shape(flags, chosen),
+        dataset=dataset,
+        is_salted=flags.salt is not False,
         schedule=schedule,
         wire=_wire(flags),
         targets=Targets(flags.target_ttft_ms, flags.target_itl_ms),
@@ -61,7 +79,31 @@ def given(arguments: Sequence[str], names: Iterable[str]) -> list[str]:
     return [name for name in unset if flags[name] is not unset[name]]
 
 
-def _with_defaults(flags: argparse.Namespace) -> dict[str, Any]:
+def _dataset(flags: argparse.Namespace) -> Dataset | None:
+    """Returns the requests of --dataset; raises UsageError for flags that do not go with it, or not without it."""
+    names = _NOT_WITH_DATASET if flags.dataset else _ONLY_WITH_DATASET
+    if wrong := [name for name in names if getattr(flags, name) is not None]:
+        flag = f"--{wrong[0].replace('_', '-')}"
+        raise UsageError(f"{flag} does not go with --dataset" if flags.dataset else f"{flag} belongs to --dataset")
+    if not flags.dataset:
+        return None
+    dataset = read_dataset(flags.dataset, Endpoint(flags.endpoint), flags.requests)
+    if flags.vocab_size is not None and not dataset.is_traced:
+        raise UsageError("--vocab-size is of prompts that are drawn, and the file has its own")
+    return dataset
+
+
+def _keeps_arrivals(flags: argparse.Namespace, dataset: Dataset | None) -> bool:
+    has_arrivals = dataset is not None and dataset.has_arrivals
+    if flags.arrivals and not has_arrivals:
+        raise UsageError("--arrivals: the file has no arrival times")
+    keeps = has_arrivals and flags.arrivals is not False and flags.rate is None
+    if (flags.arrivals and flags.rate is not None) or (flags.speedup is not None and not keeps):
+        raise UsageError("--arrivals and --speedup are of a file's arrival times, which --rate takes the place of")
+    return keeps
+
+
+def _with_defaults(flags: argparse.Namespace, dataset: Dataset | None) -> dict[str, Any]:
     """Returns the value of each flag: the given one, else the scenario's, else the workload's default."""
     explicit = {name: value for name, value in vars(flags).items() if value is not None}
     scenario = dict(SCENARIOS.get(flags.scenario, {}))
@@ -71,9 +113,11 @@ def _with_defaults(flags: argparse.Namespace) -> dict[str, Any]:
         scenario.pop("concurrency", None)  # its streams are not meant as a bound on an open loop
     is_long = {**scenario, **explicit}.get("workload") == WorkloadKind.LONG_AMONG_DECODERS
     chosen = {**(DECODER_DEFAULTS if is_long else DEFAULTS), **scenario, **explicit}
-    if "rate" not in explicit:
+    if "rate" not in explicit and not _keeps_arrivals(flags, dataset):
         chosen.setdefault("concurrency", 1)
-    if "duration" not in explicit:
+    if dataset is not None:
+        chosen["requests"] = len(dataset.entries)
+    elif "duration" not in explicit:
         chosen.setdefault("requests", chosen["concurrency"] if is_long else DEFAULT_NUM_REQUESTS)
     return chosen
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from loadtest.client import Sender, StreamingClient
 from loadtest.config import Config
+from loadtest.datasets.entries import dataset_stream
 from loadtest.discovery import find, first_model, http_client
 from loadtest.metrics import read_snapshot, settled_snapshot
 from loadtest.progress import Progress
@@ -75,8 +76,10 @@ class Benchmark:
         sender = StreamingClient(result.target, wire)
         # No two runs share a prompt: a prefix cache would make the later one look fast. Arrivals are the same for all.
         seed = f"{config.seed}/{round_number}/{result.target.label}"
-        main, longs = request_stream(config.shape, seed), long_stream(config.shape, seed)
-        await self._warm_up(result, sender, main, longs)
+        main, longs = self._main_stream(seed), long_stream(config.shape, seed)
+        # The requests of a file are all measured, so its warm-up has prompts with a mark of their own.
+        warming = main if config.dataset is None else self._main_stream(f"{seed}/warm-up", is_salted=True)
+        await self._warm_up(result, sender, warming, longs)
         sink = RunSink(config.targets, result, sender, self._progress)
         load = self._load(sink, main, longs, f"{config.seed}/{round_number}")
         async with http_client(result.target, wire.request_headers()) as client:
@@ -92,6 +95,12 @@ class Benchmark:
                     after = await settled_snapshot(lambda: read_snapshot(client))
                 finally:  # the run is recorded even if reading the counters is interrupted
                     result.end_run(run, before, after)
+
+    def _main_stream(self, seed: str, is_salted: bool | None = None) -> Iterator[RequestSpec]:
+        config = self.config
+        if config.dataset is None:
+            return request_stream(config.shape, seed)
+        return dataset_stream(config.dataset, config.shape, seed, config.is_salted if is_salted is None else is_salted)
 
     async def _warm_up(
         self, result: TargetResult, send: Sender, main: Iterator[RequestSpec], longs: Iterator[RequestSpec]
@@ -114,9 +123,13 @@ class Benchmark:
         specs = limited(main, schedule.num_requests, schedule.duration_s)
         if self.config.shape.kind is WorkloadKind.LONG_AMONG_DECODERS:
             return partial(long_among_decoders, sink.send, specs, longs, num_streams, schedule.long_every_s)
-        if schedule.rate_per_s is None:
+        offsets_s: Iterator[float]
+        if self.config.dataset is not None and schedule.keeps_arrivals:
+            offsets_s = self.config.dataset.offsets_s(schedule.speedup)
+        elif schedule.rate_per_s is not None:
+            offsets_s = poisson_offsets(schedule.rate_per_s, arrivals_seed)
+        else:
             return partial(closed_loop, sink.send, specs, num_streams)
-        offsets_s = poisson_offsets(schedule.rate_per_s, arrivals_seed)
         if (duration_s := schedule.duration_s) is not None:
             offsets_s = takewhile(lambda offset_s: offset_s < duration_s, offsets_s)
         return partial(open_loop, sink.send, specs, offsets_s, schedule.concurrency)

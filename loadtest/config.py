@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from loadtest.datasets.entries import Dataset
 from loadtest.endpoints import Endpoint, WireOptions
 from loadtest.errors import UsageError
 from loadtest.stats import Targets
@@ -14,7 +15,7 @@ API_KEY_VARIABLES = ("TWOSTEP_API_KEY", "OPENAI_API_KEY")  # environment variabl
 
 @dataclass(frozen=True)
 class Schedule:
-    """When requests are sent: an open loop with `rate_per_s`, a closed loop if it is None."""
+    """When requests are sent: an open loop with `rate_per_s` or the arrival times of a file, else a closed loop."""
 
     concurrency: int | None = None  # closed loop: streams; open loop: maximum of requests in flight
     rate_per_s: float | None = None
@@ -22,6 +23,12 @@ class Schedule:
     duration_s: float | None = None
     num_warmup: int = 2
     long_every_s: float = 2.0
+    keeps_arrivals: bool = False  # each request of the file is sent at its arrival time
+    speedup: float = 1.0  # by which these times are divided
+
+    @property
+    def is_open(self) -> bool:
+        return self.rate_per_s is not None or self.keeps_arrivals
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,8 @@ class Config:
     scenario: str | None = None
     rounds: int = 1
     shape: Shape = field(default_factory=Shape)
+    dataset: Dataset | None = field(default=None, repr=False)
+    is_salted: bool = True  # prompts of a file begin with a mark of their run
     schedule: Schedule = field(default_factory=Schedule)
     wire: WireOptions = field(default_factory=WireOptions)
     targets: Targets = field(default_factory=Targets)

@@ -1,6 +1,6 @@
 """Everything that was measured as one JSON document. Its names are a public format: add, do not rename."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from loadtest.benchmark import Benchmark
@@ -29,7 +29,13 @@ def document(benchmark: Benchmark, warnings: list[str], error: str | None) -> di
 
 
 def _config(config: Config) -> dict[str, Any]:
-    settings = asdict(config)
+    settings = asdict(replace(config, dataset=None))
+    if (dataset := config.dataset) is not None:
+        settings["dataset"] = {
+            "file": dataset.file,
+            "num_requests": len(dataset.entries),
+            "num_skipped": dataset.num_skipped,
+        }
     # Secrets stay out of reports: the key, and the values of headers that the user added.
     settings["wire"]["api_key"] = bool(config.wire.api_key)
     settings["wire"]["headers"] = sorted(config.wire.headers)

@@ -1,12 +1,12 @@
 """The endpoints that can be measured: their paths, what a request to each says, and how its stream is read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from loadtest.collector import ChatCollector, ResponsesCollector, StreamCollector
-from loadtest.workload import Prompt, RequestSpec
+from loadtest.workload import Conversation, Message, Prompt, RequestSpec
 
 
 class Endpoint(StrEnum):
@@ -68,10 +68,25 @@ def request_body(options: WireOptions, spec: RequestSpec) -> dict[str, Any]:
 def _asked(endpoint: Endpoint, spec: RequestSpec) -> dict[str, Any]:
     if endpoint is Endpoint.COMPLETIONS:
         return {"prompt": spec.prompt, "max_tokens": spec.max_tokens}
+    told = _conversation(spec.prompt)
     if endpoint is Endpoint.CHAT:
-        return {"messages": _messages(spec.prompt), "max_tokens": spec.max_tokens}
-    return {"input": _messages(spec.prompt), "max_output_tokens": spec.max_tokens}
+        tools = {"tools": told.tools} if told.tools else {}
+        return {"messages": told.messages, **tools, "max_tokens": spec.max_tokens}
+    flat = tuple({"type": "function", **tool["function"]} for tool in told.tools)
+    items = [item for message in told.messages for item in _items(message)]
+    return {"input": items, **({"tools": flat} if flat else {}), "max_output_tokens": spec.max_tokens}
 
 
-def _messages(prompt: Prompt) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": prompt}]
+def _conversation(prompt: Prompt) -> Conversation:
+    return prompt if isinstance(prompt, Conversation) else Conversation(({"role": "user", "content": prompt},))
+
+
+def _items(message: Message) -> Iterator[dict[str, Any]]:
+    """Yields the items of a response's input that say what a chat's message says."""
+    if message["role"] == "tool":
+        yield {"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]}
+        return
+    if message.get("content"):
+        yield {"role": message["role"], "content": message["content"]}
+    for call in message.get("tool_calls") or ():
+        yield {"type": "function_call", "call_id": call["id"], **call["function"]}

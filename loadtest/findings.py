@@ -32,7 +32,7 @@ def _of_target(benchmark: Benchmark, result: TargetResult) -> list[str]:
             0, f"{len(result.warmup_failures)} warm-up requests failed; the first: {result.warmup_failures[0]}"
         )
     schedule = config.schedule
-    if schedule.rate_per_s is None and schedule.num_requests and schedule.num_requests < (schedule.concurrency or 1):
+    if not schedule.is_open and schedule.num_requests and schedule.num_requests < (schedule.concurrency or 1):
         found.append(f"only {schedule.num_requests} of the {schedule.concurrency} streams had a request (--requests)")
     if config.shape.kind is WorkloadKind.LONG_AMONG_DECODERS and result.rounds and "long" not in result.groups:
         found.append("the decoding streams ended before a long prompt arrived (--requests, --long-every)")

@@ -60,6 +60,7 @@ def flag_parser() -> argparse.ArgumentParser:
     )
     _add_load(parser.add_argument_group("load"))
     _add_shape(parser.add_argument_group("what is sent"))
+    _add_dataset(parser.add_argument_group("requests of a file"))
     _add_wire(parser.add_argument_group("requests"))
     _add_output(parser.add_argument_group("results"))
     return parser
@@ -103,7 +104,7 @@ def _add_shape(group: argparse._ArgumentGroup) -> None:
         dest="output_len",
         type=positive,
         metavar="N",
-        help="tokens of an answer (default 128; of decoders: 256)",
+        help="tokens of an answer (default 128; of decoders: 256; of a file: as it says, else 128)",
     )
     add(
         "--prefix-len",
@@ -124,6 +125,23 @@ def _add_shape(group: argparse._ArgumentGroup) -> None:
         "--text",
         action="store_true",
         help="prompts are English words, about one token each, instead of token ids; chats and responses always are",
+    )
+
+
+def _add_dataset(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--dataset", metavar="FILE", help="send the requests of FILE, in its order: see below")
+    add(
+        "--arrivals",
+        action=argparse.BooleanOptionalAction,
+        help="send each request at its arrival time, if the file has them; --no-arrivals: a closed loop",
+    )
+    add("--speedup", type=positive_number, metavar="F", help="divide arrival times by F (default 1)")
+    add(
+        "--salt",
+        action=argparse.BooleanOptionalAction,
+        help="begin every prompt of the file with a mark of its run, so that no prefix cache knows it from another "
+        "(the default); --no-salt: as in the file",
     )
 
 

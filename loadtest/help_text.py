@@ -5,6 +5,14 @@ scenarios (prompt/output tokens, requests); any flag given beside --scenario win
   S1  1 stream,   128/128,  8       S2  8 streams, 256/128, 32       S3  32 streams, 256/128, 96
   S4  4 streams, 2048/64,   8       S5  8 streams, 32/256, while a 2048/16 request arrives every 2 s
 
+files of --dataset, which are known by their first record:
+  a JSON array (or a line each) in ShareGPT's form: the first question of each conversation is asked
+    {"conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "Because."}]}
+  a line each, as Mooncake's traces: lengths, milliseconds, and ids of blocks of 512 tokens that prompts share
+    {"timestamp": 27482, "input_length": 955, "output_length": 52, "hash_ids": [46, 47]}
+  a line each: a prompt, or messages with tools or without, and seconds
+    {"prompt": "Why?", "max_tokens": 100, "arrival_s": 1.5}
+
 examples:
   a server that is still starting, eight streams
     python -m loadtest http://127.0.0.1:8000 --wait 120 --concurrency 8 --requests 32
@@ -18,6 +26,10 @@ examples:
     python -m loadtest http://127.0.0.1:8000 --scenario S5 --vocab-size 32000
   chats instead of completions
     python -m loadtest http://127.0.0.1:8000 --endpoint chat --concurrency 8
+  conversations of a file, as many as there are
+    python -m loadtest http://127.0.0.1:8000 --endpoint chat --dataset sharegpt.json --requests 500 --concurrency 16
+  a trace at its arrival times, ten times as fast
+    python -m loadtest http://127.0.0.1:8000 --dataset trace.jsonl --speedup 10
   only the JSON document
     python -m loadtest http://127.0.0.1:8000 --quiet --json - | tail -n 1
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from loadtest.benchmark import Benchmark
 from loadtest.compare import METRICS, SAMPLES, THROUGHPUT, Ratio, ratio
-from loadtest.config import Config
+from loadtest.config import Config, Schedule
 from loadtest.histogram import histogram_lines
 from loadtest.record import Outcome
 from loadtest.results import TargetResult
@@ -50,15 +50,27 @@ def _line(console: Console, text: str, style: str = "") -> None:
 
 
 def _title(config: Config) -> str:
-    shape, schedule = config.shape, config.schedule
-    how = f"{schedule.rate_per_s:g} requests/s" if schedule.rate_per_s else f"{schedule.concurrency} streams"
+    name = config.scenario or (config.dataset.file if config.dataset else config.shape.kind)
+    return f"{name}: {_load(config.schedule)}, {_content(config)}, seed {config.seed}"
+
+
+def _load(schedule: Schedule) -> str:
+    if schedule.keeps_arrivals:
+        return "arrivals of the file" + (f", {schedule.speedup:g} times as fast" if schedule.speedup != 1 else "")
+    return f"{schedule.rate_per_s:g} requests/s" if schedule.rate_per_s else f"{schedule.concurrency} streams"
+
+
+def _content(config: Config) -> str:
+    shape, dataset = config.shape, config.dataset
+    if dataset is not None:
+        skipped = f" ({dataset.num_skipped} conversations without one were skipped)" if dataset.num_skipped else ""
+        return f"{len(dataset.entries)} requests{skipped}"
     what = f"{shape.prompt_len}/{shape.output_len} prompt/output tokens"
     if shape.kind is WorkloadKind.SHARED_PREFIX:
         what += f", {shape.prefix_len} of the prompt shared"
     if shape.kind is WorkloadKind.LONG_AMONG_DECODERS:
-        what += f", {shape.long_prompt_len}/{shape.long_output_len} every {schedule.long_every_s:g} s"
-    name = config.scenario or shape.kind
-    return f"{name}: {how}, {what}, seed {config.seed}"
+        what += f", {shape.long_prompt_len}/{shape.long_output_len} every {config.schedule.long_every_s:g} s"
+    return what
 
 
 def _print_one(console: Console, result: TargetResult) -> None:

@@ -1,9 +1,10 @@
 """Workloads: endless streams of requests, drawn from a seed. Nothing here knows HTTP or time."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 # Common English words: about one token each for most tokenizers; the server's `usage` says how many it really were.
 _WORDS = (
@@ -15,7 +16,18 @@ _WORDS = (
     "health person art war history party result change morning reason research"
 ).split()
 
-Prompt = list[int] | str
+Message = Mapping[str, Any]  # as /v1/chat/completions writes it
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages and tools, as /v1/chat/completions writes them."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+Prompt = list[int] | str | Conversation
 
 
 class WorkloadKind(StrEnum):
@@ -60,7 +72,7 @@ class PromptSource:
     def draw(self, num: int) -> list[int]:
         return self._random.choices(self._ids, k=num)
 
-    def render(self, ids: list[int]) -> Prompt:
+    def render(self, ids: list[int]) -> list[int] | str:
         return " ".join(_WORDS[i] for i in ids) if self._is_text else ids
 
 
