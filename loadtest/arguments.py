@@ -16,23 +16,13 @@ from loadtest.config import (
     Schedule,
 )
 from loadtest.datasets.entries import Dataset
-from loadtest.datasets.file import read_dataset
+from loadtest.datasets.flags import dataset_of, keeps_arrivals
 from loadtest.endpoints import Endpoint, WireOptions
 from loadtest.errors import UsageError
 from loadtest.flags import flag_parser
+from loadtest.sessions.flags import check_session_flags
 from loadtest.stats import Targets
 from loadtest.workload import Shape, WorkloadKind
-
-_NOT_WITH_DATASET = (
-    "scenario",
-    "workload",
-    "prompt_len",
-    "prefix_len",
-    "long_prompt_len",
-    "long_output_len",
-    "long_every",
-)
-_ONLY_WITH_DATASET = ("arrivals", "speedup", "salt")
 
 
 def parse_config(arguments: Sequence[str] | None) -> Config:
@@ -41,7 +31,9 @@ def parse_config(arguments: Sequence[str] | None) -> Config:
     Raises UsageError for flags that do not go together; argparse ends the program for other errors.
     """
     flags = flag_parser().parse_args(arguments)
-    dataset = _dataset(flags)
+    check_session_flags(flags)
+    endpoint = _endpoint(flags)
+    dataset = dataset_of(flags, endpoint)
     chosen = _with_defaults(flags, dataset)
     schedule = Schedule(
         concurrency=chosen.get("concurrency"),
@@ -50,7 +42,9 @@ def parse_config(arguments: Sequence[str] | None) -> Config:
         duration_s=flags.duration,
         num_warmup=flags.warmup,
         long_every_s=chosen["long_every"],
-        keeps_arrivals=_keeps_arrivals(flags, dataset),
+        keeps_arrivals=keeps_arrivals(flags, dataset),
+        num_sessions=chosen.get("sessions"),
+        think_s=chosen["think_time"],
         speedup=flags.speedup or 1.0,
     )
     return Config(
@@ -58,11 +52,11 @@ def parse_config(arguments: Sequence[str] | None) -> Config:
         seed=random.SystemRandom().randrange(2**32) if flags.seed is None else flags.seed,
         scenario=flags.scenario,
         rounds=flags.rounds or (1 if len(flags.urls) == 1 else 2),
-        shape=_shape(flags, chosen),
+        shape=_shape(flags, chosen, is_text=flags.text or endpoint is not Endpoint.COMPLETIONS),
         dataset=dataset,
         is_salted=flags.salt is not False,
         schedule=schedule,
-        wire=_wire(flags),
+        wire=_wire(flags, endpoint),
         targets=Targets(flags.target_ttft_ms, flags.target_itl_ms),
         wait_s=flags.wait,
         is_quiet=flags.quiet,
@@ -79,30 +73,6 @@ def given(arguments: Sequence[str], names: Iterable[str]) -> list[str]:
     return [name for name in unset if flags[name] is not unset[name]]
 
 
-def _dataset(flags: argparse.Namespace) -> Dataset | None:
-    """Returns the requests of --dataset; raises UsageError for flags that do not go with it, or not without it."""
-    names = _NOT_WITH_DATASET if flags.dataset else _ONLY_WITH_DATASET
-    if wrong := [name for name in names if getattr(flags, name) is not None]:
-        flag = f"--{wrong[0].replace('_', '-')}"
-        raise UsageError(f"{flag} does not go with --dataset" if flags.dataset else f"{flag} belongs to --dataset")
-    if not flags.dataset:
-        return None
-    dataset = read_dataset(flags.dataset, Endpoint(flags.endpoint), flags.requests)
-    if flags.vocab_size is not None and not dataset.is_traced:
-        raise UsageError("--vocab-size is of prompts that are drawn, and the file has its own")
-    return dataset
-
-
-def _keeps_arrivals(flags: argparse.Namespace, dataset: Dataset | None) -> bool:
-    has_arrivals = dataset is not None and dataset.has_arrivals
-    if flags.arrivals and not has_arrivals:
-        raise UsageError("--arrivals: the file has no arrival times")
-    keeps = has_arrivals and flags.arrivals is not False and flags.rate is None
-    if (flags.arrivals and flags.rate is not None) or (flags.speedup is not None and not keeps):
-        raise UsageError("--arrivals and --speedup are of a file's arrival times, which --rate takes the place of")
-    return keeps
-
-
 def _with_defaults(flags: argparse.Namespace, dataset: Dataset | None) -> dict[str, Any]:
     """Returns the value of each flag: the given one, else the scenario's, else the workload's default."""
     explicit = {name: value for name, value in vars(flags).items() if value is not None}
@@ -113,17 +83,31 @@ def _with_defaults(flags: argparse.Namespace, dataset: Dataset | None) -> dict[s
         scenario.pop("concurrency", None)  # its streams are not meant as a bound on an open loop
     is_long = {**scenario, **explicit}.get("workload") == WorkloadKind.LONG_AMONG_DECODERS
     chosen = {**(DECODER_DEFAULTS if is_long else DEFAULTS), **scenario, **explicit}
-    if "rate" not in explicit and not _keeps_arrivals(flags, dataset):
+    if "rate" not in explicit and not keeps_arrivals(flags, dataset):
         chosen.setdefault("concurrency", 1)
     if dataset is not None:
         chosen["requests"] = len(dataset.entries)
+    elif flags.workload == WorkloadKind.AGENT_SESSIONS:
+        chosen |= _number_of_sessions(chosen)
     elif "duration" not in explicit:
         chosen.setdefault("requests", chosen["concurrency"] if is_long else DEFAULT_NUM_REQUESTS)
     return chosen
 
 
-def _shape(flags: argparse.Namespace, chosen: dict[str, Any]) -> Shape:
-    is_text = flags.text or flags.endpoint != Endpoint.COMPLETIONS
+def _number_of_sessions(chosen: dict[str, Any]) -> dict[str, int]:
+    """Returns how many sessions there are, and how many requests they have at most; neither with a duration alone."""
+    if "duration" in chosen and "sessions" not in chosen:
+        return {}
+    num = chosen.get("sessions", chosen["concurrency"])
+    return {"sessions": num, "requests": num * chosen["turns"]}
+
+
+def _endpoint(flags: argparse.Namespace) -> Endpoint:
+    is_agents = flags.workload == WorkloadKind.AGENT_SESSIONS
+    return Endpoint(flags.endpoint or (Endpoint.CHAT if is_agents else Endpoint.COMPLETIONS))
+
+
+def _shape(flags: argparse.Namespace, chosen: dict[str, Any], is_text: bool) -> Shape:
     if is_text and flags.vocab_size is not None:
         raise UsageError("--vocab-size is of token ids, which chat, responses and --text do not send")
     return Shape(
@@ -133,18 +117,21 @@ def _shape(flags: argparse.Namespace, chosen: dict[str, Any]) -> Shape:
         prefix_len=chosen["prefix_len"],
         long_prompt_len=chosen["long_prompt_len"],
         long_output_len=chosen["long_output_len"],
+        num_turns=chosen["turns"],
+        system_len=chosen["system_len"],
+        num_tools=chosen["tools"],
         vocab_size=chosen["vocab_size"],
         is_text=is_text,
     )
 
 
-def _wire(flags: argparse.Namespace) -> WireOptions:
+def _wire(flags: argparse.Namespace, endpoint: Endpoint) -> WireOptions:
     key = flags.api_key or next((os.environ[name] for name in API_KEY_VARIABLES if os.environ.get(name)), "")
     if not (key.isascii() and key.isprintable()):
         raise UsageError("the API key is not printable ASCII")
     return WireOptions(
         model=flags.model or "",
-        endpoint=Endpoint(flags.endpoint),
+        endpoint=endpoint,
         api_key=key,
         headers=dict(flags.header),
         temperature=flags.temperature,

@@ -3,27 +3,18 @@
 import asyncio
 import string
 import time
-from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
-from functools import partial
-from itertools import islice, takewhile
-from typing import Any
 
 from loadtest.client import Sender, StreamingClient
 from loadtest.config import Config
-from loadtest.datasets.entries import dataset_stream
 from loadtest.discovery import find, first_model, http_client
+from loadtest.loads import Load
 from loadtest.metrics import read_snapshot, settled_snapshot
 from loadtest.progress import Progress
 from loadtest.record import Outcome
 from loadtest.results import RunResult, RunSink, TargetResult
-from loadtest.runner import closed_loop, limited, long_among_decoders, open_loop
 from loadtest.target import Target, parse_target
-from loadtest.workload import RequestSpec, WorkloadKind, long_stream, poisson_offsets, request_stream
-
-_MAX_WARMUP_TOKENS = 16
-
-Load = Callable[[], Coroutine[Any, Any, None]]
+from loadtest.workload import RequestSpec, WorkloadKind
 
 
 class Benchmark:
@@ -73,71 +64,36 @@ class Benchmark:
     async def _run_once(self, result: TargetResult, round_number: int) -> None:
         config = self.config
         wire = replace(config.wire, model=result.model)
-        sender = StreamingClient(result.target, wire)
+        sender = StreamingClient(result.target, wire, config.shape.kind is WorkloadKind.AGENT_SESSIONS)
         # No two runs share a prompt: a prefix cache would make the later one look fast. Arrivals are the same for all.
         seed = f"{config.seed}/{round_number}/{result.target.label}"
-        main, longs = self._main_stream(seed), long_stream(config.shape, seed)
-        # The requests of a file are all measured, so its warm-up has prompts with a mark of their own.
-        warming = main if config.dataset is None else self._main_stream(f"{seed}/warm-up", is_salted=True)
-        await self._warm_up(result, sender, warming, longs)
+        load = Load(config, seed, arrivals_seed=f"{config.seed}/{round_number}")
+        await self._warm_up(result, sender, load.warm_up())
         sink = RunSink(config.targets, result, sender, self._progress)
-        load = self._load(sink, main, longs, f"{config.seed}/{round_number}")
         async with http_client(result.target, wire.request_headers()) as client:
             before = await settled_snapshot(lambda: read_snapshot(client))
             self._progress.begin(f"{result.target.label} round {round_number + 1}/{config.rounds}", config.schedule)
             began_cpu_s, began_s = time.process_time(), time.perf_counter()
             try:
-                await _all_sent(load(), sink)
+                await _all_sent(load, sink)
             finally:
                 cpu_s, wall_s = time.process_time() - began_cpu_s, time.perf_counter() - began_s
-                run, after = RunResult(sink.groups, cpu_s, wall_s, sink.num_in_flight), None
+                run, after = RunResult(sink.groups, cpu_s, wall_s, sink.num_in_flight, sink.turns), None
                 try:
                     after = await settled_snapshot(lambda: read_snapshot(client))
                 finally:  # the run is recorded even if reading the counters is interrupted
                     result.end_run(run, before, after)
 
-    def _main_stream(self, seed: str, is_salted: bool | None = None) -> Iterator[RequestSpec]:
-        config = self.config
-        if config.dataset is None:
-            return request_stream(config.shape, seed)
-        return dataset_stream(config.dataset, config.shape, seed, config.is_salted if is_salted is None else is_salted)
-
-    async def _warm_up(
-        self, result: TargetResult, send: Sender, main: Iterator[RequestSpec], longs: Iterator[RequestSpec]
-    ) -> None:
-        """Sends the first requests of the same streams, with short outputs and in no result; with long-among-decoders,
-        one of them is long."""
-        num = self.config.schedule.num_warmup
-        num_longs = min(num, 1) if self.config.shape.kind is WorkloadKind.LONG_AMONG_DECODERS else 0
-        drawn = [*islice(main, num - num_longs), *islice(longs, num_longs)]
-        specs = [replace(spec, max_tokens=min(spec.max_tokens, _MAX_WARMUP_TOKENS)) for spec in drawn]
+    async def _warm_up(self, result: TargetResult, send: Sender, specs: list[RequestSpec]) -> None:
+        """Sends requests that are in no result; those that fail are counted."""
         for record in await asyncio.gather(*map(send, specs)):
             if record.reply.outcome is not Outcome.OK:
                 result.warmup_failures.append(f"{record.reply.outcome}: {record.reply.message}")
 
-    def _load(
-        self, sink: RunSink, main: Iterator[RequestSpec], longs: Iterator[RequestSpec], arrivals_seed: str
-    ) -> Load:
-        schedule = self.config.schedule
-        num_streams = schedule.concurrency or 1
-        specs = limited(main, schedule.num_requests, schedule.duration_s)
-        if self.config.shape.kind is WorkloadKind.LONG_AMONG_DECODERS:
-            return partial(long_among_decoders, sink.send, specs, longs, num_streams, schedule.long_every_s)
-        offsets_s: Iterator[float]
-        if self.config.dataset is not None and schedule.keeps_arrivals:
-            offsets_s = self.config.dataset.offsets_s(schedule.speedup)
-        elif schedule.rate_per_s is not None:
-            offsets_s = poisson_offsets(schedule.rate_per_s, arrivals_seed)
-        else:
-            return partial(closed_loop, sink.send, specs, num_streams)
-        if (duration_s := schedule.duration_s) is not None:
-            offsets_s = takewhile(lambda offset_s: offset_s < duration_s, offsets_s)
-        return partial(open_loop, sink.send, specs, offsets_s, schedule.concurrency)
 
-
-async def _all_sent(load: Coroutine[Any, Any, None], sink: RunSink) -> None:
+async def _all_sent(load: Load, sink: RunSink) -> None:
     try:
-        await load
+        await load.run(sink.send)
     except ExceptionGroup:
         if sink.gone is None:
             raise

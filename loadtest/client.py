@@ -28,9 +28,10 @@ class Sender(Protocol):
 class StreamingClient:
     """A Sender of streaming requests to one endpoint of one target."""
 
-    def __init__(self, target: Target, options: WireOptions) -> None:
+    def __init__(self, target: Target, options: WireOptions, keeps_answers: bool = False) -> None:
         self._target = target
         self._options = options
+        self._keeps_answers = keeps_answers
         self._head = self._request_head()
 
     async def __call__(self, spec: RequestSpec, due_s: float | None = None) -> Record:
@@ -56,6 +57,7 @@ class StreamingClient:
             send_lag_s=None if due_s is None else began_s - due_s,
             num_retries=num_retries,
             retry_wait_s=retry_wait_s,
+            turn=spec.turn,
             num_prompt_tokens=len(spec.prompt) if isinstance(spec.prompt, list) else None,
         )
 
@@ -89,12 +91,13 @@ class StreamingClient:
             arrivals_s=reader.collector.arrivals_s,
             usage=reader.collector.usage,
             server_ms=reader.server_ms,
+            answer=reader.collector.answer(),
         )
 
     async def _connect(self) -> tuple[asyncio.Transport, ResponseReader]:
         target, options = self._target, self._options
         transport, reader = await asyncio.get_running_loop().create_connection(
-            lambda: ResponseReader(COLLECTORS[options.endpoint](options.expects_done)),
+            lambda: ResponseReader(COLLECTORS[options.endpoint](options.expects_done, self._keeps_answers)),
             target.address,
             target.port,
             ssl=target.tls,

@@ -10,6 +10,7 @@ from math import isfinite
 from typing import Any
 
 from loadtest.record import Outcome, Usage
+from loadtest.sessions.answer import Answer, ChatAnswer, answer_of_items
 
 _TOKEN_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal")  # of a chat's delta
 
@@ -32,8 +33,9 @@ class StreamCollector:
 
     end_mark = "[DONE]"  # what the last event says
 
-    def __init__(self, expects_done: bool = True) -> None:
+    def __init__(self, expects_done: bool = True, keeps_answer: bool = False) -> None:
         self._expects_done = expects_done
+        self._keeps_answer = keeps_answer
         self.usage: Usage | None = None
         self.server_ms: dict[str, float] = {}
         self._arrivals_s = array("d")
@@ -84,6 +86,10 @@ class StreamCollector:
             return self._arrivals_s[:-1]
         return self._arrivals_s
 
+    def answer(self) -> Answer:
+        """Returns the answer of an OK stream if it was to be kept, else an empty one."""
+        return Answer()
+
     @property
     def has_failed(self) -> bool:
         """Whether an event was invalid or reported an error, whatever the rest of the response looks like."""
@@ -108,7 +114,13 @@ class ChatCollector(StreamCollector):
     """Collects one stream of /v1/chat/completions. A chunk without text, thinking or a call is no arrival: it names the
     role or the finish reason. An answer may have no text at all."""
 
-    _is_answered = False
+    def __init__(self, expects_done: bool = True, keeps_answer: bool = False) -> None:
+        super().__init__(expects_done, keeps_answer)
+        self._is_answered = False
+        self._answer = ChatAnswer()
+
+    def answer(self) -> Answer:
+        return self._answer.whole()
 
     def _on_chunk(self, chunk: dict[str, Any], now_s: float) -> None:
         if choices := chunk.get("choices"):
@@ -116,6 +128,8 @@ class ChatCollector(StreamCollector):
             delta = choices[0].get("delta") or {}
             if any(delta.get(name) for name in _TOKEN_FIELDS):
                 self._arrivals_s.append(now_s)
+                if self._keeps_answer:
+                    self._answer.add(delta)
         self._on_counts(chunk)
 
     @property
@@ -128,6 +142,10 @@ class ResponsesCollector(StreamCollector):
     usage."""
 
     end_mark = "response.completed"
+    _answer = Answer()
+
+    def answer(self) -> Answer:
+        return self._answer
 
     def on_event(self, data: bytes, now_s: float) -> None:
         if data != b"[DONE]":  # some servers send it after the last event, which alone says that the answer is whole
@@ -141,6 +159,8 @@ class ResponsesCollector(StreamCollector):
         elif kind in ("response.completed", "response.incomplete"):
             self._is_done = True
             self._on_counts(chunk["response"])
+            if self._keeps_answer:
+                self._answer = answer_of_items(chunk["response"]["output"])
         elif kind in ("response.failed", "error"):
             self._failure = (Outcome.STREAM_ERROR, error_message(chunk.get("response") or chunk))
 

@@ -24,6 +24,8 @@ class Schedule:
     num_warmup: int = 2
     long_every_s: float = 2.0
     keeps_arrivals: bool = False  # each request of the file is sent at its arrival time
+    num_sessions: int | None = None  # of agents; None without a limit
+    think_s: float = 1.0  # of an agent between two turns, on average
     speedup: float = 1.0  # by which these times are divided
 
     @property
@@ -58,6 +60,8 @@ class Config:
             raise UsageError("--prefix-len belongs to --workload shared-prefix")
         if shape.kind is WorkloadKind.LONG_AMONG_DECODERS and schedule.rate_per_s is not None:
             raise UsageError("long-among-decoders is a closed loop: --rate does not go with it (--long-every does)")
+        if shape.kind is WorkloadKind.AGENT_SESSIONS and self.wire.endpoint is Endpoint.COMPLETIONS:
+            raise UsageError("agent-sessions have messages: --endpoint chat or responses")
         if self.wire.endpoint is Endpoint.RESPONSES and not (self.wire.include_usage and self.wire.expects_done):
             raise UsageError(
                 "responses have usage and a last event always: --no-include-usage and --no-done are not theirs"
@@ -75,6 +79,10 @@ DEFAULTS: Mapping[str, Any] = {
     "long_prompt_len": 2048,
     "long_output_len": 16,
     "long_every": 2.0,
+    "turns": 8,
+    "system_len": 512,
+    "tools": 4,
+    "think_time": 1.0,
 }
 DECODER_DEFAULTS: Mapping[str, Any] = {**DEFAULTS, "prompt_len": 32, "output_len": 256, "concurrency": 8}
 SCENARIOS: Mapping[str, Mapping[str, Any]] = {

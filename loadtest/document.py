@@ -1,5 +1,6 @@
 """Everything that was measured as one JSON document. Its names are a public format: add, do not rename."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -51,6 +52,7 @@ def _target(result: TargetResult) -> dict[str, Any]:
         "url": result.target.url,
         "model": result.model,
         "groups": {name: _summary(summary) for name, summary in sorted(result.groups.items())},
+        "turns": _turns(result.turns),
         "server_view": _server_view(result.server_view),
         "client": {
             "event_loop": EVENT_LOOP_NAME,
@@ -68,10 +70,15 @@ def _target(result: TargetResult) -> dict[str, Any]:
 def _run(run: RunResult) -> dict[str, Any]:
     return {
         "groups": {name: _summary(summary) for name, summary in sorted(run.groups.items())},
+        "turns": _turns(run.turns),
         "client_cpu_s": run.client_cpu_s,
         "wall_s": run.wall_s,
         "num_interrupted": run.num_interrupted,
     }
+
+
+def _turns(turns: Mapping[int, Summary]) -> list[dict[str, Any]]:
+    return [{"turn": number, **_summary(summary)} for number, summary in sorted(turns.items())]
 
 
 def _summary(summary: Summary) -> dict[str, Any]:

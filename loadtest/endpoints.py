@@ -1,6 +1,6 @@
 """The endpoints that can be measured: their paths, what a request to each says, and how its stream is read."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -22,7 +22,7 @@ PATHS: Mapping[Endpoint, str] = {
     Endpoint.CHAT: "/v1/chat/completions",
     Endpoint.RESPONSES: "/v1/responses",
 }
-COLLECTORS: Mapping[Endpoint, Callable[[bool], StreamCollector]] = {
+COLLECTORS: Mapping[Endpoint, type[StreamCollector]] = {
     Endpoint.COMPLETIONS: StreamCollector,
     Endpoint.CHAT: ChatCollector,
     Endpoint.RESPONSES: ResponsesCollector,

@@ -1,6 +1,7 @@
 """Warnings about a measurement, as sentences: reasons not to trust its numbers."""
 
 from loadtest.benchmark import Benchmark
+from loadtest.config import Schedule
 from loadtest.record import Outcome
 from loadtest.results import TargetResult
 from loadtest.stats import Summary
@@ -32,11 +33,18 @@ def _of_target(benchmark: Benchmark, result: TargetResult) -> list[str]:
             0, f"{len(result.warmup_failures)} warm-up requests failed; the first: {result.warmup_failures[0]}"
         )
     schedule = config.schedule
-    if not schedule.is_open and schedule.num_requests and schedule.num_requests < (schedule.concurrency or 1):
-        found.append(f"only {schedule.num_requests} of the {schedule.concurrency} streams had a request (--requests)")
+    found += _of_streams(schedule)
     if config.shape.kind is WorkloadKind.LONG_AMONG_DECODERS and result.rounds and "long" not in result.groups:
         found.append("the decoding streams ended before a long prompt arrived (--requests, --long-every)")
     return found
+
+
+def _of_streams(schedule: Schedule) -> list[str]:
+    """Returns whether some streams of a closed loop had nothing to do."""
+    num, flag = schedule.num_sessions or schedule.num_requests, "sessions" if schedule.num_sessions else "requests"
+    if schedule.is_open or not num or num >= (schedule.concurrency or 1):
+        return []
+    return [f"only {num} of the {schedule.concurrency} streams had a request (--{flag})"]
 
 
 def _of_group(summary: Summary, is_length_fixed: bool, of_group: str) -> list[str]:

@@ -7,9 +7,11 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from loadtest.config import API_KEY_VARIABLES, DECODER_DEFAULTS, DEFAULT_NUM_REQUESTS, SCENARIOS
+from loadtest.datasets.flags import add_dataset_flags
 from loadtest.endpoints import Endpoint
 from loadtest.help_text import EPILOG
 from loadtest.numbers import count, number, positive, positive_number
+from loadtest.sessions.flags import add_session_flags
 from loadtest.workload import WorkloadKind
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a token of RFC 9110
@@ -60,7 +62,8 @@ def flag_parser() -> argparse.ArgumentParser:
     )
     _add_load(parser.add_argument_group("load"))
     _add_shape(parser.add_argument_group("what is sent"))
-    _add_dataset(parser.add_argument_group("requests of a file"))
+    add_dataset_flags(parser.add_argument_group("requests of a file"))
+    add_session_flags(parser.add_argument_group("agent sessions"))
     _add_wire(parser.add_argument_group("requests"))
     _add_output(parser.add_argument_group("results"))
     return parser
@@ -97,7 +100,12 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
 def _add_shape(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--workload", choices=tuple(kind.value for kind in WorkloadKind), help="default: random")
-    add("--prompt-len", type=positive, metavar="N", help="tokens of a prompt (default 128; of decoders: 32)")
+    add(
+        "--prompt-len",
+        type=positive,
+        metavar="N",
+        help="tokens of a prompt, of an agent's turn (default 128; of decoders: 32)",
+    )
     add(
         "--max-tokens",
         "--output-len",
@@ -128,30 +136,12 @@ def _add_shape(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_dataset(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--dataset", metavar="FILE", help="send the requests of FILE, in its order: see below")
-    add(
-        "--arrivals",
-        action=argparse.BooleanOptionalAction,
-        help="send each request at its arrival time, if the file has them; --no-arrivals: a closed loop",
-    )
-    add("--speedup", type=positive_number, metavar="F", help="divide arrival times by F (default 1)")
-    add(
-        "--salt",
-        action=argparse.BooleanOptionalAction,
-        help="begin every prompt of the file with a mark of its run, so that no prefix cache knows it from another "
-        "(the default); --no-salt: as in the file",
-    )
-
-
 def _add_wire(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
         "--endpoint",
         choices=tuple(kind.value for kind in Endpoint),
-        default=Endpoint.COMPLETIONS,
-        help="/v1/completions (the default), /v1/chat/completions or /v1/responses",
+        help="/v1/completions (the default), /v1/chat/completions (that of agent-sessions) or /v1/responses",
     )
     add("--model", help="default: the first of GET /v1/models")
     add("--api-key", metavar="KEY", help=f"default: {' or '.join(API_KEY_VARIABLES)} of the environment")

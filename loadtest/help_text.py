@@ -30,6 +30,8 @@ examples:
     python -m loadtest http://127.0.0.1:8000 --endpoint chat --dataset sharegpt.json --requests 500 --concurrency 16
   a trace at its arrival times, ten times as fast
     python -m loadtest http://127.0.0.1:8000 --dataset trace.jsonl --speedup 10
+  eight agents that share a system prompt and tools, ten turns each, and what a turn costs
+    python -m loadtest http://127.0.0.1:8000 --workload agent-sessions --concurrency 8 --turns 10 --max-tokens 64
   only the JSON document
     python -m loadtest http://127.0.0.1:8000 --quiet --json - | tail -n 1
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 
+from loadtest.sessions.answer import Answer
+
 
 class Outcome(StrEnum):
     """How a request ended."""
@@ -46,6 +48,7 @@ class Reply:
     arrivals_s: Sequence[float] = ()
     usage: Usage | None = None
     server_ms: Mapping[str, float] = field(default_factory=dict)  # the server's own timings, by its names
+    answer: Answer = field(default_factory=Answer)  # empty unless it is to be kept
 
     @property
     def ttft_s(self) -> float | None:
@@ -84,3 +87,4 @@ class Record:
     num_retries: int = 0
     retry_wait_s: float = 0.0  # time spent waiting because of 429, in no latency
     num_prompt_tokens: int | None = None  # as sent; None for a text prompt
+    turn: int | None = None  # of an agent's session, from 1 on

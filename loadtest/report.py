@@ -10,10 +10,12 @@ from rich.text import Text
 from loadtest.benchmark import Benchmark
 from loadtest.compare import METRICS, SAMPLES, THROUGHPUT, Ratio, ratio
 from loadtest.config import Config, Schedule
+from loadtest.formats import format_number
 from loadtest.histogram import histogram_lines
 from loadtest.record import Outcome
 from loadtest.results import TargetResult
 from loadtest.server_view import ServerView
+from loadtest.sessions.report import print_turns
 from loadtest.stats import Sample, Summary
 from loadtest.workload import WorkloadKind
 
@@ -51,10 +53,12 @@ def _line(console: Console, text: str, style: str = "") -> None:
 
 def _title(config: Config) -> str:
     name = config.scenario or (config.dataset.file if config.dataset else config.shape.kind)
-    return f"{name}: {_load(config.schedule)}, {_content(config)}, seed {config.seed}"
+    return f"{name}: {_load(config.schedule, config.shape.kind)}, {_content(config)}, seed {config.seed}"
 
 
-def _load(schedule: Schedule) -> str:
+def _load(schedule: Schedule, kind: WorkloadKind) -> str:
+    if kind is WorkloadKind.AGENT_SESSIONS:
+        return f"{schedule.concurrency} sessions at once"
     if schedule.keeps_arrivals:
         return "arrivals of the file" + (f", {schedule.speedup:g} times as fast" if schedule.speedup != 1 else "")
     return f"{schedule.rate_per_s:g} requests/s" if schedule.rate_per_s else f"{schedule.concurrency} streams"
@@ -68,6 +72,9 @@ def _content(config: Config) -> str:
     what = f"{shape.prompt_len}/{shape.output_len} prompt/output tokens"
     if shape.kind is WorkloadKind.SHARED_PREFIX:
         what += f", {shape.prefix_len} of the prompt shared"
+    if shape.kind is WorkloadKind.AGENT_SESSIONS:
+        what += f" a turn, {shape.num_turns} turns behind {shape.system_len} words and {shape.num_tools} tools"
+        what += f", {config.schedule.think_s:g} s of thinking"
     if shape.kind is WorkloadKind.LONG_AMONG_DECODERS:
         what += f", {shape.long_prompt_len}/{shape.long_output_len} every {config.schedule.long_every_s:g} s"
     return what
@@ -79,6 +86,7 @@ def _print_one(console: Console, result: TargetResult) -> None:
         _print_latencies(console, name if len(result.groups) > 1 else "", summary)
         for title in ("TTFT", "ITL"):
             _print_histogram(console, title, SAMPLES[title](summary))
+    print_turns(console, result)
     _print_client(console, result)
 
 
@@ -91,7 +99,7 @@ def _print_latencies(console: Console, group: str, summary: Summary) -> None:
         _add_row(table, name, sample_of(summary))
     if table.row_count:
         console.print(table)
-    rates = (f"{_number(metric(summary))} {name}" for name, metric in THROUGHPUT.items())
+    rates = (f"{format_number(metric(summary))} {name}" for name, metric in THROUGHPUT.items())
     _line(console, f"throughput  {', '.join(rates)} over {summary.busy_s:.1f} s")
     _line(console, f"requests    {_counts(summary)}")
     if summary.cached_prompt_tokens:
@@ -115,7 +123,7 @@ def _goodput(summary: Summary) -> str:
     targets = summary.targets
     limits = [f"TTFT <= {targets.ttft_ms:g} ms"] if targets.ttft_ms is not None else []
     limits += [f"p99 of its ITL <= {targets.itl_ms:g} ms"] if targets.itl_ms is not None else []
-    fraction, rate = (summary.good_fraction or 0.0) * 100, _number(summary.per_second(summary.num_good))
+    fraction, rate = (summary.good_fraction or 0.0) * 100, format_number(summary.per_second(summary.num_good))
     return (
         f"{summary.num_good} of {summary.num_requests} ({fraction:.1f} %), {rate} requests/s ({' and '.join(limits)})"
     )
@@ -134,6 +142,7 @@ def _print_several(console: Console, results: list[TargetResult]) -> None:
     for group in sorted(results[0].groups):
         console.print(_comparison_table(group, results))
     for result in results:
+        print_turns(console, result)
         _print_client(console, result)
 
 
@@ -146,7 +155,7 @@ def _comparison_table(group: str, results: list[TargetResult]) -> Table:
     for other in others:
         table.add_column(f"{other.target.label}/{base.target.label}", justify="right")
     for name, metric in METRICS.items():
-        values = [_number(metric(result.groups[group])) if group in result.groups else "-" for result in results]
+        values = [format_number(metric(result.groups[group])) if group in result.groups else "-" for result in results]
         table.add_row(name, *values, *(_ratio(ratio(metric, group, base.rounds, other.rounds)) for other in others))
     for end in Outcome:
         counts = [result.groups[group].outcomes[end] if group in result.groups else 0 for result in results]
@@ -154,7 +163,7 @@ def _comparison_table(group: str, results: list[TargetResult]) -> Table:
             table.add_row(str(end), *map(str, counts))
     if base.groups[group].targets.is_set:
         fractions = [result.groups[group].good_fraction if group in result.groups else None for result in results]
-        table.add_row("goodput, fraction", *map(_number, fractions))
+        table.add_row("goodput, fraction", *map(format_number, fractions))
     return table
 
 
@@ -203,11 +212,4 @@ def _add_row(table: Table, name: str, sample: Sample) -> None:
     """Adds the row of a sample, unless it is empty."""
     distribution = sample.distribution()
     if distribution is not None:
-        table.add_row(name, *(_number(asdict(distribution)[column]) for column in _COLUMNS))
-
-
-def _number(value: float | None) -> str:
-    """Formats a value with at most four significant digits; None as a dash."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        table.add_row(name, *(format_number(asdict(distribution)[column]) for column in _COLUMNS))

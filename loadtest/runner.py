@@ -1,14 +1,19 @@
-"""Schedules of requests: closed loop, open loop, and long prompts among steady streams. The caller sends."""
+"""Schedules of requests: closed loop, open loop, long prompts among steady streams, sessions. The caller sends."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
+from loadtest.record import Outcome, Record
+from loadtest.sessions.session import Session
 from loadtest.workload import RequestSpec
 
-Send = Callable[[RequestSpec, float | None], Coroutine[Any, Any, None]]
+Send = Callable[[RequestSpec, float | None], Coroutine[Any, Any, object]]
+
+SendTurn = Callable[[RequestSpec, float | None], Coroutine[Any, Any, Record]]
 
 _NUM_READY = 256
 
@@ -87,6 +92,33 @@ async def long_among_decoders(
         arrivals = group.create_task(arrive())
         await closed_loop(send, decoders, num_streams)
         arrivals.cancel()
+
+
+async def session_loop(
+    send: SendTurn, sessions: Iterator[Session], concurrency: int, think_s: float, duration_s: float | None
+) -> None:
+    """Keeps `concurrency` sessions going: the next one begins when one ends.
+
+    A turn is sent when the one before has ended and was thought about, for `think_s` on average. A turn that fails ends
+    its session; no turn begins after `duration_s`.
+    """
+    ends_s = time.perf_counter() + (math.inf if duration_s is None else duration_s)
+
+    async def agent() -> None:
+        for session in sessions:
+            turn: RequestSpec | None = session.first_turn()
+            pause_s = 0.0
+            while turn is not None:
+                if time.perf_counter() + pause_s >= ends_s:
+                    return
+                await asyncio.sleep(pause_s)
+                reply = (await send(turn, None)).reply
+                turn = session.next_turn(reply.answer) if reply.outcome is Outcome.OK else None
+                pause_s = session.think_s(think_s)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(agent())
 
 
 async def _sleep_until(due_s: float) -> None:

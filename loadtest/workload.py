@@ -36,6 +36,7 @@ class WorkloadKind(StrEnum):
     RANDOM = "random"
     SHARED_PREFIX = "shared-prefix"
     LONG_AMONG_DECODERS = "long-among-decoders"
+    AGENT_SESSIONS = "agent-sessions"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class RequestSpec:
     group: str
     prompt: Prompt
     max_tokens: int
+    turn: int | None = None  # of an agent's session, from 1 on
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ class Shape:
     prefix_len: int = 0  # of shared-prefix: the part of prompt_len that all prompts have in common
     long_prompt_len: int = 2048
     long_output_len: int = 16
+    num_turns: int = 8  # of an agent's session
+    system_len: int = 512  # of the system prompt that all sessions share
+    num_tools: int = 4  # that all sessions share
     vocab_size: int = 1000
     is_text: bool = False
 

@@ -34,10 +34,12 @@ class FakeServer:
     num_rejections: int = 0  # the first completions get a 429
     retry_after_s: float = 0.05
     failing_status: int | None = None  # every completion gets it
+    num_fine: int = 0  # but the first ones
     probe: str = "/ready"
     num_not_ready: int = 0  # the first probes get a 503
     body_type: str = "text/event-stream"
 
+    called_with: str | None = None  # the first token of each answer is a call of the tool f with these arguments
     num_cached: int = 0  # prompt tokens that usage calls cached
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -63,7 +65,8 @@ class FakeServer:
                 self.num_in_flight += 1
                 self.peak_in_flight = max(self.peak_in_flight, self.num_in_flight)
                 try:
-                    await self._complete(writer, path, self.bodies[-1])
+                    if not self._is_refused(writer):
+                        await self._complete(writer, path, self.bodies[-1])
                 finally:
                     self.num_in_flight -= 1
             else:
@@ -93,12 +96,17 @@ class FakeServer:
         else:
             _respond(writer, 404, "{}")
 
-    async def _complete(self, writer: asyncio.StreamWriter, path: str, body: dict[str, Any]) -> None:
+    def _is_refused(self, writer: asyncio.StreamWriter) -> bool:
         if self.num_rejections > 0:
             self.num_rejections -= 1
-            return _respond(writer, 429, _error("slow down"), f"Retry-After: {self.retry_after_s}\r\n")
-        if self.failing_status is not None:
-            return _respond(writer, self.failing_status, _error("no such thing"))
+            _respond(writer, 429, _error("slow down"), f"Retry-After: {self.retry_after_s}\r\n")
+            return True
+        if self.failing_status is not None and len(self.bodies) > self.num_fine:
+            _respond(writer, self.failing_status, _error("no such thing"))
+            return True
+        return False
+
+    async def _complete(self, writer: asyncio.StreamWriter, path: str, body: dict[str, Any]) -> None:
         await asyncio.sleep(self.first_token_s)
         head = f"HTTP/1.1 200 OK\r\nContent-Type: {self.body_type}\r\nTransfer-Encoding: chunked\r\n"
         if self.sends_timings:
@@ -120,6 +128,8 @@ class FakeServer:
         self._end(writer, self._usage(path, body))
 
     def _chunk(self, path: str, body: dict[str, Any], is_last: bool) -> dict[str, Any]:
+        if self.called_with is not None and not is_last:
+            return wire_formats.call(path, self.called_with)
         chunk = wire_formats.token(path, " a", "length" if is_last and not self.ends_with_empty_chunk else None)
         return {**chunk, "timings": self._timings(body)} if is_last and self.sends_timings else chunk
 
@@ -136,7 +146,8 @@ class FakeServer:
         if not (self.sends_usage and is_asked):
             return None
         timings = self._timings(body) if self.sends_timings else None
-        return wire_formats.usage(path, num_prompt, num_completion, self.num_cached, timings)
+        output = wire_formats.output(" a" * wire_formats.num_asked(body), self.called_with)
+        return wire_formats.usage(path, num_prompt, num_completion, self.num_cached, timings=timings, output=output)
 
     def _end(self, writer: asyncio.StreamWriter, last: dict[str, Any] | None) -> None:
         if last is not None:

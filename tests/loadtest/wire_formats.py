@@ -37,11 +37,27 @@ def token(path: str, text: str, finish_reason: str | None) -> Body:
     return {"choices": [{"index": 0, **said, "finish_reason": finish_reason}]}
 
 
-def usage(path: str, num_prompt: int, num_completion: int, num_cached: int, timings: Body | None = None) -> Body:
-    """Returns the event that carries the usage; of a response it has the timings, too."""
+def call(path: str, arguments: str) -> Body:
+    """Returns the event of a call of a tool."""
+    if path == "/v1/responses":
+        return {"type": "response.function_call_arguments.delta", "delta": arguments}
+    part = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"choices": [{"index": 0, "delta": {"tool_calls": [part]}, "finish_reason": None}]}
+
+
+def output(text: str, arguments: str | None) -> list[Body]:
+    """Returns the items of a response."""
+    items: list[Body] = [{"type": "message", "content": [{"type": "output_text", "text": text}]}]
+    if arguments is not None:
+        items.append({"type": "function_call", "call_id": "c1", "name": "f", "arguments": arguments})
+    return items
+
+
+def usage(path: str, num_prompt: int, num_completion: int, num_cached: int, **more: Any) -> Body:
+    """Returns the event that carries the usage; of a response it has what else is known, too."""
     if path == "/v1/responses":
         details = {"input_tokens_details": {"cached_tokens": num_cached}}
         counts = {"input_tokens": num_prompt, "output_tokens": num_completion, **details}
-        return {"type": "response.completed", "response": {"error": None, "usage": counts, "timings": timings}}
+        return {"type": "response.completed", "response": {"error": None, "usage": counts, **more}}
     details = {"prompt_tokens_details": {"cached_tokens": num_cached}}
     return {"choices": [], "usage": {"prompt_tokens": num_prompt, "completion_tokens": num_completion, **details}}
