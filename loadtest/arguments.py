@@ -57,7 +57,7 @@ def parse_config(arguments: Sequence[str] | None) -> Config:
         is_salted=flags.salt is not False,
         schedule=schedule,
         wire=_wire(flags, endpoint),
-        targets=Targets(flags.target_ttft_ms, flags.target_itl_ms),
+        targets=_targets(flags),
         wait_s=flags.wait,
         is_quiet=flags.quiet,
         is_strict=flags.strict,
@@ -100,6 +100,13 @@ def _number_of_sessions(chosen: dict[str, Any]) -> dict[str, int]:
         return {}
     num = chosen.get("sessions", chosen["concurrency"])
     return {"sessions": num, "requests": num * chosen["turns"]}
+
+
+def _targets(flags: argparse.Namespace) -> Targets:
+    named = flags.goodput or []
+    if len(dict(named)) < len(named):
+        raise UsageError("--goodput has two limits of one latency")
+    return Targets(**{f"{name}_ms": limit for name, limit in named})
 
 
 def _endpoint(flags: argparse.Namespace) -> Endpoint:

@@ -121,6 +121,7 @@ def _goodput(summary: Summary) -> dict[str, Any] | None:
         "requests": summary.num_good,
         "fraction": summary.good_fraction,
         "requests_per_s": summary.per_second(summary.num_good),
+        "met": {name: summary.met[name] for name in summary.targets.limits},
     }
 
 

@@ -190,16 +190,26 @@ def _add_answers(group: argparse._ArgumentGroup) -> None:
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--target-ttft-ms", type=positive_number, metavar="MS", help="goodput: a good request's TTFT is at most this")
     add(
-        "--target-itl-ms",
-        type=positive_number,
-        metavar="MS",
-        help="goodput: the 99th percentile of a good request's gaps is at most this",
+        "--goodput",
+        type=_target,
+        nargs="+",
+        action="extend",
+        metavar="NAME:MS",
+        help="count the requests within these limits, e.g. ttft:500 itl:50; names: ttft, itl (the 99th percentile of a "
+        "request's gaps), tpot, e2e",
     )
     add("--json", metavar="FILE", help="write the JSON document to FILE; -: to stdout, as its last line")
     add("--quiet", action="store_true", help="no progress bar")
     add("--strict", action="store_true", help="exit with 1 where there was any warning")
+
+
+def _target(text: str) -> tuple[str, float]:
+    name, colon, limit = text.partition(":")
+    name = {"e2el": "e2e"}.get(name, name)  # as vLLM calls it
+    if name not in ("ttft", "itl", "tpot", "e2e") or not colon:
+        raise argparse.ArgumentTypeError(f"{text!r} does not look like ttft:500, itl:50, tpot:50 or e2e:5000")
+    return name, positive_number(limit)
 
 
 def _header(text: str) -> tuple[str, str]:

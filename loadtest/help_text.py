@@ -17,7 +17,7 @@ examples:
   a server that is still starting, eight streams
     python -m loadtest http://127.0.0.1:8000 --wait 120 --concurrency 8 --requests 32
   Poisson arrivals for a minute, and how many requests keep to the targets
-    python -m loadtest http://127.0.0.1:8000 --rate 4 --duration 60 --target-ttft-ms 500 --target-itl-ms 50
+    python -m loadtest http://127.0.0.1:8000 --rate 4 --duration 60 --goodput ttft:500 itl:50
   two servers side by side, A B A B A B, with ratios and their spread
     python -m loadtest http://127.0.0.1:8000 http://127.0.0.1:8001 --scenario S2 --rounds 3
   what a prefix cache brings

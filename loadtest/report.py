@@ -20,6 +20,7 @@ from loadtest.stats import Sample, Summary
 from loadtest.workload import WorkloadKind
 
 _COLUMNS = ("mean", "p50", "p90", "p99", "max")
+_TARGET_NAMES = {"ttft": "TTFT", "itl": "p99 of its ITL", "tpot": "TPOT", "e2e": "E2E"}
 _PHASE_NAMES = {
     "queue_ms": "queue",
     "prefill_ms": "prefill",
@@ -120,13 +121,10 @@ def _counts(summary: Summary) -> str:
 
 
 def _goodput(summary: Summary) -> str:
-    targets = summary.targets
-    limits = [f"TTFT <= {targets.ttft_ms:g} ms"] if targets.ttft_ms is not None else []
-    limits += [f"p99 of its ITL <= {targets.itl_ms:g} ms"] if targets.itl_ms is not None else []
+    limits = summary.targets.limits.items()
+    each = ", ".join(f"{_TARGET_NAMES[name]} <= {limit:g} ms: {summary.met[name]}" for name, limit in limits)
     fraction, rate = (summary.good_fraction or 0.0) * 100, format_number(summary.per_second(summary.num_good))
-    return (
-        f"{summary.num_good} of {summary.num_requests} ({fraction:.1f} %), {rate} requests/s ({' and '.join(limits)})"
-    )
+    return f"{summary.num_good} of {summary.num_requests} ({fraction:.1f} %), {rate} requests/s ({each})"
 
 
 def _print_histogram(console: Console, title: str, sample: Sample) -> None:

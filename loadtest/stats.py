@@ -72,24 +72,37 @@ class Sample:
 
 @dataclass(frozen=True)
 class Targets:
-    """Latency targets of goodput: limits within which a request counts as good; None for no limit."""
+    """Latency targets of goodput, in milliseconds: limits within which a request counts as good; None for no limit."""
 
     ttft_ms: float | None = None
-    itl_ms: float | None = None
+    itl_ms: float | None = None  # of the 99th percentile of a request's own gaps
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that are set, by the latency's name."""
+        limits = {"ttft": self.ttft_ms, "itl": self.itl_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}
+        return {name: limit for name, limit in limits.items() if limit is not None}
 
     @property
     def is_set(self) -> bool:
-        return self.ttft_ms is not None or self.itl_ms is not None
+        return bool(self.limits)
 
-    def are_met_by(self, record: Record) -> bool:
-        """Whether the request is OK, and its TTFT and the 99th percentile of its own gaps are within the targets."""
+    def met_by(self, record: Record) -> set[str]:
+        """Returns the latencies that are within their limits: none of a request that is not OK. What a request does not
+        have, as a single token has no gaps, is within every limit."""
         reply = record.reply
         if reply.outcome is not Outcome.OK:
-            return False
+            return set()
         gaps = sorted(reply.itl_s)
-        ttft_ms = (reply.ttft_s or 0.0) * 1000
-        itl_p99_ms = percentile(gaps, 99) * 1000 if gaps else 0.0
-        return (self.ttft_ms is None or ttft_ms <= self.ttft_ms) and (self.itl_ms is None or itl_p99_ms <= self.itl_ms)
+        itl_s = percentile(gaps, 99) if gaps else None
+        found = {"ttft": reply.ttft_s, "itl": itl_s, "tpot": reply.tpot_s, "e2e": reply.e2e_s}
+        return {name for name, limit_ms in self.limits.items() if (found[name] or 0.0) * 1000 <= limit_ms}
+
+    def are_met_by(self, record: Record) -> bool:
+        """Whether the request is OK and within all limits."""
+        return record.reply.outcome is Outcome.OK and len(self.met_by(record)) == len(self.limits)
 
 
 class Summary:
@@ -108,6 +121,7 @@ class Summary:
         self.num_other_length = 0  # OK requests with more or fewer tokens than asked for
         self.num_coalesced = 0  # chunks that came in the same read as the one before, so with a gap of zero
         self.num_good = 0
+        self.met: Counter[str] = Counter()  # requests within each target, by the latency's name
         self.num_retries = 0
         self.retry_wait_s = 0.0
         self.busy_s = 0.0  # sum over the runs of the span from the first request's start to the last one's end
@@ -138,6 +152,7 @@ class Summary:
         self._run_ended_s = max(self._run_ended_s, reply.ended_s)
         if self.targets.is_set:
             self.num_good += self.targets.are_met_by(record)
+            self.met.update(self.targets.met_by(record))
         if reply.outcome is Outcome.OK:
             self._add_ok(record)
         else:

@@ -6,6 +6,7 @@ import pytest
 from loadtest.arguments import parse_config
 from loadtest.config import Config
 from loadtest.errors import UsageError
+from loadtest.stats import Targets
 from loadtest.workload import WorkloadKind
 
 URL = "http://127.0.0.1:1"
@@ -69,6 +70,11 @@ def test_several_urls_are_measured_in_turns_by_default() -> None:
     assert parse_config([URL, URL, "--rounds", "5"]).rounds == 5
 
 
+def test_goodput_takes_limits_as_vllm_writes_them() -> None:
+    assert config("--goodput", "ttft:500", "tpot:50", "e2el:9000").targets == Targets(500, None, 50, 9000)
+    assert config("--goodput", "itl:5.5").targets == Targets(itl_ms=5.5)
+
+
 def test_the_api_key_comes_from_the_flag_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TWOSTEP_API_KEY", raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "other")
@@ -90,6 +96,7 @@ def test_the_api_key_comes_from_the_flag_or_the_environment(monkeypatch: pytest.
         ("--endpoint", "responses", "--no-done"),
         ("--endpoint", "chat", "--vocab-size", "9"),
         ("--text", "--vocab-size", "9"),
+        ("--goodput", "e2e:5", "e2el:6"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(flags: tuple[str, ...]) -> None:
@@ -117,6 +124,11 @@ def test_flags_that_do_not_go_together_are_refused(flags: tuple[str, ...]) -> No
         ("--extra-body", '{"top_p": NaN}'),
         ("--extra-body", '{"top_p": 1e999}'),
         ("--scenario", "S9"),
+        ("--goodput",),
+        ("--goodput", "ttft"),
+        ("--goodput", "ttft:0"),
+        ("--goodput", "speed:3"),
+        ("--goodput", "ttft:500", "http://127.0.0.1:8000"),
         ("--endpoint", "embeddings"),
         ("--unknown",),
     ],

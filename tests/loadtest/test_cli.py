@@ -44,10 +44,18 @@ def test_throughput_is_tokens_of_usage_over_the_time_of_the_run(capsys: Capture)
 
 def test_goodput_is_the_share_within_the_targets(capsys: Capture) -> None:
     with running(FakeServer(first_token_s=0.05)) as fake:
-        missed = Run(capsys, fake.url, *QUICK, "--target-ttft-ms", "40").group["goodput"]
-        met = Run(capsys, fake.url, *QUICK, "--target-ttft-ms", "60000", "--target-itl-ms", "60000").group["goodput"]
+        missed = Run(capsys, fake.url, *QUICK, "--goodput", "ttft:40").group["goodput"]
+        met = Run(capsys, fake.url, *QUICK, "--goodput", "ttft:60000", "itl:60000").group["goodput"]
     assert (missed["requests"], missed["fraction"]) == (0, 0.0)
-    assert (met["requests"], met["fraction"]) == (6, 1.0)
+    assert (met["requests"], met["fraction"], met["met"]) == (6, 1.0, {"ttft": 6, "itl": 6})
+
+
+def test_each_limit_is_counted_alone(capsys: Capture) -> None:
+    with running(FakeServer(first_token_s=0.05)) as fake:
+        run = Run(capsys, fake.url, *QUICK, "--goodput", "ttft:40", "e2e:60000", "--goodput", "tpot:60000")
+    assert run.group["goodput"]["met"] == {"ttft": 0, "tpot": 6, "e2e": 6}
+    assert run.group["goodput"]["requests"] == 0
+    assert "TTFT <= 40 ms: 0, TPOT <= 60000 ms: 6, E2E <= 60000 ms: 6" in run.out
 
 
 def test_an_open_loop_sends_whatever_the_server_does(capsys: Capture) -> None:

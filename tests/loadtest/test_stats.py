@@ -145,7 +145,9 @@ def test_chunks_of_one_read_are_counted_as_coalesced() -> None:
         (Targets(itl_ms=500), 1),
         (Targets(itl_ms=2000), 2),
         (Targets(ttft_ms=999, itl_ms=600), 0),
-        (Targets(), 0),
+        (Targets(tpot_ms=500), 1),
+        (Targets(e2e_ms=1500), 1),
+        (Targets(e2e_ms=2100, tpot_ms=2000), 2),
     ],
 )
 def test_goodput_counts_ok_requests_within_every_target(targets: Targets, num_good: int) -> None:
@@ -154,6 +156,15 @@ def test_goodput_counts_ok_requests_within_every_target(targets: Targets, num_go
     seen = summary(slow_start, slow_stream, failed, targets=targets)
     assert seen.num_good == num_good
     assert seen.good_fraction == num_good / 3
+
+
+def test_without_targets_nothing_is_counted_as_good() -> None:
+    assert (summary(record(1.0)).num_good, Targets().is_set) == (0, False)
+
+
+def test_a_latency_that_a_request_does_not_have_is_within_every_limit() -> None:
+    assert Targets(itl_ms=1, tpot_ms=1).are_met_by(record(1.0))
+    assert not Targets(itl_ms=1, tpot_ms=1).are_met_by(record(1.0, outcome=Outcome.BROKEN))
 
 
 def test_the_itl_target_is_for_the_99th_percentile_of_a_requests_own_gaps() -> None:
