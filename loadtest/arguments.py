@@ -14,6 +14,7 @@ from loadtest.config import (
     SCENARIOS,
     Config,
     Schedule,
+    Sweep,
 )
 from loadtest.datasets.entries import Dataset
 from loadtest.datasets.flags import dataset_of, keeps_arrivals
@@ -22,6 +23,7 @@ from loadtest.errors import UsageError
 from loadtest.flags import flag_parser
 from loadtest.sessions.flags import check_session_flags
 from loadtest.stats import Targets
+from loadtest.sweep.flags import points_of
 from loadtest.workload import Shape, WorkloadKind
 
 
@@ -34,28 +36,18 @@ def parse_config(arguments: Sequence[str] | None) -> Config:
     check_session_flags(flags)
     endpoint = _endpoint(flags)
     dataset = dataset_of(flags, endpoint)
-    chosen = _with_defaults(flags, dataset)
-    schedule = Schedule(
-        concurrency=chosen.get("concurrency"),
-        rate_per_s=flags.rate,
-        num_requests=chosen.get("requests"),
-        duration_s=flags.duration,
-        num_warmup=flags.warmup,
-        long_every_s=chosen["long_every"],
-        keeps_arrivals=keeps_arrivals(flags, dataset),
-        num_sessions=chosen.get("sessions"),
-        think_s=chosen["think_time"],
-        speedup=flags.speedup or 1.0,
-    )
+    sweep = _sweep(flags, dataset)
+    schedule = _schedule(flags, dataset) if sweep is None else sweep.schedules[0]
     return Config(
         urls=tuple(flags.urls),
         seed=random.SystemRandom().randrange(2**32) if flags.seed is None else flags.seed,
         scenario=flags.scenario,
         rounds=flags.rounds or (1 if len(flags.urls) == 1 else 2),
-        shape=_shape(flags, chosen, is_text=flags.text or endpoint is not Endpoint.COMPLETIONS),
+        shape=_shape(flags, _with_defaults(flags, dataset), is_text=flags.text or endpoint is not Endpoint.COMPLETIONS),
         dataset=dataset,
         is_salted=flags.salt is not False,
         schedule=schedule,
+        sweep=sweep,
         wire=_wire(flags, endpoint),
         targets=_targets(flags),
         wait_s=flags.wait,
@@ -71,6 +63,33 @@ def given(arguments: Sequence[str], names: Iterable[str]) -> list[str]:
     unset = dict.fromkeys(names, object())
     flags = vars(flag_parser().parse_args(arguments, argparse.Namespace(**unset)))
     return [name for name in unset if flags[name] is not unset[name]]
+
+
+def _sweep(flags: argparse.Namespace, dataset: Dataset | None) -> Sweep | None:
+    if flags.sweep is None:
+        if flags.plot is not None:
+            raise UsageError("--plot draws a --sweep")
+        return None
+    if flags.plot is not None and not flags.plot.endswith(".svg"):
+        raise UsageError(f"--plot: the name of an SVG picture ends in .svg, and {flags.plot} does not")
+    kind, loads = flags.sweep
+    return Sweep(kind, loads, tuple(_schedule(point, dataset) for point in points_of(flags)), flags.plot)
+
+
+def _schedule(flags: argparse.Namespace, dataset: Dataset | None) -> Schedule:
+    chosen = _with_defaults(flags, dataset)
+    return Schedule(
+        concurrency=chosen.get("concurrency"),
+        rate_per_s=flags.rate,
+        num_requests=chosen.get("requests"),
+        duration_s=flags.duration,
+        num_warmup=flags.warmup,
+        long_every_s=chosen["long_every"],
+        keeps_arrivals=keeps_arrivals(flags, dataset),
+        num_sessions=chosen.get("sessions"),
+        think_s=chosen["think_time"],
+        speedup=flags.speedup or 1.0,
+    )
 
 
 def _with_defaults(flags: argparse.Namespace, dataset: Dataset | None) -> dict[str, Any]:

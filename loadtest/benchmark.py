@@ -72,7 +72,8 @@ class Benchmark:
         sink = RunSink(config.targets, result, sender, self._progress)
         async with http_client(result.target, wire.request_headers()) as client:
             before = await settled_snapshot(lambda: read_snapshot(client))
-            self._progress.begin(f"{result.target.label} round {round_number + 1}/{config.rounds}", config.schedule)
+            where = f"{result.target.label}, {config.point}," if config.point else result.target.label
+            self._progress.begin(f"{where} round {round_number + 1}/{config.rounds}", config.schedule)
             began_cpu_s, began_s = time.process_time(), time.perf_counter()
             try:
                 await _all_sent(load, sink)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from loadtest.datasets.entries import Dataset
@@ -33,6 +34,23 @@ class Schedule:
         return self.rate_per_s is not None or self.keeps_arrivals
 
 
+class SweepKind(StrEnum):
+    """What differs between the points of a sweep."""
+
+    CONCURRENCY = "concurrency"
+    RATE = "rate"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The loads that are measured one after the other, and the schedule of each."""
+
+    kind: SweepKind
+    loads: tuple[float, ...]
+    schedules: tuple[Schedule, ...]
+    plot_file: str | None = None
+
+
 @dataclass(frozen=True)
 class Config:
     """All settings of the command line."""
@@ -44,7 +62,9 @@ class Config:
     shape: Shape = field(default_factory=Shape)
     dataset: Dataset | None = field(default=None, repr=False)
     is_salted: bool = True  # prompts of a file begin with a mark of their run
-    schedule: Schedule = field(default_factory=Schedule)
+    schedule: Schedule = field(default_factory=Schedule)  # of a sweep: that of its first point
+    sweep: Sweep | None = None
+    point: str = ""  # of a sweep that this config is one load of: which, in words
     wire: WireOptions = field(default_factory=WireOptions)
     targets: Targets = field(default_factory=Targets)
     wait_s: float = 0.0

@@ -20,7 +20,7 @@ def document(benchmark: Benchmark, warnings: list[str], error: str | None) -> di
     """Returns the JSON document. `error` says what ended the run early, if anything did."""
     return {
         "loadtest_version": VERSION,
-        "config": _config(benchmark.config),
+        "config": config_document(benchmark.config),
         "urls": [_target(result) for result in benchmark.results],
         "comparison": _comparison(benchmark.results),
         "warnings": warnings,
@@ -29,7 +29,8 @@ def document(benchmark: Benchmark, warnings: list[str], error: str | None) -> di
     }
 
 
-def _config(config: Config) -> dict[str, Any]:
+def config_document(config: Config) -> dict[str, Any]:
+    """Returns the settings, without secrets and without the contents of files."""
     settings = asdict(replace(config, dataset=None))
     if (dataset := config.dataset) is not None:
         settings["dataset"] = {

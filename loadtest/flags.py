@@ -12,6 +12,7 @@ from loadtest.endpoints import Endpoint
 from loadtest.help_text import EPILOG
 from loadtest.numbers import count, number, positive, positive_number
 from loadtest.sessions.flags import add_session_flags
+from loadtest.sweep.flags import add_sweep_flags
 from loadtest.workload import WorkloadKind
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a token of RFC 9110
@@ -61,6 +62,7 @@ def flag_parser() -> argparse.ArgumentParser:
         "prefix cache knows the prompts of an earlier run; it is printed)",
     )
     _add_load(parser.add_argument_group("load"))
+    add_sweep_flags(parser.add_argument_group("several loads"))
     _add_shape(parser.add_argument_group("what is sent"))
     add_dataset_flags(parser.add_argument_group("requests of a file"))
     add_session_flags(parser.add_argument_group("agent sessions"))

@@ -32,6 +32,9 @@ examples:
     python -m loadtest http://127.0.0.1:8000 --dataset trace.jsonl --speedup 10
   eight agents that share a system prompt and tools, ten turns each, and what a turn costs
     python -m loadtest http://127.0.0.1:8000 --workload agent-sessions --concurrency 8 --turns 10 --max-tokens 64
+  latencies and throughput against the load, as a table and a picture; concurrencies, then request rates
+    python -m loadtest http://127.0.0.1:8000 --sweep 1,2,4,8,16 --plot sweep.svg
+    python -m loadtest http://127.0.0.1:8000 --sweep rate:1,2,4 --duration 60 --goodput ttft:500 itl:50
   only the JSON document
     python -m loadtest http://127.0.0.1:8000 --quiet --json - | tail -n 1
 

@@ -34,7 +34,7 @@ _PHASE_NAMES = {
 def print_report(console: Console, benchmark: Benchmark, warnings: list[str]) -> None:
     """Prints what was measured so far."""
     results = [result for result in benchmark.results if result.rounds]
-    _line(console, _title(benchmark.config))
+    _line(console, title_of(benchmark.config))
     if len(results) == 1:
         _print_one(console, results[0])
     elif results:
@@ -52,9 +52,11 @@ def _line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style))
 
 
-def _title(config: Config) -> str:
+def title_of(config: Config) -> str:
+    """Returns what was measured, in a line."""
     name = config.scenario or (config.dataset.file if config.dataset else config.shape.kind)
-    return f"{name}: {_load(config.schedule, config.shape.kind)}, {_content(config)}, seed {config.seed}"
+    load = f"sweep of {config.sweep.kind}" if config.sweep else _load(config.schedule, config.shape.kind)
+    return f"{name}: {load}, {_content(config)}, seed {config.seed}"
 
 
 def _load(schedule: Schedule, kind: WorkloadKind) -> str:

@@ -50,5 +50,7 @@ def keeps_arrivals(flags: argparse.Namespace, dataset: Dataset | None) -> bool:
         raise UsageError("--arrivals: the file has no arrival times")
     keeps = has_arrivals and flags.arrivals is not False and flags.rate is None
     if (flags.arrivals and flags.rate is not None) or (flags.speedup is not None and not keeps):
-        raise UsageError("--arrivals and --speedup are of a file's arrival times, which --rate takes the place of")
+        raise UsageError(
+            "--arrivals and --speedup are of a file's arrival times, which --rate and --sweep take the place of"
+        )
     return keeps
