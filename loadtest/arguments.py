@@ -134,8 +134,8 @@ def _endpoint(flags: argparse.Namespace) -> Endpoint:
 
 
 def _shape(flags: argparse.Namespace, chosen: dict[str, Any], is_text: bool) -> Shape:
-    if is_text and flags.vocab_size is not None:
-        raise UsageError("--vocab-size is of token ids, which chat, responses and --text do not send")
+    if is_text and not flags.text and flags.vocab_size is not None:
+        raise UsageError("--vocab-size is of token ids, which chats and responses do not have")
     return Shape(
         kind=WorkloadKind(chosen["workload"]),
         prompt_len=chosen["prompt_len"],

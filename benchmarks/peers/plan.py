@@ -16,7 +16,7 @@ from loadtest.errors import UsageError
 
 _NO_URL = "http://127.0.0.1:1"  # for a config that is only checked
 # Flags that a load cannot have: the plan decides the first ones, the others would have no effect.
-_OWN = ("scenario", "seed", "rounds", "wait", "json", "quiet", "strict")
+_OWN = ("scenario", "seed", "rounds", "wait", "json", "quiet", "strict", "sweep", "plot")
 
 
 @dataclass(frozen=True)

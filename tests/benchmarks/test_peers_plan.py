@@ -63,7 +63,20 @@ def test_a_server_that_the_file_does_not_name_cannot_be_asked_for(options: dict[
 
 @pytest.mark.parametrize(
     "flag",
-    ["--seed 3", "--seed=3", "--se 3", "--rounds 1", "--scenario S1", "--wait 0", "--json x", "--strict", "--quiet"],
+    [
+        *(
+            "--seed 3",
+            "--seed=3",
+            "--see 3",
+            "--rounds 1",
+            "--scenario S1",
+            "--wait 0",
+            "--json x",
+            "--strict",
+            "--quiet",
+        ),
+        *("--sweep 1,2", "--plot x.svg"),
+    ],
 )
 def test_a_flag_without_effect_is_refused_among_those_of_the_load(flag: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"{flag[:4]}.* does not belong to the load"):

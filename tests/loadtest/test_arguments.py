@@ -70,6 +70,10 @@ def test_several_urls_are_measured_in_turns_by_default() -> None:
     assert parse_config([URL, URL, "--rounds", "5"]).rounds == 5
 
 
+def test_words_may_stand_beside_a_vocabulary_that_other_servers_of_a_plan_need() -> None:
+    assert config("--vocab-size", "9", "--text").shape.is_text
+
+
 def test_goodput_takes_limits_as_vllm_writes_them() -> None:
     assert config("--goodput", "ttft:500", "tpot:50", "e2el:9000").targets == Targets(500, None, 50, 9000)
     assert config("--goodput", "itl:5.5").targets == Targets(itl_ms=5.5)
@@ -95,7 +99,6 @@ def test_the_api_key_comes_from_the_flag_or_the_environment(monkeypatch: pytest.
         ("--endpoint", "responses", "--no-include-usage"),
         ("--endpoint", "responses", "--no-done"),
         ("--endpoint", "chat", "--vocab-size", "9"),
-        ("--text", "--vocab-size", "9"),
         ("--goodput", "e2e:5", "e2el:6"),
     ],
 )
