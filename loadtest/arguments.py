@@ -26,6 +26,8 @@ from loadtest.stats import Targets
 from loadtest.sweep.flags import points_of
 from loadtest.workload import Shape, WorkloadKind
 
+_ROUNDS_OF_COMPARISON = 5
+
 
 def parse_config(arguments: Sequence[str] | None) -> Config:
     """Returns the config of the command line (None: sys.argv).
@@ -39,10 +41,10 @@ def parse_config(arguments: Sequence[str] | None) -> Config:
     sweep = _sweep(flags, dataset)
     schedule = _schedule(flags, dataset) if sweep is None else sweep.schedules[0]
     return Config(
-        urls=tuple(flags.urls),
+        urls=(*flags.urls, *flags.compare),
         seed=random.SystemRandom().randrange(2**32) if flags.seed is None else flags.seed,
         scenario=flags.scenario,
-        rounds=flags.rounds or (1 if len(flags.urls) == 1 else 2),
+        rounds=flags.rounds or _rounds(flags),
         shape=_shape(flags, _with_defaults(flags, dataset), is_text=flags.text or endpoint is not Endpoint.COMPLETIONS),
         dataset=dataset,
         is_salted=flags.salt is not False,
@@ -119,6 +121,13 @@ def _number_of_sessions(chosen: dict[str, Any]) -> dict[str, int]:
         return {}
     num = chosen.get("sessions", chosen["concurrency"])
     return {"sessions": num, "requests": num * chosen["turns"]}
+
+
+def _rounds(flags: argparse.Namespace) -> int:
+    """Returns how many rounds there are by default; with --compare as many as a confidence interval needs."""
+    if flags.compare:
+        return _ROUNDS_OF_COMPARISON
+    return 1 if len(flags.urls) == 1 else 2
 
 
 def _targets(flags: argparse.Namespace) -> Targets:

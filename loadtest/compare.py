@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from loadtest.intervals import ratio_interval
 from loadtest.results import RunResult
 from loadtest.stats import Distribution, Sample, Summary
 
@@ -51,6 +52,21 @@ class Ratio:
     @property
     def median(self) -> float:
         return statistics.median(self.per_round)
+
+    @property
+    def mean(self) -> float:
+        """The geometric mean; 0 if a round has a ratio of 0."""
+        return statistics.geometric_mean(self.per_round) if min(self.per_round) > 0 else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % confidence interval of the mean; None where there are too few rounds for one."""
+        return ratio_interval(self.per_round)
+
+    @property
+    def is_different(self) -> bool:
+        """Whether the interval excludes 1: the servers differ in this metric, as far as these rounds tell."""
+        return self.interval is not None and not self.interval[0] <= 1 <= self.interval[1]
 
 
 def ratio(metric: Metric, group: str, base: Sequence[RunResult], other: Sequence[RunResult]) -> Ratio | None:

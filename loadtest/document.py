@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from loadtest.benchmark import Benchmark
-from loadtest.compare import METRICS, ratio
+from loadtest.compare import METRICS, Ratio, ratio
 from loadtest.config import Config
 from loadtest.event_loop import EVENT_LOOP_NAME
 from loadtest.record import Outcome
@@ -148,16 +148,25 @@ def _check(check: CounterCheck) -> dict[str, Any]:
 
 
 def _comparison(results: list[TargetResult]) -> dict[str, Any]:
-    """Returns {"B/A": {group: {metric: {"median", "per_round"}}}}."""
+    """Returns {"B/A": {group: {metric: ratio}}}."""
     compared: dict[str, Any] = {}
     for other in results[1:]:
         base = results[0]
         compared[f"{other.target.label}/{base.target.label}"] = {
             group: {
-                name: {"median": found.median, "per_round": list(found.per_round)}
+                name: _ratio(found)
                 for name, metric in METRICS.items()
                 if (found := ratio(metric, group, base.rounds, other.rounds)) is not None
             }
             for group in sorted(base.groups)
         }
     return compared
+
+
+def _ratio(found: Ratio) -> dict[str, Any]:
+    return {
+        "median": found.median,
+        "mean": found.mean,
+        "ci95": found.interval and list(found.interval),
+        "per_round": list(found.per_round),
+    }

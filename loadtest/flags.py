@@ -45,22 +45,7 @@ def flag_parser() -> argparse.ArgumentParser:
         metavar="URL",
         help=f"http(s)://host:port of a server; several are compared (default: {_DEFAULT_URL})",
     )
-    parser.add_argument(
-        "--rounds", type=positive, help="runs per URL, alternating A B A B (default: 1; several URLs: 2)"
-    )
-    parser.add_argument(
-        "--wait",
-        type=number,
-        default=0.0,
-        metavar="S",
-        help="wait up to S seconds until the server is ready (default: do not wait)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        help="of prompts and arrivals (default: a new one each time, so that no "
-        "prefix cache knows the prompts of an earlier run; it is printed)",
-    )
+    _add_rounds(parser)
     _add_load(parser.add_argument_group("load"))
     add_sweep_flags(parser.add_argument_group("several loads"))
     _add_shape(parser.add_argument_group("what is sent"))
@@ -69,6 +54,35 @@ def flag_parser() -> argparse.ArgumentParser:
     _add_wire(parser.add_argument_group("requests"))
     _add_output(parser.add_argument_group("results"))
     return parser
+
+
+def _add_rounds(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--compare",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="another server, B: rounds alternate A B A B, and ratios have 95 %% confidence intervals; may be repeated",
+    )
+    add(
+        "--rounds",
+        type=positive,
+        help="runs per URL, alternating A B A B (default: 1; several URLs: 2; with --compare: 5)",
+    )
+    add(
+        "--wait",
+        type=number,
+        default=0.0,
+        metavar="S",
+        help="wait up to S seconds until the server is ready (default: do not wait)",
+    )
+    add(
+        "--seed",
+        type=int,
+        help="of prompts and arrivals (default: a new one each time, so that no "
+        "prefix cache knows the prompts of an earlier run; it is printed)",
+    )
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:

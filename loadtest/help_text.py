@@ -18,8 +18,8 @@ examples:
     python -m loadtest http://127.0.0.1:8000 --wait 120 --concurrency 8 --requests 32
   Poisson arrivals for a minute, and how many requests keep to the targets
     python -m loadtest http://127.0.0.1:8000 --rate 4 --duration 60 --goodput ttft:500 itl:50
-  two servers side by side, A B A B A B, with ratios and their spread
-    python -m loadtest http://127.0.0.1:8000 http://127.0.0.1:8001 --scenario S2 --rounds 3
+  two servers side by side, A B A B, in ten rounds: how B's figures compare to A's, with confidence intervals
+    python -m loadtest http://127.0.0.1:8000 --compare http://127.0.0.1:8001 --scenario S2 --rounds 10
   what a prefix cache brings
     python -m loadtest http://127.0.0.1:8000 --workload shared-prefix --prefix-len 1024 --prompt-len 1100
   what long prompts do to the streams of others

@@ -12,6 +12,7 @@ from loadtest.compare import METRICS, SAMPLES, THROUGHPUT, Ratio, ratio
 from loadtest.config import Config, Schedule
 from loadtest.formats import format_number
 from loadtest.histogram import histogram_lines
+from loadtest.intervals import MIN_ROUNDS
 from loadtest.record import Outcome
 from loadtest.results import TargetResult
 from loadtest.server_view import ServerView
@@ -20,6 +21,10 @@ from loadtest.stats import Sample, Summary
 from loadtest.workload import WorkloadKind
 
 _COLUMNS = ("mean", "p50", "p90", "p99", "max")
+_HOW_TO_READ = (
+    "ratios      of the same round: geometric mean [95 % confidence interval]; * where that excludes 1, "
+    "as it does once in 20 for servers that are alike"
+)
 _TARGET_NAMES = {"ttft": "TTFT", "itl": "p99 of its ITL", "tpot": "TPOT", "e2e": "E2E"}
 _PHASE_NAMES = {
     "queue_ms": "queue",
@@ -141,6 +146,8 @@ def _print_several(console: Console, results: list[TargetResult]) -> None:
         _line(console, f"{result.target.label}  {result.target.url}, model {result.model}")
     for group in sorted(results[0].groups):
         console.print(_comparison_table(group, results))
+    if len(results[-1].rounds) >= MIN_ROUNDS:
+        _line(console, _HOW_TO_READ)
     for result in results:
         print_turns(console, result)
         _print_client(console, result)
@@ -168,9 +175,12 @@ def _comparison_table(group: str, results: list[TargetResult]) -> Table:
 
 
 def _ratio(found: Ratio | None) -> str:
-    """Formats a ratio: its median over the rounds and, with several rounds, its range."""
+    """Formats a ratio: its mean and confidence interval, with fewer rounds its median and their range."""
     if found is None:
         return "-"
+    if found.interval is not None:
+        low, high = found.interval
+        return f"{found.mean:.3f} [{low:.3f} to {high:.3f}]{'*' if found.is_different else ' '}"
     spread = f" ({min(found.per_round):.3f} to {max(found.per_round):.3f})" if len(found.per_round) > 1 else ""
     return f"{found.median:.3f}{spread}"
 

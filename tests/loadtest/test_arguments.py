@@ -74,6 +74,13 @@ def test_words_may_stand_beside_a_vocabulary_that_other_servers_of_a_plan_need()
     assert config("--vocab-size", "9", "--text").shape.is_text
 
 
+def test_a_comparison_has_rounds_enough_for_an_interval() -> None:
+    compared = config("--compare", "http://b")
+    assert (compared.urls, compared.rounds) == ((URL, "http://b"), 5)
+    assert config("--compare", "http://b", "--compare", "http://c", "--rounds", "3").rounds == 3
+    assert parse_config(["--compare", "http://b"]).urls == ("http://127.0.0.1:8000", "http://b")
+
+
 def test_goodput_takes_limits_as_vllm_writes_them() -> None:
     assert config("--goodput", "ttft:500", "tpot:50", "e2el:9000").targets == Targets(500, None, 50, 9000)
     assert config("--goodput", "itl:5.5").targets == Targets(itl_ms=5.5)

@@ -1,9 +1,24 @@
 import json
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
 
 import pytest
 
 from tests.loadtest.fake_server import FakeServer, running
 from tests.loadtest.program import QUICK, Capture, Run
+
+
+class Noted(list[dict[str, Any]]):
+    """A list that tells of what is added."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def append(self, body: dict[str, Any]) -> None:
+        super().append(body)
+        self._tell()
 
 
 def test_a_run_ends_with_one_document_that_counts_every_request_and_token(capsys: Capture) -> None:
@@ -159,6 +174,22 @@ def test_two_servers_are_measured_in_turns_and_compared(capsys: Capture) -> None
     assert [url["groups"]["all"]["requests"]["ok"] for url in run.document["urls"]] == [12, 12]
     assert [len(url["rounds"]) for url in run.document["urls"]] == [2, 2]
     assert "B/A" in run.out
+
+
+def test_a_comparison_alternates_and_has_confidence_intervals(capsys: Capture) -> None:
+    order: list[str] = []
+    fast, slow = FakeServer(), FakeServer(first_token_s=0.1)
+    with running(fast), running(slow):
+        for fake, name in ((fast, "A"), (slow, "B")):
+            fake.bodies = Noted(lambda name=name: order.append(name))
+        run = Run(capsys, fast.url, "--compare", slow.url, *QUICK, "--rounds", "3", "--warmup", "0")
+    ratios = run.document["comparison"]["B/A"]["all"]
+    ttft = ratios["TTFT p50 ms"]
+    assert len(ttft["per_round"]) == 3 and ttft["ci95"][0] <= ttft["mean"] <= ttft["ci95"][1]
+    known = [ratio["ci95"] for ratio in ratios.values() if ratio["ci95"] is not None]  # gaps may be 0 in a round
+    assert run.out.count("]*") == sum(not low <= 1 <= high for low, high in known)
+    assert "[95 % confidence interval]" in run.out
+    assert [name for name, _ in groupby(order)] == ["A", "B"] * 3
 
 
 def test_decoders_and_long_prompts_are_reported_apart(capsys: Capture) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from loadtest.compare import METRICS, ratio
+from loadtest.compare import METRICS, Ratio, ratio
 from loadtest.record import Outcome, Record, Reply, Usage
 from loadtest.results import RunResult, TargetResult
 from loadtest.stats import Summary, Targets
@@ -33,6 +33,26 @@ def test_a_round_without_both_values_has_no_ratio() -> None:
     assert found.per_round == pytest.approx((3.0,))
     assert ratio(METRICS["TTFT p50 ms"], "all", measured(None), measured(3.0)) is None
     assert ratio(METRICS["TTFT p50 ms"], "long", measured(1.0), measured(3.0)) is None
+
+
+def test_the_mean_of_twice_and_half_as_much_is_no_difference() -> None:
+    found = Ratio((2.0, 0.5, 1.0))
+    assert found.mean == pytest.approx(1.0)
+    assert found.interval is not None
+    assert found.interval[0] * found.interval[1] == pytest.approx(1.0)
+    assert not found.is_different
+
+
+def test_a_difference_is_one_that_the_rounds_agree_upon() -> None:
+    assert Ratio((1.2, 1.21, 1.19)).is_different
+    assert Ratio((0.8, 0.81, 0.79)).is_different
+    assert not Ratio((1.2, 1.6, 0.9)).is_different
+    assert not Ratio((1.2, 1.2)).is_different
+
+
+def test_there_is_no_interval_of_few_rounds_or_of_a_ratio_of_zero() -> None:
+    assert Ratio((1.0, 2.0)).interval is None
+    assert (Ratio((1.0, 0.0, 2.0)).interval, Ratio((1.0, 0.0, 2.0)).mean) == (None, 0.0)
 
 
 def test_a_server_of_twice_the_speed_has_twice_the_throughput() -> None:
