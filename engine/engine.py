@@ -116,6 +116,7 @@ class Engine:
             num_announced_tokens=message.num_announced_tokens,
             output_token_ids=list(message.output_token_ids),  # it grows
             is_announced=len(message.output_token_ids) > message.num_given,
+            is_stalled=message.is_stalled,
         )
         self._hand_overs.add(request)
         if request.params.grammar is None:
@@ -147,6 +148,10 @@ class Engine:
         self._hand_overs.abort(ids)
         self._num_aborts += len(ids)
         self._has_unreported_aborts = True
+
+    def set_stalled(self, request_id: str, is_stalled: bool) -> None:
+        """Notes whether the request's reader has stopped reading. One that has makes room for all others."""
+        self._scheduler.set_stalled(request_id, is_stalled)
 
     def reset_prefix_cache(self, clears_store: bool) -> None:
         """Forgets the prefixes of all that was computed so far, in the KV store, too, if `clears_store`. Requests that

@@ -14,6 +14,8 @@ from engine.core.errors import ConfigError
 logger = logging.getLogger("twostep.server")
 
 BACKLOG = 2048
+UNSENT_BYTES = 16 << 10
+"""Bytes that the kernel takes ahead of a client's window: with more, it would take long to know who reads nothing."""
 PROBE_AFTER_S, PROBE_EVERY_S = 30, 10
 NUM_OTHER_FILES = 128
 """File descriptors kept for everything but clients' connections."""
@@ -96,6 +98,7 @@ def _set_options(listener: socket.socket, stall_timeout_s: float) -> None:
     # With Nagle's algorithm, a response's second write would wait 40 ms for the client's delayed ACK.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_timeout_s * 1000))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER_S)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY_S)

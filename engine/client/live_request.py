@@ -1,7 +1,7 @@
 """One request on the server's side, from admission to its end: turns updates into outputs with text and timings."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -24,6 +24,9 @@ from engine.core.prompt_logprobs import unpack_scores
 from engine.core.request import FinishReason
 from engine.core.stats import RequestTimings
 from engine.text.detokenizer import IncrementalDetokenizer, TokenTable
+
+_STALLED_S = 1.0
+"""How much newer than the oldest unread update the newest one is when the reader counts as stalled."""
 
 
 class TimedUpdate(msgspec.Struct, frozen=True):
@@ -65,6 +68,10 @@ class LiveRequest:
         """Time of the engine's first update, which the request's task may not have read yet."""
         self.last_token_s = 0.0
         """Time of the engine's newest update, which the request's task may not have read yet."""
+        self.is_stalled = False
+        """Whether its reader has fallen behind, as when a client takes no bytes, and has not caught up since."""
+        self.on_stall: Callable[[LiveRequest], None] = lambda live: None
+        """Hears of each change of `is_stalled`."""
         self.is_known_to_engine = False
         """True from when the request is sent to an engine process until its last update, or that process's death."""
         self.is_held = False
@@ -114,6 +121,7 @@ class LiveRequest:
             num_announced_tokens=self.num_announced_tokens,
             output_token_ids=self._received_token_ids,
             num_given=len(request.given_token_ids),
+            is_stalled=self.is_stalled,
         )
 
     def resume_with(self, num_stored_tokens: int, remote_s: float | None) -> None:
@@ -168,6 +176,7 @@ class LiveRequest:
                 self._updates.put(each)
             else:
                 self._put_last(each)
+        self._watch_reader()
 
     def _given(self, timed: TimedUpdate) -> Iterator[TimedUpdate]:
         """Yields an update of the tokens that the request came with, before the first one of an engine."""
@@ -203,9 +212,20 @@ class LiveRequest:
     async def next_output(self) -> RequestOutput:
         """Waits for the next update and returns the output made of it. Raises the error that was put."""
         item = await self._updates.get()
+        self._watch_reader()
         if isinstance(item, TwostepError):
             raise item
         return self._output(item, await _prompt_logprobs(item.update.first))
+
+    def _watch_reader(self) -> None:
+        """Reports a reader that has fallen behind, or has caught up."""
+        oldest = self._updates.oldest
+        is_stalled = self.is_stalled and oldest is not None
+        if not self.is_stalled and isinstance(oldest, TimedUpdate):
+            is_stalled = self.last_token_s - oldest.time_s > _STALLED_S
+        if is_stalled != self.is_stalled:
+            self.is_stalled = is_stalled
+            self.on_stall(self)
 
     def _output(self, timed: TimedUpdate, prompt_logprobs: tuple[TokenLogprobs | None, ...] | None) -> RequestOutput:
         update, time_s = timed.update, timed.time_s

@@ -19,6 +19,11 @@ class Mailbox(Generic[T]):
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
+    @property
+    def oldest(self) -> T | None:
+        """The item that is read next; None if all were read."""
+        return self._items[0] if self._items else None
+
     async def get(self) -> T:
         """Waits for the next item and returns it. One that came while the reader was cancelled is there for the next
         call."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from engine.client.live_request import LiveRequest, TimedUpdate
 from engine.core.errors import EngineFailedError, TwostepError
-from engine.core.messages import AddRequest
+from engine.core.messages import AddRequest, MarkStalled
 from engine.process.poison_requests import Death, PoisonRequests
 
 NO_DEATH = Death()
@@ -14,7 +14,7 @@ NO_DEATH = Death()
 class RequestRegistry:
     """All live requests in order of arrival. They wait here while no engine process is up, or a suspect is on trial."""
 
-    def __init__(self, send: Callable[[AddRequest], None], on_work: Callable[[], None]) -> None:
+    def __init__(self, send: Callable[[AddRequest | MarkStalled], None], on_work: Callable[[], None]) -> None:
         """`on_work` is called when there is a request for the engine after there was none."""
         self._send = send
         self._on_work = on_work
@@ -42,6 +42,7 @@ class RequestRegistry:
 
     def add(self, live: LiveRequest) -> None:
         self._live[live.engine_id] = live
+        live.on_stall = self._report_stall
         self.release(live)
 
     def release(self, live: LiveRequest) -> None:
@@ -77,6 +78,10 @@ class RequestRegistry:
         live = self._live.get(engine_id)
         if live is not None:  # else it ended here, and the engine does not know yet
             live.put(item)
+
+    def _report_stall(self, live: LiveRequest) -> None:
+        if live.is_known_to_engine:
+            self._send(MarkStalled(live.engine_id, live.is_stalled))
 
     def engine_is_down(self) -> None:
         self._is_up = False

@@ -1,7 +1,7 @@
 """The typed messages between the server process and the engine process, as msgpack over a local socket.
 
-To the engine:    Start (once, first), AddRequest, AbortRequests, Inspect, FindPrefix, ResetPrefixCache, DropPrefixes,
-                  LoadAdapter, UnloadAdapter, Shutdown
+To the engine:    Start (once, first), AddRequest, AbortRequests, MarkStalled, Inspect, FindPrefix, ResetPrefixCache,
+                  DropPrefixes, LoadAdapter, UnloadAdapter, Shutdown
 From the engine:  EngineReady, RequestsScheduled (before a step), StepUpdate (one per step), Heartbeat (once a second
                   when idle), RequestRefused, Inspection (one per Inspect), PrefixFound (one per FindPrefix),
                   AdapterLoaded (one per LoadAdapter), EngineFailure (last)
@@ -49,10 +49,19 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Tokens generated before an engine restart, or that the request begins with; generation goes on after them."""
     num_given: int = 0
     """How many of `output_token_ids` the request came with: where it has no more, its FirstTokenInfo was not sent."""
+    is_stalled: bool = False
+    """Whether its reader has stopped reading: see `MarkStalled`."""
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag=True):
     request_ids: list[str]
+
+
+class MarkStalled(msgspec.Struct, frozen=True, tag=True):
+    """Tells the engine that a request's reader has stopped reading, or that it has caught up."""
+
+    request_id: str
+    is_stalled: bool
 
 
 class Inspect(msgspec.Struct, frozen=True, tag=True):
@@ -218,6 +227,7 @@ ToEngine = (
     Start
     | AddRequest
     | AbortRequests
+    | MarkStalled
     | Inspect
     | FindPrefix
     | ResetPrefixCache

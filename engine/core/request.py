@@ -115,6 +115,8 @@ class Request:
     first_scheduled_s: float | None = None
     num_prefill_chunks: int = 0
     num_preemptions: int = 0
+    is_stalled: bool = False
+    """Whether its reader has stopped reading: it makes room for all others. `FairQueue.set_stalled` changes it."""
     turn_start: int = 0
     """Output tokens that it had when it last got its place among the running."""
     is_announced: bool = False

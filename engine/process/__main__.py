@@ -33,6 +33,7 @@ from engine.core.messages import (
     Inspect,
     Inspection,
     LoadAdapter,
+    MarkStalled,
     PrefixFound,
     RequestRefused,
     RequestsScheduled,
@@ -77,6 +78,8 @@ class SteppingEngine(Protocol):
     def add_request(self, message: AddRequest) -> None: ...
 
     def abort_requests(self, request_ids: Iterable[str]) -> None: ...
+
+    def set_stalled(self, request_id: str, is_stalled: bool) -> None: ...
 
     def inspect(self, request_ids: Iterable[str]) -> list[RequestState]: ...
 
@@ -188,12 +191,11 @@ def _serve(engine: SteppingEngine, link: Link, marker: Marker) -> None:
 def _handle(message: ToEngine, engine: SteppingEngine, link: Link, marker: Marker) -> None:
     if isinstance(message, AddRequest):
         marker.mark((message.request_id,))
-        try:
-            engine.add_request(message)
-        except RequestError as error:
-            link.send(RequestRefused(message.request_id, str(error), error.param))
+        _add(message, engine, link)
     elif isinstance(message, AbortRequests):
         engine.abort_requests(message.request_ids)
+    elif isinstance(message, MarkStalled):
+        engine.set_stalled(message.request_id, message.is_stalled)
     elif isinstance(message, Inspect):
         cached = {tenant: engine.cached_prefixes(tenant) for tenant in message.tenants}
         link.send(Inspection(engine.inspect(message.request_ids), cached))
@@ -207,6 +209,13 @@ def _handle(message: ToEngine, engine: SteppingEngine, link: Link, marker: Marke
         link.send(_loaded(message.path, engine))
     elif isinstance(message, UnloadAdapter):
         engine.unload_adapter(message.digest)
+
+
+def _add(message: AddRequest, engine: SteppingEngine, link: Link) -> None:
+    try:
+        engine.add_request(message)
+    except RequestError as error:
+        link.send(RequestRefused(message.request_id, str(error), error.param))
 
 
 def _loaded(path: str, engine: SteppingEngine) -> AdapterLoaded:

@@ -18,10 +18,10 @@ _QUANTUM = 256.0  # how many tokens of weight 1 less than another a tenant has h
 
 
 class FairQueue:
-    """The waiting requests of all tenants."""
+    """The waiting requests of all tenants. Those whose readers have stopped reading come after all others."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[Request]] = {}  # by tenant, in order; never an empty list
+        self._waiting: dict[str, list[Request]] = {}  # by tenant, in their places; never an empty list
         self._served: dict[str, float] = {}  # by tenant (there are few): its tokens divided by its weight
         self._level = 0.0  # the count of the tenant served last: where a tenant that returns starts
 
@@ -40,14 +40,14 @@ class FairQueue:
 
     def next(self, running: Iterable[Request] = ()) -> Request | None:
         """Returns the request to run next: that of a tenant which is behind one that runs. Else a stream that has
-        begun does not wait behind other tenants' new requests."""
+        begun does not wait behind other tenants' new requests, unless its reader has stopped reading."""
         if len(self._waiting) <= 1:
             return next(iter(self.heads), None)
         ahead = max(running, key=self.served, default=None)
 
-        def place(head: Request) -> tuple[bool, bool, float, int]:
+        def place(head: Request) -> tuple[bool, bool, bool, float, int]:
             is_behind = ahead is not None and self.is_behind(head, ahead)
-            return not is_behind, not _has_begun(head), self.served(head), head.number
+            return head.is_stalled, not is_behind, not _has_begun(head), self.served(head), head.number
 
         return min(self.heads, key=place)
 
@@ -57,7 +57,7 @@ class FairQueue:
 
     def num_before(self, request: Request) -> int:
         """Returns how many waiting requests of the same tenant come before `request`, which waits as well."""
-        return bisect_left(self._waiting[request.tenant], _order(request), key=_order)
+        return bisect_left(self._waiting[request.tenant], _place(request), key=_place)
 
     def served(self, request: Request) -> float:
         """Returns the virtual token count of the request's tenant."""
@@ -70,7 +70,7 @@ class FairQueue:
 
     def put_back(self, request: Request) -> None:
         """Adds a request that waited elsewhere, which changes nothing for its tenant."""
-        insort(self._waiting.setdefault(request.tenant, []), request, key=_order)
+        insort(self._waiting.setdefault(request.tenant, []), request, key=_place)
 
     def remove(self, request: Request) -> None:
         """Removes a request that is scheduled, or that ended while it waited."""
@@ -78,6 +78,15 @@ class FairQueue:
         queue.remove(request)
         if not queue:
             del self._waiting[request.tenant]
+
+    def set_stalled(self, request: Request, is_stalled: bool) -> None:
+        """Notes whether the request's reader has stopped reading, and moves it to its new place if it waits here."""
+        is_here = request in self._waiting.get(request.tenant, ())
+        if is_here:
+            self.remove(request)
+        request.is_stalled = is_stalled
+        if is_here:
+            self.put_back(request)
 
     def charge(self, request: Request, cost: float) -> None:
         """Counts tokens that were computed or generated for the request, each once, towards its tenant."""
@@ -89,10 +98,11 @@ class FairQueue:
         self.charge(request, cost)
 
 
-def _order(request: Request) -> tuple[int, float, int]:
+def _place(request: Request) -> tuple[bool, int, float, int]:
     """Returns the sort key in its tenant's queue: the lowest runs first. A stream that has begun goes on before others
-    of its priority begin."""
-    return request.priority, -math.inf if _has_begun(request) else request.due_s, request.number
+    of its priority begin, unless its reader has stopped reading."""
+    due_s = -math.inf if _has_begun(request) else request.due_s
+    return request.is_stalled, request.priority, due_s, request.number
 
 
 def _has_begun(request: Request) -> bool:

@@ -1,9 +1,12 @@
-"""Taking turns: which running request gives up its place when a tenant waits that was served less; torch-free.
+"""Taking turns: which running request gives up its place when another one waits; torch-free.
 
 Without turns a tenant whose requests run for minutes would hold every place, or all blocks, for as long. A preempted
 request goes on later with the same tokens, and mostly with the KV that it had: so a turn costs little. Who is behind is
 known by the counts of `FairQueue`. A tenant keeps what its weight entitles it to, of places and of blocks, so one that
 asks for little is never preempted for others.
+
+A request whose reader has stopped reading needs no tokens now: it gives up its place first, to anybody who waits, and
+gets one only while no other waits.
 """
 
 from collections.abc import Sequence
@@ -23,8 +26,12 @@ class FairTurns:
         self._num_blocks = num_blocks
 
     def victim(self, waiting: Request, running: Sequence[Request]) -> Request | None:
-        """Returns the running request that gives up its place and blocks for a waiting one: the newest of the tenant
-        that was served most. None if all have had too little for that."""
+        """Returns the running request that gives up its place and blocks for a waiting one: a stalled one, or else the
+        newest of the tenant that was served most. None if all have had too little for that."""
+        if waiting.is_stalled:
+            return None
+        if stalled := [request for request in running if request.is_stalled and not request.needs_prefill]:
+            return self.first_to_go(stalled)
         if not self._queue.has_several_tenants:
             return None
         weights = {request.tenant: request.weight for request in (*self._queue.heads, *running)}
@@ -34,7 +41,12 @@ class FairTurns:
             for request in running
             if request.tenant in above and _has_had_its_turn(request) and self._queue.is_behind(waiting, request)
         ]
-        return max(candidates, key=lambda each: (self._queue.served(each), each.order), default=None)
+        return self.first_to_go(candidates) if candidates else None
+
+    def first_to_go(self, running: Sequence[Request]) -> Request:
+        """Returns the running request whose blocks are given up first: a stalled one, and of the tenant that was
+        served most, the newest."""
+        return max(running, key=lambda each: (each.is_stalled, self._queue.served(each), each.order))
 
     def _is_above_its_share(self, tenant: str, weights: dict[str, float], running: Sequence[Request]) -> bool:
         """Whether the tenant holds more than its weight's part of the places or of the blocks."""

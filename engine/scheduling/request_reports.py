@@ -1,8 +1,10 @@
-"""What the scheduler reports of a request: its state when asked, and once its FirstTokenInfo; torch-free."""
+"""What the scheduler reports of a request: its state when asked, and its updates; torch-free."""
 
-from engine.core.messages import FirstTokenInfo, RequestState
+from engine.core.batch import RequestStepOutput
+from engine.core.messages import FirstTokenInfo, RequestState, RequestUpdate
 from engine.core.request import Request, RequestStatus
 from engine.scheduling.fair_queue import FairQueue
+from engine.scheduling.output_tokens import AppendedTokens
 
 
 def state_of(request: Request, waiting: FairQueue) -> RequestState:
@@ -17,7 +19,21 @@ def state_of(request: Request, waiting: FairQueue) -> RequestState:
     )
 
 
-def take_first_token_info(request: Request) -> FirstTokenInfo | None:
+def update_of(request: Request, appended: AppendedTokens, result: RequestStepOutput) -> RequestUpdate:
+    """Returns the update that a step made, given the tokens that were appended."""
+    return RequestUpdate(
+        request_id=request.request_id,
+        token_ids=appended.token_ids,
+        logprobs=list(result.logprobs[: len(appended.token_ids)]),
+        first=_take_first_token_info(request),
+        finish_reason=appended.finish_reason,
+        stop_token_id=appended.stop_token_id,
+        num_preemptions=request.num_preemptions,
+        embedding=result.embedding,
+    )
+
+
+def _take_first_token_info(request: Request) -> FirstTokenInfo | None:
     """Returns what is sent once, with the request's first update; None from then on."""
     if request.is_announced:
         return None

@@ -20,7 +20,7 @@ from engine.scheduling.kv_allocator import KVAllocator
 from engine.scheduling.loading import LoadingRequests
 from engine.scheduling.output_tokens import append_tokens, why_no_token
 from engine.scheduling.prefill_budget import PrefillBudget, PrefillPace
-from engine.scheduling.request_reports import state_of, take_first_token_info
+from engine.scheduling.request_reports import state_of, update_of
 from engine.scheduling.request_shares import chunk_share, drafted_share, share_of
 from engine.scheduling.speculation.draft_verification import end_of_draft_kv
 from engine.scheduling.speculation.planner import SpeculationPlanner
@@ -112,6 +112,11 @@ class Scheduler:
             self._finish(request)
         return bool(found)
 
+    def set_stalled(self, request_id: str, is_stalled: bool) -> None:
+        """Note whether an unfinished request's reader has stopped reading: then it makes room for all others."""
+        if (request := self._requests.get(request_id)) is not None:
+            self._waiting.set_stalled(request, is_stalled)
+
     def schedule(self, now_s: float) -> Batch | None:
         """Returns the next step's batch, with blocks allocated for its tokens, or None when there is no work."""
         self._kv.begin_step(now_s)
@@ -171,12 +176,11 @@ class Scheduler:
         return _batch(Phase.DECODE, shares)
 
     def _allocate_next_block(self, request: Request) -> None:
-        """Give the request the block that its next token needs, preempting until there is one: the newest request of
-        the tenant that was served most."""
+        """Give the request the block that its next token needs, preempting until there is one."""
         while not self._kv.try_allocate(request):
-            newest = max(self._running, key=lambda running: (self._waiting.served(running), running.order))
-            self._preempt(newest)
-            if newest is request:
+            victim = self._turns.first_to_go(self._running)
+            self._preempt(victim)
+            if victim is request:
                 return
 
     # Prefill: chunks in progress first, then new requests while the budget lasts.
@@ -198,7 +202,7 @@ class Scheduler:
         return _batch(Phase.PREFILL, [chunk_share(self._kv, *chunk) for chunk in chunks])
 
     def _try_admit_in_turn(self, request: Request, now_s: float) -> bool:
-        """As `_try_admit`; where there is no room, tenants that were served more make some."""
+        """As `_try_admit`; where there is no room, requests that need it less make some."""
         while len(self._running) >= self._max_num_seqs or not self._try_admit(request, now_s):
             victim = self._turns.victim(request, self._running)
             if victim is None:
@@ -245,16 +249,7 @@ class Scheduler:
         self._waiting.charge(request, len(appended.token_ids))
         if appended.finish_reason is not None:
             self._finish(request)
-        return RequestUpdate(
-            request_id=request.request_id,
-            token_ids=appended.token_ids,
-            logprobs=list(result.logprobs[: len(appended.token_ids)]),
-            first=take_first_token_info(request),
-            finish_reason=appended.finish_reason,
-            stop_token_id=appended.stop_token_id,
-            num_preemptions=request.num_preemptions,
-            embedding=result.embedding,
-        )
+        return update_of(request, appended, result)
 
     def _preempt(self, request: Request) -> None:
         """Move a running request back to its old place in the queue; its tokens are computed again."""

@@ -27,7 +27,8 @@ async def generate_all(
             async for output in outputs:
                 yield 0, _checked(output)
         return
-    results: asyncio.Queue[_IndexedResult] = asyncio.Queue()
+    # Bounded, so that each generation knows when its outputs are not read any more.
+    results: asyncio.Queue[_IndexedResult] = asyncio.Queue(len(generations))
     has_started = False
     not_started = deque(enumerate([generations[0], *(replace(each, is_sibling=True) for each in generations[1:])]))
     tasks = [asyncio.create_task(_pump_next(engine, not_started, results)) for _ in generations]
@@ -58,11 +59,11 @@ async def _pump_next(
     try:
         async with aclosing(engine.generate(generation)) as outputs:
             async for output in outputs:
-                results.put_nowait((index, _checked(output)))
+                await results.put((index, _checked(output)))
     except Exception as error:
         if _early_stop_reason(error, generation) is None:
             not_started.clear()
-        results.put_nowait((index, error))
+        await results.put((index, error))
 
 
 def _early_stop_reason(result: RequestOutput | Exception, generation: GenerationRequest) -> str | None:

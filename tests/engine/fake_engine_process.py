@@ -98,6 +98,9 @@ class FakeEngine:
         self._num_done[message.request_id] = len(message.output_token_ids)
         self._has_updates = True
 
+    def set_stalled(self, request_id: str, is_stalled: bool) -> None:
+        pass
+
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self._num_abort_messages += 1
         for request_id in request_ids:

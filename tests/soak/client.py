@@ -69,10 +69,10 @@ async def ask(port: int, body: dict[str, Any], leave: Stage = Stage.END) -> Answ
         if leave is Stage.SOME:
             await reader.read(2000)
             return None
-        return _parse(await reader.read(-1))
+        return parse_answer(await reader.read(-1))
 
 
-def _parse(data: bytes) -> Answer:
+def parse_answer(data: bytes) -> Answer:
     head, _, body = data.partition(b"\r\n\r\n")
     fields = head.lower()
     if b"transfer-encoding: chunked" in fields:

@@ -222,3 +222,34 @@ def test_its_prompt_waits_until_the_first_update() -> None:
     assert admission.stats.num_waiting_tokens == 3
     live.put(TimedUpdate(RequestUpdate("r/0", [0], first=FIRST), 12.0))
     assert (admission.stats.num_waiting_tokens, admission.stats.num_in_flight) == (0, 1)
+
+
+def test_a_reader_that_falls_behind_is_reported_until_it_has_caught_up() -> None:
+    async def check() -> None:
+        live, reports = live_request(), list[bool]()
+        live.on_stall = lambda stalled: reports.append(stalled.is_stalled)
+        times_s = (12.0, 12.5, 13.0, 13.001)
+        for number, time_s in enumerate(times_s):
+            assert reports == []
+            live.put(TimedUpdate(RequestUpdate("r/0", [number], first=FIRST if number == 0 else None), time_s))
+        assert reports == [True] and live.hand_over().is_stalled
+        for _ in times_s[1:]:
+            await live.next_output()
+            assert reports == [True]
+        await live.next_output()
+        assert reports == [True, False] and not live.hand_over().is_stalled
+
+    asyncio.run(check())
+
+
+def test_a_reader_that_waits_for_a_slow_engine_has_not_fallen_behind() -> None:
+    async def check() -> None:
+        live, reports = live_request(), list[bool]()
+        live.on_stall = lambda stalled: reports.append(stalled.is_stalled)
+        for number in range(5):
+            first = FIRST if number == 0 else None
+            live.put(TimedUpdate(RequestUpdate("r/0", [number], first=first), 12.0 + 10 * number))
+            await live.next_output()
+        assert reports == []
+
+    asyncio.run(check())

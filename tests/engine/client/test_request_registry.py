@@ -5,7 +5,7 @@ from engine.client.interface import GenerationRequest
 from engine.client.live_request import LiveRequest, TimedUpdate
 from engine.client.request_registry import RequestRegistry
 from engine.core.errors import EngineFailedError
-from engine.core.messages import AddRequest, FirstTokenInfo, RequestUpdate
+from engine.core.messages import AddRequest, FirstTokenInfo, MarkStalled, RequestUpdate
 from engine.core.request import FinishReason
 from engine.core.sampling_params import SamplingParams
 from engine.process.poison_requests import Death
@@ -18,7 +18,7 @@ class SpiedRegistry:
     """A registry, and what it sent to the engine since `sent` was called last."""
 
     def __init__(self, *names: str) -> None:
-        self._sent: list[AddRequest] = []
+        self._sent: list[AddRequest | MarkStalled] = []
         self.registry = RequestRegistry(self._sent.append, lambda: None)
         self.live = {name: self._request(name) for name in names}
         self.registry.engine_is_up()
@@ -31,12 +31,15 @@ class SpiedRegistry:
 
     def sent(self) -> dict[str, list[int]]:
         """Returns by name the tokens after which each request continues."""
-        sent = {message.request_id: list(message.output_token_ids) for message in self._sent}
+        added = [message for message in self._sent if isinstance(message, AddRequest)]
         self._sent.clear()
-        return sent
+        return {message.request_id: list(message.output_token_ids) for message in added}
 
-    def token(self, name: str, finish_reason: FinishReason | None = None) -> None:
-        self.registry.put(name, TimedUpdate(RequestUpdate(name, [7], first=FIRST, finish_reason=finish_reason), 1.0))
+    def marks(self) -> list[MarkStalled]:
+        return [message for message in self._sent if isinstance(message, MarkStalled)]
+
+    def token(self, name: str, finish_reason: FinishReason | None = None, time_s: float = 1.0) -> None:
+        self.registry.put(name, TimedUpdate(RequestUpdate(name, [7], first=FIRST, finish_reason=finish_reason), time_s))
         self.registry.advance_trials()
 
     def dies(self, *computed: str) -> str | None:
@@ -153,3 +156,21 @@ def test_errors_reach_live_requests_only() -> None:
     spy.registry.put("nobody", EngineFailedError("x"))
     spy.registry.put("a", EngineFailedError("x"))
     assert spy.live["a"].is_complete
+
+
+def test_the_engine_is_told_whose_reader_has_fallen_behind_and_its_successor_with_the_request() -> None:
+    spy = SpiedRegistry("a", "b")
+    for time_s in (1.0, 3.0):
+        spy.token("a", time_s=time_s)
+    assert spy.marks() == [MarkStalled("a", is_stalled=True)]
+    spy.registry.engine_is_down()
+    spy.registry.engine_is_up()
+    added = [message for message in spy._sent if isinstance(message, AddRequest)]
+    assert [message.is_stalled for message in added[-2:]] == [True, False]
+
+
+def test_an_engine_that_has_ended_a_request_is_not_told_of_its_reader() -> None:
+    spy = SpiedRegistry("a")
+    spy.token("a")
+    spy.token("a", FinishReason.LENGTH, time_s=3.0)
+    assert spy.marks() == []
